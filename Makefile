@@ -1,0 +1,31 @@
+# Thin on purpose: the work is in deploy/local, which needs nothing but Python 3.11.
+PYTHON ?= python3
+LOCAL := $(PYTHON) -m local
+# Exported, not set in the recipes: so make starts Python without a shell in between, which would keep a
+# SIGTERM to itself.
+export PYTHONPATH := deploy
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench generate clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## broker and cluster on this machine, until Ctrl-C; BROKER=pulsar://host:6650 for an existing cluster
+	@$(LOCAL).run
+
+test: ## all tests, against a real broker; ARGS="-k name" for pytest
+	@$(LOCAL).test $(ARGS)
+
+check: ## what CI runs: format, lint, types, import contract, generated files, wheel, tests with coverage
+	@$(LOCAL).check $(ARGS)
+
+bench: ## measure
+	@$(LOCAL).bench $(ARGS)
+
+generate: ## regenerate the protobuf modules and docs/configuration.md
+	@$(LOCAL).generate
+
+clean: ## remove what was made in the tree (the Pulsar distribution stays in the cache)
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* htmlcov build dist
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,54 @@
+"""The auth worker's metrics, under the Java proxy's names where it has them."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from proxy.runtime.metrics import LATENCY_BUCKETS_S
+
+_KNOWN_METHODS = frozenset({"none", "token"})
+
+
+class AuthMetrics:
+    """Counts by method and reason. Methods are the client's to name, so unknown ones share one label."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._success = Counter(
+            "pulsar_authentication_success",
+            "Authentications that succeeded.",
+            ["provider_name", "auth_method"],
+            registry=registry,
+        )
+        self._failures = Counter(
+            "pulsar_authentication_failures",
+            "Authentications that failed, by reason.",
+            ["provider_name", "auth_method", "reason"],
+            registry=registry,
+        )
+        self._expired = Counter("pulsar_expired_token", "Tokens that had expired.", registry=registry)
+        self._rounds = Histogram(
+            "pulsar_proxy_authentication_round_seconds",
+            "Time that one round of authentication took in the auth worker.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+
+    def succeeded(self, method: str) -> None:
+        """Count a success."""
+        self._success.labels(provider_name=_provider(method), auth_method=_method(method)).inc()
+
+    def failed(self, method: str, reason: str) -> None:
+        """Count a failure."""
+        self._failures.labels(provider_name=_provider(method), auth_method=_method(method), reason=reason).inc()
+        if reason == "expired" and method == "token":
+            self._expired.inc()
+
+    def round_took(self, duration_s: float) -> None:
+        """Measure a round."""
+        self._rounds.observe(duration_s)
+
+
+def _method(method: str) -> str:
+    return method if method in _KNOWN_METHODS else "other"
+
+
+def _provider(method: str) -> str:
+    return {"token": "TokenProvider"}.get(method, "none")

@@ -1,0 +1,1 @@
+"""Authentication providers, one file each."""

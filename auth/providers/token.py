@@ -1,0 +1,142 @@
+"""Method ``token``: JSON Web Tokens, as Pulsar's AuthenticationProviderToken takes them."""
+
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+
+from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState
+from proxy.config.load import ConfigError
+from proxy.config.types import TokenAuthentication
+
+TOKEN_BYTES_MAX = 64 * 1024
+ROLE_CHARACTERS_MAX = 1024
+
+_HMAC = ("HS256", "HS384", "HS512")
+_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_EC = ("ES256", "ES384", "ES512")
+
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (jwt.ExpiredSignatureError, "expired"),
+    (jwt.InvalidSignatureError, "bad_signature"),
+    (jwt.InvalidAudienceError, "bad_audience"),
+    (jwt.ImmatureSignatureError, "not_yet_valid"),
+    (jwt.InvalidAlgorithmError, "bad_algorithm"),
+    (jwt.DecodeError, "malformed"),
+)
+
+
+class TokenProvider:
+    """Judges tokens by signature, expiry, audience, and takes the role from a claim.
+
+    Which algorithms count is settled by the kind of each key, never by the token: a token that names HMAC cannot have
+    a public key taken for its secret.
+    """
+
+    method = "token"
+
+    def __init__(self, config: TokenAuthentication) -> None:
+        self._config = config
+        self._keys: list[tuple[Any, tuple[str, ...]]] = []
+        if config.secret_key:
+            self._keys.append((_secret_key(config.secret_key), _HMAC))
+        if config.public_key:
+            self._keys.append(_public_key(config.public_key))
+
+    def new_auth_state(self, client: ClientContext) -> AuthState:
+        """A state for one client."""
+        return OneStageAuthState(self, client)
+
+    async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
+        """Judge a token."""
+        if not data:
+            raise AuthenticationDenied("missing", "no token")
+        if len(data) > TOKEN_BYTES_MAX:
+            raise AuthenticationDenied("malformed", f"a token of {len(data)} bytes")
+        claims = self._claims(data)
+        expires_at = claims.get("exp")
+        return Identity(self._role(claims), None if expires_at is None else int(float(expires_at) * 1000))
+
+    def _claims(self, token: bytes) -> dict[str, Any]:
+        denied: AuthenticationDenied | None = None
+        for key, algorithms in self._keys:
+            try:
+                return self._decoded(token, key, algorithms)
+            except jwt.PyJWTError as error:
+                denial = AuthenticationDenied(_reason(error), _detail(error))
+                # With two keys, the one whose kind of algorithm the token does not even name tells least.
+                if denied is None or denied.reason == "bad_algorithm":
+                    denied = denial
+            except Exception as error:  # noqa: BLE001 -- a stranger's bytes: whatever they break in a parser, they are denied
+                denied = denied or AuthenticationDenied("malformed", type(error).__name__)
+        raise denied or AuthenticationDenied("malformed")
+
+    def _decoded(self, token: bytes, key: Any, algorithms: tuple[str, ...]) -> dict[str, Any]:
+        claims: dict[str, Any] = jwt.decode(
+            token,
+            key,
+            algorithms=list(algorithms),
+            leeway=self._config.allowed_clock_skew_ms / 1000,
+            # The audience is checked below, since its claim may have another name. "iat" is no condition in Pulsar.
+            options={"verify_aud": False, "verify_iat": False, "verify_sub": False, "verify_jti": False},
+        )
+        self._check_audience(claims)
+        return claims
+
+    def _check_audience(self, claims: dict[str, Any]) -> None:
+        if not self._config.audience:
+            return
+        found = claims.get(self._config.audience_claim)
+        audiences = found if isinstance(found, list) else [found]
+        if self._config.audience not in audiences:
+            raise jwt.InvalidAudienceError("the token is meant for somebody else")
+
+    def _role(self, claims: dict[str, Any]) -> str:
+        role = claims.get(self._config.role_claim)
+        if isinstance(role, list) and role:
+            role = role[0]
+        if not isinstance(role, str) or not role.strip():
+            raise AuthenticationDenied("no_role", f"the token has no role in its claim {self._config.role_claim}")
+        if len(role) > ROLE_CHARACTERS_MAX or not role.isprintable():
+            raise AuthenticationDenied("bad_role", "the token's role is too long or has control characters")
+        return role
+
+
+def _reason(error: jwt.PyJWTError) -> str:
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), "invalid")
+
+
+def _detail(error: jwt.PyJWTError) -> str:
+    # PyJWT's texts name what is wrong but may quote the header, which is the stranger's: keep it short and printable.
+    return "".join(character for character in str(error)[:200] if character.isprintable())
+
+
+def _secret_key(file: str) -> bytes:
+    key = _read("authentication.token.secret_key", file)
+    if not key:
+        raise ConfigError(f"authentication.token.secret_key: {file} is empty")
+    return key
+
+
+def _public_key(file: str) -> tuple[Any, tuple[str, ...]]:
+    data = _read("authentication.token.public_key", file)
+    try:
+        key = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_der_public_key(data)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"authentication.token.public_key: {file} holds no public key: {error}") from None
+    if isinstance(key, RSAPublicKey):
+        return key, _RSA
+    if isinstance(key, EllipticCurvePublicKey):
+        return key, _EC
+    raise ConfigError(f"authentication.token.public_key: {file} is neither an RSA nor an EC key")
+
+
+def _read(key: str, file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{key}: {file} cannot be read: {error.strerror}") from None

@@ -1,0 +1,73 @@
+"""The states of exchanges that need more rounds: kept by name, for a bounded time, in bounded number and rounds."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import trio
+
+from auth.state import AuthenticationDenied
+
+STATES_MAX = 20_000
+ROUNDS_MAX = 10
+
+StateT = TypeVar("StateT")
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Round(Generic[StateT]):
+    """A state between two rounds: its method, and how many rounds it has had."""
+
+    method: str
+    state: StateT
+    number: int
+    expires_at: float
+
+
+class Rounds(Generic[StateT]):
+    """Key (caller's process, its name for the exchange) → state.
+
+    A state is taken out for each round and put back for the next, so no two rounds of one exchange run at one time,
+    and what was finished or denied is gone.
+    """
+
+    def __init__(self, *, lifetime_s: float) -> None:
+        self._lifetime_s = lifetime_s
+        self._rounds: OrderedDict[Key, Round[StateT]] = OrderedDict()
+
+    def __len__(self) -> int:
+        self._forget_old()
+        return len(self._rounds)
+
+    def put(self, key: Key, method: str, state: StateT, *, number: int) -> None:
+        """Keep a state after its round of this number. Raises AuthenticationDenied: too many rounds, or states."""
+        self._forget_old()
+        if number >= ROUNDS_MAX:
+            raise AuthenticationDenied("too_many_rounds", f"not finished after {ROUNDS_MAX} rounds")
+        if len(self._rounds) >= STATES_MAX:
+            raise AuthenticationDenied("overloaded", "too many authentications under way")
+        self._rounds[key] = Round(method, state, number, trio.current_time() + self._lifetime_s)
+
+    def take(self, key: Key, method: str) -> Round[StateT]:
+        """The state of an exchange; raises AuthenticationDenied where there is none for this method."""
+        self._forget_old()
+        found = self._rounds.pop(key, None)
+        if found is None:
+            raise AuthenticationDenied("unknown_round", "a round of an exchange that is not under way")
+        if found.method != method:
+            raise AuthenticationDenied("method_changed", "another method than in the first round")
+        return found
+
+    def make_room(self) -> None:
+        """Give up the oldest exchange where there is no room for another."""
+        if len(self._rounds) >= STATES_MAX:
+            self._rounds.popitem(last=False)
+
+    def _forget_old(self) -> None:
+        now = trio.current_time()
+        while self._rounds:
+            key, oldest = next(iter(self._rounds.items()))
+            if oldest.expires_at > now:
+                return
+            del self._rounds[key]

@@ -1,0 +1,148 @@
+"""The auth worker's service: rounds of authentication for forwarders, the proxy's credentials for those who dial."""
+
+import time
+
+import trio
+
+from auth.broker_credentials import broker_authentication
+from auth.metrics import AuthMetrics
+from auth.registry import ProviderRegistry, configured_providers
+from auth.rounds import Rounds
+from auth.state import (
+    AuthenticationDenied,
+    AuthState,
+    BrokerAuthentication,
+    BrokerAuthState,
+    ClientContext,
+    CredentialsUnavailable,
+)
+from proto.rpc_pb2 import (
+    AuthenticateRequest,
+    AuthenticateResponse,
+    BrokerCredentialsRequest,
+    BrokerCredentialsResponse,
+    Method,
+    Principal,
+    Status,
+)
+from proto.sealed_principal import seal
+from proxy.config.types import Config
+from proxy.runtime.logs import get_logger
+from proxy.runtime.peers import Caller
+from proxy.runtime.rpc_server import Handler, RpcRefused
+from proxy.runtime.tasks import seconds
+from proxy.runtime.worker import WorkerContext
+
+
+class AuthService:
+    """See the module. Holds what the configuration says, and the states of rounds under way."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._seal_key = context.seal_key
+        self._metrics = AuthMetrics(context.registry)
+        self._configure(context.config)
+
+    def _configure(self, config: Config) -> None:
+        # Build all before keeping any: a reload that fails leaves everything as it was.
+        registry = ProviderRegistry(config.authentication, configured_providers)
+        broker = broker_authentication(config.brokers.credentials)
+        self._registry, self._broker = registry, broker
+        timeout_s = seconds(config.limits.handshake_timeout_ms)
+        self._clients: Rounds[AuthState] = Rounds(lifetime_s=timeout_s)
+        self._exchanges: Rounds[BrokerAuthState] = Rounds(lifetime_s=timeout_s)
+
+    def handlers(self) -> dict[int, Handler]:
+        """The methods served to forwarders and lookup workers."""
+        return {Method.AUTHENTICATE: self._authenticate, Method.BROKER_CREDENTIALS: self._broker_credentials}
+
+    async def start(self) -> None:
+        """Nothing to wait for: keys were read when the service was made."""
+
+    async def configure(self, config: Config) -> None:
+        """Read keys and settings anew. Rounds under way are denied, as after a restart of the worker."""
+        self._configure(config)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Rounds under way end with their forwarders, which were drained before."""
+
+    def status(self) -> dict[str, object]:
+        """The methods served, and the rounds under way."""
+        return {"methods": list(self._registry.methods), "authentications_under_way": len(self._clients)}
+
+    async def _authenticate(self, data: bytes, caller: Caller) -> bytes:
+        request = AuthenticateRequest.FromString(data)
+        started = trio.current_time()
+        response = AuthenticateResponse()
+        try:
+            await self._round(request, caller, response)
+        except AuthenticationDenied as denied:
+            response.denied.reason = denied.reason
+            self._metrics.failed(request.method, denied.reason)
+            get_logger().warning(
+                "authentication denied",
+                client=request.client_address,
+                method=request.method[:64],
+                reason=denied.reason,
+                detail=str(denied),
+            )
+        self._metrics.round_took(trio.current_time() - started)
+        return response.SerializeToString()
+
+    async def _round(self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse) -> None:
+        key = (caller.pid, request.authentication_id)
+        number = 0
+        if request.first_round:
+            state = self._registry.new_auth_state(request.method, ClientContext(request.client_address))
+        else:
+            # A state that is not here was finished, forgotten, or lost with a worker: never begin anew in the middle.
+            found = self._clients.take(key, request.method)
+            state, number = found.state, found.number
+        challenge = await state.authenticate(request.data)
+        if state.is_complete():
+            self._complete(request.method, state, response)
+        elif challenge is None:
+            raise AuthenticationDenied("no_challenge", "the provider neither finished nor asked for more")
+        else:
+            self._clients.put(key, request.method, state, number=number + 1)
+            response.challenge = challenge
+
+    def _complete(self, method: str, state: AuthState, response: AuthenticateResponse) -> None:
+        identity = state.get_identity()
+        principal = Principal(type="User", name=identity.role, method=method)
+        if identity.expires_at_unix_ms is not None:
+            if identity.expires_at_unix_ms <= time.time() * 1000:
+                raise AuthenticationDenied("expired", "the credential has expired")
+            principal.expires_at_unix_ms = identity.expires_at_unix_ms
+        response.authenticated.principal.CopyFrom(principal)
+        response.authenticated.sealed_principal = seal(principal, self._seal_key)
+        self._metrics.succeeded(method)
+
+    async def _broker_credentials(self, data: bytes, caller: Caller) -> bytes:
+        request = BrokerCredentialsRequest.FromString(data)
+        if self._broker is None:
+            raise RpcRefused(Status.INVALID_REQUEST, "no brokers.credentials are configured")
+        try:
+            answer = await self._broker_round(self._broker, request, (caller.pid, request.exchange_id))
+        except AuthenticationDenied as lost:
+            raise RpcRefused(Status.INVALID_REQUEST, str(lost)) from None
+        except CredentialsUnavailable as error:
+            get_logger().error(
+                "the proxy has no credentials for a broker", broker=request.broker_host, reason=str(error)
+            )
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return BrokerCredentialsResponse(method=self._broker.method, data=answer).SerializeToString()
+
+    async def _broker_round(
+        self, broker: BrokerAuthentication, request: BrokerCredentialsRequest, key: tuple[int, int]
+    ) -> bytes:
+        challenge, number = None, 0
+        if request.HasField("challenge"):
+            found = self._exchanges.take(key, broker.method)
+            state, number, challenge = found.state, found.number, request.challenge
+        else:
+            state = broker.get_auth_data(request.broker_host)
+        answer = await state.authenticate(challenge)
+        # Whether the broker will ask for more is not known here: most exchanges end unseen, so the oldest make room.
+        self._exchanges.make_room()
+        self._exchanges.put(key, broker.method, state, number=number + 1)
+        return answer

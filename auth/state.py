@@ -1,0 +1,131 @@
+"""The interfaces of PIP-30 in Python's manner.
+
+A *provider* knows one authentication method and makes an *AuthState* for each client; the state takes the client's
+data round by round until it is complete and knows the role. Providers that need only one round share OneStageAuthState.
+The other direction, the proxy at a broker, is BrokerAuthentication: made per broker host, answers challenges.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class AuthenticationDenied(Exception):
+    """A client is not who it says, or nobody.
+
+    ``reason`` is a short stable name, fit for a metric's label; the text is for the log and holds no secret. Neither
+    goes to the client.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(detail or reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The outcome of an authentication: the role, and when its credential ends (None: it does not)."""
+
+    role: str
+    expires_at_unix_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """What a provider may know of a client beside its data."""
+
+    address: str
+
+
+class AuthState(Protocol):
+    """One client's authentication (PIP-30: AuthState)."""
+
+    async def authenticate(self, data: bytes) -> bytes | None:
+        """Take one round's data. Returns the challenge for the client, or None when complete.
+
+        Raises AuthenticationDenied; the state is of no use afterwards.
+        """
+        ...
+
+    def is_complete(self) -> bool:
+        """Whether the identity is known."""
+        ...
+
+    def get_auth_role(self) -> str:
+        """The client's role; only when complete."""
+        ...
+
+    def get_identity(self) -> Identity:
+        """The role and the credential's expiry; only when complete."""
+        ...
+
+
+class Provider(Protocol):
+    """One authentication method (PIP-30: AuthenticationProvider)."""
+
+    method: str
+
+    def new_auth_state(self, client: ClientContext) -> AuthState:
+        """A state for one client."""
+        ...
+
+
+class OneStageProvider(Protocol):
+    """A provider that knows after one round."""
+
+    async def identify(self, data: bytes, client: ClientContext) -> Identity:
+        """Judge the data; raises AuthenticationDenied."""
+        ...
+
+
+class OneStageAuthState:
+    """The state that all one-round providers share."""
+
+    def __init__(self, provider: OneStageProvider, client: ClientContext) -> None:
+        self._provider = provider
+        self._client = client
+        self._asked = False
+        self._identity: Identity | None = None
+
+    async def authenticate(self, data: bytes) -> bytes | None:
+        """Judge the one round's data; a second round is denied."""
+        if self._asked:
+            raise AuthenticationDenied("unexpected_round", "data after the only round of this method")
+        self._asked = True
+        self._identity = await self._provider.identify(data, self._client)
+        return None
+
+    def is_complete(self) -> bool:
+        """Whether the round was there and went well."""
+        return self._identity is not None
+
+    def get_auth_role(self) -> str:
+        """The client's role."""
+        return self.get_identity().role
+
+    def get_identity(self) -> Identity:
+        """Role and expiry; a defect of the caller before completion."""
+        if self._identity is None:
+            raise RuntimeError("the authentication is not complete")
+        return self._identity
+
+
+class BrokerAuthState(Protocol):
+    """The proxy's side of one authentication at one broker (PIP-30: AuthenticationDataProvider.authenticate)."""
+
+    async def authenticate(self, challenge: bytes | None) -> bytes:
+        """The data for CONNECT (no challenge yet) or for a challenge. Raises CredentialsUnavailable."""
+        ...
+
+
+class BrokerAuthentication(Protocol):
+    """How the proxy authenticates itself at brokers."""
+
+    method: str
+
+    def get_auth_data(self, broker_host: str) -> BrokerAuthState:
+        """A state for one handshake with one broker (PIP-30: getAuthData)."""
+        ...
+
+
+class CredentialsUnavailable(Exception):
+    """The proxy's own credentials cannot be had; says why, without them."""

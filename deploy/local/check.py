@@ -1,0 +1,81 @@
+"""`make check`, which is also all that CI runs: the static checks, the wheel, then the tests with coverage.
+
+The tests come last, so that their closing line is the last one. A static check that fails does not hide the
+next one; only after all of them does the run end.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from local.environment import Environment, clean_environment
+from local.generate import stale
+from local.test import ERRORS, become, prepare
+from local.wheel import try_wheel
+
+_TOOLS = {
+    "format": ("ruff", "format", "--check", "."),
+    "lint": ("ruff", "check", "."),
+    "types": ("mypy",),
+    "import contract": ("lint-imports",),
+}
+_COVERAGE = ("--cov", "--cov-report=term:skip-covered")
+
+
+def _tool(environment: Environment, command: tuple[str, ...]) -> None:
+    path, *arguments = command
+    subprocess.run([environment.tool(path), *arguments], check=True, cwd=environment.root, env=clean_environment())
+
+
+def _generated(environment: Environment) -> None:
+    files = stale(environment)
+    if files:
+        raise RuntimeError(f"out of date, run `make generate`: {', '.join(map(str, files))}")
+
+
+def _steps(environment: Environment) -> dict[str, Callable[[], None]]:
+    steps: dict[str, Callable[[], None]] = {
+        name: lambda command=command: _tool(environment, command)  # type: ignore[misc]
+        for name, command in _TOOLS.items()
+    }
+    steps["generated files"] = lambda: _generated(environment)
+    steps["wheel"] = lambda: try_wheel(environment)
+    return steps
+
+
+def static_checks(environment: Environment) -> list[str]:
+    """Run them all; returns the names of those that failed."""
+    failed = []
+    for name, step in _steps(environment).items():
+        print(f"== {name}", flush=True)
+        started_at = time.monotonic()
+        try:
+            step()
+        except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
+            print(f"== {name} FAILED: {error}", flush=True)
+            failed.append(name)
+        else:
+            print(f"== {name} ok, {time.monotonic() - started_at:.1f} s", flush=True)
+    return failed
+
+
+def main() -> int:
+    """Prepare, run the static checks, then become pytest."""
+    try:
+        environment = prepare()
+    except ERRORS as error:
+        print(f"\nmake check: {error}", file=sys.stderr)
+        return 1
+    failed = static_checks(environment)
+    if failed:
+        print(f"\nmake check: failed before the tests: {', '.join(failed)}", flush=True)
+        return 1
+    print("== tests", flush=True)
+    return become(environment, "pytest", *_COVERAGE, *sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

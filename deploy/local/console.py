@@ -1,0 +1,68 @@
+"""Progress for people: one line that changes on a terminal, a line every few seconds in a log.
+
+A progress text is `stage: detail`. Texts of one stage replace each other on a terminal and are thinned out
+elsewhere, so the callers can report as often as they like.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+Progress = Callable[[str], None]
+
+LOG_INTERVAL_S = 5.0
+
+
+class Console:
+    """A `Progress` that writes to a stream."""
+
+    def __init__(self, stream: TextIO | None = None, *, interval_s: float = LOG_INTERVAL_S) -> None:
+        self._stream = stream
+        self._interval_s = interval_s
+        self._stage = ""
+        self._written_at = 0.0
+        self._open = False  # a terminal line that may still be replaced
+
+    @property
+    def _out(self) -> TextIO:
+        # Looked up late: pytest exchanges sys.stdout for each test.
+        return self._stream if self._stream is not None else sys.stdout
+
+    def __call__(self, text: str) -> None:
+        """Show `stage: detail`, in place of what the same stage showed before."""
+        stage = text.partition(":")[0]
+        now = time.monotonic()
+        if self._out.isatty():
+            self._out.write("\r\x1b[K" if stage == self._stage and self._open else self._line_end())
+            self._out.write(text)
+            self._open = True
+        elif stage == self._stage and now - self._written_at < self._interval_s:
+            return
+        else:
+            self._out.write(f"{text}\n")
+        self._out.flush()
+        self._stage, self._written_at = stage, now
+
+    def line(self, text: str = "") -> None:
+        """Write a line that nothing replaces."""
+        self._out.write(f"{self._line_end()}{text}\n")
+        self._out.flush()
+        self._open, self._stage = False, ""
+
+    def _line_end(self) -> str:
+        return "\n" if self._open else ""
+
+
+print_status = Console()
+
+
+def silent(_text: str) -> None:
+    """A `Progress` that says nothing."""
+
+
+def tail(text: str, lines: int = 25) -> str:
+    """The end of a log, for an error message."""
+    return "\n".join(text.splitlines()[-lines:])

@@ -1,0 +1,213 @@
+"""The Pulsar distribution (broker, tools, Java client): fetched once by Maven, verified, unpacked, cached.
+
+Maven fetches it because the user's own mirrors and proxies then apply and no address has to be named here.
+Whatever state an interrupted or broken run left behind, the next run ends with a complete distribution:
+
+* fetching: Maven resumes its own partial file; a partial file that it cannot use is removed and fetched anew;
+* the archive must have the digest below, else it is removed and fetched once more;
+* unpacking goes to a temporary directory that is renamed when complete, and a list of all files and sizes is
+  written last; a directory that lacks the list or does not match it is unpacked again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from local.cache import cache_directory, locked
+from local.console import Progress, print_status
+from local.process import run_reporting
+
+_MANIFEST = ".complete.json"
+_CHUNK = 1 << 20
+
+
+class DistributionError(Exception):
+    """The distribution cannot be had; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A tar.gz in Maven's coordinates, with what it must look like."""
+
+    group: str
+    name: str
+    version: str
+    classifier: str
+    sha256: str
+    megabytes: int
+
+    @property
+    def coordinates(self) -> str:
+        """Maven's name of it."""
+        return f"{self.group}:{self.name}:{self.version}:tar.gz:{self.classifier}"
+
+    @property
+    def label(self) -> str:
+        """People's name of it."""
+        return f"Pulsar {self.version}"
+
+    def directory(self, repository: Path) -> Path:
+        """Where Maven keeps it."""
+        return repository.joinpath(*self.group.split("."), self.name, self.version)
+
+    def path(self, repository: Path) -> Path:
+        """The archive itself."""
+        file = f"{self.name}-{self.version}-{self.classifier}.tar.gz"
+        return self.directory(repository) / file
+
+
+PULSAR = Archive(
+    group="org.apache.pulsar",
+    name="pulsar-server-distribution",
+    version="4.0.8",
+    classifier="bin",
+    sha256="35c7d064c9e0928edbf2e708989faba0379662f98aa84ce0d4190c59efb6765e",
+    megabytes=245,
+)
+
+
+def pulsar_home(progress: Progress = print_status, archive: Archive = PULSAR) -> Path:
+    """The unpacked distribution's directory; the first call fetches and unpacks it."""
+    cache = cache_directory()
+    home = cache / f"pulsar-{archive.version}"
+    if is_complete(home, archive):
+        return home
+    with locked(cache / "lock", progress):
+        if not is_complete(home, archive):  # another run may have done it while we waited
+            _install(home, archive, cache / "m2", progress)
+    return home
+
+
+def is_complete(home: Path, archive: Archive = PULSAR) -> bool:
+    """Whether the directory holds every file that was unpacked, at its size."""
+    try:
+        manifest = json.loads((home / _MANIFEST).read_text())
+        if manifest["sha256"] != archive.sha256:
+            return False
+        return all((home / name).lstat().st_size == size for name, size in manifest["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _install(home: Path, archive: Archive, repository: Path, progress: Progress) -> None:
+    for attempt in (1, 2):
+        path = archive.path(repository)
+        if not path.exists():
+            _fetch(archive, repository, progress)
+        if not path.exists():
+            raise DistributionError(f"Maven says it fetched {archive.coordinates}, but {path} is missing.")
+        problem = _digest_problem(path, archive, progress) or _unpack(path, home, archive, progress)
+        if problem is None:
+            progress(f"{archive.label} is ready in {home}")
+            return
+        # Only a new copy can help, and Maven does not look into what it already has.
+        shutil.rmtree(archive.directory(repository))
+        if attempt == 1:
+            progress(f"{archive.label} is broken, fetching it again ({problem})")
+    raise DistributionError(
+        f"{archive.coordinates} is broken, twice: {problem}.\n"
+        "A mirror or proxy between this machine and the Maven repository may be altering it."
+    )
+
+
+def _digest_problem(path: Path, archive: Archive, progress: Progress) -> str | None:
+    progress(f"Checking {archive.label}")
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    if digest.hexdigest() == archive.sha256:
+        return None
+    return f"its SHA-256 is {digest.hexdigest()}, not {archive.sha256}"
+
+
+def _unpack(path: Path, home: Path, archive: Archive, progress: Progress) -> str | None:
+    """Replace `home` by the archive's content. Returns what is wrong with the archive, if anything."""
+    progress(f"Unpacking {archive.label}")
+    for stale in home.parent.glob(f".{home.name}.*"):  # we hold the lock: nobody is using it
+        shutil.rmtree(stale)
+    work = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
+    try:
+        new = work / "new"
+        new.mkdir()
+        command = ["tar", "-xzf", str(path), "-C", str(new), "--strip-components=1", "--no-same-owner"]
+        result = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if result.returncode != 0:
+            return f"tar: {result.stderr.strip()[-500:]}"
+        files = {str(file.relative_to(new)): file.lstat().st_size for file in _files(new)}
+        (new / _MANIFEST).write_text(json.dumps({"sha256": archive.sha256, "files": files}))
+        if home.exists():
+            home.rename(work / "old")
+        new.rename(home)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return None
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()]
+
+
+def _fetch(archive: Archive, repository: Path, progress: Progress) -> None:
+    if shutil.which("mvn") is None:
+        raise DistributionError("Maven (mvn) is missing; `make run` and `make test` say how to install it.")
+    directory = archive.directory(repository)
+    resumed = any(directory.glob("*.part")) if directory.exists() else False
+    failure = _run_maven(archive, repository, progress)
+    if failure and resumed:
+        progress(f"{archive.label} could not be resumed, fetching all of it")
+        shutil.rmtree(directory, ignore_errors=True)
+        failure = _run_maven(archive, repository, progress)
+    if failure:
+        raise DistributionError(f"Maven could not fetch {archive.coordinates}:\n{failure}")
+
+
+def _run_maven(archive: Archive, repository: Path, progress: Progress) -> str | None:
+    """Run `mvn dependency:get`, reporting how far it is. Returns the end of its output if it failed."""
+    command = [
+        "mvn",
+        "--batch-mode",
+        "--strict-checksums",
+        "--update-snapshots",  # else a failure that Maven remembers is not tried again
+        "dependency:get",
+        f"-Dartifact={archive.coordinates}",
+        "-Dtransitive=false",
+        f"-Dmaven.repo.local={repository}",
+    ]
+    environment = {**os.environ, "MAVEN_OPTS": f"{os.environ.get('MAVEN_OPTS', '')} -Djansi.mode=strip"}
+    meter = _Meter(archive, repository)
+    return run_reporting(
+        command, lambda elapsed_s: f"{archive.label}: {meter.text(elapsed_s)}", progress, env=environment
+    )
+
+
+class _Meter:
+    """How much Maven has fetched, by the size of its files: it says nothing itself off a terminal."""
+
+    def __init__(self, archive: Archive, repository: Path) -> None:
+        self._archive = archive
+        self._directory = archive.directory(repository)
+        self._bytes_before = self._bytes()
+
+    def _bytes(self) -> int:
+        sizes = [0]
+        for path in self._directory.glob(f"{self._archive.name}*"):
+            try:
+                sizes.append(path.stat().st_size)
+            except FileNotFoundError:  # renamed since it was listed
+                continue
+        return max(sizes)
+
+    def text(self, elapsed_s: float) -> str:
+        done = self._bytes()
+        if done == 0 or elapsed_s == 0:
+            return f"preparing, {elapsed_s:.0f} s"
+        rate = (done - self._bytes_before) / elapsed_s / 1e6
+        return f"{done / 1e6:.0f} of about {self._archive.megabytes} MB, {rate:.1f} MB/s"

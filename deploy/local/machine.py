@@ -1,0 +1,159 @@
+"""What this machine lacks, and how it comes by it.
+
+Root on Debian or Ubuntu: the missing packages are installed. Everybody else gets the one command to run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from local.console import Progress, print_status
+from local.process import run_reporting
+
+PYTHON_MINIMUM = (3, 11)
+JAVA_MINIMUM = 17
+GO_MINIMUM = (1, 21)  # from here on Go fetches the toolchain that a module asks for by itself
+
+_POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+class MachineError(Exception):
+    """Something is missing and could not be installed; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """A thing the machine must have; of `packages` (Debian's names) the first that is offered has it."""
+
+    what: str
+    present: Callable[[], bool]
+    packages: tuple[str, ...]
+
+
+def has_venv() -> bool:
+    """Debian splits ensurepip, which a virtual environment needs, off Python."""
+    importlib.invalidate_caches()
+    return importlib.util.find_spec("venv") is not None and importlib.util.find_spec("ensurepip") is not None
+
+
+def java_major(command: str = "java") -> int:
+    """The major version of `java` or `javac`, looked for where Pulsar and Maven look; 0 if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    text = _output([f"{home}/bin/{command}" if home else command, "-version"])
+    # `openjdk version "17.0.15"` and `javac 17.0.15`; Java 8 called itself 1.8.
+    match = re.search(r'(?:version "|javac )(?:1\.)?(\d+)', text)
+    return int(match.group(1)) if match else 0
+
+
+def go_version() -> tuple[int, int]:
+    """Go's version; (0, 0) if there is none."""
+    match = re.search(r"go(\d+)\.(\d+)", _output(["go", "version"]))
+    return (int(match.group(1)), int(match.group(2))) if match else (0, 0)
+
+
+def _output(command: list[str]) -> str:
+    try:
+        result = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError:
+        return ""
+    return result.stdout + result.stderr if result.returncode == 0 else ""
+
+
+VENV = Need("Python's venv module", has_venv, ("python3-venv",))
+JRE = Need(
+    f"Java {JAVA_MINIMUM} or newer",
+    lambda: java_major() >= JAVA_MINIMUM,
+    ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "openjdk-25-jre-headless"),
+)
+JDK = Need(
+    f"a Java compiler, {JAVA_MINIMUM} or newer",
+    lambda: java_major() >= JAVA_MINIMUM and java_major("javac") >= JAVA_MINIMUM,
+    ("openjdk-17-jdk-headless", "openjdk-21-jdk-headless", "openjdk-25-jdk-headless"),
+)
+MAVEN = Need("Maven (mvn)", lambda: shutil.which("mvn") is not None, ("maven",))
+PROMTOOL = Need("promtool", lambda: shutil.which("promtool") is not None, ("prometheus",))
+
+PROXY_ONLY = (VENV,)
+RUN = (VENV, JRE, MAVEN)
+TEST = (VENV, JDK, MAVEN, PROMTOOL)
+
+
+def ensure(needs: Sequence[Need], progress: Progress = print_status) -> None:
+    """Return when the machine has all of it; `MachineError` if that cannot be brought about."""
+    if sys.version_info < PYTHON_MINIMUM:
+        wanted, found = (".".join(map(str, version[:2])) for version in (PYTHON_MINIMUM, sys.version_info))
+        raise MachineError(f"Python {wanted} or newer is needed; {sys.executable} is {found}.")
+    missing = [need for need in needs if not need.present()]
+    if not missing:
+        return
+    names = ", ".join(need.what for need in missing)
+    if shutil.which("apt-get") is None:
+        raise MachineError(f"This machine lacks {names}. Install that, then run this again.")
+    if os.geteuid() != 0:
+        command = " ".join(["sudo apt-get install -y --no-install-recommends", *_packages(missing)])
+        raise MachineError(f"This machine lacks {names}. Run this, then try again:\n\n    {command}\n")
+    progress(f"This machine lacks {names}: installing")
+    _install(missing, progress)
+    still = [need.what for need in missing if not need.present()]
+    if still:
+        hint = f" JAVA_HOME is {os.environ['JAVA_HOME']}." if os.environ.get("JAVA_HOME") else ""
+        raise MachineError(f"Installed, but still not found: {', '.join(still)}.{hint} Look at PATH.")
+
+
+def note_go(progress: Progress = print_status) -> None:
+    """Say that the Go tests will be skipped, where that is so: Debian's Go is too old to be installed."""
+    if go_version() < GO_MINIMUM:
+        wanted = ".".join(map(str, GO_MINIMUM))
+        progress(f"Go {wanted} or newer is missing: the tests with the Go client will be skipped")
+
+
+def _packages(needs: Sequence[Need]) -> list[str]:
+    return [next(filter(_offered, need.packages), need.packages[0]) for need in needs]
+
+
+def _offered(package: str) -> bool:
+    candidate = re.search(r"Candidate: (\S+)", _output(["apt-cache", "policy", package]))
+    return candidate is not None and candidate.group(1) != "(none)"
+
+
+def _install(needs: Sequence[Need], progress: Progress) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    # Waits for unattended-upgrades and the like, which hold dpkg's lock on a fresh machine.
+    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
+
+    def run(command: list[str], doing: str) -> None:
+        failure = run_reporting(command, lambda s: f"{doing}: {s:.0f} s", progress, env=environment)
+        if failure:
+            raise MachineError(f"{' '.join(command)} failed:\n{failure}")
+
+    run([*apt, "update"], "Updating the package lists")
+    packages = _packages(needs)
+    with _services_held():
+        run(
+            [*apt, "install", "-y", "--no-install-recommends", *packages],
+            f"Installing {' '.join(packages)}",
+        )
+
+
+@contextmanager
+def _services_held() -> Iterator[None]:
+    """Keep packages from starting services: of `prometheus` we want promtool, not a server on port 9090."""
+    if _POLICY.exists():  # somebody, a container image say, has decided this already
+        yield
+        return
+    _POLICY.write_text("#!/bin/sh\nexit 101\n")
+    _POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        _POLICY.unlink(missing_ok=True)

@@ -1,0 +1,131 @@
+"""A child process that cannot outlive us, and whose descendants end with it.
+
+Each child joins the process group of a *watchdog*: a shell that blocks on a pipe which only we hold open.
+When we die, by whatever signal, the pipe ends and the watchdog ends its own group. Three things follow:
+
+* the group's id is the watchdog's, which is alive for as long as we may signal it, so it is never reused;
+* Ctrl-C in the terminal reaches only us, and we end the children in the order we like;
+* unlike PR_SET_PDEATHSIG it does not depend on the *thread* that started the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from local.console import Progress, tail
+
+_POLL_S = 0.5
+_WATCHDOG = 'trap "" TERM INT HUP; read -r _; kill -TERM 0; sleep 15; kill -KILL 0'
+
+
+class OwnedProcess:
+    """A running command whose output goes to a log file."""
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> None:
+        self.log = log
+        self._watchdog = subprocess.Popen(
+            ["sh", "-c", _WATCHDOG],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=env,
+                    cwd=cwd,
+                    process_group=self._watchdog.pid,
+                )
+        except BaseException:
+            self._end_group()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The command's process id."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for the end; None when the time is over first."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the command itself (not its descendants); nothing happens if it has ended."""
+        self._process.send_signal(number)
+
+    def stop(self, timeout_s: float) -> int:
+        """SIGTERM, wait, then SIGKILL to the whole group. Returns the exit code."""
+        try:
+            self.signal(signal.SIGTERM)
+            self.signal(signal.SIGCONT)  # a stopped process gets its SIGTERM only when it continues
+            self.wait(timeout_s)
+        finally:  # also when Ctrl-C ends the wait
+            code = self.kill()
+        return code
+
+    def kill(self) -> int:
+        """SIGKILL to the whole group at once; harmless if it has ended. Returns the exit code."""
+        self._end_group()
+        return self._process.wait()
+
+    def _end_group(self) -> None:
+        if self._watchdog.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._watchdog.pid, signal.SIGKILL)
+            self._watchdog.wait()
+            assert self._watchdog.stdin is not None
+            self._watchdog.stdin.close()
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The last lines of its output."""
+        try:
+            return tail(self.log.read_text(errors="replace"), lines)
+        except OSError as error:
+            return f"({error})"
+
+
+def run_reporting(
+    command: Sequence[str | Path],
+    describe: Callable[[float], str],
+    progress: Progress,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> str | None:
+    """Run a long command, reporting `describe(seconds so far)`. Returns the end of its output if it fails."""
+    with tempfile.TemporaryDirectory(prefix="pulsar-trio-proxy-") as directory:
+        process = OwnedProcess(command, log=Path(directory) / "output.log", env=env, cwd=cwd)
+        try:
+            started_at = time.monotonic()
+            progress(describe(0.0))
+            while process.wait(_POLL_S) is None:
+                progress(describe(time.monotonic() - started_at))
+        finally:
+            code = process.kill()
+        return None if code == 0 else f"{process.log_tail()}\n({command[0]} ended with code {code})"

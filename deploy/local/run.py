@@ -1,0 +1,167 @@
+"""`make run`: a broker and a proxy cluster in front of it, on this machine, until Ctrl-C.
+
+With `BROKER=pulsar://host:6650` it takes that cluster instead of a broker of its own, and needs no Java.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+from local import machine
+from local.cluster import Cluster, ClusterError
+from local.console import print_status
+from local.distribution import DistributionError, pulsar_home
+from local.environment import Environment, SetupError
+from local.ports import free_port
+from local.standalone import Standalone, StandaloneError
+
+_POLL_S = 0.5
+_TMPDIR_MAX = 40  # the paths of Unix sockets hold 107 bytes, and some systems' TMPDIR is long
+_ERRORS = (machine.MachineError, SetupError, DistributionError, StandaloneError, ClusterError, OSError)
+_EXAMPLE = (
+    "import pulsar; c = pulsar.Client('{url}'); s = c.subscribe('hello', 'me'); "
+    "c.create_producer('hello').send(b'through the proxy'); print(s.receive(5000).data()); c.close()"
+)
+
+
+class _Session:
+    """What was started, and how it ends: in order after the first signal, at once after the second."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.signals = 0
+        self.failed = False
+
+    def on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.signals += 1
+        raise KeyboardInterrupt
+
+    def end(self, process: Cluster | Standalone) -> None:
+        if self.signals > 1:
+            process.kill()
+        else:
+            process.stop()
+
+    def directory(self) -> Path:
+        """A directory for this run, outside the tree; kept if the run fails, for its logs."""
+        base = "/tmp" if len(tempfile.gettempdir()) > _TMPDIR_MAX else None
+        directory = Path(tempfile.mkdtemp(prefix="ptp-", dir=base))
+
+        def remove() -> None:
+            if self.failed:
+                print_status.line(f"Logs and data are kept in {directory}")
+            else:
+                shutil.rmtree(directory, ignore_errors=True)
+
+        self.stack.callback(remove)
+        return directory
+
+
+def main() -> int:
+    """Run until a signal; 0 unless something failed."""
+    parser = argparse.ArgumentParser(prog="make run", description=__doc__)
+    parser.add_argument("--broker", default=os.environ.get("BROKER"), help="an existing cluster's service URL")
+    broker_url: str | None = parser.parse_args().broker or None
+    session = _Session()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, session.on_signal)
+    try:
+        with session.stack:
+            try:
+                _run(session, broker_url)
+            except KeyboardInterrupt:
+                print_status.line("Stopping what was started (Ctrl-C once more: at once)")
+            except _ERRORS as error:
+                session.failed = True
+                print_status.line(f"\nmake run: {error}")
+    except KeyboardInterrupt:  # the second one, while stopping
+        print_status.line("Stopped at once")
+    return 1 if session.failed else 0
+
+
+def _run(session: _Session, broker_url: str | None) -> None:
+    machine.ensure(machine.PROXY_ONLY if broker_url else machine.RUN)
+    environment = Environment()
+    environment.prepare("run")
+    home = None if broker_url else pulsar_home()
+    directory = session.directory()
+    broker = _start_broker(session, home, directory) if home else None
+    cluster = Cluster(
+        environment.tool("pulsar-trio-proxy"),
+        directory,
+        broker.service_url if broker else str(broker_url),
+        port=_port(6650, "The proxy's port"),
+        admin_port=_port(8080, "The admin port"),
+        progress=print_status,
+    )
+    session.stack.callback(session.end, cluster)  # before the start, which a signal may interrupt
+    cluster.start()
+    _print_summary(environment, cluster, broker, broker_url)
+    _watch(cluster, broker)
+
+
+def _start_broker(session: _Session, home: Path, directory: Path) -> Standalone:
+    broker = Standalone(
+        home,
+        directory / "broker",
+        broker_port=free_port(6660),
+        web_port=free_port(8081, avoid=(6660,)),
+        bookie_port=free_port(3181, avoid=(6660, 8081)),
+        memory="-Xms256m -Xmx1g -XX:MaxDirectMemorySize=1g",
+        progress=print_status,
+    )
+    session.stack.callback(session.end, broker)
+    broker.start()
+    return broker
+
+
+def _port(preferred: int, what: str) -> int:
+    port = free_port(preferred)
+    if port != preferred:
+        print_status.line(f"{what} {preferred} is taken on this machine: using {port}")
+    return port
+
+
+def _watch(cluster: Cluster, broker: Standalone | None) -> None:
+    while True:
+        time.sleep(_POLL_S)
+        if not cluster.running:
+            raise ClusterError(f"the cluster ended by itself:\n{cluster.log_tail()}")
+        if broker and not broker.running:
+            raise StandaloneError(f"the broker ended by itself:\n{broker.log_tail()}")
+
+
+def _print_summary(
+    environment: Environment, cluster: Cluster, broker: Standalone | None, broker_url: str | None
+) -> None:
+    line = print_status.line
+    line(f"\nThe cluster is ready.\n\n  service URL   {cluster.service_url}")
+    line(f"  proxy admin   {cluster.admin_url}   (/status /metrics /readyz)")
+    line(f"  broker admin  {broker.admin_url}" if broker else f"  broker        {broker_url}")
+    line(f"  log           {cluster.log_path}")
+    line("\nThings to try, in another terminal:\n")
+    line("  1. Produce and consume a message:")
+    line(f'     {environment.python} -c "{_EXAMPLE.format(url=cluster.service_url)}"')
+    if broker:
+        line("  2. 1,000 messages a second for 10 seconds, with latencies:")
+        perf = broker.home / "bin" / "pulsar-perf"
+        line(f"     {perf} produce -u {cluster.service_url} -r 1000 -time 10 hello")
+    else:
+        line("  2. Its metrics:")
+        line(f"     curl -s {cluster.admin_url}/metrics")
+    line("  3. What the cluster is doing:")
+    line(f"     {environment.tool('pulsar-trio-proxy')} status --config {cluster.config_path}")
+    line("\nCtrl-C ends everything.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

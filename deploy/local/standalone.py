@@ -1,0 +1,244 @@
+"""A standalone Pulsar broker as a child process, for `make run` and the end-to-end tests.
+
+It listens on loopback only, keeps everything it writes below one data directory, and ends when we do. With
+`secured` it has token authentication and authorization, and takes the role `proxy` for a proxy's, so that a
+client behind it needs grants of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from signal import Signals
+from types import TracebackType
+from typing import Self
+
+from local.admin import Admin
+from local.console import Progress, silent
+from local.ports import free_port
+from local.process import OwnedProcess
+from local.tokens import make_token
+
+ROLES = ("admin", "proxy", "alice", "bob")
+
+_HOST = "127.0.0.1"
+_POLL_S = 0.25
+_TOKEN_PROVIDER = "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+_TOKEN_PLUGIN = "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+
+
+class StandaloneError(Exception):
+    """The broker did not start; the text holds the end of its log."""
+
+
+class Standalone:
+    """One broker. Data, ports and tokens stay the same from start to start."""
+
+    def __init__(
+        self,
+        home: Path,
+        data: Path,
+        *,
+        broker_port: int = 0,
+        web_port: int = 0,
+        bookie_port: int = 0,
+        secured: bool = False,
+        conf: Mapping[str, str] | None = None,
+        memory: str = "-Xms256m -Xmx512m -XX:MaxDirectMemorySize=512m",
+        ready_timeout_s: float = 180.0,
+        progress: Progress = silent,
+    ) -> None:
+        self.home = home
+        self.data = data.absolute()  # the broker's script changes the directory
+        self.secured = secured
+        self.broker_port = broker_port or free_port()
+        self.web_port = web_port or free_port(avoid=(self.broker_port,))
+        self.bookie_port = bookie_port or free_port(avoid=(self.broker_port, self.web_port))
+        self.log_path = self.data / "broker.log"
+        self.secret_key = self.data / "secret.key"
+        self._conf = dict(conf or {})
+        self._memory = memory
+        self._ready_timeout_s = ready_timeout_s
+        self._progress = progress
+        self._process: OwnedProcess | None = None
+
+    @property
+    def service_url(self) -> str:
+        """For clients of the binary protocol."""
+        return f"pulsar://localhost:{self.broker_port}"
+
+    @property
+    def admin_url(self) -> str:
+        """For the admin API."""
+        return f"http://localhost:{self.web_port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The JVM's process id."""
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives, healthy or not."""
+        return self._process is not None and self._process.exit_code() is None
+
+    def token_file(self, role: str) -> Path:
+        """The file with a role's token."""
+        return self.data / "tokens" / f"{role}.jwt"
+
+    def token(self, role: str) -> str:
+        """A role's token, without expiry."""
+        return self.token_file(role).read_text()
+
+    def admin(self, timeout_s: float = 30.0) -> Admin:
+        """A client of the broker's admin API, as the role `admin` where roles exist."""
+        url = f"http://{_HOST}:{self.web_port}"
+        return Admin(url, self.token("admin") if self.secured else None, timeout_s)
+
+    def start(self) -> None:
+        """Start, and return when the broker is healthy."""
+        if self.running:
+            raise StandaloneError("the broker is running already")
+        self._prepare()
+        command = [
+            str(self.home / "bin" / "pulsar"),
+            "standalone",
+            *("--no-functions-worker", "--no-stream-storage"),
+            *("--bookkeeper-port", str(self.bookie_port)),
+            *("--bookkeeper-dir", str(self.data / "bookkeeper")),
+            *("--metadata-dir", str(self.data / "metadata")),
+        ]
+        self.kill()  # what is left of an earlier process that ended by itself
+        self._process = OwnedProcess(command, log=self.log_path, env=self._environment())
+        try:
+            self._wait_until_healthy(self._process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self, timeout_s: float = 20.0) -> None:
+        """End it in order, or by force when the time is over. Harmless if it does not run."""
+        if self._process is not None:
+            self._process.stop(timeout_s)
+            self._process = None
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def restart(self) -> None:
+        """Stop and start, with the same data and ports."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Make it silent: its connections stay open, and the kernel still accepts new ones for it."""
+        if self._process is not None:
+            self._process.signal(Signals.SIGSTOP)
+
+    def resume(self) -> None:
+        """End a pause."""
+        if self._process is not None:
+            self._process.signal(Signals.SIGCONT)
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The end of its log."""
+        return self._process.log_tail(lines) if self._process else ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _wait_until_healthy(self, process: OwnedProcess) -> None:
+        started_at = time.monotonic()
+        admin = self.admin(timeout_s=5.0)
+        while not admin.health():
+            elapsed_s = time.monotonic() - started_at
+            if (code := process.exit_code()) is not None:
+                raise StandaloneError(f"the broker ended with code {code}:\n{process.log_tail()}")
+            if elapsed_s > self._ready_timeout_s:
+                text = f"the broker was not ready after {elapsed_s:.0f} s"
+                raise StandaloneError(f"{text}:\n{process.log_tail()}")
+            self._progress(f"Starting a broker: {elapsed_s:.0f} s (log: {self.log_path})")
+            time.sleep(_POLL_S)
+
+    def _prepare(self) -> None:
+        (self.data / "tmp").mkdir(parents=True, exist_ok=True)
+        if self.secured:
+            self._write_secrets()
+        # The file is a Java properties file, where the last of equal keys wins: overrides are appended.
+        lines = [(self.home / "conf" / "standalone.conf").read_text(), ""]
+        lines += [f"{key}={value}" for key, value in self._settings().items()]
+        path = self.data / "broker.conf"
+        path.touch(mode=0o600)  # it may hold the admin's token
+        path.write_text("\n".join(lines) + "\n")
+
+    def _write_secrets(self) -> None:
+        if not self.secret_key.exists():
+            _write_private(self.secret_key, os.urandom(32))
+        for role in ROLES:
+            if not self.token_file(role).exists():
+                token = make_token(self.secret_key.read_bytes(), role)
+                _write_private(self.token_file(role), token.encode())
+
+    def _settings(self) -> dict[str, str]:
+        settings = {
+            "bindAddress": _HOST,
+            "advertisedAddress": "localhost",
+            "brokerServicePort": str(self.broker_port),
+            "webServicePort": str(self.web_port),
+            # The bookie heeds --bookkeeper-port only with this; otherwise it takes a port that may differ
+            # at the next start, and then refuses the data it wrote under the old one.
+            "allowEphemeralPorts": "true",
+            "listeningInterface": _loopback_interface(),
+        }
+        if self.secured:
+            settings |= {
+                "authenticationEnabled": "true",
+                "authenticationProviders": _TOKEN_PROVIDER,
+                "tokenSecretKey": f"file://{self.secret_key}",
+                "authorizationEnabled": "true",
+                "superUserRoles": "admin,proxy",
+                "proxyRoles": "proxy",
+                "brokerClientAuthenticationPlugin": _TOKEN_PLUGIN,
+                "brokerClientAuthenticationParameters": f'{{"token":"{self.token("admin")}"}}',
+            }
+        return settings | self._conf
+
+    def _environment(self) -> dict[str, str]:
+        # What the user has set for other brokers must not change this one; the script reads all of these.
+        unwanted = ("PULSAR_", "BOOKIE_", "BK_", "OPTS", "CLASSPATH")
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(unwanted)}
+        return environment | {
+            "PULSAR_STANDALONE_CONF": str(self.data / "broker.conf"),
+            "PULSAR_LOG_DIR": str(self.data / "logs"),
+            "PULSAR_MEM": self._memory,
+            "PULSAR_GC": "-XX:+UseSerialGC",
+            "PULSAR_GC_LOG": " ",  # none: an empty value would mean the default
+            # Native libraries are unpacked there, and a killed broker leaves them behind.
+            "PULSAR_EXTRA_OPTS": f"-Djava.io.tmpdir={self.data / 'tmp'}",
+        }
+
+
+def _loopback_interface() -> str:
+    names = {name for _, name in socket.if_nameindex()}
+    return "lo" if "lo" in names else "lo0"
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_bytes(content)

@@ -1,0 +1,45 @@
+"""`make test`: everything the tests need, then the tests, the end-to-end ones included."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from local import machine
+from local.distribution import DistributionError, pulsar_home
+from local.environment import Environment, SetupError, clean_environment
+
+ERRORS = (machine.MachineError, SetupError, DistributionError)
+
+
+def prepare() -> Environment:
+    """The machine, the environment and the Pulsar distribution, ready for the tests."""
+    machine.ensure(machine.TEST)
+    machine.note_go()
+    environment = Environment()
+    environment.prepare("test")
+    pulsar_home()
+    return environment
+
+
+def become(environment: Environment, module: str, *arguments: str) -> NoReturn:
+    """Become `python -m module` in the tree: its last line is the last one, its status is ours."""
+    sys.stdout.flush()
+    os.chdir(environment.root)
+    command = [str(environment.python), "-m", module, *arguments]
+    os.execve(environment.python, command, clean_environment())
+
+
+def main() -> int:
+    """Prepare, then become pytest."""
+    try:
+        environment = prepare()
+    except ERRORS as error:
+        print(f"\nmake test: {error}", file=sys.stderr)
+        return 1
+    return become(environment, "pytest", *sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The wheel, built and tried in an environment of its own, outside the tree.
+
+Tests run against the tree; only this shows that the package holds all it needs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from local.environment import Environment, clean_environment
+
+_CONFIG = """\
+[cluster]
+runtime_dir = "{directory}/run"
+
+[[listener]]
+bind = "127.0.0.1:6650"
+
+[brokers]
+service_url = "pulsar://localhost:6651"
+"""
+
+
+def try_wheel(environment: Environment) -> None:
+    """Build the wheel, install it elsewhere, call the command. CalledProcessError if any of it fails."""
+    with tempfile.TemporaryDirectory(prefix="ptp-wheel-") as name:
+        directory = Path(name)
+        pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check"]
+        _run([*pip, "wheel", "-q", "--no-deps", "-w", name, str(environment.root)], directory)
+        _run([sys.executable, "-m", "venv", "venv"], directory)
+        (wheel,) = directory.glob("*.whl")
+        constraints = str(environment.root / "constraints.txt")
+        python = str(directory / "venv/bin/python")
+        install = ["-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", constraints, str(wheel)]
+        _run([python, *install], directory)
+        command = str(directory / "venv/bin/pulsar-trio-proxy")
+        config = directory / "config.toml"
+        config.write_text(_CONFIG.format(directory=directory))
+        _run([command, "--help"], directory)
+        _run([command, "check", "--config", str(config)], directory)
+
+
+def _run(command: list[str], directory: Path) -> None:
+    subprocess.run(command, check=True, cwd=directory, env=clean_environment(), stdin=subprocess.DEVNULL)

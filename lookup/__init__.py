@@ -1,0 +1,1 @@
+"""The lookup worker: the only one that knows brokers. Receives Envelopes, answers for the brokers, checks targets."""

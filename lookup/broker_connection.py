@@ -1,0 +1,147 @@
+"""One connection to a broker, shared by all lookups of one principal: requests multiplexed by request id."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from proto import commands
+from proto.addresses import HostPort
+from proto.errors import RemoteProtocolError
+from proto.frames import FrameDecoder, encode_frame
+from proto.lookups import LookupKind, response_request_id, rewritten_request
+from proto.pulsar_pb2 import BaseCommand
+from proxy.runtime.broker_link import BrokerLink
+from proxy.runtime.logs import get_logger
+from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
+
+WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024
+
+FreshCredentials = Callable[[], Awaitable[tuple[str, bytes]]]
+
+
+class BrokerConnectionLost(Exception):
+    """The connection ended before the answer came; whether the broker saw the request is unknown."""
+
+
+class _Pending:
+    __slots__ = ("answer", "done")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.answer: BaseCommand | None = None
+
+
+class BrokerConnection:
+    """Ask with ``request``; ``run`` reads the answers until the connection ends."""
+
+    def __init__(
+        self, broker: HostPort, link: BrokerLink, *, max_frame_bytes: int, keep_alive_s: float, fresh: FreshCredentials
+    ) -> None:
+        self.broker = broker
+        self.last_used = trio.current_time()
+        self.closed = False
+        self._link = link
+        self._keep_alive_s = keep_alive_s
+        self._fresh_credentials = fresh
+        self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
+        self._decoder.receive_data(link.connected.rest)
+        self._writer = BatchedWriter(link.stream, max_buffered_bytes=WRITE_BUFFER_BYTES_MAX)
+        self._pending: dict[int, _Pending] = {}
+        self._request_ids = itertools.count(1)
+        self._heard_at = trio.current_time()
+        self._scope = trio.CancelScope()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return not self._pending
+
+    async def request(self, command: BaseCommand, kind: LookupKind) -> BaseCommand:
+        """Send a client's request under an id of our own; its answer, as the broker wrote it.
+
+        Raises BrokerConnectionLost.
+        """
+        request_id = next(self._request_ids)
+        frame = encode_frame(rewritten_request(command, kind, request_id).SerializeToString())
+        if self.closed:
+            raise BrokerConnectionLost(f"{self.broker} closed the connection")
+        pending = self._pending[request_id] = _Pending()
+        self.last_used = trio.current_time()
+        try:
+            self._writer.write(frame)
+            await pending.done.wait()
+        except WriterFull:
+            raise BrokerConnectionLost(f"{self.broker} does not take requests") from None
+        finally:
+            # An answer that comes after its caller has given up finds nobody, and is dropped.
+            self._pending.pop(request_id, None)
+        if pending.answer is None:
+            raise BrokerConnectionLost(f"{self.broker} closed the connection")
+        return pending.answer
+
+    async def run(self) -> None:
+        """Read answers and keep the connection alive, until the broker ends it or ``close`` is called."""
+        reason = "the broker closed it"
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._writer.run)
+                    nursery.start_soon(self._keep_alive)
+                    await self._read(nursery)
+                    nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, RemoteProtocolError, RpcError, WriterFull) as group:
+            reason = str(group.exceptions[0]) or type(group.exceptions[0]).__name__
+        finally:
+            self.closed = True
+            pending, self._pending = self._pending, {}
+            for one in pending.values():
+                one.done.set()
+            await trio.aclose_forcefully(self._link.stream)
+            get_logger().debug("a connection for lookups has ended", broker=str(self.broker), reason=reason)
+
+    def close(self) -> None:
+        """End the connection; who still waits gets BrokerConnectionLost."""
+        self.closed = True
+        self._scope.cancel()
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        while True:
+            while (frame := self._decoder.next_frame()) is not None:
+                self._take(commands.parse_command(frame.command), nursery)
+            data = await self._link.stream.receive_some(262_144)
+            if not data:
+                return
+            self._heard_at = trio.current_time()
+            self._decoder.receive_data(data)
+
+    def _take(self, command: BaseCommand, nursery: trio.Nursery) -> None:
+        if command.type == BaseCommand.PING:
+            self._writer.write(commands.pong())
+        elif command.type == BaseCommand.AUTH_CHALLENGE:
+            nursery.start_soon(self._answer_challenge)
+        else:
+            request_id = response_request_id(command)
+            pending = None if request_id is None else self._pending.pop(request_id, None)
+            if pending is not None:
+                pending.answer = command
+                pending.done.set()
+            elif command.type == BaseCommand.ERROR and request_id == commands.NO_REQUEST_ID:
+                raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
+
+    async def _answer_challenge(self) -> None:
+        """The broker wants fresh credentials (PIP-55)."""
+        method, data = await self._fresh_credentials()
+        version = commands.PROTOCOL_VERSION
+        self._writer.write(commands.auth_response("pulsar-trio-proxy", version, method, data))
+
+    async def _keep_alive(self) -> None:
+        """Ping a broker that says nothing; one that then says nothing either is given up."""
+        while True:
+            await trio.sleep(self._keep_alive_s)
+            silent_s = trio.current_time() - self._heard_at
+            if silent_s >= 2 * self._keep_alive_s:
+                raise RemoteProtocolError(f"{self.broker} has been silent for {silent_s:.0f} s")
+            if silent_s >= self._keep_alive_s:
+                self._writer.write(commands.ping())

@@ -1,0 +1,127 @@
+"""The lookup worker's connections to brokers: one for each broker and principal, shared by all of its clients.
+
+Per principal, because the broker decides by the *connection's* original principal what a lookup may see (4.0.8; the
+lookup's own original_principal field is not used). Bounded; idle connections end.
+"""
+
+from dataclasses import dataclass, field
+
+import trio
+
+from lookup.broker_connection import BrokerConnection
+from proto.addresses import HostPort
+from proto.connect_rules import BrokerIdentity, proxy_connect
+from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
+from proxy import __version__
+from proxy.config.types import Config
+from proxy.runtime.broker_link import BrokerDialer, BrokerLinkFailed
+from proxy.runtime.credentials import credentials_for
+from proxy.runtime.rpc_client import RpcPool
+from proxy.runtime.tasks import repeat, seconds
+
+Key = tuple[HostPort, str]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One broker and principal: the connection, and a lock so that only one task opens it."""
+
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    connection: BrokerConnection | None = None
+
+
+class BrokerPool:
+    """See the module. ``profile`` is what a broker last said in its CONNECTED, or None."""
+
+    def __init__(self, config: Config, auth: RpcPool, nursery: trio.Nursery) -> None:
+        self._config = config
+        self._auth = auth
+        self._nursery = nursery
+        self._slots: dict[Key, _Slot] = {}
+        self._scope = trio.CancelScope()
+        self._dialer = BrokerDialer(
+            config.brokers, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
+        )
+        self.profile: CommandConnected | None = None
+
+    def __len__(self) -> int:
+        return sum(1 for slot in self._slots.values() if slot.connection is not None and not slot.connection.closed)
+
+    async def run(self) -> None:
+        """Close what is idle, until ``retire``."""
+        with self._scope:
+            await repeat(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle)
+
+    async def connection(self, broker: HostPort, addresses: tuple[str, ...], principal: str) -> BrokerConnection:
+        """The connection to a broker for a principal, opened if need be. Raises BrokerLinkFailed."""
+        slot = self._slots.get((broker, principal))
+        if slot is None:
+            self._make_room()
+            slot = self._slots[broker, principal] = _Slot()
+        async with slot.lock:
+            if slot.connection is None or slot.connection.closed:
+                slot.connection = await self._open(broker, addresses, principal)
+            return slot.connection
+
+    async def _open(self, broker: HostPort, addresses: tuple[str, ...], principal: str) -> BrokerConnection:
+        configured = self._config.brokers.credentials is not None
+        credentials = credentials_for(self._auth, broker.host, configured=configured)
+
+        def make_connect(identity: BrokerIdentity) -> CommandConnect:
+            return proxy_connect(identity, __version__)
+
+        async def fresh() -> tuple[str, bytes]:
+            return await credentials_for(self._auth, broker.host, configured=configured).answer(None)
+
+        link = await self._dialer.open(broker, addresses, credentials, make_connect, principal)
+        self.profile = link.connected.message
+        connection = BrokerConnection(
+            broker,
+            link,
+            max_frame_bytes=self._config.limits.max_broker_frame_bytes,
+            keep_alive_s=seconds(self._config.limits.keep_alive_interval_ms),
+            fresh=fresh,
+        )
+        self._nursery.start_soon(connection.run)
+        return connection
+
+    def _make_room(self) -> None:
+        """Bound the slots: the one unused for longest goes, if nobody waits on it. Raises BrokerLinkFailed."""
+        if len(self._slots) < self._config.brokers.pooled_connections_max:
+            return
+        free = [(_last_used(slot), key) for key, slot in self._slots.items() if _unused(slot)]
+        if not free:
+            message = "Too many lookups for too many principals at once"
+            raise BrokerLinkFailed(
+                "pool_full",
+                "all brokers.pooled_connections_max connections are in use",
+                code=ServerError.TooManyRequests,
+                message=message,
+            )
+        self._drop(min(free, key=lambda entry: entry[0])[1])
+
+    async def _close_idle(self) -> None:
+        oldest = trio.current_time() - seconds(self._config.brokers.idle_connection_timeout_ms)
+        for key, slot in list(self._slots.items()):
+            if _unused(slot) and _last_used(slot) <= oldest:
+                self._drop(key)
+
+    def _drop(self, key: Key) -> None:
+        slot = self._slots.pop(key)
+        if slot.connection is not None:
+            slot.connection.close()
+
+    async def retire(self, patience_s: float) -> None:
+        """Give the lookups under way their time, then close everything."""
+        self._scope.cancel()
+        await trio.sleep(patience_s)
+        for key in list(self._slots):
+            self._drop(key)
+
+
+def _unused(slot: _Slot) -> bool:
+    return not slot.lock.locked() and (slot.connection is None or slot.connection.idle)
+
+
+def _last_used(slot: _Slot) -> float:
+    return float("-inf") if slot.connection is None else slot.connection.last_used

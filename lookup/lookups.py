@@ -1,0 +1,161 @@
+"""Answer a client's lookup on behalf of the brokers: ask one, follow its redirects, give only the final answer.
+
+PIP-1: "If the downstream broker replies with a redirection, the proxy will have to handle that internally and only
+reply to client once it has the final response."
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import trio
+
+from lookup.broker_connection import BrokerConnectionLost
+from lookup.broker_pool import BrokerPool
+from lookup.targets import Target, TargetDenied, TargetRules
+from proto.addresses import AddressInvalid, HostPort, parse_service_url
+from proto.lookups import LookupKind, client_request_id, failure, set_response_request_id
+from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
+from proxy.config.types import Config
+from proxy.runtime.broker_link import NOT_CONNECTED, BrokerLinkFailed
+from proxy.runtime.logs import get_logger
+from proxy.runtime.resolve import ResolutionFailed, resolve
+from proxy.runtime.tasks import seconds
+
+REDIRECTS_MAX = 10
+
+_OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "timeout", "handshake"})
+
+
+class LookupFailed(Exception):
+    """The answer is an error of the proxy's own: Pulsar's code and a text for the client; ``detail`` for the log."""
+
+    def __init__(self, code: int, message: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.message = message
+
+
+class Lookups:
+    """Runs the lookups of one lookup worker, under one configuration."""
+
+    def __init__(self, config: Config, pool: BrokerPool, rules: TargetRules) -> None:
+        self._config = config
+        self._pool = pool
+        self._rules = rules
+        self._brokers = parse_service_url(config.brokers.service_url)
+        self._turn = itertools.count()
+
+    async def answer(self, command: BaseCommand, kind: LookupKind, principal: str, client: str) -> BaseCommand:
+        """The final answer for the client, under the client's own request id; an error is an answer too."""
+        request_id = client_request_id(command, kind)
+        timeout_s = seconds(self._config.limits.lookup_timeout_ms)
+        try:
+            with trio.fail_after(timeout_s):
+                answer = await self._ask_and_follow(command, kind, principal)
+        except trio.TooSlowError:
+            failed = LookupFailed(
+                ServerError.ServiceNotReady, "The broker did not answer in time", f"no answer within {timeout_s} s"
+            )
+            return self._failure(failed, kind, request_id, principal, client)
+        except LookupFailed as failed:
+            return self._failure(failed, kind, request_id, principal, client)
+        set_response_request_id(answer, request_id)
+        return answer
+
+    def _failure(
+        self, failed: LookupFailed, kind: LookupKind, request_id: int, principal: str, client: str
+    ) -> BaseCommand:
+        get_logger().warning(
+            "a lookup failed", client=client, principal=principal, request=kind.name, reason=str(failed)
+        )
+        return failure(kind, request_id, failed.code, failed.message)
+
+    async def _ask_and_follow(self, command: BaseCommand, kind: LookupKind, principal: str) -> BaseCommand:
+        answer = await self._ask_any(command, kind, principal)
+        if kind.response_type != BaseCommand.LOOKUP_RESPONSE or answer.type != BaseCommand.LOOKUP_RESPONSE:
+            return answer
+        request = BaseCommand()
+        request.CopyFrom(command)
+        for _ in range(REDIRECTS_MAX):
+            response = answer.lookup_topic_response
+            if response.response == CommandLookupTopicResponse.Failed:
+                return answer
+            if response.response == CommandLookupTopicResponse.Connect:
+                return _through_proxy(answer)
+            request.lookup_topic.authoritative = response.authoritative
+            target = await self._redirect_target(str(response.broker_service_url))
+            answer = await self._ask(target, request, kind, principal)
+            if answer.type != BaseCommand.LOOKUP_RESPONSE:
+                return answer
+        if answer.lookup_topic_response.response == CommandLookupTopicResponse.Connect:
+            return _through_proxy(answer)
+        if answer.lookup_topic_response.response == CommandLookupTopicResponse.Failed:
+            return answer
+        raise LookupFailed(
+            ServerError.ServiceNotReady,
+            "Reached max number of redirections",
+            f"more than {REDIRECTS_MAX} redirects for {command.lookup_topic.topic}",
+        )
+
+    async def _ask_any(self, command: BaseCommand, kind: LookupKind, principal: str) -> BaseCommand:
+        """Ask the configured brokers, in turn, until one can be asked."""
+        failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, "no broker is configured")
+        for broker in self._brokers_in_turn():
+            try:
+                addresses = await resolve(broker.host, timeout_s=seconds(self._config.brokers.connect_timeout_ms))
+                return await self._ask(Target(broker, addresses), command, kind, principal)
+            except ResolutionFailed as error:
+                failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, str(error))
+            except _NextBroker as error:
+                failed = error
+        raise LookupFailed(failed.code, failed.message, str(failed))
+
+    def _brokers_in_turn(self) -> Iterator[HostPort]:
+        start = next(self._turn) % len(self._brokers)
+        yield from self._brokers[start:]
+        yield from self._brokers[:start]
+
+    async def _ask(self, target: Target, command: BaseCommand, kind: LookupKind, principal: str) -> BaseCommand:
+        """Ask one broker. A lookup may be asked twice, so a connection that broke under it is replaced once."""
+        lost = ""
+        for _ in range(2):
+            try:
+                connection = await self._pool.connection(target.broker, target.addresses, principal)
+                return await connection.request(command, kind)
+            except BrokerLinkFailed as error:
+                kind_of_failure = _NextBroker if error.reason in _OTHER_BROKER_MAY_HELP else LookupFailed
+                raise kind_of_failure(error.code, error.message, str(error)) from None
+            except BrokerConnectionLost as error:
+                lost = str(error)
+        raise _NextBroker(ServerError.ServiceNotReady, NOT_CONNECTED, lost)
+
+    async def _redirect_target(self, url: str) -> Target:
+        try:
+            broker = parse_service_url(url)[0]
+            return await self._rules.check(str(broker))
+        except (AddressInvalid, TargetDenied) as error:
+            raise LookupFailed(
+                ServerError.ServiceNotReady, "The topic's broker cannot be validated", f"a broker redirects to {error}"
+            ) from None
+
+
+class _NextBroker(LookupFailed):
+    """This broker cannot be asked; another one perhaps."""
+
+
+def _through_proxy(answer: BaseCommand) -> BaseCommand:
+    """The final answer: the broker's own, but its client comes through the proxy (PIP-1).
+
+    Both URLs are the one that the proxy dials: a client picks by whether *it* speaks TLS, which says nothing about
+    the way from the proxy to the broker.
+    """
+    response = answer.lookup_topic_response
+    if not response.broker_service_url:
+        raise LookupFailed(
+            ServerError.ServiceNotReady,
+            "The topic's broker cannot be reached by the proxy",
+            f"the broker has no address without TLS, only {response.broker_service_url_tls}",
+        )
+    response.broker_service_url_tls = response.broker_service_url
+    response.proxy_through_service_url = True
+    return answer

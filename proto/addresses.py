@@ -1,0 +1,62 @@
+"""Addresses as Pulsar writes them: ``host:port`` targets and ``pulsar://host:port,host:port`` service URLs."""
+
+import re
+from dataclasses import dataclass
+
+_PORT_MAX = 65535
+_HOST_MAX = 253  # DNS: RFC 1035, section 2.3.4
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?\Z")
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]+\Z")
+_SCHEMES = {"pulsar": 6650}
+
+
+class AddressInvalid(ValueError):
+    """A text is no address; says which and why, fit for an operator and for a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """Where something listens: a name or an IP address (IPv6 without brackets), and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_host_port(text: str, *, default_port: int | None = None) -> HostPort:
+    """Parse ``host:port`` or ``[ipv6]:port``; raises AddressInvalid."""
+    host, port_text = _split(text)
+    if port_text is None:
+        if default_port is None:
+            raise AddressInvalid(f"{_shown(text)} has no port")
+        return HostPort(host, default_port)
+    if not (port_text.isascii() and port_text.isdigit()) or not 0 < int(port_text[:6]) <= _PORT_MAX:
+        raise AddressInvalid(f"{_shown(text)} has no valid port")
+    return HostPort(host, int(port_text))
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    if text.startswith("["):
+        host, bracket, tail = text[1:].partition("]")
+        if not bracket or not _IPV6.match(host) or (tail and not tail.startswith(":")):
+            raise AddressInvalid(f"{_shown(text)} is not an IPv6 address in brackets")
+        return host, tail[1:] if tail else None
+    host, colon, port = text.partition(":")
+    if len(host) > _HOST_MAX or not _HOST.match(host):
+        raise AddressInvalid(f"{_shown(text)} has no valid host name")
+    return host, port if colon else None
+
+
+def parse_service_url(url: str) -> tuple[HostPort, ...]:
+    """Parse ``pulsar://host1:6650,host2:6650`` into its addresses, in order; raises AddressInvalid."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in _SCHEMES:
+        raise AddressInvalid(f"{_shown(url)} does not begin with pulsar://")
+    hosts = rest.rstrip("/").split(",")
+    return tuple(parse_host_port(host.strip(), default_port=_SCHEMES[scheme]) for host in hosts)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _HOST_MAX else text[:_HOST_MAX] + "…")

@@ -1,0 +1,177 @@
+"""Pulsar commands: parsing them, and writing the few that a proxy says itself.
+
+Every function that writes returns a whole frame, ready for the wire.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from google.protobuf.message import DecodeError
+
+from proto.errors import RemoteProtocolError
+from proto.frames import encode_frame
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
+
+NO_REQUEST_ID = (1 << 64) - 1
+"""The request id of an error that answers a connection rather than a request."""
+
+PROTOCOL_VERSION = 21
+"""The newest protocol version of Pulsar that this proxy was written against."""
+
+PROTOCOL_VERSION_MIN = 10
+"""Older clients cannot be answered through a proxy; Pulsar's own proxy refuses them too."""
+
+_PONG = encode_frame(BaseCommand(type=BaseCommand.PONG, pong={}).SerializeToString())
+_PING = encode_frame(BaseCommand(type=BaseCommand.PING, ping={}).SerializeToString())
+
+_REQUEST_FIELDS: Mapping[int, str] = MappingProxyType(
+    {
+        BaseCommand.SUBSCRIBE: "subscribe",
+        BaseCommand.PRODUCER: "producer",
+        BaseCommand.ACK: "ack",
+        BaseCommand.UNSUBSCRIBE: "unsubscribe",
+        BaseCommand.CLOSE_PRODUCER: "close_producer",
+        BaseCommand.CLOSE_CONSUMER: "close_consumer",
+        BaseCommand.CONSUMER_STATS: "consumer_stats",
+        BaseCommand.SEEK: "seek",
+        BaseCommand.GET_LAST_MESSAGE_ID: "get_last_message_id",
+        BaseCommand.GET_OR_CREATE_SCHEMA: "get_or_create_schema",
+        BaseCommand.NEW_TXN: "new_txn",
+        BaseCommand.ADD_PARTITION_TO_TXN: "add_partition_to_txn",
+        BaseCommand.ADD_SUBSCRIPTION_TO_TXN: "add_subscription_to_txn",
+        BaseCommand.END_TXN: "end_txn",
+        BaseCommand.END_TXN_ON_PARTITION: "end_txn_on_partition",
+        BaseCommand.END_TXN_ON_SUBSCRIPTION: "end_txn_on_subscription",
+        BaseCommand.TC_CLIENT_CONNECT_REQUEST: "tc_client_connect_request",
+        BaseCommand.WATCH_TOPIC_LIST: "watch_topic_list",
+        BaseCommand.WATCH_TOPIC_LIST_CLOSE: "watch_topic_list_close",
+    }
+)
+
+
+class CommandCorrupt(RemoteProtocolError):
+    """The bytes of a command are not a BaseCommand, or lack the message that its type promises."""
+
+
+def parse_command(data: bytes) -> BaseCommand:
+    """Parse a serialized BaseCommand; raises CommandCorrupt."""
+    try:
+        return BaseCommand.FromString(data)
+    except DecodeError:
+        raise CommandCorrupt("bytes that are not a Pulsar command") from None
+
+
+def command_name(command_type: int) -> str:
+    """The name of a command type for logs and error texts, also of one newer than this proxy."""
+    try:
+        return BaseCommand.Type.Name(command_type)
+    except ValueError:
+        return f"command type {command_type}"
+
+
+def error_name(error: int) -> str:
+    """The name of a ServerError for logs and labels; bounded, whatever number a broker sends."""
+    try:
+        return ServerError.Name(error)
+    except ValueError:
+        return "other"
+
+
+def ping() -> bytes:
+    """A PING frame."""
+    return _PING
+
+
+def pong() -> bytes:
+    """A PONG frame."""
+    return _PONG
+
+
+def error(request_id: int, code: int, message: str) -> bytes:
+    """A CommandError; ``NO_REQUEST_ID`` where it ends the connection."""
+    return encode(
+        BaseCommand(
+            type=BaseCommand.ERROR,
+            error={"request_id": request_id, "error": code, "message": message},
+        )
+    )
+
+
+def refusal(command: BaseCommand, code: int, message: str) -> bytes:
+    """The answer to a command that is not served here, in the form that its sender can match to it."""
+    if command.type == BaseCommand.SEND:
+        return encode(
+            BaseCommand(
+                type=BaseCommand.SEND_ERROR,
+                send_error={
+                    "producer_id": command.send.producer_id,
+                    "sequence_id": command.send.sequence_id,
+                    "error": code,
+                    "message": message,
+                },
+            )
+        )
+    return error(request_id_of(command), code, message)
+
+
+def request_id_of(command: BaseCommand) -> int:
+    """The request id of a command that only brokers serve, or NO_REQUEST_ID where it has none."""
+    field = _REQUEST_FIELDS.get(command.type)
+    if field is None or not command.HasField(field):
+        return NO_REQUEST_ID
+    body = getattr(command, field)
+    return int(body.request_id) if body.HasField("request_id") else NO_REQUEST_ID
+
+
+def connect(message: CommandConnect) -> bytes:
+    """A CONNECT frame."""
+    return encode(BaseCommand(type=BaseCommand.CONNECT, connect=message))
+
+
+def connected(message: CommandConnected) -> bytes:
+    """A CONNECTED frame."""
+    return encode(BaseCommand(type=BaseCommand.CONNECTED, connected=message))
+
+
+def auth_challenge(server_version: str, protocol_version: int, method: str, data: bytes) -> bytes:
+    """An AUTH_CHALLENGE frame (PIP-30, step 2)."""
+    return encode(
+        BaseCommand(
+            type=BaseCommand.AUTH_CHALLENGE,
+            auth_challenge={
+                "server_version": server_version,
+                "protocol_version": protocol_version,
+                "challenge": {"auth_method_name": method, "auth_data": data},
+            },
+        )
+    )
+
+
+def auth_response(client_version: str, protocol_version: int, method: str, data: bytes) -> bytes:
+    """An AUTH_RESPONSE frame (PIP-30, step 3)."""
+    return encode(
+        BaseCommand(
+            type=BaseCommand.AUTH_RESPONSE,
+            auth_response={
+                "client_version": client_version,
+                "protocol_version": protocol_version,
+                "response": {"auth_method_name": method, "auth_data": data},
+            },
+        )
+    )
+
+
+def auth_method_of(message: CommandConnect) -> str:
+    """The authentication method of a CONNECT, whichever of its two fields names it; "none" where neither does."""
+    if message.auth_method_name:
+        return str(message.auth_method_name)
+    if message.auth_method == 1:
+        return "ycav1"
+    if message.auth_method == 2:  # noqa: PLR2004 -- AuthMethodAthens
+        return "athens"
+    return "none"
+
+
+def encode(command: BaseCommand) -> bytes:
+    """A frame without payload around any command."""
+    return encode_frame(command.SerializeToString())

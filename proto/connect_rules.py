@@ -1,0 +1,109 @@
+"""What a client's CONNECT may say, and what of it goes on to the broker (PIP-1, steps 1 and 3)."""
+
+from dataclasses import dataclass
+
+from proto.commands import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, auth_method_of
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
+
+AUTHENTICATION_FAILED = "Failed to authenticate"
+"""All that a client learns of why: anything more would help whoever guesses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error for the client: Pulsar's code, and a text."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerIdentity:
+    """Whom the broker is told about: the proxy's own credentials, and the client's role behind them."""
+
+    method: str = ""
+    data: bytes = b""
+    original_principal: str = ""
+
+
+def check_connect(command: BaseCommand) -> Refusal | None:
+    """What is wrong with a CONNECT before any authentication, or None."""
+    connect = command.connect
+    if connect.protocol_version < PROTOCOL_VERSION_MIN:
+        return Refusal(
+            ServerError.UnsupportedVersionError,
+            f"The proxy needs protocol version {PROTOCOL_VERSION_MIN} or newer; "
+            f"the client speaks {connect.protocol_version}",
+        )
+    # The broker decides by this field whether it talks to a proxy: a client must not choose it.
+    if connect.HasField("proxy_version"):
+        return Refusal(ServerError.NotAllowedError, "Must not provide proxyVersion")
+    return None
+
+
+def broker_connect(client: CommandConnect, identity: BrokerIdentity, proxy_version: str) -> CommandConnect:
+    """The CONNECT for the broker of a relay: the client's own, with the proxy's identity in place of the client's.
+
+    Version, feature flags and unknown fields are the client's, since the relay carries the client's frames as they
+    are. Whatever the client wrote about identities is dropped.
+    """
+    message = CommandConnect()
+    message.CopyFrom(client)
+    for field in (
+        "auth_method",
+        "auth_method_name",
+        "auth_data",
+        "proxy_to_broker_url",
+        "original_principal",
+        "original_auth_data",
+        "original_auth_method",
+    ):
+        message.ClearField(field)
+    return _identified(message, identity, proxy_version)
+
+
+def proxy_connect(identity: BrokerIdentity, proxy_version: str) -> CommandConnect:
+    """The CONNECT for a connection of the proxy's own: lookups for one principal, or a probe."""
+    message = CommandConnect(
+        client_version=f"pulsar-trio-proxy-{proxy_version}",
+        protocol_version=PROTOCOL_VERSION,
+        feature_flags={"supports_auth_refresh": True},
+    )
+    return _identified(message, identity, proxy_version)
+
+
+def _identified(message: CommandConnect, identity: BrokerIdentity, proxy_version: str) -> CommandConnect:
+    if identity.method:
+        message.auth_method_name = identity.method
+        message.auth_data = identity.data
+    if identity.original_principal:
+        message.original_principal = identity.original_principal
+    message.proxy_version = proxy_version
+    return message
+
+
+def lookup_mode_connected(
+    client: CommandConnect, broker: CommandConnected | None, server_version: str
+) -> CommandConnected:
+    """The CONNECTED for a client in lookup mode.
+
+    ``broker`` is what a broker of this cluster last said, or None before the first has spoken; then the flags are
+    those that Pulsar's own proxy always claims. Topic watchers are never claimed: a watch needs a broker, and this
+    connection ends at the proxy (Java clients ask for one only if told that they may).
+    """
+    message = CommandConnected()
+    if broker is not None:
+        message.CopyFrom(broker)
+        message.feature_flags.supports_topic_watchers = False
+    else:
+        message.protocol_version = PROTOCOL_VERSION
+        message.feature_flags.supports_get_partitioned_metadata_without_auto_creation = True
+        message.feature_flags.supports_repl_dedup_by_lid_and_eid = True
+    message.server_version = server_version
+    message.protocol_version = min(client.protocol_version, message.protocol_version)
+    return message
+
+
+def authentication_of(connect: CommandConnect) -> tuple[str, bytes]:
+    """Method and first data that a client brings."""
+    return auth_method_of(connect), bytes(connect.auth_data)

@@ -1,0 +1,153 @@
+"""The four requests of lookup mode (PIP-1), and their answers, seen as one family.
+
+A lookup worker sends a client's request on to a broker under a request id of its own and gives the answer back under
+the client's. Everything else in the two messages stays as it was written: listener names, properties, and fields that
+are newer than this proxy.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from proto.commands import CommandCorrupt
+from proto.pulsar_pb2 import (
+    BaseCommand,
+    CommandLookupTopicResponse,
+    CommandPartitionedTopicMetadataResponse,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupKind:
+    """How one request of lookup mode and its answer are written."""
+
+    name: str
+    """Fit for a metric's label and a log."""
+    request_field: str
+    response_type: BaseCommand.Type
+    response_field: str
+
+
+KINDS: Mapping[int, LookupKind] = MappingProxyType(
+    {
+        BaseCommand.LOOKUP: LookupKind("lookup", "lookup_topic", BaseCommand.LOOKUP_RESPONSE, "lookup_topic_response"),
+        BaseCommand.PARTITIONED_METADATA: LookupKind(
+            "partitions_metadata",
+            "partition_metadata",
+            BaseCommand.PARTITIONED_METADATA_RESPONSE,
+            "partition_metadata_response",
+        ),
+        BaseCommand.GET_TOPICS_OF_NAMESPACE: LookupKind(
+            "get_topics_of_namespace",
+            "get_topics_of_namespace",
+            BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE,
+            "get_topics_of_namespace_response",
+        ),
+        BaseCommand.GET_SCHEMA: LookupKind(
+            "get_schema", "get_schema", BaseCommand.GET_SCHEMA_RESPONSE, "get_schema_response"
+        ),
+    }
+)
+"""Request type → its kind. What is not here is not served in lookup mode."""
+
+_FIELD_BY_RESPONSE_TYPE = {kind.response_type: kind.response_field for kind in KINDS.values()}
+
+_IDENTITY_FIELDS = ("original_principal", "original_auth_data", "original_auth_method")
+
+
+def kind_of(command: BaseCommand) -> LookupKind:
+    """The kind of a request of lookup mode. Raises CommandCorrupt where its message is missing, KeyError if none."""
+    kind = KINDS[command.type]
+    if not command.HasField(kind.request_field):
+        raise CommandCorrupt(f"{kind.name} without its message")
+    return kind
+
+
+def client_request_id(command: BaseCommand, kind: LookupKind) -> int:
+    """The request id under which the client waits for the answer."""
+    return int(getattr(command, kind.request_field).request_id)
+
+
+def rewritten_request(command: BaseCommand, kind: LookupKind, request_id: int) -> BaseCommand:
+    """The request as it goes to a broker: our request id, and no identity that the client chose for itself.
+
+    A client that writes an original principal would otherwise choose whom the broker takes it for: only the
+    connection's handshake, which is the proxy's, may say that.
+    """
+    copy = BaseCommand()
+    copy.CopyFrom(command)
+    body = getattr(copy, kind.request_field)
+    body.request_id = request_id
+    for field in _IDENTITY_FIELDS:
+        if field in body.DESCRIPTOR.fields_by_name:
+            body.ClearField(field)
+    return copy
+
+
+def response_request_id(command: BaseCommand) -> int | None:
+    """The request id that a broker's answer carries, be it the fitting response or a CommandError; None if neither."""
+    if command.type == BaseCommand.ERROR:
+        return int(command.error.request_id)
+    field = _FIELD_BY_RESPONSE_TYPE.get(command.type)
+    return int(getattr(command, field).request_id) if field else None
+
+
+def set_response_request_id(command: BaseCommand, request_id: int) -> None:
+    """Write the client's request id into a broker's answer (see response_request_id for what is one)."""
+    body: Any = (
+        command.error if command.type == BaseCommand.ERROR else getattr(command, _FIELD_BY_RESPONSE_TYPE[command.type])
+    )
+    body.request_id = request_id
+
+
+def failure(kind: LookupKind, request_id: int, code: int, message: str) -> BaseCommand:
+    """The answer of this kind that says that it failed, with Pulsar's error code and a text for the client.
+
+    A topic list has no room for an error of its own; its failures are plain CommandErrors, as a broker sends them.
+    """
+    if kind.response_type == BaseCommand.LOOKUP_RESPONSE:
+        return BaseCommand(
+            type=kind.response_type,
+            lookup_topic_response={
+                "response": CommandLookupTopicResponse.Failed,
+                "request_id": request_id,
+                "error": code,
+                "message": message,
+            },
+        )
+    if kind.response_type == BaseCommand.PARTITIONED_METADATA_RESPONSE:
+        return BaseCommand(
+            type=kind.response_type,
+            partition_metadata_response={
+                "response": CommandPartitionedTopicMetadataResponse.Failed,
+                "request_id": request_id,
+                "error": code,
+                "message": message,
+            },
+        )
+    if kind.response_type == BaseCommand.GET_SCHEMA_RESPONSE:
+        return BaseCommand(
+            type=kind.response_type,
+            get_schema_response={
+                "request_id": request_id,
+                "error_code": code,
+                "error_message": message,
+            },
+        )
+    return BaseCommand(type=BaseCommand.ERROR, error={"request_id": request_id, "error": code, "message": message})
+
+
+def error_of(command: BaseCommand) -> int | None:
+    """The ServerError that an answer carries, or None where it is a success."""
+    if command.type == BaseCommand.ERROR:
+        return int(command.error.error)
+    if command.type == BaseCommand.LOOKUP_RESPONSE:
+        lookup = command.lookup_topic_response
+        return int(lookup.error) if lookup.response == CommandLookupTopicResponse.Failed else None
+    if command.type == BaseCommand.PARTITIONED_METADATA_RESPONSE:
+        metadata = command.partition_metadata_response
+        failed = metadata.response == CommandPartitionedTopicMetadataResponse.Failed
+        return int(metadata.error) if failed else None
+    schema = command.get_schema_response
+    return int(schema.error_code) if schema.HasField("error_code") else None

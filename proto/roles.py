@@ -1,0 +1,42 @@
+"""The cluster's processes, and what each may ask of the others (KIP-590: the right to ClusterAction)."""
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from proto.rpc_pb2 import Method
+
+
+class Role(enum.StrEnum):
+    """What a process is, or who stands at control.sock."""
+
+    SUPERVISOR = "supervisor"
+    FORWARDER = "forwarder"
+    AUTH = "auth"
+    LOOKUP = "lookup"
+    OPERATOR = "operator"
+
+
+MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
+    {
+        Method.AUTHENTICATE: frozenset({Role.FORWARDER}),
+        Method.BROKER_CREDENTIALS: frozenset({Role.FORWARDER, Role.LOOKUP}),
+        Method.ENVELOPE: frozenset({Role.FORWARDER}),
+        Method.RESOLVE_TARGET: frozenset({Role.FORWARDER}),
+        Method.BROKER_PROFILE: frozenset({Role.FORWARDER}),
+        Method.START: frozenset({Role.SUPERVISOR}),
+        Method.SET_PEERS: frozenset({Role.SUPERVISOR}),
+        Method.CONFIGURE: frozenset({Role.SUPERVISOR}),
+        Method.DRAIN: frozenset({Role.SUPERVISOR}),
+        Method.COLLECT_METRICS: frozenset({Role.SUPERVISOR}),
+        Method.GET_STATUS: frozenset({Role.SUPERVISOR}),
+        Method.CLUSTER_STATUS: frozenset({Role.OPERATOR}),
+        Method.CLUSTER_DRAIN: frozenset({Role.OPERATOR}),
+        Method.CLUSTER_RELOAD: frozenset({Role.OPERATOR}),
+    }
+)
+
+
+def may_call(role: Role, method: int) -> bool:
+    """Whether a role may call a method; a method that is not in the table may be called by nobody."""
+    return role in MAY_CALL.get(method, frozenset())

@@ -1,0 +1,283 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    METHOD_UNSPECIFIED: _ClassVar[Method]
+    AUTHENTICATE: _ClassVar[Method]
+    BROKER_CREDENTIALS: _ClassVar[Method]
+    ENVELOPE: _ClassVar[Method]
+    RESOLVE_TARGET: _ClassVar[Method]
+    BROKER_PROFILE: _ClassVar[Method]
+    START: _ClassVar[Method]
+    SET_PEERS: _ClassVar[Method]
+    CONFIGURE: _ClassVar[Method]
+    DRAIN: _ClassVar[Method]
+    COLLECT_METRICS: _ClassVar[Method]
+    GET_STATUS: _ClassVar[Method]
+    CLUSTER_STATUS: _ClassVar[Method]
+    CLUSTER_DRAIN: _ClassVar[Method]
+    CLUSTER_RELOAD: _ClassVar[Method]
+
+class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OK: _ClassVar[Status]
+    CLUSTER_AUTHORIZATION_FAILED: _ClassVar[Status]
+    UNSUPPORTED_VERSION: _ClassVar[Status]
+    INVALID_REQUEST: _ClassVar[Status]
+    TOO_MANY_REQUESTS: _ClassVar[Status]
+    REQUEST_TIMED_OUT: _ClassVar[Status]
+    UNKNOWN_SERVER_ERROR: _ClassVar[Status]
+
+class EnvelopeError(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENVELOPE_OK: _ClassVar[EnvelopeError]
+    ENVELOPE_CLUSTER_AUTHORIZATION_FAILED: _ClassVar[EnvelopeError]
+    PRINCIPAL_DESERIALIZATION_FAILURE: _ClassVar[EnvelopeError]
+    ENVELOPE_INVALID_REQUEST: _ClassVar[EnvelopeError]
+    ENVELOPE_UNSUPPORTED_VERSION: _ClassVar[EnvelopeError]
+METHOD_UNSPECIFIED: Method
+AUTHENTICATE: Method
+BROKER_CREDENTIALS: Method
+ENVELOPE: Method
+RESOLVE_TARGET: Method
+BROKER_PROFILE: Method
+START: Method
+SET_PEERS: Method
+CONFIGURE: Method
+DRAIN: Method
+COLLECT_METRICS: Method
+GET_STATUS: Method
+CLUSTER_STATUS: Method
+CLUSTER_DRAIN: Method
+CLUSTER_RELOAD: Method
+OK: Status
+CLUSTER_AUTHORIZATION_FAILED: Status
+UNSUPPORTED_VERSION: Status
+INVALID_REQUEST: Status
+TOO_MANY_REQUESTS: Status
+REQUEST_TIMED_OUT: Status
+UNKNOWN_SERVER_ERROR: Status
+ENVELOPE_OK: EnvelopeError
+ENVELOPE_CLUSTER_AUTHORIZATION_FAILED: EnvelopeError
+PRINCIPAL_DESERIALIZATION_FAILURE: EnvelopeError
+ENVELOPE_INVALID_REQUEST: EnvelopeError
+ENVELOPE_UNSUPPORTED_VERSION: EnvelopeError
+
+class Frame(_message.Message):
+    __slots__ = ("call", "reply")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    call: Call
+    reply: Reply
+    def __init__(self, call: _Optional[_Union[Call, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ...) -> None: ...
+
+class Call(_message.Message):
+    __slots__ = ("correlation_id", "method", "timeout_ms", "request")
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    correlation_id: int
+    method: Method
+    timeout_ms: int
+    request: bytes
+    def __init__(self, correlation_id: _Optional[int] = ..., method: _Optional[_Union[Method, str]] = ..., timeout_ms: _Optional[int] = ..., request: _Optional[bytes] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("correlation_id", "status", "detail", "response")
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    correlation_id: int
+    status: Status
+    detail: str
+    response: bytes
+    def __init__(self, correlation_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., response: _Optional[bytes] = ...) -> None: ...
+
+class Principal(_message.Message):
+    __slots__ = ("type", "name", "method", "expires_at_unix_ms")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    name: str
+    method: str
+    expires_at_unix_ms: int
+    def __init__(self, type: _Optional[str] = ..., name: _Optional[str] = ..., method: _Optional[str] = ..., expires_at_unix_ms: _Optional[int] = ...) -> None: ...
+
+class SealedPrincipal(_message.Message):
+    __slots__ = ("principal", "mac")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    MAC_FIELD_NUMBER: _ClassVar[int]
+    principal: bytes
+    mac: bytes
+    def __init__(self, principal: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
+
+class AuthenticateRequest(_message.Message):
+    __slots__ = ("authentication_id", "first_round", "method", "data", "client_address")
+    AUTHENTICATION_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROUND_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    authentication_id: int
+    first_round: bool
+    method: str
+    data: bytes
+    client_address: str
+    def __init__(self, authentication_id: _Optional[int] = ..., first_round: _Optional[bool] = ..., method: _Optional[str] = ..., data: _Optional[bytes] = ..., client_address: _Optional[str] = ...) -> None: ...
+
+class AuthenticateResponse(_message.Message):
+    __slots__ = ("challenge", "authenticated", "denied")
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    AUTHENTICATED_FIELD_NUMBER: _ClassVar[int]
+    DENIED_FIELD_NUMBER: _ClassVar[int]
+    challenge: bytes
+    authenticated: Authenticated
+    denied: Denied
+    def __init__(self, challenge: _Optional[bytes] = ..., authenticated: _Optional[_Union[Authenticated, _Mapping]] = ..., denied: _Optional[_Union[Denied, _Mapping]] = ...) -> None: ...
+
+class Authenticated(_message.Message):
+    __slots__ = ("principal", "sealed_principal")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    SEALED_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    principal: Principal
+    sealed_principal: bytes
+    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., sealed_principal: _Optional[bytes] = ...) -> None: ...
+
+class Denied(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class BrokerCredentialsRequest(_message.Message):
+    __slots__ = ("exchange_id", "broker_host", "challenge")
+    EXCHANGE_ID_FIELD_NUMBER: _ClassVar[int]
+    BROKER_HOST_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    exchange_id: int
+    broker_host: str
+    challenge: bytes
+    def __init__(self, exchange_id: _Optional[int] = ..., broker_host: _Optional[str] = ..., challenge: _Optional[bytes] = ...) -> None: ...
+
+class BrokerCredentialsResponse(_message.Message):
+    __slots__ = ("method", "data")
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    method: str
+    data: bytes
+    def __init__(self, method: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class EnvelopeRequest(_message.Message):
+    __slots__ = ("request", "principal_type", "principal_name", "sealed_principal", "client_address")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_TYPE_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_NAME_FIELD_NUMBER: _ClassVar[int]
+    SEALED_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    principal_type: str
+    principal_name: str
+    sealed_principal: bytes
+    client_address: str
+    def __init__(self, request: _Optional[bytes] = ..., principal_type: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., client_address: _Optional[str] = ...) -> None: ...
+
+class EnvelopeResponse(_message.Message):
+    __slots__ = ("error", "error_message", "response")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    error: EnvelopeError
+    error_message: str
+    response: bytes
+    def __init__(self, error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ..., response: _Optional[bytes] = ...) -> None: ...
+
+class ResolveTargetRequest(_message.Message):
+    __slots__ = ("target", "client_address", "principal_name")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_NAME_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    client_address: str
+    principal_name: str
+    def __init__(self, target: _Optional[str] = ..., client_address: _Optional[str] = ..., principal_name: _Optional[str] = ...) -> None: ...
+
+class ResolveTargetResponse(_message.Message):
+    __slots__ = ("host", "port", "addresses", "denial", "detail")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    DENIAL_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    denial: str
+    detail: str
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., denial: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class BrokerProfileRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class BrokerProfileResponse(_message.Message):
+    __slots__ = ("connected",)
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    connected: bytes
+    def __init__(self, connected: _Optional[bytes] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("pid", "role")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    role: str
+    def __init__(self, pid: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+
+class StartRequest(_message.Message):
+    __slots__ = ("config", "seal_key", "peers")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    SEAL_KEY_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    config: bytes
+    seal_key: bytes
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, config: _Optional[bytes] = ..., seal_key: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class SetPeersRequest(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+
+class ConfigureRequest(_message.Message):
+    __slots__ = ("config",)
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    config: bytes
+    def __init__(self, config: _Optional[bytes] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_ms",)
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    timeout_ms: int
+    def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
+
+class Text(_message.Message):
+    __slots__ = ("text",)
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    def __init__(self, text: _Optional[str] = ...) -> None: ...
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

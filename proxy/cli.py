@@ -1,0 +1,122 @@
+"""The command line: serve, check, status, drain, reload."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import msgspec
+import trio
+
+from proto.rpc_pb2 import Empty, Method, Text
+from proxy import __version__
+from proxy.config.load import ConfigError, load_config
+from proxy.config.types import Config
+from proxy.runtime.rpc_client import RpcClient, RpcError, connect_unix
+from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.status_text import status_text
+from proxy.supervisor.control import control_path
+from proxy.supervisor.main import serve as run_supervisor
+
+CALL_TIMEOUT_S = 30.0
+
+_config_option = click.option(
+    "--config", "config_file", required=True, type=click.Path(path_type=Path), help="The configuration, a TOML file."
+)
+
+
+@click.group()
+@click.version_option(__version__, prog_name="pulsar-trio-proxy")
+def main() -> None:
+    """A stateless, multi-process proxy cluster for Apache Pulsar."""
+
+
+@main.command()
+@_config_option
+def serve(config_file: Path) -> None:
+    """Run the cluster in the foreground. SIGTERM drains, SIGHUP reloads."""
+    run_supervisor(_load(config_file), config_file, _fail)
+
+
+@main.command()
+@_config_option
+def check(config_file: Path) -> None:
+    """Validate the configuration, and say what is wrong with it."""
+    _load(config_file)
+    click.echo(f"{config_file}: in order")
+
+
+@main.command()
+@_config_option
+@click.option("--json", "as_json", is_flag=True, help="The same as /status gives.")
+def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 -- click's manner
+    """Show how a running cluster is."""
+    text = _ask(_load(config_file), Method.CLUSTER_STATUS)
+    click.echo(text if as_json else status_text(msgspec.json.decode(text)))
+
+
+@main.command()
+@_config_option
+def reload(config_file: Path) -> None:
+    """Make a running cluster take over its changed configuration and key files."""
+    _ask(_load(config_file), Method.CLUSTER_RELOAD)
+    click.echo("reloaded")
+
+
+@main.command()
+@_config_option
+def drain(config_file: Path) -> None:
+    """Let clients leave, then end the cluster; returns when it has ended."""
+    config = _load(config_file)
+    _ask(config, Method.CLUSTER_DRAIN)
+    click.echo(f"draining, for at most {config.limits.drain_timeout_ms} ms")
+    trio.run(_wait_for_end, control_path(config.cluster.runtime_dir))
+    click.echo("ended")
+
+
+async def _wait_for_end(path: str) -> None:
+    """Return once nobody listens at a control socket any more."""
+    while True:
+        try:
+            stream = await trio.open_unix_socket(path)
+        except OSError:
+            return
+        await stream.aclose()
+        await trio.sleep(0.1)
+
+
+def _load(config_file: Path) -> Config:
+    try:
+        return load_config(config_file, os.environ)
+    except ConfigError as error:
+        _fail(str(error))
+
+
+def _ask(config: Config, method: int) -> str:
+    path = control_path(config.cluster.runtime_dir)
+    if not Path(path).exists():
+        _fail(f"no cluster is running in {config.cluster.runtime_dir} (there is no control.sock)")
+    try:
+        return trio.run(_call, path, method)
+    except RpcError as error:
+        _fail(str(error))
+
+
+async def _call(path: str, method: int) -> str:
+    client = RpcClient(connect_unix(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.run)
+        try:
+            answer: Any = await client.call(method, Empty(), Text, timeout_s=CALL_TIMEOUT_S)
+            return str(answer.text)
+        except RpcError as error:
+            failure = error
+        finally:
+            nursery.cancel_scope.cancel()
+    raise failure
+
+
+def _fail(reason: str) -> NoReturn:
+    click.echo(f"pulsar-trio-proxy: {reason}", err=True)
+    sys.exit(1)

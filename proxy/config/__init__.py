@@ -1,0 +1,1 @@
+"""The configuration: its types, how it is read, and the reference made from it."""

@@ -1,0 +1,201 @@
+"""Read a configuration: TOML, then the environment over it, then checks that no type can express.
+
+Every mistake is a ConfigError that names the key. Nothing is bound or started before all of it has been checked.
+"""
+
+import ipaddress
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proto.addresses import AddressInvalid, parse_host_port, parse_service_url
+from proxy.config.types import Config
+
+ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; its text names the key and says what is wrong with it."""
+
+
+def load_config(path: Path, environment: Mapping[str, str]) -> Config:
+    """The configuration of a file, overridden from the environment; raises ConfigError."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+    for name, value in sorted(environment.items()):
+        if name.startswith(ENVIRONMENT_PREFIX):
+            _override(tree, name, value)
+    return checked(_typed(tree))
+
+
+def _typed(tree: dict[str, Any]) -> Config:
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        key = where.rstrip("`").lstrip(".")
+        raise ConfigError(f"{key or 'configuration'}: {message}") from None
+
+
+# ---- the environment
+
+
+def _override(tree: dict[str, Any], name: str, value: str) -> None:
+    """Put one variable into the tree: PULSAR_TRIO_PROXY__BROKERS__SERVICE_URL is brokers.service_url."""
+    keys = [key.lower() for key in name.removeprefix(ENVIRONMENT_PREFIX).split("__")]
+    node: Any = tree
+    kind: Any = Config
+    for position, key in enumerate(keys):
+        kind = _kind_below(kind, key, name)
+        if position == len(keys) - 1:
+            _assign(node, key, _parsed(value, kind, name), name)
+        else:
+            node = _descend(node, key, kind, name)
+
+
+def _kind_below(kind: Any, key: str, name: str) -> Any:
+    """The type that stands under a key of a type."""
+    if _is_list(kind):
+        if not key.isdigit():
+            raise ConfigError(f"{name}: {key} is not the number of an entry")
+        return typing.get_args(kind)[0]
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)} if _is_table(kind) else {}
+    if key not in fields:
+        raise ConfigError(f"{name}: there is no such key")
+    return _without_none(fields[key])
+
+
+def _descend(node: Any, key: str, kind: Any, name: str) -> Any:
+    empty: Any = [] if _is_list(kind) else {}
+    if isinstance(node, list):
+        index = int(key)
+        if index > len(node):
+            raise ConfigError(f"{name}: entry {index} without the entries before it")
+        if index == len(node):
+            node.append(empty)
+        return node[index]
+    return node.setdefault(key, empty)
+
+
+def _assign(node: Any, key: str, value: Any, name: str) -> None:
+    if not isinstance(node, list):
+        node[key] = value
+    elif int(key) < len(node):
+        node[int(key)] = value
+    elif int(key) == len(node):
+        node.append(value)
+    else:
+        raise ConfigError(f"{name}: entry {key} without the entries before it")
+
+
+def _parsed(value: str, kind: Any, name: str) -> Any:
+    """A variable's text as the key's type wants it: texts as they are, all else as TOML writes it."""
+    base = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    if base is str or (typing.get_origin(base) is typing.Literal):
+        return value
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        raise ConfigError(f"{name}: {value!r} is not a value as TOML writes it") from None
+
+
+def _without_none(kind: Any) -> Any:
+    if typing.get_origin(kind) in {typing.Union, types.UnionType}:
+        return next(arm for arm in typing.get_args(kind) if arm is not type(None))
+    return kind
+
+
+def _is_list(kind: Any) -> bool:
+    return typing.get_origin(kind) is tuple
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+# ---- what types cannot say
+
+
+def checked(config: Config) -> Config:
+    """The configuration itself, if it holds together; raises ConfigError."""
+    if not config.listener:
+        raise ConfigError("listener: at least one is needed")
+    for index, listener in enumerate(config.listener):
+        _check(f"listener[{index}].bind", parse_host_port, listener.bind)
+    _check("admin.bind", parse_host_port, config.admin.bind)
+    _check("brokers.service_url", parse_service_url, config.brokers.service_url)
+    for network in config.brokers.allowed_addresses:
+        if network != "*":
+            _check("brokers.allowed_addresses", ipaddress.ip_network, network)
+    if config.brokers.credentials is not None:
+        _check_file("brokers.credentials.file", config.brokers.credentials.file)
+    _check_authentication(config)
+    return config
+
+
+def _check_authentication(config: Config) -> None:
+    authentication = config.authentication
+    if authentication.enabled and authentication.token is None:
+        raise ConfigError("authentication.enabled: no provider is configured, e.g. [authentication.token]")
+    token = authentication.token
+    if token is None:
+        return
+    if not token.secret_key and not token.public_key:
+        raise ConfigError("authentication.token: secret_key or public_key is needed")
+    for key, file in (("secret_key", token.secret_key), ("public_key", token.public_key)):
+        if file:
+            _check_file(f"authentication.token.{key}", file)
+
+
+def _check(key: str, parse: Any, value: str) -> None:
+    try:
+        parse(value)
+    except (AddressInvalid, ValueError) as error:
+        raise ConfigError(f"{key}: {error}") from None
+
+
+def _check_file(key: str, file: str) -> None:
+    try:
+        with Path(file).open("rb") as stream:
+            stream.read(1)
+    except OSError as error:
+        raise ConfigError(f"{key}: {file} cannot be read: {error.strerror}") from None
+
+
+def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
+    """The keys that differ and that a running cluster cannot take over by a reload."""
+    changed = []
+    if old.cluster != new.cluster:
+        changed.append("cluster")
+    if old.listener != new.listener:
+        changed.append("listener")
+    if old.admin != new.admin:
+        changed.append("admin")
+    if old.log != new.log:
+        changed.append("log")
+    return changed
+
+
+def encode_config(config: Config) -> bytes:
+    """The configuration as it travels to a worker."""
+    return msgspec.json.encode(config)
+
+
+def decode_config(data: bytes) -> Config:
+    """The inverse of encode_config."""
+    return msgspec.json.decode(data, type=Config)
+
+
+def forwarder_count(config: Config) -> int:
+    """How many forwarders to run."""
+    return config.cluster.forwarders or len(os.sched_getaffinity(0))

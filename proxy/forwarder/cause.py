@@ -1,0 +1,24 @@
+"""Why a client's connection ended: one list for the log and for the metric's label."""
+
+import enum
+
+
+class Cause(enum.StrEnum):
+    """A cause; its value is the label of pulsar_proxy_ended_connections_total."""
+
+    CLIENT_CLOSED = "client_closed"
+    CLIENT_BROKE_OFF = "client_broke_off"
+    PROTOCOL_ERROR = "protocol_error"
+    FRAME_TOO_LARGE = "frame_too_large"
+    NOT_ALLOWED = "not_allowed"
+    AUTHENTICATION_FAILED = "authentication_failed"
+    AUTHENTICATION_UNAVAILABLE = "authentication_unavailable"
+    TARGET_DENIED = "target_denied"
+    BROKER_FAILED = "broker_failed"
+    LOOKUP_UNAVAILABLE = "lookup_unavailable"
+    HANDSHAKE_TIMEOUT = "handshake_timeout"
+    KEEP_ALIVE_TIMEOUT = "keep_alive_timeout"
+    CLIENT_DOES_NOT_READ = "client_does_not_read"
+    RELAY_ENDED = "relay_ended"
+    SHUT_DOWN = "shut_down"
+    DEFECT = "defect"

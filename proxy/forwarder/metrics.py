@@ -1,0 +1,62 @@
+"""The forwarder's metrics, under the Java proxy's names where it has them."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from proxy.forwarder.cause import Cause
+from proxy.runtime.metrics import LATENCY_BUCKETS_S
+
+
+class ForwarderMetrics:
+    """Everything that a forwarder counts. Labels take values from fixed lists only."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.active_connections = Gauge(
+            "pulsar_proxy_active_connections", "Clients' connections open now.", registry=registry
+        )
+        self.connections_by_state = Gauge(
+            "pulsar_proxy_connections_by_state",
+            "Clients' connections open now, by where they stand.",
+            ["state"],
+            registry=registry,
+        )
+        self.new_connections = Counter(
+            "pulsar_proxy_new_connections", "Clients' connections accepted.", registry=registry
+        )
+        self.rejected_connections = Counter(
+            "pulsar_proxy_rejected_connections",
+            "Clients' connections turned away, by the limit that was reached.",
+            ["reason"],
+            registry=registry,
+        )
+        self.ended_connections = Counter(
+            "pulsar_proxy_ended_connections", "Clients' connections that ended, by cause.", ["cause"], registry=registry
+        )
+        for cause in Cause:
+            self.ended_connections.labels(cause=cause.value)
+        self.handshake_seconds = Histogram(
+            "pulsar_proxy_handshake_seconds",
+            "Time of a client's handshake, by stage: authentication, broker (dialling and its handshake), total.",
+            ["stage"],
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.broker_failures = Counter(
+            "pulsar_proxy_broker_connection_failures",
+            "Relays that were not opened, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.refused_commands = Counter(
+            "pulsar_proxy_refused_commands",
+            "Commands of lookup mode answered with an error by the forwarder itself, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        relayed = Counter("pulsar_proxy_binary_bytes", "Bytes relayed, by direction.", ["direction"], registry=registry)
+        operations = Counter(
+            "pulsar_proxy_binary_ops", "Portions of bytes relayed, by direction.", ["direction"], registry=registry
+        )
+        self.bytes_to_broker = relayed.labels(direction="to_broker")
+        self.bytes_to_client = relayed.labels(direction="to_client")
+        self.ops_to_broker = operations.labels(direction="to_broker")
+        self.ops_to_client = operations.labels(direction="to_client")

@@ -1,0 +1,83 @@
+"""The relay: bytes between a client and its broker, blind and in both directions (PIP-1, steps 5 and 6).
+
+Each direction ends by itself: its end of file is passed on once everything before it was delivered, and the other
+direction goes on until it ends too (half-close). A side that breaks stops being written to, but what it sent before is
+still delivered to the other side.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+import trio
+
+CHUNK_BYTES = 65536
+
+Count = Callable[[int], None]
+
+
+async def relay(
+    client: trio.abc.HalfCloseableStream,
+    broker: trio.abc.HalfCloseableStream,
+    *,
+    first_to_broker: bytes,
+    first_to_client: bytes,
+    half_close_timeout_s: float,
+    count_to_broker: Count,
+    count_to_client: Count,
+) -> None:
+    """Move bytes until both directions have ended; closes neither stream.
+
+    ``first_to_broker`` and ``first_to_client`` were read ahead of the relay and are delivered before all else.
+    Memory is bounded by one chunk a direction: a side that does not read stops the reading on the other.
+    """
+    half_close = _HalfClose(half_close_timeout_s)
+    async with trio.open_nursery() as nursery:
+        half_close.scope = nursery.cancel_scope
+        nursery.start_soon(_pump, client, broker, first_to_broker, count_to_broker, half_close)
+        nursery.start_soon(_pump, broker, client, first_to_client, count_to_client, half_close)
+
+
+class _HalfClose:
+    """Once one direction has ended, the other lives only as long as its bytes move."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._ended = False
+        self.scope: trio.CancelScope
+
+    def end(self) -> None:
+        self._ended = True
+        self.moved()
+
+    def moved(self) -> None:
+        if self._ended:
+            self.scope.deadline = trio.current_time() + self._timeout_s
+
+
+async def _pump(
+    source: trio.abc.HalfCloseableStream,
+    sink: trio.abc.HalfCloseableStream,
+    first: bytes,
+    count: Count,
+    half_close: _HalfClose,
+) -> None:
+    try:
+        if first:
+            await sink.send_all(first)
+            count(len(first))
+        while data := await source.receive_some(CHUNK_BYTES):
+            await sink.send_all(data)
+            count(len(data))
+            half_close.moved()
+        await sink.send_eof()
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        # One of the two is gone. Where it is the source, this passes its end on; where it is the sink, this fails and
+        # does nothing. What the other direction still holds gets through either way.
+        await _end(sink)
+    finally:
+        half_close.end()
+
+
+async def _end(stream: trio.abc.HalfCloseableStream) -> None:
+    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        await stream.send_eof()

@@ -1,0 +1,405 @@
+"""One client's connection, from accept to close: performs what proto.client_machine decides.
+
+One task reads frames; whatever takes time (a round of authentication, opening the broker's side, a lookup) runs beside
+it, so that a PING is answered and a client that leaves is noticed at any moment. Those tasks report back with events.
+"""
+
+from dataclasses import dataclass
+
+import trio
+
+from proto import commands
+from proto.client_machine import Action, ClientMachine, Event, State, event_of
+from proto.commands import NO_REQUEST_ID, command_name
+from proto.connect_rules import AUTHENTICATION_FAILED, check_connect, lookup_mode_connected
+from proto.errors import RemoteProtocolError
+from proto.frames import Frame, FrameTooLarge
+from proto.lookups import client_request_id, failure, kind_of
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
+from proto.rpc_pb2 import AuthenticateResponse
+from proxy.forwarder.backends import ANONYMOUS, SERVER_VERSION, Authentication, Backends, ClientIdentity, TargetRefused
+from proxy.forwarder.cause import Cause
+from proxy.forwarder.lookup_mode import answer_frame
+from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay import relay
+from proxy.forwarder.wire import ClientSlow, ClientWire
+from proxy.runtime.broker_link import BrokerLink, BrokerLinkFailed
+from proxy.runtime.logs import get_logger
+from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.tasks import close_politely, seconds
+
+TARGET_REFUSED = "Target broker cannot be validated."
+"""What the client learns of a denied target: the same words as the Java proxy's, and no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """The last frame for a client, and how long to wait before it is sent."""
+
+    frame: bytes
+    delay_s: float = 0.0
+
+
+class ClientSession:
+    """See the module. ``run`` once; ``drain`` may be called meanwhile."""
+
+    def __init__(
+        self, stream: trio.abc.HalfCloseableStream, address: str, backends: Backends, metrics: ForwarderMetrics
+    ) -> None:
+        limits = backends.config.limits
+        self.address = address
+        self.cause = Cause.DEFECT
+        self.identity = ANONYMOUS
+        self.target = ""
+        self.bytes_to_broker = 0
+        self.bytes_to_client = 0
+        self._backends = backends
+        self._limits = limits
+        self._metrics = metrics
+        self._wire = ClientWire(
+            stream, max_frame_bytes=limits.max_command_bytes, write_timeout_ms=limits.keep_alive_interval_ms
+        )
+        self._machine = ClientMachine()
+        self._started = trio.current_time()
+        self._deadline = self._started + seconds(limits.handshake_timeout_ms)
+        self._ping_outstanding = False
+        self._reading = trio.CancelScope()
+        self._connect: CommandConnect
+        self._authentication: Authentication | None = None
+        self._farewell: Farewell | None = None
+        self._link: BrokerLink | None = None
+        self._held = b""
+        self._lookups = 0
+        self._draining = False
+        self._nursery: trio.Nursery
+
+    @property
+    def state(self) -> State:
+        """Where the connection stands."""
+        return self._machine.state
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Lead the client through; returns when its connection is closed."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                with self._reading:
+                    await self._read_commands()
+                if self.state is State.RELAYING:
+                    await self._relay()
+                else:
+                    await self._say_farewell()
+                self._nursery.cancel_scope.cancel()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        with trio.CancelScope(shield=True):
+            if self._link is not None:
+                await trio.aclose_forcefully(self._link.stream)
+            if self._farewell is not None:
+                await close_politely(self._wire.stream)
+            else:
+                await trio.aclose_forcefully(self._wire.stream)
+
+    async def _say_farewell(self) -> None:
+        if self._farewell is None:
+            return
+        await trio.sleep(self._farewell.delay_s)
+        try:
+            await self._wire.send(self._farewell.frame)
+        except (trio.BrokenResourceError, ClientSlow):
+            self._farewell = None
+
+    def drain(self) -> None:
+        """Leave as soon as nothing is under way. A relay goes on: its client decides when it ends."""
+        self._draining = True
+        if self.state in {State.AWAITING_CONNECT, State.LOOKUP} and not self._lookups:
+            self._machine.handle(Event.SHUT_DOWN)
+            self._end(Cause.SHUT_DOWN)
+
+    # ---- endings
+
+    def _end(self, cause: Cause) -> None:
+        """Note why, and stop reading: ``run`` takes it from there."""
+        self.cause = cause
+        self._reading.cancel()
+
+    def _fail(
+        self, event: Event, cause: Cause, code: int, message: str, detail: str = "", *, delay_s: float = 0.0
+    ) -> None:
+        """End the connection with an error that the client is told. ``message`` is for it, ``detail`` for the log."""
+        action = self._machine.handle(event)
+        if action is Action.IGNORE:  # it has ended already
+            return
+        if action is Action.FAIL:
+            self._farewell = Farewell(commands.error(NO_REQUEST_ID, code, message), delay_s)
+        get_logger().warning(
+            "a client's connection failed",
+            client=self.address,
+            principal=self.identity.role,
+            target=self.target,
+            cause=cause.value,
+            reason=detail or message,
+        )
+        self._end(cause)
+
+    # ---- reading
+
+    async def _read_commands(self) -> None:
+        while True:
+            try:
+                frame = await self._wire.receive(self._deadline)
+                if frame is None:
+                    self._machine.handle(Event.CLIENT_CLOSED)
+                    self._end(Cause.CLIENT_CLOSED)
+                    return
+                self._ping_outstanding = False
+                if self.state is State.LOOKUP:
+                    self._await_next_command()
+                await self._take(frame)
+            except trio.TooSlowError:
+                await self._deadline_passed()
+            except FrameTooLarge as error:
+                self._fail(
+                    Event.CLIENT_CORRUPT, Cause.FRAME_TOO_LARGE, ServerError.NotAllowedError, f"Too large: {error}"
+                )
+            except RemoteProtocolError as error:
+                self._fail(
+                    Event.CLIENT_CORRUPT, Cause.PROTOCOL_ERROR, ServerError.NotAllowedError, f"Not Pulsar: {error}"
+                )
+            except trio.BrokenResourceError:
+                self._machine.handle(Event.CLIENT_CLOSED)
+                self._end(Cause.CLIENT_BROKE_OFF)
+            except ClientSlow:
+                self._machine.handle(Event.CLIENT_CLOSED)
+                self._end(Cause.CLIENT_DOES_NOT_READ)
+            await trio.lowlevel.checkpoint_if_cancelled()
+
+    def _await_next_command(self) -> None:
+        self._deadline = trio.current_time() + seconds(self._limits.keep_alive_interval_ms)
+
+    async def _deadline_passed(self) -> None:
+        if self.state is not State.LOOKUP:
+            self._fail(
+                Event.DEADLINE,
+                Cause.HANDSHAKE_TIMEOUT,
+                ServerError.ServiceNotReady,
+                "The handshake took too long",
+                f"the handshake was not finished within {self._limits.handshake_timeout_ms} ms ({self.state.value})",
+            )
+        elif self._ping_outstanding:
+            self._machine.handle(Event.DEADLINE)
+            self._end(Cause.KEEP_ALIVE_TIMEOUT)
+        else:
+            self._ping_outstanding = True
+            self._await_next_command()
+            await self._wire.send(commands.ping())
+
+    async def _take(self, frame: Frame) -> None:
+        """Perform what a client's command leads to."""
+        command = commands.parse_command(frame.command)
+        event = event_of(command)
+        state = self.state
+        match self._machine.handle(event):
+            case Action.SEND_PONG:
+                await self._wire.send(commands.pong())
+            case Action.AUTHENTICATE:
+                self._nursery.start_soon(self._authenticate, command)
+            case Action.FORWARD_REQUEST:
+                await self._forward(command, frame)
+            case Action.REFUSE_COMMAND:
+                await self._refuse(command)
+            case Action.HOLD_COMMAND:
+                self._held = frame.encode()
+                await trio.sleep_until(self._deadline)
+                raise trio.TooSlowError
+            case Action.FAIL:
+                self._out_of_turn(command, state)
+            case _:
+                pass
+
+    def _out_of_turn(self, command: BaseCommand, state: State) -> None:
+        text = f"{command_name(command.type)} while {state.value}"
+        self._farewell = Farewell(commands.error(NO_REQUEST_ID, ServerError.NotAllowedError, f"Not allowed: {text}"))
+        get_logger().warning(
+            "a client sent a command out of turn", client=self.address, principal=self.identity.role, reason=text
+        )
+        self._end(Cause.NOT_ALLOWED)
+
+    # ---- authentication
+
+    async def _authenticate(self, command: BaseCommand) -> None:
+        """One round: what came with CONNECT, or with an answer to a challenge."""
+        first = command.type == BaseCommand.CONNECT
+        if first:
+            refusal = check_connect(command)
+            if refusal is not None:
+                self._fail(Event.DENIED, Cause.NOT_ALLOWED, refusal.code, refusal.message)
+                return
+            self._connect = command.connect
+            self.target = self._connect.proxy_to_broker_url[:300]
+        if not self._backends.config.authentication.enabled:
+            await self._accepted(ANONYMOUS)
+            return
+        try:
+            response = await self._ask_auth_worker(command, first=first)
+        except RpcError as error:
+            self._fail(
+                Event.DENIED,
+                Cause.AUTHENTICATION_UNAVAILABLE,
+                ServerError.ServiceNotReady,
+                "The proxy cannot authenticate clients at the moment",
+                f"no verdict from the auth worker: {error}",
+            )
+            return
+        await self._judged(response)
+
+    async def _ask_auth_worker(self, command: BaseCommand, *, first: bool) -> AuthenticateResponse:
+        if first or self._authentication is None:
+            self._authentication = self._backends.new_authentication(self.address)
+            return await self._authentication.first_round(command.connect)
+        answer = command.auth_response.response
+        return await self._authentication.next_round(answer.auth_method_name, answer.auth_data)
+
+    async def _judged(self, response: AuthenticateResponse) -> None:
+        outcome = response.WhichOneof("outcome")
+        if outcome == "authenticated":
+            verdict = response.authenticated
+            await self._accepted(ClientIdentity(verdict.principal, verdict.sealed_principal))
+        elif outcome == "challenge":
+            if self._machine.handle(Event.CHALLENGED) is Action.SEND_CHALLENGE:
+                method = commands.auth_method_of(self._connect)
+                version = min(self._connect.protocol_version, commands.PROTOCOL_VERSION)
+                await self._send(commands.auth_challenge(SERVER_VERSION, version, method, response.challenge))
+        else:
+            self._fail(
+                Event.DENIED,
+                Cause.AUTHENTICATION_FAILED,
+                ServerError.AuthenticationError,
+                AUTHENTICATION_FAILED,
+                f"authentication denied: {response.denied.reason or 'no verdict'}",
+                delay_s=seconds(self._backends.config.authentication.failure_delay_ms),
+            )
+
+    async def _accepted(self, identity: ClientIdentity) -> None:
+        self.identity = identity
+        self._measure("authentication", self._started)
+        if self.target:
+            if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
+                await self._open_broker()
+            return
+        profile = await self._backends.broker_profile()
+        if self._machine.handle(Event.ACCEPTED_FOR_LOOKUP) is Action.SEND_CONNECTED:
+            connected = lookup_mode_connected(self._connect, profile, SERVER_VERSION)
+            self._await_next_command()
+            await self._send(commands.connected(connected))
+            self._measure("total", self._started)
+            if self._draining:
+                self.drain()
+
+    async def _send(self, frame: bytes) -> None:
+        """Send from a task beside the reader: if the client is gone, the reader will notice and end the session."""
+        try:
+            await self._wire.send(frame)
+        except trio.BrokenResourceError:
+            pass
+        except ClientSlow:
+            self._machine.handle(Event.CLIENT_CLOSED)
+            self._end(Cause.CLIENT_DOES_NOT_READ)
+
+    def _measure(self, stage: str, since: float) -> None:
+        self._metrics.handshake_seconds.labels(stage=stage).observe(trio.current_time() - since)
+
+    # ---- lookup mode
+
+    async def _forward(self, command: BaseCommand, frame: Frame) -> None:
+        kind = kind_of(command)  # raises CommandCorrupt into the reader, which ends the session
+        if self._lookups >= self._limits.max_concurrent_lookups_per_connection:
+            self._metrics.refused_commands.labels(reason="too_many_requests").inc()
+            text = "Too many lookups under way in this connection"
+            busy = failure(kind, client_request_id(command, kind), ServerError.TooManyRequests, text)
+            await self._wire.send(commands.encode(busy))
+            return
+        self._lookups += 1
+        self._nursery.start_soon(self._answer, command, frame)
+
+    async def _answer(self, command: BaseCommand, frame: Frame) -> None:
+        try:
+            await self._send(await answer_frame(self._backends, command, frame, self.identity, self.address))
+        finally:
+            self._lookups -= 1
+        if self._draining:
+            self.drain()
+
+    async def _refuse(self, command: BaseCommand) -> None:
+        name = command_name(command.type)
+        self._metrics.refused_commands.labels(reason="not_served").inc()
+        get_logger().info(
+            "refused a command that needs a broker", client=self.address, principal=self.identity.role, command=name
+        )
+        text = f"{name} needs a connection to a broker; this one only serves lookups"
+        await self._wire.send(commands.refusal(command, ServerError.NotAllowedError, text))
+
+    # ---- the relay
+
+    async def _open_broker(self) -> None:
+        started = trio.current_time()
+        try:
+            link = await self._backends.open_broker(self._connect, self.identity, self.address)
+        except TargetRefused as refused:
+            self._broker_failed(
+                Cause.TARGET_DENIED, refused.reason, ServerError.ServiceNotReady, TARGET_REFUSED, str(refused)
+            )
+        except BrokerLinkFailed as failed:
+            self._broker_failed(Cause.BROKER_FAILED, failed.reason, failed.code, failed.message, str(failed))
+        except RpcError as error:
+            text = "The proxy cannot check the target broker at the moment"
+            detail = f"no answer from the lookup worker: {error}"
+            self._broker_failed(Cause.LOOKUP_UNAVAILABLE, "lookup_worker", ServerError.ServiceNotReady, text, detail)
+        else:
+            self._link = link
+            if self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
+                self._measure("broker", started)
+                self._measure("total", self._started)
+                self._reading.cancel()
+
+    def _broker_failed(self, cause: Cause, reason: str, code: int, message: str, detail: str) -> None:
+        self._metrics.broker_failures.labels(reason=reason).inc()
+        self._fail(Event.BROKER_FAILED, cause, code, message, detail)
+
+    async def _relay(self) -> None:
+        """Connected goes out as the relay's first bytes, so nothing can come before it."""
+        link = self._link
+        if link is None:
+            raise RuntimeError("a relay without a broker")
+        await relay(
+            self._wire.stream,
+            link.stream,
+            first_to_broker=self._held + self._wire.take_rest(),
+            first_to_client=link.connected.frame.encode() + link.connected.rest,
+            half_close_timeout_s=seconds(self._backends.config.relay.half_close_timeout_ms),
+            count_to_broker=self._count_to_broker,
+            count_to_client=self._count_to_client,
+        )
+        self.cause = Cause.RELAY_ENDED
+        get_logger().info(
+            "a relay has ended",
+            client=self.address,
+            principal=self.identity.role,
+            broker=self.target,
+            seconds=round(trio.current_time() - self._started, 3),
+            bytes_to_broker=self.bytes_to_broker,
+            bytes_to_client=self.bytes_to_client,
+        )
+
+    def _count_to_broker(self, size: int) -> None:
+        self.bytes_to_broker += size
+        self._metrics.bytes_to_broker.inc(size)
+        self._metrics.ops_to_broker.inc()
+
+    def _count_to_client(self, size: int) -> None:
+        self.bytes_to_client += size
+        self._metrics.bytes_to_client.inc(size)
+        self._metrics.ops_to_client.inc()

@@ -1,0 +1,50 @@
+"""The client's end of a connection before the relay: frames in, frames out, with the limits that both need."""
+
+import trio
+
+from proto.frames import Frame, FrameDecoder
+from proxy.runtime.tasks import seconds
+
+RECEIVE_BYTES = 16384
+
+
+class ClientSlow(Exception):
+    """The client does not take what is sent to it."""
+
+
+class ClientWire:
+    """Reads frames for one task; sends for any number of them."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream, *, max_frame_bytes: int, write_timeout_ms: int) -> None:
+        self.stream = stream
+        self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
+        self._write_timeout_s = seconds(write_timeout_ms)
+        self._sending = trio.Lock()
+
+    async def receive(self, deadline: float) -> Frame | None:
+        """The next frame; None at the end of the stream.
+
+        Raises trio.TooSlowError at the deadline, trio.BrokenResourceError, and RemoteProtocolError's kinds.
+        """
+        while (frame := self._decoder.next_frame()) is None:
+            with trio.fail_at(deadline):
+                data = await self.stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                return None
+            self._decoder.receive_data(data)
+        return frame
+
+    async def send(self, frame: bytes) -> None:
+        """Send a whole frame. Raises ClientSlow, trio.BrokenResourceError.
+
+        Shielded: to be cancelled halfway would leave half a frame on the wire, with a relay's bytes behind it.
+        """
+        async with self._sending:
+            with trio.move_on_after(self._write_timeout_s, shield=True) as scope:
+                await self.stream.send_all(frame)
+            if scope.cancelled_caught:
+                raise ClientSlow
+
+    def take_rest(self) -> bytes:
+        """What was received but is no frame yet: the relay's, from now on."""
+        return self._decoder.take_rest()

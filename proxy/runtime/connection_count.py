@@ -1,0 +1,33 @@
+"""How many clients the whole cluster has: one counter a forwarder, in memory that all forwarders share.
+
+Each forwarder writes only its own counter and reads all of them, so no lock is needed; a reader may be late by the few
+connections that are being accepted at that very moment. The supervisor zeroes the counter of a forwarder that died.
+"""
+
+import mmap
+import os
+
+_COUNTER_BYTES = 8
+
+
+def new_shared_counters(forwarders: int) -> int:
+    """A descriptor of memory for so many counters, all zero; for the supervisor to pass on."""
+    descriptor = os.memfd_create("connection-counters", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, forwarders * _COUNTER_BYTES)
+    return descriptor
+
+
+class ConnectionCounters:
+    """The counters, seen from one process."""
+
+    def __init__(self, descriptor: int) -> None:
+        size = os.fstat(descriptor).st_size
+        self._counters = memoryview(mmap.mmap(descriptor, size)).cast("q")
+
+    def total(self) -> int:
+        """Connections in the whole cluster."""
+        return sum(self._counters)
+
+    def set(self, forwarder: int, connections: int) -> None:
+        """Say how many connections a forwarder has."""
+        self._counters[forwarder] = connections

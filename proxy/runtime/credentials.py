@@ -1,0 +1,44 @@
+"""The proxy's own credentials, as a forwarder or lookup worker gets them: asked from an auth worker, never kept."""
+
+from proto.rpc_pb2 import BrokerCredentialsRequest, BrokerCredentialsResponse, Method
+from proxy.runtime.rpc_client import RpcClient, RpcPool
+
+CREDENTIALS_TIMEOUT_S = 5.0
+
+
+class CredentialExchange:
+    """The rounds of one authentication at one broker (PIP-30's ``getAuthData(brokerHostName)``).
+
+    All rounds go to the same auth worker: it holds the mechanism's state.
+    """
+
+    def __init__(self, client: RpcClient, broker_host: str) -> None:
+        self._client = client
+        self._exchange_id = client.new_id()
+        self._broker_host = broker_host
+
+    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+        """Method and data for CONNECT (no challenge yet), or for the broker's challenge. Raises RpcError."""
+        request = BrokerCredentialsRequest(exchange_id=self._exchange_id, broker_host=self._broker_host)
+        if challenge is not None:
+            request.challenge = challenge
+        response = await self._client.call(
+            Method.BROKER_CREDENTIALS, request, BrokerCredentialsResponse, timeout_s=CREDENTIALS_TIMEOUT_S
+        )
+        return response.method, response.data
+
+
+class NoCredentials:
+    """For a proxy that does not authenticate itself: nothing to ask for."""
+
+    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+        """No method and no data; a broker that still asks gets an empty answer, and refuses it in its own words."""
+        return ("", b"") if challenge is None else ("none", b"")
+
+
+Credentials = CredentialExchange | NoCredentials
+
+
+def credentials_for(auth: RpcPool, broker_host: str, *, configured: bool) -> Credentials:
+    """The credentials for one handshake with a broker."""
+    return CredentialExchange(auth.pick(), broker_host) if configured else NoCredentials()

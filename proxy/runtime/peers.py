@@ -1,0 +1,58 @@
+"""Who is at the other end of a Unix socket: the kernel's word, held against the supervisor's table.
+
+KIP-590 wants the sender of an Envelope to hold the right to ClusterAction. Here a caller proves its role by being the
+process that the supervisor started for it: SO_PEERCRED gives the process id that connected, the supervisor tells every
+worker which of its children plays which role. Nothing that a caller says about itself counts.
+"""
+
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import trio
+
+from proto.roles import Role
+from proto.rpc_pb2 import Peer
+
+_UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The process that makes a call."""
+
+    role: Role
+    pid: int
+
+
+def peer_credentials(sock: trio.socket.SocketType) -> tuple[int, int]:
+    """Process id and user id of whoever connected, as the kernel recorded them at connect time."""
+    pid, uid, _gid = _UCRED.unpack(sock.getsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid
+
+
+class PeerTable:
+    """The supervisor's children: process id → role. Replaced as a whole by each word of the supervisor."""
+
+    def __init__(self, peers: Iterable[Peer] = ()) -> None:
+        self._roles: dict[int, Role] = {}
+        self.replace(peers)
+
+    def replace(self, peers: Iterable[Peer]) -> None:
+        """Take over a new table."""
+        self._roles = {peer.pid: Role(peer.role) for peer in peers}
+
+    def identify(self, sock: trio.socket.SocketType) -> Caller | None:
+        """The caller behind a connected socket, or None for a stranger."""
+        pid, uid = peer_credentials(sock)
+        role = self._roles.get(pid)
+        if role is None or uid != os.geteuid():
+            return None
+        return Caller(role, pid)
+
+
+def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
+    """The caller at control.sock: this user or root, as the folder's mode already demands."""
+    pid, uid = peer_credentials(sock)
+    return Caller(Role.OPERATOR, pid) if uid in {0, os.geteuid()} else None

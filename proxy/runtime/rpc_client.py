@@ -1,0 +1,192 @@
+"""The calling side of the RPC: one connection to one worker's socket, kept up for as long as the caller lives.
+
+The supervisor owns the sockets, so connecting works even while the worker behind one is being replaced: the call then
+waits in the socket's queue, within its deadline.
+"""
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import trio
+from google.protobuf.message import Message
+
+from proto.rpc_frames import RpcCorrupt, RpcDecoder, encode_rpc
+from proto.rpc_pb2 import Call, Frame, Reply, Status
+from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
+from proxy.runtime.tasks import Backoff
+
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+Connect = Callable[[], Awaitable[trio.abc.HalfCloseableStream]]
+
+
+class RpcError(Exception):
+    """A call that brought no response."""
+
+
+class RpcConnectionLost(RpcError):
+    """The connection broke while the call was under way; whether it was carried out is unknown."""
+
+
+class RpcDeadlineExceeded(RpcError):
+    """No answer in time. One that comes later is dropped."""
+
+
+class RpcCallRefused(RpcError):
+    """The other side answered with a status other than OK."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(f"{Status.Name(status)}: {detail}")
+        self.status = status
+
+
+class _Pending:
+    """A caller that waits for its reply."""
+
+    __slots__ = ("done", "reply")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.reply: Reply | None = None
+
+
+class RpcClient:
+    """Calls to one worker. ``run`` keeps the connection; ``call`` may be used by any number of tasks."""
+
+    def __init__(self, connect: Connect, *, max_frame_bytes: int) -> None:
+        self._connect = connect
+        self._max_frame_bytes = max_frame_bytes
+        self._pending: dict[int, _Pending] = {}
+        self._ids = itertools.count(1)
+        self._writer: BatchedWriter | None = None
+        self._connected = trio.Event()
+
+    @property
+    def in_flight(self) -> int:
+        """How many calls wait for their reply."""
+        return len(self._pending)
+
+    def new_id(self) -> int:
+        """A number that is unique among this client's, for naming multi-call exchanges."""
+        return next(self._ids)
+
+    async def run(self) -> None:
+        """Connect, and connect again whenever the connection is lost, until cancelled."""
+        backoff = Backoff(first_s=0.01, most_s=1.0)
+        while True:
+            try:
+                stream = await self._connect()
+            except OSError:
+                await trio.sleep(backoff.next_pause_s())
+                continue
+            try:
+                await self._hold(stream, backoff)
+            except* (trio.BrokenResourceError, trio.ClosedResourceError, RpcCorrupt):
+                pass
+            finally:
+                self._lose()
+                with trio.CancelScope(shield=True):
+                    await trio.aclose_forcefully(stream)
+            await trio.sleep(backoff.next_pause_s())
+
+    async def _hold(self, stream: trio.abc.HalfCloseableStream, backoff: Backoff) -> None:
+        decoder = RpcDecoder(max_frame_bytes=self._max_frame_bytes)
+        writer = BatchedWriter(stream, max_buffered_bytes=8 * self._max_frame_bytes)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            self._writer = writer
+            self._connected.set()
+            while data := await stream.receive_some(262_144):
+                backoff.reset()
+                decoder.receive_data(data)
+                while (frame := decoder.next_frame()) is not None:
+                    self._take(frame)
+            nursery.cancel_scope.cancel()
+
+    def _take(self, frame: Frame) -> None:
+        if not frame.HasField("reply"):
+            raise RpcCorrupt("a worker sent something that is no reply")
+        # A reply that nobody waits for came after its deadline, or twice: it is dropped.
+        pending = self._pending.pop(frame.reply.correlation_id, None)
+        if pending is not None:
+            pending.reply = frame.reply
+            pending.done.set()
+
+    def _lose(self) -> None:
+        self._writer = None
+        self._connected = trio.Event()
+        pending, self._pending = self._pending, {}
+        for one in pending.values():
+            one.done.set()
+
+    async def call(
+        self, method: int, request: Message, response_type: type[ResponseT], *, timeout_s: float, retry: bool = False
+    ) -> ResponseT:
+        """Call a method. Raises RpcError's kinds.
+
+        ``retry`` asks again over a new connection when the old one is lost, within the same deadline: only for calls
+        that may be carried out twice, such as lookups, never for a round of authentication.
+        """
+        deadline = trio.current_time() + timeout_s
+        body = request.SerializeToString()
+        while True:
+            try:
+                with trio.fail_at(deadline):
+                    reply = await self._call_once(method, body, deadline)
+            except trio.TooSlowError:
+                raise RpcDeadlineExceeded(f"no answer within {timeout_s} s") from None
+            except RpcConnectionLost:
+                if not retry:
+                    raise
+                continue
+            if reply.status != Status.OK:
+                raise RpcCallRefused(reply.status, reply.detail)
+            return response_type.FromString(reply.response)
+
+    async def _call_once(self, method: int, body: bytes, deadline: float) -> Reply:
+        while self._writer is None:
+            await self._connected.wait()
+        correlation_id = next(self._ids)
+        timeout_ms = max(1, int((deadline - trio.current_time()) * 1000))
+        call = Call(correlation_id=correlation_id, method=method, timeout_ms=timeout_ms, request=body)  # type: ignore[arg-type]
+        pending = self._pending[correlation_id] = _Pending()
+        try:
+            self._writer.write(encode_rpc(Frame(call=call)))
+            await pending.done.wait()
+        except WriterFull:
+            raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up") from None
+        finally:
+            self._pending.pop(correlation_id, None)
+        if pending.reply is None:
+            raise RpcConnectionLost("the worker went away")
+        return pending.reply
+
+
+class RpcPool:
+    """The workers of one role; each call goes to the one with the fewest in flight."""
+
+    def __init__(self, clients: Sequence[RpcClient]) -> None:
+        self._clients = clients
+        self._turn = itertools.count()
+
+    def pick(self) -> RpcClient:
+        """The least busy client; in turn where several are."""
+        start = next(self._turn) % len(self._clients)
+        rotated = [*self._clients[start:], *self._clients[:start]]
+        return min(rotated, key=lambda client: client.in_flight)
+
+    async def run(self) -> None:
+        """Keep all connections."""
+        async with trio.open_nursery() as nursery:
+            for client in self._clients:
+                nursery.start_soon(client.run)
+
+
+def connect_unix(path: str) -> Connect:
+    """A way to connect to a worker's socket."""
+
+    async def connect() -> trio.abc.HalfCloseableStream:
+        return await trio.open_unix_socket(path)
+
+    return connect

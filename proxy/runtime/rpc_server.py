@@ -1,0 +1,144 @@
+"""The answering side of the RPC: identifies callers, checks their right to a method, runs handlers with deadlines."""
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import trio
+from google.protobuf.message import DecodeError
+
+from proto.roles import may_call
+from proto.rpc_frames import RpcCorrupt, RpcDecoder, encode_rpc
+from proto.rpc_pb2 import Call, Frame, Method, Reply, Status
+from proxy.runtime.logs import get_logger
+from proxy.runtime.peers import Caller
+from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
+from proxy.runtime.tasks import seconds
+
+RPC_FRAME_OVERHEAD_BYTES = 64 * 1024
+"""Room in an RPC frame beside the one large thing that it carries."""
+
+CALLS_PER_CONNECTION_MAX = 20_000
+
+Handler = Callable[[bytes, Caller], Awaitable[bytes]]
+"""Takes the serialized request and the caller, gives the serialized response; raises RpcRefused."""
+
+Identify = Callable[[trio.socket.SocketType], Caller | None]
+
+
+class RpcRefused(Exception):
+    """A handler's refusal: travels to the caller as the reply's status and detail."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+class RpcServer:
+    """Serves methods on connections. One instance may serve many connections and listeners at a time."""
+
+    def __init__(self, handlers: Mapping[int, Handler], *, max_frame_bytes: int) -> None:
+        self._handlers = handlers
+        self._max_frame_bytes = max_frame_bytes
+
+    async def serve_listener(self, listener: trio.SocketListener, identify: Identify) -> None:
+        """Accept callers for ever. A stranger is closed without a reply (KIP-590: not on the privileged listener)."""
+        log = get_logger()
+
+        async def serve_one(stream: trio.SocketStream) -> None:
+            caller = identify(stream.socket)
+            if caller is None:
+                log.warning(
+                    "refused a process that is not part of this cluster", socket=str(stream.socket.getsockname())
+                )
+                await stream.aclose()
+                return
+            await self.serve_connection(stream, caller)
+
+        await trio.serve_listeners(serve_one, [listener])
+
+    async def serve_connection(self, stream: trio.abc.HalfCloseableStream, caller: Caller) -> None:
+        """Serve one caller until it goes away; its unfinished calls are cancelled then."""
+        connection = _Connection(self._handlers, caller, stream, self._max_frame_bytes)
+        try:
+            await connection.run()
+        except* (RpcCorrupt, trio.BrokenResourceError, WriterFull) as group:
+            get_logger().warning(
+                "lost an internal connection", caller=caller.role.value, pid=caller.pid, reason=str(group.exceptions[0])
+            )
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(stream)
+
+
+class _Connection:
+    """One caller's connection."""
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        caller: Caller,
+        stream: trio.abc.HalfCloseableStream,
+        max_frame_bytes: int,
+    ) -> None:
+        self._handlers = handlers
+        self._caller = caller
+        self._stream = stream
+        self._decoder = RpcDecoder(max_frame_bytes=max_frame_bytes)
+        self._writer = BatchedWriter(stream, max_buffered_bytes=8 * max_frame_bytes)
+        self._calls = 0
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._writer.run)
+            while data := await self._stream.receive_some(262_144):
+                self._decoder.receive_data(data)
+                while (frame := self._decoder.next_frame()) is not None:
+                    self._take(frame, nursery)
+            nursery.cancel_scope.cancel()
+
+    def _take(self, frame: Frame, nursery: trio.Nursery) -> None:
+        if not frame.HasField("call"):
+            raise RpcCorrupt("a caller sent something that is no call")
+        call = frame.call
+        handler = self._handlers.get(call.method)
+        if not may_call(self._caller.role, call.method):
+            get_logger().error(
+                "a worker asked for what its role may not", caller=self._caller.role.value, method=_name(call.method)
+            )
+            self._reply(call, Status.CLUSTER_AUTHORIZATION_FAILED, f"{self._caller.role} may not {_name(call.method)}")
+        elif handler is None:
+            self._reply(call, Status.UNSUPPORTED_VERSION, f"{_name(call.method)} is not served here")
+        elif self._calls >= CALLS_PER_CONNECTION_MAX:
+            self._reply(call, Status.TOO_MANY_REQUESTS, "too many calls in flight")
+        else:
+            self._calls += 1
+            nursery.start_soon(self._run_call, handler, call)
+
+    async def _run_call(self, handler: Handler, call: Call) -> None:
+        try:
+            with trio.fail_after(seconds(call.timeout_ms)):
+                response = await handler(call.request, self._caller)
+        except RpcRefused as refusal:
+            self._reply(call, refusal.status, refusal.detail)
+        except trio.TooSlowError:
+            self._reply(call, Status.REQUEST_TIMED_OUT, f"{_name(call.method)} took too long")
+        except DecodeError:
+            self._reply(call, Status.INVALID_REQUEST, f"{_name(call.method)}: bytes that are no request")
+        except Exception as error:  # noqa: BLE001 -- one bad call must not end the connection of all the others
+            get_logger().error("an internal call failed; this is a defect", method=_name(call.method), exc_info=error)
+            self._reply(call, Status.UNKNOWN_SERVER_ERROR, type(error).__name__)
+        else:
+            self._reply(call, Status.OK, "", response)
+        finally:
+            self._calls -= 1
+
+    def _reply(self, call: Call, status: int, detail: str, response: bytes = b"") -> None:
+        reply = Reply(correlation_id=call.correlation_id, status=status, detail=detail, response=response)  # type: ignore[arg-type]
+        self._writer.write(encode_rpc(Frame(reply=reply)))
+
+
+def _name(method: int) -> str:
+    try:
+        return Method.Name(method)
+    except ValueError:
+        return f"method {method}"

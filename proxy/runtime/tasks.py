@@ -1,0 +1,76 @@
+"""Small Trio pieces that several rooms need."""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+
+def seconds(milliseconds: int) -> float:
+    """Milliseconds of the configuration as Trio's seconds."""
+    return milliseconds / 1000
+
+
+async def close_politely(stream: trio.abc.HalfCloseableStream, *, linger_s: float = 1.0) -> None:
+    """Close so that the peer gets to read what was sent last.
+
+    To close a socket with unread input makes the kernel send a reset, and a reset makes the peer's kernel throw away
+    what it has not read yet: the very error that explains the close. So: end our direction, read and drop what still
+    comes for a bounded time, then close.
+    """
+    with trio.move_on_after(linger_s):
+        try:
+            await stream.send_eof()
+            while await stream.receive_some(65536):
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
+            pass
+    await trio.aclose_forcefully(stream)
+
+
+async def repeat(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    """Do something now and then again and again, with a pause after each time."""
+    while True:
+        await work()
+        await trio.sleep(interval_s)
+
+
+class InFlight:
+    """How many pieces of work are under way, and a way to wait until none is."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._empty = trio.Event()
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self._empty.set()
+            self._empty = trio.Event()
+
+    async def wait_until_empty(self, *, timeout_s: float) -> bool:
+        """Wait, for a bounded time; whether nothing is under way then."""
+        with trio.move_on_after(timeout_s):
+            while self.count:
+                await self._empty.wait()
+        return self.count == 0
+
+
+class Backoff:
+    """Pauses that double from one failure to the next, up to a bound; a success starts over."""
+
+    def __init__(self, *, first_s: float, most_s: float) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._next_s = first_s
+
+    def next_pause_s(self) -> float:
+        """The pause after one more failure."""
+        pause, self._next_s = self._next_s, min(self._next_s * 2, self._most_s)
+        return pause
+
+    def reset(self) -> None:
+        """Forget the failures."""
+        self._next_s = self._first_s

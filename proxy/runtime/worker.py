@@ -1,0 +1,181 @@
+"""A worker process's life: inherited descriptors, the supervisor's channel, the liveness pipe.
+
+A worker begins with nothing but its descriptors. The supervisor's START brings the configuration; then the worker
+serves until the liveness pipe ends, which happens when the supervisor closes it or is gone, however it went. Two words
+in the middle: CONFIGURE (a reload) and DRAIN (finish what there is).
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import click
+import msgspec
+import trio
+from prometheus_client import CollectorRegistry
+
+from proto.roles import Role
+from proto.rpc_pb2 import ConfigureRequest, DrainRequest, Empty, Method, SetPeersRequest, StartRequest, Status, Text
+from proxy.config.load import ConfigError, decode_config
+from proxy.config.types import Config
+from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
+from proxy.runtime.logs import configure_logs
+from proxy.runtime.metrics import exposition, new_registry
+from proxy.runtime.peers import Caller, PeerTable
+from proxy.runtime.rpc_server import RPC_FRAME_OVERHEAD_BYTES, Handler, RpcRefused, RpcServer
+from proxy.runtime.tasks import seconds
+
+CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
+"""Bound of what supervisor and worker tell each other: mostly the metrics of a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What a worker's service is built from."""
+
+    role: Role
+    index: int
+    config: Config
+    seal_key: bytes = field(repr=False)
+    descriptors: Descriptors
+    registry: CollectorRegistry
+    nursery: trio.Nursery
+
+    def rpc_frame_bytes_max(self) -> int:
+        """Bound of a frame between workers: the largest answer of a broker, and its wrapping."""
+        return self.config.limits.max_broker_frame_bytes + RPC_FRAME_OVERHEAD_BYTES
+
+    def socket_path(self, role: Role, index: int) -> str:
+        """Where the worker of a role and number listens."""
+        return service_socket_path(self.config, role, index)
+
+
+class Service(Protocol):
+    """What a role makes of a worker."""
+
+    def handlers(self) -> dict[int, Handler]:
+        """The methods that this role serves to other workers; forwarders serve none."""
+        ...
+
+    async def start(self) -> None:
+        """Begin; ready for work when this returns. Raises ConfigError where the configuration cannot be used."""
+        ...
+
+    async def configure(self, config: Config) -> None:
+        """Take over a new configuration for what begins from now on; raises ConfigError and then keeps the old."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new; return when all is finished, at the latest after the timeout."""
+        ...
+
+    def status(self) -> dict[str, object]:
+        """What an operator may want to know, as JSON can say it."""
+        ...
+
+
+ServiceFactory = Callable[[WorkerContext], Service]
+
+
+def service_socket_path(config: Config, role: Role, index: int) -> str:
+    """The Unix socket of one auth or lookup worker."""
+    return os.path.join(config.cluster.runtime_dir, f"{role.value}-{index}.sock")  # noqa: PTH118 -- a socket's address is text
+
+
+class _Worker:
+    def __init__(self, role: Role, index: int, descriptors: Descriptors, factory: ServiceFactory) -> None:
+        self._role = role
+        self._index = index
+        self._descriptors = descriptors
+        self._factory = factory
+        self._registry = new_registry()
+        self._peers = PeerTable()
+        self._service: Service | None = None
+        self._nursery: trio.Nursery
+
+    async def run(self) -> None:
+        """Serve the supervisor until it is gone."""
+        channel = RpcServer(self._control_handlers(), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
+        async with trio.open_nursery() as self._nursery:
+            stream = adopt_stream(self._descriptors.channel)
+            self._nursery.start_soon(channel.serve_connection, stream, Caller(Role.SUPERVISOR, os.getppid()))
+            await _wait_for_end_of_pipe(self._descriptors.liveness)
+            self._nursery.cancel_scope.cancel()
+
+    def _control_handlers(self) -> dict[int, Handler]:
+        return {
+            Method.START: self._start,
+            Method.SET_PEERS: self._set_peers,
+            Method.CONFIGURE: self._configure,
+            Method.DRAIN: self._drain,
+            Method.COLLECT_METRICS: self._collect_metrics,
+            Method.GET_STATUS: self._get_status,
+        }
+
+    async def _start(self, data: bytes, _caller: Caller) -> bytes:
+        request = StartRequest.FromString(data)
+        config = decode_config(request.config)
+        configure_logs(config.log, self._role, self._index)
+        self._peers.replace(request.peers)
+        context = WorkerContext(
+            self._role, self._index, config, request.seal_key, self._descriptors, self._registry, self._nursery
+        )
+        try:
+            service = self._factory(context)
+            await service.start()
+        except ConfigError as error:
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        self._service = service
+        if self._descriptors.service >= 0:
+            server = RpcServer(service.handlers(), max_frame_bytes=context.rpc_frame_bytes_max())
+            listener = adopt_listener(self._descriptors.service)
+            self._nursery.start_soon(server.serve_listener, listener, self._peers.identify)
+        return b""
+
+    async def _set_peers(self, data: bytes, _caller: Caller) -> bytes:
+        self._peers.replace(SetPeersRequest.FromString(data).peers)
+        return b""
+
+    async def _configure(self, data: bytes, _caller: Caller) -> bytes:
+        try:
+            await self._started().configure(decode_config(ConfigureRequest.FromString(data).config))
+        except ConfigError as error:
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return b""
+
+    async def _drain(self, data: bytes, _caller: Caller) -> bytes:
+        await self._started().drain(seconds(DrainRequest.FromString(data).timeout_ms))
+        return b""
+
+    async def _collect_metrics(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        return Text(text=exposition(self._registry)).SerializeToString()
+
+    async def _get_status(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        return Text(text=msgspec.json.encode(self._started().status()).decode()).SerializeToString()
+
+    def _started(self) -> Service:
+        if self._service is None:
+            raise RpcRefused(Status.INVALID_REQUEST, "the worker has not been started")
+        return self._service
+
+
+async def _wait_for_end_of_pipe(descriptor: int) -> None:
+    """Return when nobody holds the writing end any more; nobody ever writes."""
+    os.set_blocking(descriptor, False)
+    await trio.lowlevel.wait_readable(descriptor)
+
+
+def worker_main(role: Role, factory: ServiceFactory) -> None:
+    """The command of a worker process; only the supervisor calls it."""
+
+    @click.command(help=f"A {role.value} worker. Started by the supervisor, not by hand.")
+    @click.option("--index", type=int, required=True)
+    @click.option("--descriptors", required=True)
+    def command(index: int, descriptors: str) -> None:
+        trio.run(_Worker(role, index, Descriptors.decode(descriptors), factory).run, strict_exception_groups=True)
+
+    command.main(args=sys.argv[1:], prog_name=f"pulsar-trio-proxy-{role.value}")

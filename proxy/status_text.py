@@ -1,0 +1,45 @@
+"""/status for people: the same facts, a line each."""
+
+from typing import Any
+
+
+def status_text(status: dict[str, Any]) -> str:
+    """A status (proxy.supervisor.report) as text."""
+    lines = [
+        f"cluster {status['cluster']}, version {status['version']}: {_state(status)}",
+        f"  listeners       {', '.join(status['listeners'])}",
+        f"  brokers         {status['service_url']}",
+        f"  authentication  {'on' if status['authentication'] else 'off'}",
+    ]
+    for worker in status["workers"]:
+        lines.append(_worker_line(worker))
+        lines.extend(f"      broker {_broker(broker)}" for broker in worker.get("brokers", ()))
+    return "\n".join(lines)
+
+
+def _state(status: dict[str, Any]) -> str:
+    if status["ready"]:
+        return "ready"
+    return "not ready: " + "; ".join(status["not_ready_because"])
+
+
+def _worker_line(worker: dict[str, Any]) -> str:
+    facts = [worker["state"]]
+    if "pid" in worker:
+        facts += [f"pid {worker['pid']}", f"up {worker['uptime_seconds']} s"]
+    if worker["restarts"]:
+        facts.append(f"restarted {worker['restarts']} times")
+    for key, text in (
+        ("connections", "connections"),
+        ("lookups_under_way", "lookups under way"),
+        ("broker_connections", "broker connections"),
+        ("authentications_under_way", "authentications under way"),
+    ):
+        if key in worker:
+            facts.append(f"{worker[key]} {text}")
+    name = f"{worker['role']}-{worker['worker']}"
+    return f"  {name:<15} {', '.join(facts)}"
+
+
+def _broker(broker: dict[str, Any]) -> str:
+    return f"{broker['broker']}: {'reachable' if broker['reachable'] else 'NOT reachable'}, {broker['detail']}"

@@ -1,0 +1,1 @@
+"""The supervisor: starts, watches, drains and reloads the workers; owns the listeners; answers operators."""

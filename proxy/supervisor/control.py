@@ -1,0 +1,61 @@
+"""control.sock: what an operator on this machine may ask of a running cluster."""
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import trio
+
+from proto.rpc_pb2 import Empty, Method, Status, Text
+from proxy.config.load import ConfigError
+from proxy.runtime.peers import Caller, identify_operator
+from proxy.runtime.rpc_server import Handler, RpcRefused, RpcServer
+from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.supervisor.cluster import ReloadRefused
+from proxy.supervisor.report import Report
+from proxy.supervisor.sockets import CONTROL_SOCKET
+
+
+class Control:
+    """Serves status, drain and reload."""
+
+    def __init__(self, report: Report, drain: Callable[[], None], reload: Callable[[], Awaitable[None]]) -> None:
+        self._report = report
+        self._drain = drain
+        self._reload = reload
+
+    def _handlers(self) -> dict[int, Handler]:
+        return {
+            Method.CLUSTER_STATUS: self._cluster_status,
+            Method.CLUSTER_DRAIN: self._cluster_drain,
+            Method.CLUSTER_RELOAD: self._cluster_reload,
+        }
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Serve operators until cancelled."""
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        server = RpcServer(self._handlers(), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
+        await server.serve_listener(listener, identify_operator)
+
+    async def _cluster_status(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        return Text(text=msgspec.json.encode(await self._report.status()).decode()).SerializeToString()
+
+    async def _cluster_drain(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        self._drain()
+        return b""
+
+    async def _cluster_reload(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        try:
+            await self._reload()
+        except (ConfigError, ReloadRefused) as error:
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return b""
+
+
+def control_path(runtime_dir: str) -> str:
+    """Where a cluster listens for its operators."""
+    return os.path.join(runtime_dir, CONTROL_SOCKET)  # noqa: PTH118 -- a socket's address is text

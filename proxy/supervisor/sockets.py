@@ -1,0 +1,81 @@
+"""Everything that is bound, is bound here, once, before any worker starts; workers inherit it.
+
+A worker that dies takes no socket with it: clients and callers queue in the kernel until its successor is there.
+"""
+
+import fcntl
+import os
+import socket
+import stat
+from pathlib import Path
+
+from proto.addresses import HostPort, parse_host_port
+
+BACKLOG = 4096
+CONTROL_SOCKET = "control.sock"
+
+
+class StartFailed(Exception):
+    """The cluster cannot start; says what is in the way and what to do."""
+
+
+def bind_tcp(key: str, bind: str) -> socket.socket:
+    """Bind (not yet listen on) ``address:port``; raises StartFailed, naming the configuration's key."""
+    where = parse_host_port(bind)
+    try:
+        entry = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.socket(entry[0], socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(entry[4])
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        raise StartFailed(f"{key}: cannot bind {bind}: {error.strerror}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def bound_address(sock: socket.socket) -> str:
+    """Where a socket is bound, as people write it."""
+    host, port = sock.getsockname()[:2]
+    return str(HostPort(host, port))
+
+
+class RuntimeDirectory:
+    """The folder of the Unix sockets: of this user alone, and of one supervisor at a time."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            state = self.path.stat()
+        except OSError as error:
+            raise StartFailed(f"cluster.runtime_dir: {path}: {error.strerror}") from None
+        if state.st_uid != os.geteuid():
+            raise StartFailed(f"cluster.runtime_dir: {path} belongs to another user")
+        if stat.S_IMODE(state.st_mode) & 0o077:
+            self.path.chmod(0o700)
+        self._lock = (self.path / "supervisor.lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise StartFailed(f"cluster.runtime_dir: another cluster is running in {path}") from None
+
+    def bind(self, name: str) -> socket.socket:
+        """A listening Unix socket in the folder, in place of whatever an earlier run left there."""
+        path = self.path / name
+        path.unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.bind(str(path))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+        return sock
+
+    def clear(self) -> None:
+        """Remove the sockets; the folder and its lock stay."""
+        for path in self.path.glob("*.sock"):
+            path.unlink(missing_ok=True)
+        self._lock.close()

@@ -1,0 +1,1 @@
+"""Real clients through the real cluster to a real broker."""

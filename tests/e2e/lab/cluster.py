@@ -1,0 +1,208 @@
+"""The proxy cluster as a child process, with the configuration that a test asks for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from local.ports import free_port
+from local.process import OwnedProcess
+
+from .metrics import Scrape
+from .waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[3]
+HOST = "127.0.0.1"
+Tables = Mapping[str, Mapping[str, Any]]
+
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer; status 0 stands for none at all."""
+
+    status: int
+    text: str
+
+
+def merged(*layers: Tables) -> dict[str, dict[str, Any]]:
+    """Tables of several configurations, key by key; the last one wins."""
+    result: dict[str, dict[str, Any]] = {}
+    for layer in layers:
+        for table, keys in layer.items():
+            result.setdefault(table, {}).update(keys)
+    return result
+
+
+def to_toml(tables: Tables) -> str:
+    """Tables of plain values as TOML; `listener` becomes an array of tables."""
+    lines: list[str] = []
+    for name, keys in tables.items():
+        lines.append("[[listener]]" if name == "listener" else f"[{name}]")
+        lines += [f"{key} = {_value(value)}" for key, value in keys.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{key} = {_value(item)}" for key, item in value.items())
+        return f"{{ {inside} }}"
+    return json.dumps(value)  # TOML writes strings, numbers, booleans and arrays of them as JSON does
+
+
+class ProxyCluster:
+    """One `serve` with its own ports, runtime directory and log. Use as a context manager, or start and stop."""
+
+    def __init__(self, tables: Tables, *, ready_timeout_s: float = 30.0) -> None:
+        # Not pytest's tmp_path: the runtime directory holds Unix sockets, whose paths are limited to 107 bytes.
+        self.directory = Path(tempfile.mkdtemp(prefix="ptp-"))
+        self.port = free_port()
+        self.admin_port = free_port(avoid=(self.port,))
+        self.config_path = self.directory / "config.toml"
+        self.log_path = self.directory / "cluster.log"
+        self.runtime_dir = self.directory / "run"
+        self.service_url = f"pulsar://localhost:{self.port}"
+        self._ready_timeout_s = ready_timeout_s
+        self._process: OwnedProcess | None = None
+        own: Tables = {
+            "cluster": {"name": "e2e", "runtime_dir": str(self.runtime_dir), "forwarders": 2},
+            "listener": {"bind": f"{HOST}:{self.port}"},
+            "admin": {"bind": f"{HOST}:{self.admin_port}"},
+            "limits": {"drain_timeout_ms": 5000},
+        }
+        self.tables = merged(own, tables)
+        self.write_config(self.tables)
+
+    def write_config(self, tables: Tables) -> None:
+        """Replace the configuration file; a running cluster takes it over when told to reload."""
+        self.config_path.write_text(to_toml(tables))
+
+    # ---- life
+
+    def start(self, *, ready: bool = True) -> None:
+        """Start, and return when it is ready, or, with `ready=False`, when it accepts clients."""
+        command = [sys.executable, "-m", "proxy", "serve", "--config", str(self.config_path)]
+        self._process = process = OwnedProcess(command, log=self.log_path, cwd=ROOT)
+        started_at = time.monotonic()
+        while not (self.get("/readyz").status == 200 if ready else self._accepts()):
+            if (code := process.exit_code()) is not None:
+                raise AssertionError(f"the cluster ended with code {code}:\n{self.log_tail()}")
+            if time.monotonic() - started_at > self._ready_timeout_s:
+                answer = self.get("/readyz")
+                raise AssertionError(f"the cluster is not ready: {answer}\n{self.log_tail()}")
+            time.sleep(0.05)
+
+    def _accepts(self) -> bool:
+        if self.get("/healthz").status != 200:
+            return False
+        try:
+            socket.create_connection((HOST, self.port), timeout=1).close()
+        except OSError:
+            return False
+        return True
+
+    @property
+    def pid(self) -> int:
+        """The supervisor's process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the supervisor a signal."""
+        assert self._process is not None
+        self._process.signal(number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The supervisor's exit code, or None if it is still there after that time."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def stop(self) -> int | None:
+        """SIGTERM, then force. Returns the exit code; None if it was never started."""
+        process, self._process = self._process, None
+        return None if process is None else process.stop(15.0)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # ---- looks
+
+    def get(self, path: str, timeout_s: float = 5.0) -> Answer:
+        """GET on the admin port."""
+        try:
+            with _opener.open(f"http://{HOST}:{self.admin_port}{path}", timeout=timeout_s) as response:
+                return Answer(response.status, response.read().decode())
+        except urllib.error.HTTPError as error:
+            with error:
+                return Answer(error.code, error.read().decode())
+        except OSError as error:
+            return Answer(0, str(error))
+
+    def wait_for_readiness(self, *, ready: bool, within_s: float = 10.0) -> None:
+        """Wait until `/readyz` says so."""
+        status = 200 if ready else 503
+        eventually(lambda: self.get("/readyz").status == status, what=f"/readyz is {status}", within_s=within_s)
+
+    def metrics(self) -> Scrape:
+        """One scrape of all processes."""
+        answer = self.get("/metrics")
+        assert answer.status == 200, answer
+        return Scrape.parse(answer.text)
+
+    def status(self) -> dict[str, Any]:
+        """`/status`."""
+        answer = self.get("/status")
+        assert answer.status == 200, answer
+        status: dict[str, Any] = json.loads(answer.text)
+        return status
+
+    def worker_pids(self) -> dict[str, int]:
+        """`role-number` to process id, of the workers that run."""
+        workers = self.status()["workers"]
+        return {f"{worker['role']}-{worker['worker']}": worker["pid"] for worker in workers if worker.get("pid")}
+
+    def log_text(self) -> str:
+        """Everything that it has logged."""
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def log_tail(self, lines: int = 40) -> str:
+        """The end of its log."""
+        return "\n".join(self.log_text().splitlines()[-lines:])
+
+    def wait_for_log(self, *words: str, within_s: float = 5.0, since: int = 0) -> str:
+        """The first line, from offset `since` on, that has all these words."""
+
+        def find() -> str:
+            lines = self.log_text()[since:].splitlines()
+            return next((line for line in lines if all(word in line for word in words)), "")
+
+        return eventually(find, what=f"a log line with {words}", within_s=within_s)
+
+    # ---- commands
+
+    def command(self, name: str, *arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+        """Run one of the commands against this cluster's configuration."""
+        command = [sys.executable, "-m", "proxy", name, "--config", str(self.config_path), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, check=False)

@@ -1,0 +1,160 @@
+"""Brokers that misbehave on command, which a real one cannot be made to do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from proto.commands import parse_command
+from proto.frames import FrameDecoder
+from proto.pulsar_pb2 import BaseCommand, ServerError
+
+from .wire import frame
+
+Behaviour = Callable[[socket.socket], None]
+
+
+class FakeBroker:
+    """Listens and gives every connection to `behaviour`, in a thread of its own."""
+
+    def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
+        self._behaviour = behaviour
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._listener.getsockname()[1]
+        self._connections: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            self._behaviour(connection)
+
+
+class Recorder:
+    """A behaviour: says CONNECTED and keeps the command that came first on each connection."""
+
+    def __init__(self) -> None:
+        self.commands: list[BaseCommand] = []
+
+    def __call__(self, connection: socket.socket) -> None:
+        """Serve one connection."""
+        self.commands.append(receive_command(connection))
+        connection.sendall(connected())
+        read_to_end(connection)
+
+
+def receive_command(connection: socket.socket) -> BaseCommand:
+    """The first command that the proxy sends."""
+    decoder = FrameDecoder(max_frame_bytes=1 << 20)
+    while (received := decoder.next_frame()) is None:
+        data = connection.recv(1 << 16)
+        if not data:
+            raise ConnectionError("the proxy went away")
+        decoder.receive_data(data)
+    return parse_command(received.command)
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """What the proxy still sends until it ends its direction."""
+    parts = []
+    while data := connection.recv(1 << 16):
+        parts.append(data)
+    return b"".join(parts)
+
+
+def connected(**fields: object) -> bytes:
+    """A broker's CONNECTED."""
+    body = {"server_version": "fake broker", "protocol_version": 21, "max_message_size": 5 * 1024 * 1024, **fields}
+    return frame(BaseCommand.CONNECTED, connected=body)
+
+
+def silent(connection: socket.socket) -> None:
+    """Accepts, reads, never answers."""
+    read_to_end(connection)
+
+
+def hangs_up(connection: socket.socket) -> None:
+    """Closes as soon as it has seen the CONNECT."""
+    receive_command(connection)
+
+
+def refuses(connection: socket.socket) -> None:
+    """Answers the CONNECT with an error of its own."""
+    receive_command(connection)
+    error = {"request_id": (1 << 64) - 1, "error": ServerError.NotAllowedError, "message": "fake broker says no"}
+    connection.sendall(frame(BaseCommand.ERROR, error=error))
+    read_to_end(connection)
+
+
+def talks_nonsense(connection: socket.socket) -> None:
+    """Answers the CONNECT with a frame of 2^31-1 bytes."""
+    receive_command(connection)
+    connection.sendall((2**31 - 1).to_bytes(4, "big") + b"nonsense" * 100)
+    read_to_end(connection)
+
+
+FAREWELL = b"".join(b"%08d" % number for number in range(1 << 17))  # 1 MiB
+
+
+def answers_after_half_close(connection: socket.socket) -> None:
+    """Says CONNECTED, waits until the client has ended its direction, then sends 1 MiB and ends its own."""
+    receive_command(connection)
+    connection.sendall(connected())
+    heard = read_to_end(connection)
+    connection.sendall(len(heard).to_bytes(8, "big") + FAREWELL)
+
+
+def connected_with_first_bytes(connection: socket.socket) -> None:
+    """Sends its first commands in the same segment as CONNECTED: they are the relay's first bytes."""
+    receive_command(connection)
+    pings = frame(BaseCommand.PING, ping={}) * 3
+    connection.sendall(connected() + pings)
+    read_to_end(connection)
+
+
+@dataclass
+class LookupBroker:
+    """A behaviour: a broker that answers PING, CONNECT and, with what `answer` says, every LOOKUP."""
+
+    answer: dict[str, object]
+    lookups: list[BaseCommand] = field(default_factory=list)
+
+    def __call__(self, connection: socket.socket) -> None:
+        """Serve one connection."""
+        decoder = FrameDecoder(max_frame_bytes=1 << 20)
+        while data := connection.recv(1 << 16):
+            decoder.receive_data(data)
+            while (received := decoder.next_frame()) is not None:
+                connection.sendall(self._reply(parse_command(received.command)))
+
+    def _reply(self, command: BaseCommand) -> bytes:
+        if command.type == BaseCommand.PING:
+            return frame(BaseCommand.PONG, pong={})
+        if command.type == BaseCommand.CONNECT:
+            return connected()
+        self.lookups.append(command)
+        body = {"request_id": command.lookup_topic.request_id, **self.answer}
+        return frame(BaseCommand.LOOKUP_RESPONSE, lookup_topic_response=body)

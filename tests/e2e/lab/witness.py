@@ -1,0 +1,65 @@
+"""What every misbehaviour must leave behind: a log line with who and why, a metric that moved, nobody harmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from proto.pulsar_pb2 import BaseCommand
+
+from .cluster import ProxyCluster
+from .metrics import Scrape
+from .waiting import eventually
+from .wire import WireClient
+
+
+class Witness:
+    """Looks at a cluster before and after."""
+
+    def __init__(self, cluster: ProxyCluster) -> None:
+        self._cluster = cluster
+        self._log_offset = len(cluster.log_text())
+        self._before = cluster.metrics()
+
+    def logged(self, *words: str) -> str:
+        """A log line since the beginning has all these words."""
+        return self._cluster.wait_for_log(*words, since=self._log_offset)
+
+    def counted(self, name: str, **labels: str) -> None:
+        """The metric has risen since the beginning."""
+
+        def risen() -> bool:
+            return self._cluster.metrics().total(name, **labels) > self._before.total(name, **labels)
+
+        eventually(risen, what=f"{name}{labels} rises; what moved: {self.moved()}", within_s=5)
+
+    def moved(self) -> dict[str, float]:
+        """Every metric that moved."""
+        return self.scrape().moved_since(self._before)
+
+    def scrape(self) -> Scrape:
+        """The metrics now."""
+        return self._cluster.metrics()
+
+
+@contextmanager
+def nobody_harmed(
+    cluster: ProxyCluster, *, topic: str = "persistent://public/default/bystander", **credentials: str
+) -> Iterator[Witness]:
+    """A bystander that is connected all the while works before, at and after the misbehaviour; so does a newcomer."""
+    with WireClient(cluster.port) as bystander:
+        assert bystander.connect(**credentials).type == BaseCommand.CONNECTED
+        assert_serves(bystander, topic)
+        yield Witness(cluster)
+        assert_serves(bystander, topic)
+        with WireClient(cluster.port) as newcomer:
+            assert newcomer.connect(**credentials).type == BaseCommand.CONNECTED
+            assert_serves(newcomer, topic)
+
+
+def assert_serves(client: WireClient, topic: str) -> None:
+    """A client in lookup mode gets its PONG and an answer that came from a broker."""
+    assert client.ping().type == BaseCommand.PONG
+    answer = client.lookup(topic)
+    assert answer.type == BaseCommand.LOOKUP_RESPONSE
+    assert answer.lookup_topic_response.proxy_through_service_url, answer

@@ -1,0 +1,260 @@
+"""Brokers that are down, refuse, keep silent or talk nonsense: clients get an error they understand, in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from local.ports import free_port
+from local.standalone import Standalone
+
+from proto.pulsar_pb2 import BaseCommand, CommandError, CommandLookupTopicResponse, ServerError
+
+from .conftest import running
+from .lab.cluster import ProxyCluster
+from .lab.fakes import Behaviour, FakeBroker, LookupBroker, hangs_up, refuses, silent, talks_nonsense
+from .lab.programs import Program
+from .lab.wire import WireClient
+from .lab.witness import nobody_harmed
+
+pytestmark = pytest.mark.timeout(60)
+
+TOPIC = "persistent://public/default/failing"
+ENDED = "pulsar_proxy_ended_connections_total"
+BROKER_FAILURES = "pulsar_proxy_broker_connection_failures_total"
+ANSWERS = "pulsar_proxy_lookup_answers_total"
+
+
+@contextmanager
+def cluster_before(port: int, *more_ports: int) -> Iterator[ProxyCluster]:
+    """A small cluster whose only broker is at this port; it need not be well."""
+    brokers = {
+        "service_url": f"pulsar://127.0.0.1:{port}",
+        "allowed_ports": [port, *more_ports],
+        "connect_timeout_ms": 1000,
+        "handshake_timeout_ms": 1500,
+        "probe_interval_ms": 300,
+    }
+    tables = {"cluster": {"forwarders": 1}, "brokers": brokers, "limits": {"lookup_timeout_ms": 2500}}
+    cluster = ProxyCluster(tables)
+    yield from running(cluster, ready=False)
+
+
+# ---- a relay's target
+
+
+RELAY_FAILURES: dict[str, tuple[Behaviour | None, str, int]] = {
+    "down": (None, "unreachable", ServerError.ServiceNotReady),
+    "silent": (silent, "timeout", ServerError.ServiceNotReady),
+    "hanging up": (hangs_up, "handshake", ServerError.ServiceNotReady),
+    "talking nonsense": (talks_nonsense, "handshake", ServerError.ServiceNotReady),
+    "refusing": (refuses, "refused", ServerError.NotAllowedError),
+}
+
+
+@pytest.mark.parametrize("what", RELAY_FAILURES)
+def test_a_relay_to_a_failing_broker_ends_with_an_error(edge_proxy: ProxyCluster, fake_port: int, what: str) -> None:
+    """The Java proxy just closes, and loses a broker's own error."""
+    behaviour, reason, expected_code = RELAY_FAILURES[what]
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        if behaviour is None:
+            error = failed_relay(client, fake_port)
+        else:
+            with FakeBroker(behaviour, fake_port):
+                error = failed_relay(client, fake_port)
+        assert error.error == expected_code
+        if what == "refusing":
+            assert error.message == "fake broker says no"
+        witness.logged(client.address, f"localhost:{fake_port}", "broker_failed")
+        witness.counted(BROKER_FAILURES, reason=reason)
+        witness.counted(ENDED, cause="broker_failed")
+
+
+def failed_relay(client: WireClient, port: int) -> CommandError:
+    """Ask for a relay; the error must come within the edge proxy's 1.5 s for brokers, and be the last word."""
+    began_at = time.monotonic()
+    answer = client.connect(proxy_to_broker_url=f"localhost:{port}")
+    assert time.monotonic() - began_at < 3.0
+    assert answer.type == BaseCommand.ERROR, answer
+    assert client.wait_for_end() == []
+    return answer.error
+
+
+DENIED = {
+    "a port that is not allowed": ("localhost:22", "port"),
+    "an unknown host": ("no-such-host.invalid:{port}", "unknown_host"),
+    "no port": ("localhost", "malformed"),
+    "a URL": ("pulsar://localhost:{port}", "malformed"),
+}
+
+
+@pytest.mark.parametrize("what", DENIED)
+def test_a_target_that_is_not_allowed_is_denied(edge_proxy: ProxyCluster, broker: Standalone, what: str) -> None:
+    """The client learns nothing of why; the log does. The Java proxy answers one of these AuthenticationError."""
+    target, reason = DENIED[what]
+    target = target.format(port=broker.broker_port)
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        answer = client.connect(proxy_to_broker_url=target)
+        assert answer.type == BaseCommand.ERROR
+        expected = (ServerError.ServiceNotReady, "Target broker cannot be validated.")
+        assert (answer.error.error, answer.error.message) == expected
+        assert client.wait_for_end() == []
+        witness.logged(client.address, target, "target_denied")
+        witness.counted("pulsar_proxy_denied_targets_total", reason=reason)
+
+
+@pytest.mark.parametrize(("rules", "reason"), [
+    ({"allowed_hosts": ["broker-*.example"]}, "host"),
+    ({"allowed_addresses": ["10.0.0.0/8", "fd00::/8"]}, "address"),
+])  # fmt: skip
+def test_hosts_and_addresses_that_are_not_allowed_are_denied(
+    broker: Standalone, rules: dict[str, object], reason: str
+) -> None:
+    brokers = {"service_url": broker.service_url, "allowed_ports": [broker.broker_port], **rules}
+    for cluster in running(ProxyCluster({"cluster": {"forwarders": 1}, "brokers": brokers})):
+        before = cluster.metrics()
+        with WireClient(cluster.port) as client:
+            answer = client.connect(proxy_to_broker_url=f"localhost:{broker.broker_port}")
+            assert answer.error.error == ServerError.ServiceNotReady
+            cluster.wait_for_log(client.address, "target_denied")
+        name = "pulsar_proxy_denied_targets_total"
+        assert cluster.metrics().total(name, reason=reason) == before.total(name, reason=reason) + 1
+
+
+# ---- the broker of lookups
+
+
+@pytest.mark.parametrize("what", ["down", "silent", "hanging up"])
+def test_lookups_without_a_good_broker_say_service_not_ready(python_client: Program, what: str) -> None:
+    """Each in the form of its own answer, within lookup_timeout_ms, and the connection stays usable."""
+    behaviour = {"down": None, "silent": silent, "hanging up": hangs_up}[what]
+    port = free_port()
+    with listening(behaviour, port), cluster_before(port) as cluster, WireClient(cluster.port) as client:
+        assert cluster.get("/readyz").status == 503
+        assert client.connect().type == BaseCommand.CONNECTED
+        began_at = time.monotonic()
+        lookup = client.lookup(TOPIC).lookup_topic_response
+        assert (lookup.response, lookup.error) == (CommandLookupTopicResponse.Failed, ServerError.ServiceNotReady)
+        metadata = client.partitions(TOPIC)
+        assert metadata.type == BaseCommand.PARTITIONED_METADATA_RESPONSE
+        assert metadata.partition_metadata_response.error == ServerError.ServiceNotReady
+        assert time.monotonic() - began_at < 2 * 3.0
+        assert client.ping().type == BaseCommand.PONG
+        cluster.wait_for_log(client.address, TOPIC)
+        assert cluster.metrics().total(ANSWERS, request="lookup", error="ServiceNotReady") >= 1
+        outcome = python_client.run("attempt", cluster.service_url, TOPIC, timeout_s=3)
+        assert outcome.result["ok"] is False
+
+@contextmanager
+def listening(behaviour: Behaviour | None, port: int) -> Iterator[None]:
+    """A FakeBroker, or none."""
+    if behaviour is None:
+        yield
+    else:
+        with FakeBroker(behaviour, port):
+            yield
+
+
+def test_a_broker_that_comes_back_is_used_at_once(broker: Standalone) -> None:
+    """Readiness follows the broker; nothing has to be restarted."""
+    port = free_port()
+    answer = {"response": CommandLookupTopicResponse.Connect, "broker_service_url": f"pulsar://localhost:{port}"}
+    with cluster_before(port) as cluster, WireClient(cluster.port) as client:
+        client.connect()
+        assert client.lookup(TOPIC).lookup_topic_response.error == ServerError.ServiceNotReady
+        with FakeBroker(LookupBroker(answer), port):
+            cluster.wait_for_readiness(ready=True)
+            assert client.lookup(TOPIC).lookup_topic_response.response == CommandLookupTopicResponse.Connect
+        cluster.wait_for_readiness(ready=False)
+
+
+def test_redirects_are_followed_inside_and_only_the_last_answer_goes_out(broker: Standalone) -> None:
+    port = free_port()
+    redirect = {
+        "response": CommandLookupTopicResponse.Redirect,
+        "broker_service_url": broker.service_url,
+        "authoritative": True,
+    }
+    with FakeBroker(LookupBroker(redirect), port), cluster_before(port, broker.broker_port) as cluster:
+        with WireClient(cluster.port) as client:
+            client.connect()
+            answer = client.lookup(TOPIC).lookup_topic_response
+        assert answer.response == CommandLookupTopicResponse.Connect
+        assert answer.broker_service_url == broker.service_url
+        assert answer.proxy_through_service_url
+
+
+def test_redirects_in_a_circle_end(broker: Standalone) -> None:
+    port = free_port()
+    url = f"pulsar://127.0.0.1:{port}"
+    circle = LookupBroker({"response": CommandLookupTopicResponse.Redirect, "broker_service_url": url})
+    with FakeBroker(circle, port), cluster_before(port) as cluster, WireClient(cluster.port) as client:
+        client.connect()
+        answer = client.lookup(TOPIC).lookup_topic_response
+        assert (answer.response, answer.error) == (CommandLookupTopicResponse.Failed, ServerError.ServiceNotReady)
+        assert "redirect" in answer.message
+        assert 10 <= len(circle.lookups) <= 12
+        cluster.wait_for_log(client.address, "redirect")
+
+
+def test_a_redirect_to_where_relays_may_not_go_is_not_followed(broker: Standalone) -> None:
+    """Not even a broker can make the proxy connect to an arbitrary port."""
+    port = free_port()
+    url = f"pulsar://127.0.0.1:{broker.web_port}"
+    elsewhere = LookupBroker({"response": CommandLookupTopicResponse.Redirect, "broker_service_url": url})
+    with FakeBroker(elsewhere, port), cluster_before(port) as cluster, WireClient(cluster.port) as client:
+        client.connect()
+        answer = client.lookup(TOPIC).lookup_topic_response
+        assert (answer.response, answer.error) == (CommandLookupTopicResponse.Failed, ServerError.ServiceNotReady)
+
+
+# ---- answers pass as they are
+
+
+QUESTIONS = {
+    "a namespace that does not exist": "persistent://public/no-such-namespace/topic",
+    "a tenant that does not exist": "persistent://no-such-tenant/namespace/topic",
+    "a name that is no topic": "persistent://a/b",
+    "a topic that does not exist": "persistent://public/default/never-created",
+}
+
+
+@pytest.mark.parametrize("what", QUESTIONS)
+def test_the_brokers_answers_pass_with_code_and_text(edge_proxy: ProxyCluster, broker: Standalone, what: str) -> None:
+    """The same question, asked through the proxy and of the broker itself, gets the same answer."""
+    topic = QUESTIONS[what]
+    with WireClient(edge_proxy.port) as through, WireClient(broker.broker_port) as direct:
+        for client in (through, direct):
+            client.connect()
+        assert comparable(through.partitions(topic)) == comparable(direct.partitions(topic))
+        assert comparable(through.lookup(topic)) == comparable(direct.lookup(topic))
+
+
+def comparable(answer: BaseCommand) -> BaseCommand:
+    """An answer without what must differ: request ids, and what says that it came through a proxy."""
+    result = BaseCommand()
+    result.CopyFrom(answer)
+    for _, body in result.ListFields():
+        if hasattr(body, "request_id"):
+            body.request_id = 0
+    if result.HasField("lookup_topic_response"):
+        for name in ("broker_service_url", "broker_service_url_tls", "proxy_through_service_url"):
+            result.lookup_topic_response.ClearField(name)  # type: ignore[arg-type]
+    return result
+
+
+def test_connected_is_the_brokers_own(edge_proxy: ProxyCluster, broker: Standalone) -> None:
+    """In a relay byte for byte; in lookup mode with its limits and flags, less topic watchers."""
+    with WireClient(edge_proxy.port) as lookup, WireClient(edge_proxy.port) as relay:
+        with WireClient(broker.broker_port) as direct:
+            own = direct.connect().connected
+        relayed = relay.connect(proxy_to_broker_url=f"localhost:{broker.broker_port}").connected
+        lookup.connect()
+        assert relayed == own
+    with WireClient(edge_proxy.port) as lookup:
+        answer = lookup.connect().connected
+    assert answer.max_message_size == own.max_message_size
+    own.feature_flags.supports_topic_watchers = False
+    assert answer.feature_flags == own.feature_flags

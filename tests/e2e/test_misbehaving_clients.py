@@ -1,0 +1,202 @@
+"""Clients that say what no client should: each gets a fitting answer, leaves a trace, and harms nobody."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from local.standalone import Standalone
+
+from proto.frames import encode_frame
+from proto.pulsar_pb2 import BaseCommand, ServerError
+
+from .lab.cluster import ProxyCluster
+from .lab.fakes import FAREWELL, FakeBroker, Recorder, answers_after_half_close, connected_with_first_bytes
+from .lab.wire import WireClient, frame
+from .lab.witness import nobody_harmed
+
+pytestmark = pytest.mark.timeout(60)
+
+ENDED = "pulsar_proxy_ended_connections_total"
+NO_REQUEST_ID = (1 << 64) - 1
+TOPIC = "persistent://public/default/misbehaving"
+
+
+def last_error(commands: list[BaseCommand]) -> tuple[int, str]:
+    """Code and text of the error that ended a connection."""
+    assert [command.type for command in commands] == [BaseCommand.ERROR]
+    error = commands[0].error
+    assert error.request_id == NO_REQUEST_ID
+    return error.error, error.message
+
+
+GARBAGE = {
+    "a frame of 2^31-1 bytes": ((2**31 - 1).to_bytes(4, "big"), "frame_too_large"),
+    "a frame of 2^32-1 bytes": (b"\xff" * 8, "frame_too_large"),
+    "a frame without room for its command": ((0).to_bytes(4, "big"), "protocol_error"),
+    "a command larger than its frame": ((100).to_bytes(4, "big") + (200).to_bytes(4, "big") + b"x" * 96, "protocol_error"),
+    "a frame that holds no command": (encode_frame(b"\xff" * 40), "protocol_error"),
+    "an HTTP request": (b"GET / HTTP/1.1\r\nHost: pulsar\r\n\r\n", "frame_too_large"),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_what_is_no_frame_ends_the_connection_at_once(edge_proxy: ProxyCluster, what: str) -> None:
+    data, cause = GARBAGE[what]
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        client.send_bytes(data)
+        code, _ = last_error(client.wait_for_end(within_s=1.5))
+        assert code == ServerError.NotAllowedError
+        witness.logged(client.address, cause)
+        witness.counted(ENDED, cause=cause)
+
+
+@pytest.mark.parametrize("when", ["before CONNECT", "in lookup mode"])
+def test_an_oversized_frame_is_refused_by_its_header_alone(edge_proxy: ProxyCluster, when: str) -> None:
+    """Nothing of the announced 2^31-1 bytes is waited for, also after a good beginning."""
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        if when == "in lookup mode":
+            assert client.connect().type == BaseCommand.CONNECTED
+        client.send_bytes((2**31 - 1).to_bytes(4, "big"))
+        _, text = last_error(client.wait_for_end(within_s=1.5))
+        assert str(2**31 - 1) in text
+        witness.logged(client.address, str(2**31 - 1))
+        witness.counted(ENDED, cause="frame_too_large")
+
+
+def test_1024_random_bytes_harm_nobody(edge_proxy: ProxyCluster) -> None:
+    """Twenty times, from a fixed seed; every connection ends within the handshake's time limit."""
+    noise = random.Random(20261121)
+    with nobody_harmed(edge_proxy) as witness:
+        for _ in range(20):
+            with WireClient(edge_proxy.port) as client:
+                client.send_bytes(noise.randbytes(1024))
+                client.wait_for_end(within_s=4)
+                witness.logged(client.address)
+        witness.counted(ENDED)
+
+
+def test_a_client_that_never_says_connect_is_closed(edge_proxy: ProxyCluster) -> None:
+    """After handshake_timeout_ms, 2.5 s here, and not much before; without a word, since it may speak no Pulsar."""
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        began_at = time.monotonic()
+        assert client.wait_for_end(within_s=5) == []
+        assert 2.0 < time.monotonic() - began_at < 4.0
+        witness.logged(client.address, "handshake")
+        witness.counted(ENDED, cause="handshake_timeout")
+
+
+def test_a_client_that_stops_within_connect_is_closed(edge_proxy: ProxyCluster) -> None:
+    """Half a CONNECT is no CONNECT, and PINGs do not prolong the time."""
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        assert client.ping().type == BaseCommand.PONG
+        client.send_bytes(frame(BaseCommand.CONNECT, connect={"client_version": "half", "protocol_version": 19})[:-3])
+        client.wait_for_end(within_s=5)
+        witness.logged(client.address, "handshake")
+        witness.counted(ENDED, cause="handshake_timeout")
+
+
+def test_a_producer_in_lookup_mode_is_refused_and_the_connection_goes_on(edge_proxy: ProxyCluster) -> None:
+    """The Java proxy closes without a word; here the request gets its answer, with its own id."""
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        client.connect()
+        answer = client.producer(TOPIC)
+        assert answer.type == BaseCommand.ERROR
+        assert answer.error.error == ServerError.NotAllowedError
+        assert 0 < answer.error.request_id < NO_REQUEST_ID
+        assert client.lookup(TOPIC).lookup_topic_response.proxy_through_service_url
+        witness.logged(client.address, "PRODUCER")
+        witness.counted("pulsar_proxy_refused_commands_total")
+
+
+def test_ping_is_answered_before_and_after_connect(edge_proxy: ProxyCluster) -> None:
+    with WireClient(edge_proxy.port) as client:
+        assert client.ping().type == BaseCommand.PONG
+        client.connect()
+        assert client.ping().type == BaseCommand.PONG
+
+
+def test_a_second_connect_ends_the_connection(edge_proxy: ProxyCluster) -> None:
+    """In lookup mode it is out of turn. (In a relay it is the broker's to judge.)"""
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        client.connect()
+        client.send_connect()
+        code, text = last_error(client.wait_for_end())
+        assert (code, "CONNECT" in text) == (ServerError.NotAllowedError, True)
+        witness.logged(client.address, "CONNECT")
+        witness.counted(ENDED, cause="not_allowed")
+
+
+def test_a_client_must_not_claim_to_be_a_proxy(edge_proxy: ProxyCluster) -> None:
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        client.send_connect(proxy_version="a proxy before a proxy")
+        expected = (ServerError.NotAllowedError, "Must not provide proxyVersion")
+        assert last_error(client.wait_for_end()) == expected
+        witness.logged(client.address, "Must not provide proxyVersion")
+        witness.counted(ENDED, cause="not_allowed")
+
+
+def test_what_the_broker_is_told_is_the_clients_less_its_claims(edge_proxy: ProxyCluster, fake_port: int) -> None:
+    """Version and feature flags pass; credentials, target and original principal do not."""
+    recorder = Recorder()
+    flags = {"supports_auth_refresh": True, "supports_partial_producer": True, "supports_topic_watchers": True}
+    with FakeBroker(recorder, fake_port), WireClient(edge_proxy.port) as client:
+        client.connect(
+            proxy_to_broker_url=f"localhost:{fake_port}",
+            token="the client's own",
+            original_principal="admin",
+            original_auth_data="the admin's",
+            original_auth_method="token",
+            feature_flags=flags,
+            client_version="Some-Client-v1",
+        )
+    connect = recorder.commands[0].connect
+    assert (connect.client_version, connect.protocol_version) == ("Some-Client-v1", 19)
+    told_flags = {descriptor.name: value for descriptor, value in connect.feature_flags.ListFields()}
+    assert told_flags == flags
+    for dropped in ("auth_data", "proxy_to_broker_url", "original_principal", "original_auth_data"):
+        assert not connect.HasField(dropped), dropped
+    assert connect.proxy_version
+
+
+def test_half_close_still_delivers_what_the_broker_says(edge_proxy: ProxyCluster, fake_port: int) -> None:
+    """The client ends its direction; the end reaches the broker, and 1 MiB that the broker then sends arrives."""
+    with FakeBroker(answers_after_half_close, fake_port), WireClient(edge_proxy.port) as client:
+        assert client.connect(proxy_to_broker_url=f"127.0.0.1:{fake_port}").type == BaseCommand.CONNECTED
+        client.send_bytes(b"x" * 1000)
+        client.end_sending()
+        assert client.read_to_end() == (1000).to_bytes(8, "big") + FAREWELL
+
+
+def test_bytes_behind_connected_are_the_relays_first(edge_proxy: ProxyCluster, fake_port: int) -> None:
+    with FakeBroker(connected_with_first_bytes, fake_port), WireClient(edge_proxy.port) as client:
+        assert client.connect(proxy_to_broker_url=f"127.0.0.1:{fake_port}").type == BaseCommand.CONNECTED
+        assert [client.receive().type for _ in range(3)] == [BaseCommand.PING] * 3
+
+
+def test_a_client_in_a_hurry_loses_nothing(edge_proxy: ProxyCluster, broker: Standalone) -> None:
+    """Commands behind CONNECT in one segment wait for Connected, then go to the broker. The Java proxy drops them."""
+    connect = {
+        "client_version": "hurried",
+        "protocol_version": 19,
+        "proxy_to_broker_url": f"localhost:{broker.broker_port}",
+    }
+    producers = [{"topic": f"{TOPIC}-{i}", "request_id": i, "producer_id": i} for i in range(1, 4)]
+    hurried = frame(BaseCommand.CONNECT, connect=connect)
+    hurried += b"".join(frame(BaseCommand.PRODUCER, producer=producer) for producer in producers)
+    with WireClient(edge_proxy.port) as client:
+        client.send_bytes(hurried)
+        assert client.receive().type == BaseCommand.CONNECTED
+        answers = [client.receive() for _ in producers]
+        assert {answer.type for answer in answers} == {BaseCommand.PRODUCER_SUCCESS}
+        assert sorted(answer.producer_success.request_id for answer in answers) == [1, 2, 3]
+
+
+def test_an_old_client_is_told_that_it_is_too_old(edge_proxy: ProxyCluster) -> None:
+    with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
+        client.send_connect(protocol_version=9)
+        code, _ = last_error(client.wait_for_end())
+        assert code == ServerError.UnsupportedVersionError
+        witness.logged(client.address, "version")
+        witness.counted(ENDED, cause="not_allowed")

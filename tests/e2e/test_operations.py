@@ -1,0 +1,350 @@
+"""What an operator relies on: health, status, metrics, configuration, reload, drain, and an end that leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local.ports import free_port
+from local.standalone import Standalone
+
+from proto.pulsar_pb2 import BaseCommand
+
+from .conftest import before, running
+from .lab.cluster import ProxyCluster, merged
+from .lab.waiting import eventually
+from .lab.wire import Ended, WireClient
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def own_proxy(broker: Standalone) -> Iterator[ProxyCluster]:
+    """A cluster for one test, which may do to it what it likes."""
+    tables = {"cluster": {"forwarders": 2}, "brokers": before(broker), "limits": {"drain_timeout_ms": 3000}}
+    yield from running(ProxyCluster(tables))
+
+
+def relay_client(cluster: ProxyCluster, broker: Standalone) -> WireClient:
+    """A client with a relay to the broker."""
+    client = WireClient(cluster.port)
+    assert client.connect(proxy_to_broker_url=f"localhost:{broker.broker_port}").type == BaseCommand.CONNECTED
+    return client
+
+
+# ---- looking at it
+
+
+def test_health_and_readiness(own_proxy: ProxyCluster) -> None:
+    assert own_proxy.get("/healthz").status == 200
+    assert own_proxy.get("/readyz").status == 200
+    assert own_proxy.get("/no-such-page").status == 404
+
+
+def test_not_ready_without_a_reachable_broker_but_healthy() -> None:
+    port = free_port()
+    tables = {"cluster": {"forwarders": 1}, "brokers": {"service_url": f"pulsar://127.0.0.1:{port}"}}
+    for cluster in running(ProxyCluster(tables), ready=False):
+        answer = cluster.get("/readyz")
+        assert (answer.status, "broker" in answer.text) == (503, True)
+        assert cluster.get("/healthz").status == 200
+        cluster.wait_for_log("not reachable", str(port))
+
+
+def test_status_as_json_and_for_people(own_proxy: ProxyCluster, broker: Standalone) -> None:
+    """The same facts by HTTP, by `status --json` and by `status`."""
+    with relay_client(own_proxy, broker):
+        status = own_proxy.status()
+        assert (status["cluster"], status["ready"], status["draining"]) == ("e2e", True, False)
+        roles = sorted(worker["role"] for worker in status["workers"])
+        assert roles == ["auth", "forwarder", "forwarder", "lookup"]
+        assert {worker["state"] for worker in status["workers"]} == {"running"}
+        assert all(Path(f"/proc/{worker['pid']}").exists() for worker in status["workers"])
+        assert sum(worker.get("connections", 0) for worker in status["workers"]) == 1
+        as_json = json.loads(own_proxy.command("status", "--json").stdout)
+        assert as_json.keys() == status.keys()
+        shown = own_proxy.command("status")
+    assert shown.returncode == 0, shown.stderr
+    for name, pid in own_proxy.worker_pids().items():
+        line = next(line for line in shown.stdout.splitlines() if name in line)
+        assert f"pid {pid}" in line
+    assert f"localhost:{broker.broker_port}" in shown.stdout
+
+
+def test_status_of_a_cluster_that_does_not_run_says_so(broker: Standalone) -> None:
+    cluster = ProxyCluster({"brokers": before(broker)})
+    answer = cluster.command("status")
+    assert answer.returncode != 0
+    assert "no cluster is running" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_metrics_of_all_workers_please_promtool(own_proxy: ProxyCluster, broker: Standalone) -> None:
+    """Without a complaint, and after traffic of each kind, so that every family has samples."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool: the Debian package `prometheus` is not installed")
+    with relay_client(own_proxy, broker), WireClient(own_proxy.port) as client:
+        client.connect()
+        client.lookup("persistent://public/default/metrics")
+        client.partitions("persistent://public/default/metrics")
+        client.producer("persistent://public/default/metrics")
+        text = own_proxy.get("/metrics").text
+    result = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout + result.stderr) == (0, "")
+
+
+JAVA_PROXY_NAMES = [
+    "pulsar_proxy_active_connections",
+    "pulsar_proxy_new_connections_total",
+    "pulsar_proxy_binary_ops_total",
+    "pulsar_proxy_binary_bytes_total",
+    "pulsar_proxy_lookup_requests_total",
+    "pulsar_proxy_partitions_metadata_requests_total",
+    "pulsar_proxy_get_topics_of_namespace_requests_total",
+    "pulsar_proxy_get_schema_requests_total",
+    "pulsar_proxy_rejected_lookup_requests_total",
+]
+
+
+def test_metrics_keep_the_java_proxys_names_and_name_their_process(own_proxy: ProxyCluster, broker: Standalone) -> None:
+    with relay_client(own_proxy, broker) as client:
+        client.producer("persistent://public/default/metrics")
+
+        def counted() -> bool:
+            return own_proxy.metrics().total("pulsar_proxy_binary_bytes_total", direction="to_client") > 0
+
+        eventually(counted, what="relayed bytes are counted")
+        scrape = own_proxy.metrics()
+    assert [name for name in JAVA_PROXY_NAMES if name not in scrape.names()] == []
+    assert all({"cluster", "role", "worker"} <= sample.labels.keys() for sample in scrape.samples)
+    assert scrape.label_values("cluster") == {"e2e"}
+    assert {"supervisor", "forwarder", "lookup", "auth"} == scrape.label_values("role")
+    assert scrape.total("pulsar_proxy_active_connections") == 1
+    assert scrape.total("pulsar_proxy_binary_bytes_total", direction="to_broker") > 0
+
+
+def test_closed_connections_leave_no_trace_in_gauges(own_proxy: ProxyCluster, broker: Standalone) -> None:
+    for _ in range(20):
+        relay_client(own_proxy, broker).close()
+
+    def none_left() -> bool:
+        return own_proxy.metrics().total("pulsar_proxy_active_connections") == 0
+
+    eventually(none_left, what="no connection is counted any more")
+    scrape = own_proxy.metrics()
+    assert scrape.total("pulsar_proxy_connections_by_state") == 0
+    assert scrape.total("pulsar_proxy_new_connections_total") == 20
+
+
+# ---- configuration
+
+
+MISTAKES: dict[str, tuple[dict[str, dict[str, object]], str]] = {
+    "an unknown key": ({"limits": {"max_conections": 5}}, "max_conections"),
+    "an unknown table": ({"limit": {"max_connections": 5}}, "limit"),
+    "a wrong type": ({"limits": {"max_connections": "many"}}, "limits.max_connections"),
+    "a number out of range": ({"brokers": {"allowed_ports": [70000]}}, "brokers.allowed_ports"),
+    "an address that is none": ({"admin": {"bind": "everywhere"}}, "admin.bind"),
+    "a URL of another kind": ({"brokers": {"service_url": "http://localhost:8080"}}, "brokers.service_url"),
+    "a network that is none": ({"brokers": {"allowed_addresses": ["10.0.0.0/99"]}}, "brokers.allowed_addresses"),
+    "an unreadable credential": (
+        {"brokers": {"credentials": {"method": "token", "file": "/nonexistent/token"}}},
+        "brokers.credentials.file",
+    ),
+    "an unreadable key": (
+        {"authentication": {"enabled": True}, "authentication.token": {"secret_key": "/nonexistent/key"}},
+        "authentication.token.secret_key",
+    ),
+    "authentication without a provider": ({"authentication": {"enabled": True}}, "authentication"),
+}
+
+
+@pytest.mark.parametrize("command", ["check", "serve"])
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_in_the_configuration_names_its_key(what: str, command: str) -> None:
+    """In one line, before anything is bound or made."""
+    tables, key = MISTAKES[what]
+    cluster = ProxyCluster(tables)
+    answer = cluster.command(command)
+    assert answer.returncode != 0
+    assert key in answer.stderr
+    assert "Traceback" not in answer.stderr
+    assert len(answer.stderr.strip().splitlines()) == 1
+    assert not cluster.runtime_dir.exists()
+
+
+def test_check_accepts_what_serve_would(broker: Standalone) -> None:
+    answer = ProxyCluster({"brokers": before(broker)}).command("check")
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_the_environment_overrides_the_file(broker: Standalone, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = ProxyCluster({"brokers": {"service_url": "pulsar://127.0.0.1:1"}})
+    monkeypatch.setenv("PULSAR_TRIO_PROXY__BROKERS__SERVICE_URL", broker.service_url)
+    monkeypatch.setenv("PULSAR_TRIO_PROXY__CLUSTER__FORWARDERS", "1")
+    for started in running(cluster):
+        assert started.status()["service_url"] == broker.service_url
+        assert "forwarder-1" not in started.worker_pids()
+
+
+def test_a_port_that_is_taken_is_named(own_proxy: ProxyCluster) -> None:
+    tables = merged(own_proxy.tables, {"admin": {"bind": f"127.0.0.1:{free_port()}"}})
+    tables["cluster"]["runtime_dir"] = str(own_proxy.directory / "other")
+    second = ProxyCluster(tables)
+    answer = second.command("serve")
+    assert answer.returncode != 0
+    assert "listener[0].bind" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+# ---- reload
+
+
+@pytest.mark.parametrize("how", ["SIGHUP", "reload"])
+def test_a_reload_takes_effect_and_keeps_everything_going(
+    own_proxy: ProxyCluster, broker: Standalone, how: str
+) -> None:
+    """A target that was denied is allowed afterwards; no worker is replaced, no relay broken."""
+    other = free_port()
+    workers = own_proxy.worker_pids()
+    with relay_client(own_proxy, broker) as relay:
+        assert denial(own_proxy, other) == "Target broker cannot be validated."
+        brokers = own_proxy.tables["brokers"] | {"allowed_ports": [broker.broker_port, other]}
+        own_proxy.write_config(own_proxy.tables | {"brokers": brokers})
+        if how == "SIGHUP":
+            own_proxy.signal(signal.SIGHUP)
+        else:
+            assert own_proxy.command("reload").returncode == 0
+        own_proxy.wait_for_log("the configuration was reloaded")
+        assert denial(own_proxy, other) == "The proxy cannot connect to the broker"
+        assert relay.ping().type == BaseCommand.PONG
+    assert own_proxy.worker_pids() == workers
+
+
+def denial(cluster: ProxyCluster, port: int) -> str:
+    """What a client reads that asks for a relay to a port where nothing listens."""
+    with WireClient(cluster.port) as client:
+        return client.connect(proxy_to_broker_url=f"localhost:{port}").error.message
+
+
+@pytest.mark.parametrize(("tables", "key"), [
+    ({"limits": {"max_conections": 1}}, "max_conections"),
+    ({"listener": {"bind": "127.0.0.1:1"}}, "listener"),
+])  # fmt: skip
+def test_a_reload_that_cannot_be_is_refused_and_changes_nothing(
+    own_proxy: ProxyCluster, broker: Standalone, tables: dict[str, dict[str, object]], key: str
+) -> None:
+    own_proxy.write_config(merged(own_proxy.tables, tables))
+    own_proxy.signal(signal.SIGHUP)
+    assert key in own_proxy.wait_for_log("not reloaded")
+    answer = own_proxy.command("reload")
+    assert answer.returncode != 0
+    assert key in answer.stderr
+    with relay_client(own_proxy, broker) as relay:
+        assert relay.ping().type == BaseCommand.PONG
+
+
+# ---- the end
+
+
+def test_sigterm_drains_in_order_and_exits_with_0(own_proxy: ProxyCluster, broker: Standalone) -> None:
+    """Nobody new comes in; lookup connections end, a relay goes on until its client leaves; then the workers go."""
+    with relay_client(own_proxy, broker) as relay, WireClient(own_proxy.port) as lookup:
+        lookup.connect()
+        own_proxy.signal(signal.SIGTERM)
+        assert lookup.wait_for_end(within_s=2) == []
+        own_proxy.wait_for_readiness(ready=False, within_s=2)
+        answer = own_proxy.get("/readyz")
+        assert (answer.status, "draining" in answer.text) == (503, True)
+        assert relay.ping().type == BaseCommand.PONG
+        assert refuses_connections(own_proxy)
+        relay.close()
+    assert own_proxy.wait(timeout_s=3) == 0
+    log = own_proxy.log_text()
+    positions = [log.index(f"who={role}", log.index("draining")) for role in ("forwarder", "lookup", "auth")]
+    assert positions == sorted(positions)
+    assert list(own_proxy.runtime_dir.glob("*.sock")) == []
+    assert "Traceback" not in log
+
+
+def refuses_connections(cluster: ProxyCluster) -> bool:
+    """Whether a newcomer is turned away."""
+    try:
+        with WireClient(cluster.port) as client:
+            client.connect()
+    except (OSError, Ended):
+        return True
+    return False
+
+
+def test_a_drain_ends_at_its_time_limit(own_proxy: ProxyCluster, broker: Standalone) -> None:
+    """drain_timeout_ms, 3 s here: a relay that stays is closed, and the exit code is 0 still."""
+    with relay_client(own_proxy, broker) as relay:
+        began_at = time.monotonic()
+        own_proxy.signal(signal.SIGTERM)
+        relay.wait_for_end(within_s=5)
+        assert 2.5 < time.monotonic() - began_at < 4.5
+        assert own_proxy.wait(timeout_s=3) == 0
+
+
+def test_drain_by_command_returns_when_it_is_over(own_proxy: ProxyCluster) -> None:
+    answer = own_proxy.command("drain")
+    assert answer.returncode == 0, answer.stderr
+    assert own_proxy.wait(timeout_s=2) == 0
+
+
+def test_a_second_sigterm_ends_at_once(own_proxy: ProxyCluster, broker: Standalone) -> None:
+    with relay_client(own_proxy, broker):
+        own_proxy.signal(signal.SIGTERM)
+        own_proxy.wait_for_log("draining")
+        pids = own_proxy.worker_pids()
+        own_proxy.signal(signal.SIGTERM)
+        assert own_proxy.wait(timeout_s=1.5) is not None
+    assert_all_gone(pids, within_s=1)
+
+
+def test_it_starts_again_at_once_on_the_same_ports(own_proxy: ProxyCluster, broker: Standalone) -> None:
+    """Connections in TIME_WAIT and old sockets are no obstacle, nor is what a killed cluster left behind."""
+    with relay_client(own_proxy, broker):
+        own_proxy.signal(signal.SIGKILL)
+        assert own_proxy.wait(timeout_s=2) == -signal.SIGKILL
+        assert list(own_proxy.runtime_dir.glob("*.sock"))
+    own_proxy.stop()
+    own_proxy.start()
+    with relay_client(own_proxy, broker) as relay:
+        assert relay.ping().type == BaseCommand.PONG
+
+
+def test_no_worker_outlives_its_supervisor(own_proxy: ProxyCluster, broker: Standalone) -> None:
+    """kill -9 of the supervisor: all workers are gone within 2 s, also with clients connected."""
+    with relay_client(own_proxy, broker):
+        pids = own_proxy.worker_pids()
+        assert len(pids) == 4
+        own_proxy.signal(signal.SIGKILL)
+        own_proxy.wait(timeout_s=1)
+        assert_all_gone(pids, within_s=2)
+
+
+def assert_all_gone(pids: dict[str, int], within_s: float) -> None:
+    """No process of these is left."""
+
+    def gone() -> bool:
+        return not [name for name, pid in pids.items() if alive(pid)]
+
+    eventually(gone, what=f"{pids} have ended", within_s=within_s)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

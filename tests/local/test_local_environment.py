@@ -1,0 +1,125 @@
+"""The virtual environment is made once, and again when what it was made from changes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from local import environment
+from local.environment import Environment, SetupError, clean_environment
+
+FakeCommand = Callable[[str, str], Path]
+
+
+# Stands for `python -m venv --clear DIRECTORY`: a "python" that logs and obeys.
+_PYTHON = """#!/bin/sh
+echo "$@" >> {log}
+[ ! -e {log}.fail ] || {{ echo no such package; exit 1; }}
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, cache: Path, fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / "pyproject.toml").write_text("one")
+    (root / "constraints.txt").write_text("two")
+    template = tmp_path / "python"
+    template.write_text(_PYTHON.format(log=tmp_path / "log"))
+    template.chmod(0o755)
+    script = f'mkdir -p "$4/bin"; cp {template} "$4/bin/python"; echo venv >> {tmp_path}/log'
+    monkeypatch.setattr(sys, "executable", str(fake_command("python-of-the-system", script)))
+    monkeypatch.setattr("local.process._POLL_S", 0.01)
+    return Environment(root)
+
+
+def _installs(tree: Environment) -> list[str]:
+    """What pip was asked for since the last call."""
+    log = tree.root.parent / "log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    log.unlink(missing_ok=True)
+    return [line.partition("constraints.txt ")[2] or line for line in lines if not line.startswith("-c ")]
+
+
+def _prepare(tree: Environment, what: str) -> list[str]:
+    tree.prepare(what, lambda _: None)
+    return _installs(tree)
+
+
+def test_made_once(tree: Environment) -> None:
+    assert not tree.is_ready("run")
+    assert _prepare(tree, "run") == ["venv", "-e . pulsar-client"]
+    assert tree.is_ready("run")
+    assert _prepare(tree, "run") == []
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_changed_inputs(tree: Environment, name: str) -> None:
+    _prepare(tree, "run")
+    (tree.root / name).write_text("changed")
+    assert not tree.is_ready("run")
+    assert _prepare(tree, "run") == ["-e . pulsar-client"]
+
+
+def test_what_the_tests_need_covers_a_run(tree: Environment) -> None:
+    _prepare(tree, "test")
+    assert _prepare(tree, "run") == []
+
+
+def test_what_a_run_needs_does_not_cover_the_tests(tree: Environment) -> None:
+    _prepare(tree, "run")
+    assert _prepare(tree, "test") == ["-e .[test]"]
+    assert tree.is_ready("run")
+    assert tree.is_ready("test")
+
+
+def test_changed_inputs_forget_what_else_was_installed(tree: Environment) -> None:
+    _prepare(tree, "test")
+    (tree.root / "constraints.txt").write_text("changed")
+    _prepare(tree, "run")
+    assert not tree.is_ready("test")
+
+
+def test_failed_installation_is_done_again(tree: Environment) -> None:
+    _prepare(tree, "run")
+    (tree.root / "constraints.txt").write_text("changed")
+    monkey = tree.root.parent / "log.fail"
+    monkey.touch()
+    with pytest.raises(SetupError, match="no such package"):
+        tree.prepare("run", lambda _: None)
+    monkey.unlink()
+    (tree.root / "constraints.txt").write_text("two")  # the stamp of the first time must be gone
+    _installs(tree)
+    assert _prepare(tree, "run") == ["-e . pulsar-client"]
+
+
+def test_python_was_removed_from_the_system(tree: Environment) -> None:
+    _prepare(tree, "run")
+    tree.python.unlink()
+    tree.python.symlink_to("/nothing/python3")
+    assert not tree.is_ready("run")
+
+
+@pytest.mark.parametrize("stamp", ["", "[]", "{}", '{"digest": "x"}'])
+def test_torn_stamp(tree: Environment, stamp: str) -> None:
+    _prepare(tree, "run")
+    next(tree.directory.glob(".pulsar*")).write_text(stamp)
+    assert not tree.is_ready("run")
+
+
+def test_moved_tree(tree: Environment) -> None:
+    _prepare(tree, "run")
+    moved = tree.root.rename(tree.root.with_name("moved"))
+    assert not Environment(moved).is_ready("run")
+
+
+def test_clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "deploy")
+    assert clean_environment() == {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+
+def test_root_is_the_tree() -> None:
+    assert (environment.ROOT / "deploy" / "local" / "environment.py").is_file()

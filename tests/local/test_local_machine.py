@@ -1,0 +1,149 @@
+"""What the machine lacks is detected, installed by root, and told to everybody else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from local import machine
+from local.machine import MachineError, Need
+
+FakeCommand = Callable[[str, str], Path]
+
+
+_APT_CACHE = """
+case $2 in
+  openjdk-17-*) echo '  Candidate: (none)';;
+  *) echo '  Candidate: 1.0';;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('java version "1.8.0_402"', 8),
+        ("javac 25.0.1", 25),
+        ("The operation couldn't be completed. Unable to locate a Java Runtime.", 0),
+    ],
+)
+def test_java_version(fake_command: FakeCommand, output: str, major: int) -> None:
+    fake_command("java", f'cat >&2 <<"END"\n{output}\nEND')
+    assert machine.java_major() == major
+
+
+def test_java_home_goes_first(fake_command: FakeCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command("java", "echo 'version \"17.0.1\"'")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    assert machine.java_major() == 0
+
+
+def test_java_that_fails_is_none(fake_command: FakeCommand) -> None:
+    fake_command("java", "echo 'version \"17.0.1\"'; exit 1")
+    assert machine.java_major() == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "version"),
+    [
+        ("echo go version go1.26.8 linux/amd64", (1, 26)),
+        ("echo go version go1.19 linux/amd64", (1, 19)),
+        ("exit 1", (0, 0)),
+    ],
+)
+def test_go_version(fake_command: FakeCommand, script: str, version: tuple[int, int]) -> None:
+    fake_command("go", script)
+    assert machine.go_version() == version
+    said: list[str] = []
+    machine.note_go(said.append)
+    assert bool(said) == (version < (1, 21))
+
+
+def test_this_machine_has_what_the_tests_need() -> None:
+    assert machine.has_venv()
+    machine.ensure([], lambda _: None)
+
+
+def _need(name: str, *packages: str, present: bool = False) -> Need:
+    return Need(name, lambda: present, packages)
+
+
+def test_others_are_told_the_one_command(fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command("apt-get", "echo must not be called; exit 1")
+    fake_command("apt-cache", _APT_CACHE)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    needs = [
+        _need("Java", "openjdk-17-jre-headless", "openjdk-21-jre-headless"),
+        _need("Maven", "maven"),
+        _need("venv", "python3-venv", present=True),
+    ]
+    with pytest.raises(MachineError) as caught:
+        machine.ensure(needs, lambda _: None)
+    assert "lacks Java, Maven." in str(caught.value)
+    command = "sudo apt-get install -y --no-install-recommends openjdk-21-jre-headless maven"
+    assert f"\n    {command}\n" in str(caught.value)
+
+
+def test_other_systems_are_told_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(MachineError, match=r"lacks Java, Maven\. Install that"):
+        machine.ensure([_need("Java", "j"), _need("Maven", "m")], lambda _: None)
+
+
+@pytest.fixture
+def root(fake_command: FakeCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Root with an `apt-get` that writes down its arguments and whether services are held."""
+    log, policy = tmp_path / "apt.log", tmp_path / "policy-rc.d"
+    held = f"$([ -x {policy} ] && echo held)"
+    fake_command("apt-get", f'echo "$@" $DEBIAN_FRONTEND {held} >> {log}; touch {tmp_path}/installed')
+    fake_command("apt-cache", _APT_CACHE)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(machine, "_POLICY", policy)
+    monkeypatch.setattr("local.process._POLL_S", 0.01)
+    return tmp_path
+
+
+def test_root_installs_once(root: Path) -> None:
+    needs = [
+        Need("Maven", (root / "installed").exists, ("maven",)),
+        Need("promtool", (root / "installed").exists, ("prometheus",)),
+    ]
+    said: list[str] = []
+    machine.ensure(needs, said.append)
+    machine.ensure(needs, said.append)
+    lock = "-o DPkg::Lock::Timeout=300"
+    assert (root / "apt.log").read_text().splitlines() == [
+        f"{lock} update noninteractive",
+        f"{lock} install -y --no-install-recommends maven prometheus noninteractive held",
+    ]
+    assert not (root / "policy-rc.d").exists()
+    assert said[0] == "This machine lacks Maven, promtool: installing"
+
+
+def test_a_policy_of_the_machine_stays(root: Path) -> None:
+    (root / "policy-rc.d").write_text("mine")
+    machine.ensure([Need("Maven", (root / "installed").exists, ("maven",))], lambda _: None)
+    assert (root / "policy-rc.d").read_text() == "mine"
+
+
+def test_installed_but_not_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/old/java")
+    with pytest.raises(MachineError, match=r"still not found: Java\. JAVA_HOME is /old/java\."):
+        machine.ensure([_need("Java", "openjdk-21-jre-headless")], lambda _: None)
+
+
+def test_installation_fails(root: Path, fake_command: FakeCommand) -> None:
+    fake_command("apt-get", "echo E: no space left; exit 100")
+    with pytest.raises(MachineError, match="no space left"):
+        machine.ensure([_need("Java", "openjdk-21-jre-headless")], lambda _: None)
+
+
+def test_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PYTHON_MINIMUM", (99, 0))
+    with pytest.raises(MachineError, match=r"Python 99\.0 or newer"):
+        machine.ensure([], lambda _: None)

@@ -1,0 +1,83 @@
+"""Children end with us, whichever way we end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from local.process import OwnedProcess, run_reporting
+
+_DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+# The FIFO is open for writing in the child and its own child: a reader sees its end when both are gone.
+_HOLD = 'exec 3>"$0"; echo ready >&3; sleep 1000 & wait'
+_PARENT = """
+import os, signal, sys
+from pathlib import Path
+from local.process import OwnedProcess
+OwnedProcess(["sh", "-c", sys.argv[1], sys.argv[2]], log=Path(sys.argv[2] + ".log"))
+with open(sys.argv[2] + ".started", "w"):
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_child_ends_with_its_parent(fifo: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", _PARENT, _HOLD, str(fifo)]
+    environment = {**os.environ, "PYTHONPATH": str(_DEPLOY)}
+    parent_process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    with parent_process as parent, fifo.open() as reader:
+        assert reader.readline() == "ready\n"
+        parent.send_signal(number)
+        assert reader.read() == ""
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_descendants_end_too(fifo: Path, tmp_path: Path, end: str) -> None:
+    process = OwnedProcess(["sh", "-c", _HOLD, fifo], log=tmp_path / "log")
+    with fifo.open() as reader:
+        assert reader.readline() == "ready\n"
+        code = process.stop(10) if end == "stop" else process.kill()
+        assert reader.read() == ""
+    assert code == (-signal.SIGTERM if end == "stop" else -signal.SIGKILL)
+    assert process.kill() == code
+
+
+def test_stop_forces_what_ignores_it(fifo: Path, tmp_path: Path) -> None:
+    process = OwnedProcess(["sh", "-c", f'trap "" TERM; {_HOLD}', fifo], log=tmp_path / "log")
+    with fifo.open() as reader:
+        assert reader.readline() == "ready\n"
+        assert process.stop(0.05) == -signal.SIGKILL
+        assert reader.read() == ""
+
+
+def test_stop_ends_what_was_paused(fifo: Path, tmp_path: Path) -> None:
+    process = OwnedProcess(["sh", "-c", _HOLD, fifo], log=tmp_path / "log")
+    with fifo.open() as reader:
+        assert reader.readline() == "ready\n"
+        process.signal(signal.SIGSTOP)
+        assert process.stop(10) == -signal.SIGTERM
+        assert reader.read() == ""
+
+
+def test_command_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        OwnedProcess([tmp_path / "nothing"], log=tmp_path / "log")
+
+
+def test_run_reporting_gives_the_end_of_the_output() -> None:
+    said: list[str] = []
+    failure = run_reporting(["sh", "-c", "echo why; exit 3"], lambda elapsed_s: f"{elapsed_s:.0f}", said.append)
+    assert failure == "why\n(sh ended with code 3)"
+    assert said[0] == "0"
+    assert run_reporting(["true"], str, said.append) is None
