@@ -4,6 +4,7 @@ Per principal, because the broker decides by the *connection's* original princip
 lookup's own original_principal field is not used). Bounded; idle connections end.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -20,6 +21,7 @@ from proxy.runtime.rpc_client import RpcPool
 from proxy.runtime.tasks import repeat, seconds
 
 Key = tuple[HostPort, str]
+Addresses = Callable[[], Awaitable[tuple[str, ...]]]
 
 
 @dataclass(slots=True)
@@ -52,15 +54,19 @@ class BrokerPool:
         with self._scope:
             await repeat(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle)
 
-    async def connection(self, broker: HostPort, addresses: tuple[str, ...], principal: str) -> BrokerConnection:
-        """The connection to a broker for a principal, opened if need be. Raises BrokerLinkFailed."""
+    async def connection(self, broker: HostPort, addresses: Addresses, principal: str) -> BrokerConnection:
+        """The connection to a broker for a principal, opened if need be.
+
+        ``addresses`` is asked for the broker's (checked) addresses only where one must be opened; it may raise, as
+        BrokerLinkFailed is raised where it cannot be opened.
+        """
         slot = self._slots.get((broker, principal))
         if slot is None:
             self._make_room()
             slot = self._slots[broker, principal] = _Slot()
         async with slot.lock:
             if slot.connection is None or slot.connection.closed:
-                slot.connection = await self._open(broker, addresses, principal)
+                slot.connection = await self._open(broker, await addresses(), principal)
             return slot.connection
 
     async def _open(self, broker: HostPort, addresses: tuple[str, ...], principal: str) -> BrokerConnection:

@@ -5,13 +5,14 @@ reply to client once it has the final response."
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 import trio
 
 from lookup.broker_connection import BrokerConnectionLost
 from lookup.broker_pool import BrokerPool
-from lookup.targets import Target, TargetDenied, TargetRules
+from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url
 from proto.lookups import LookupKind, client_request_id, failure, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
@@ -22,6 +23,8 @@ from proxy.runtime.resolve import ResolutionFailed, resolve
 from proxy.runtime.tasks import seconds
 
 REDIRECTS_MAX = 10
+
+AddressesOf = Callable[[HostPort], Awaitable[tuple[str, ...]]]
 
 _OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "timeout", "handshake"})
 
@@ -83,8 +86,8 @@ class Lookups:
             if response.response == CommandLookupTopicResponse.Connect:
                 return _through_proxy(answer)
             request.lookup_topic.authoritative = response.authoritative
-            target = await self._redirect_target(str(response.broker_service_url))
-            answer = await self._ask(target, request, kind, principal)
+            broker = self._redirected_to(str(response.broker_service_url))
+            answer = await self._ask(broker, self._checked_addresses, request, kind, principal)
             if answer.type != BaseCommand.LOOKUP_RESPONSE:
                 return answer
         if answer.lookup_topic_response.response == CommandLookupTopicResponse.Connect:
@@ -102,10 +105,7 @@ class Lookups:
         failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, "no broker is configured")
         for broker in self._brokers_in_turn():
             try:
-                addresses = await resolve(broker.host, timeout_s=seconds(self._config.brokers.connect_timeout_ms))
-                return await self._ask(Target(broker, addresses), command, kind, principal)
-            except ResolutionFailed as error:
-                failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, str(error))
+                return await self._ask(broker, self._addresses, command, kind, principal)
             except _NextBroker as error:
                 failed = error
         raise LookupFailed(failed.code, failed.message, str(failed))
@@ -115,12 +115,14 @@ class Lookups:
         yield from self._brokers[start:]
         yield from self._brokers[:start]
 
-    async def _ask(self, target: Target, command: BaseCommand, kind: LookupKind, principal: str) -> BaseCommand:
+    async def _ask(
+        self, broker: HostPort, addresses: AddressesOf, command: BaseCommand, kind: LookupKind, principal: str
+    ) -> BaseCommand:
         """Ask one broker. A lookup may be asked twice, so a connection that broke under it is replaced once."""
         lost = ""
         for _ in range(2):
             try:
-                connection = await self._pool.connection(target.broker, target.addresses, principal)
+                connection = await self._pool.connection(broker, partial(addresses, broker), principal)
                 return await connection.request(command, kind)
             except BrokerLinkFailed as error:
                 kind_of_failure = _NextBroker if error.reason in _OTHER_BROKER_MAY_HELP else LookupFailed
@@ -129,18 +131,36 @@ class Lookups:
                 lost = str(error)
         raise _NextBroker(ServerError.ServiceNotReady, NOT_CONNECTED, lost)
 
-    async def _redirect_target(self, url: str) -> Target:
+    async def _addresses(self, broker: HostPort) -> tuple[str, ...]:
+        """Where a broker of the operator's own list is."""
+        try:
+            return await resolve(broker.host, timeout_s=seconds(self._config.brokers.connect_timeout_ms))
+        except ResolutionFailed as error:
+            raise _NextBroker(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
+
+    async def _checked_addresses(self, broker: HostPort) -> tuple[str, ...]:
+        """Where a broker is that another one named: only where the rules let us go."""
+        try:
+            return (await self._rules.check(str(broker))).addresses
+        except TargetDenied as error:
+            raise _bad_redirect(error) from None
+
+    def _redirected_to(self, url: str) -> HostPort:
         try:
             broker = parse_service_url(url)[0]
-            return await self._rules.check(str(broker))
+            self._rules.check_broker(broker)
         except (AddressInvalid, TargetDenied) as error:
-            raise LookupFailed(
-                ServerError.ServiceNotReady, "The topic's broker cannot be validated", f"a broker redirects to {error}"
-            ) from None
+            raise _bad_redirect(error) from None
+        return broker
 
 
 class _NextBroker(LookupFailed):
     """This broker cannot be asked; another one perhaps."""
+
+
+def _bad_redirect(error: Exception) -> LookupFailed:
+    text = "The topic's broker cannot be validated"
+    return LookupFailed(ServerError.ServiceNotReady, text, f"a broker redirects to {error}")
 
 
 def _through_proxy(answer: BaseCommand) -> BaseCommand:

@@ -6,6 +6,9 @@ roles, addresses and reasons, not data.
 
 import logging
 import sys
+import time
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -13,10 +16,45 @@ import structlog
 from proto.roles import Role
 from proxy.config.types import Log
 
+ENTRIES_PER_SECOND_MAX = 50
+
 Logger = structlog.typing.FilteringBoundLogger
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _KEY_ORDER = ["timestamp", "level", "role", "worker", "event"]
+
+
+class Throttle:
+    """A structlog processor that bounds how often one kind of entry is written.
+
+    A storm of failing clients must not fill a disk or cost more than serving them. Entries of one event (its text is
+    the key; texts are constants) beyond ENTRIES_PER_SECOND_MAX are dropped; the next one written says how many were.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+
+    def __call__(self, _logger: Any, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Pass an entry on, or drop it."""
+        window = self._windows.setdefault(str(entry["event"]), _Window())
+        now = self._clock()
+        if now - window.began_at >= 1:
+            window.began_at, window.written = now, 0
+        if window.written >= ENTRIES_PER_SECOND_MAX:
+            window.suppressed += 1
+            raise structlog.DropEvent
+        window.written += 1
+        if window.suppressed:
+            entry["suppressed_before"], window.suppressed = window.suppressed, 0
+        return entry
+
+
+@dataclass(slots=True)
+class _Window:
+    began_at: float = float("-inf")
+    written: int = 0
+    suppressed: int = 0
 
 
 def configure_logs(config: Log, role: Role, worker: int) -> None:
@@ -29,6 +67,7 @@ def configure_logs(config: Log, role: Role, worker: int) -> None:
     )
     structlog.configure(
         processors=[
+            Throttle(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

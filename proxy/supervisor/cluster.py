@@ -83,6 +83,8 @@ class Cluster:
         """Start all workers in order, set ``ready`` once they are, and keep them running. Raises StartFailed."""
         async with trio.open_nursery() as nursery:
             for role in START_ORDER:
+                if self.draining:  # a signal that came while the first workers were starting
+                    return
                 if role is Role.FORWARDER:
                     self._listen()
                 for slot in self.of(role):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import pytest
 from local.standalone import Standalone
@@ -13,17 +14,17 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .lab.cluster import ProxyCluster
 from .lab.fakes import FAREWELL, FakeBroker, Recorder, answers_after_half_close, connected_with_first_bytes
+from .lab.schema import NO_REQUEST_ID
 from .lab.wire import WireClient, frame
 from .lab.witness import nobody_harmed
 
 pytestmark = pytest.mark.timeout(60)
 
 ENDED = "pulsar_proxy_ended_connections_total"
-NO_REQUEST_ID = (1 << 64) - 1
 TOPIC = "persistent://public/default/misbehaving"
 
 
-def last_error(commands: list[BaseCommand]) -> tuple[int, str]:
+def last_error(commands: list[Any]) -> tuple[int, str]:
     """Code and text of the error that ended a connection."""
     assert [command.type for command in commands] == [BaseCommand.ERROR]
     error = commands[0].error
@@ -140,7 +141,7 @@ def test_a_client_must_not_claim_to_be_a_proxy(edge_proxy: ProxyCluster) -> None
 def test_what_the_broker_is_told_is_the_clients_less_its_claims(edge_proxy: ProxyCluster, fake_port: int) -> None:
     """Version and feature flags pass; credentials, target and original principal do not."""
     recorder = Recorder()
-    flags = {"supports_auth_refresh": True, "supports_partial_producer": True, "supports_topic_watchers": True}
+    flags = {"supports_auth_refresh": True, "supports_partial_producer": True, "newer_than_the_proxy": True}
     with FakeBroker(recorder, fake_port), WireClient(edge_proxy.port) as client:
         client.connect(
             proxy_to_broker_url=f"localhost:{fake_port}",

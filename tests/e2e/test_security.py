@@ -9,12 +9,14 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from local.standalone import Standalone
+from local.tokens import make_token
 
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import authentication, running
 from .lab.cluster import ProxyCluster
 from .lab.programs import Program
+from .lab.schema import NO_REQUEST_ID
 from .lab.security import NAMESPACE, bad_tokens
 from .lab.wire import WireClient
 from .lab.witness import nobody_harmed
@@ -99,7 +101,7 @@ def assert_refused(client: WireClient, **fields: object) -> None:
     assert [command.type for command in commands] == [BaseCommand.ERROR]
     error = commands[0].error
     assert (error.error, error.message) == (ServerError.AuthenticationError, "Failed to authenticate")
-    assert error.request_id == (1 << 64) - 1
+    assert error.request_id == NO_REQUEST_ID
 
 
 def test_java_says_why_a_bad_token_was_refused(
@@ -184,8 +186,7 @@ def test_tokens_by_public_key(secured_broker: Standalone, tmp_path: Path) -> Non
             assert client.lookup(GRANTED).lookup_topic_response.proxy_through_service_url
         with WireClient(cluster.port) as client:
             # The classic confusion: the public key, which everybody has, used as a shared secret.
-            public = (tmp_path / "public.key").read_bytes()
-            assert_refused(client, token=jwt.api_jws.PyJWS().encode(b'{"sub":"admin"}', public, "HS256"))
+            assert_refused(client, token=make_token((tmp_path / "public.key").read_bytes(), "admin"))
 
 
 def test_a_proxy_without_good_credentials_says_so(secured_broker: Standalone, tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from proto.commands import parse_command
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
+from .schema import NO_REQUEST_ID, Command
 from .wire import frame
 
 Behaviour = Callable[[socket.socket], None]
@@ -57,7 +57,7 @@ class Recorder:
     """A behaviour: says CONNECTED and keeps the command that came first on each connection."""
 
     def __init__(self) -> None:
-        self.commands: list[BaseCommand] = []
+        self.commands: list[Any] = []
 
     def __call__(self, connection: socket.socket) -> None:
         """Serve one connection."""
@@ -66,7 +66,7 @@ class Recorder:
         read_to_end(connection)
 
 
-def receive_command(connection: socket.socket) -> BaseCommand:
+def receive_command(connection: socket.socket) -> Any:
     """The first command that the proxy sends."""
     decoder = FrameDecoder(max_frame_bytes=1 << 20)
     while (received := decoder.next_frame()) is None:
@@ -74,7 +74,7 @@ def receive_command(connection: socket.socket) -> BaseCommand:
         if not data:
             raise ConnectionError("the proxy went away")
         decoder.receive_data(data)
-    return parse_command(received.command)
+    return Command.FromString(received.command)
 
 
 def read_to_end(connection: socket.socket) -> bytes:
@@ -104,7 +104,7 @@ def hangs_up(connection: socket.socket) -> None:
 def refuses(connection: socket.socket) -> None:
     """Answers the CONNECT with an error of its own."""
     receive_command(connection)
-    error = {"request_id": (1 << 64) - 1, "error": ServerError.NotAllowedError, "message": "fake broker says no"}
+    error = {"request_id": NO_REQUEST_ID, "error": ServerError.NotAllowedError, "message": "fake broker says no"}
     connection.sendall(frame(BaseCommand.ERROR, error=error))
     read_to_end(connection)
 
@@ -140,7 +140,7 @@ class LookupBroker:
     """A behaviour: a broker that answers PING, CONNECT and, with what `answer` says, every LOOKUP."""
 
     answer: dict[str, object]
-    lookups: list[BaseCommand] = field(default_factory=list)
+    lookups: list[Any] = field(default_factory=list)
 
     def __call__(self, connection: socket.socket) -> None:
         """Serve one connection."""
@@ -148,9 +148,9 @@ class LookupBroker:
         while data := connection.recv(1 << 16):
             decoder.receive_data(data)
             while (received := decoder.next_frame()) is not None:
-                connection.sendall(self._reply(parse_command(received.command)))
+                connection.sendall(self._reply(Command.FromString(received.command)))
 
-    def _reply(self, command: BaseCommand) -> bytes:
+    def _reply(self, command: Any) -> bytes:
         if command.type == BaseCommand.PING:
             return frame(BaseCommand.PONG, pong={})
         if command.type == BaseCommand.CONNECT:

@@ -8,9 +8,10 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from proto.commands import parse_command
 from proto.frames import FrameDecoder, encode_frame
 from proto.pulsar_pb2 import BaseCommand
+
+from .schema import Command
 
 REPLY_TIMEOUT_S = 10.0
 _FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -59,12 +60,12 @@ class WireClient:
 
     # ---- receiving
 
-    def receive(self, within_s: float = REPLY_TIMEOUT_S) -> BaseCommand:
+    def receive(self, within_s: float = REPLY_TIMEOUT_S) -> Any:
         """The next command; Ended at the end of the stream, TimeoutError when nothing comes."""
         deadline = time.monotonic() + within_s
         while (received := self._decoder.next_frame()) is None:
             self._decoder.receive_data(self._read(deadline))
-        return parse_command(received.command)
+        return Command.FromString(received.command)
 
     def read_to_end(self, within_s: float = REPLY_TIMEOUT_S) -> bytes:
         """Raw bytes until the other side ends."""
@@ -75,7 +76,7 @@ class WireClient:
             except Ended:
                 return b"".join(parts)
 
-    def wait_for_end(self, within_s: float = REPLY_TIMEOUT_S) -> list[BaseCommand]:
+    def wait_for_end(self, within_s: float = REPLY_TIMEOUT_S) -> list[Any]:
         """Whatever commands still come until the other side ends the connection."""
         commands = []
         deadline = time.monotonic() + within_s
@@ -100,7 +101,7 @@ class WireClient:
 
     # ---- a little dialogue
 
-    def connect(self, **fields: Any) -> BaseCommand:
+    def connect(self, **fields: Any) -> Any:
         """Say CONNECT; returns the answer, be it CONNECTED or an ERROR."""
         self.send_connect(**fields)
         return self.receive()
@@ -113,25 +114,25 @@ class WireClient:
         connect = {"client_version": "wire", "protocol_version": 19, "feature_flags": features, **fields}
         self.send(BaseCommand.CONNECT, connect=connect)
 
-    def partitions(self, topic: str) -> BaseCommand:
+    def partitions(self, topic: str) -> Any:
         """Ask for a topic's partitions, without creating the topic."""
         body = {"topic": topic, "request_id": next(_request_ids), "metadata_auto_creation_enabled": False}
         self.send(BaseCommand.PARTITIONED_METADATA, partition_metadata=body)
         return self.receive()
 
-    def lookup(self, topic: str, **fields: Any) -> BaseCommand:
+    def lookup(self, topic: str, **fields: Any) -> Any:
         """Ask for a topic's broker."""
         body = {"topic": topic, "request_id": next(_request_ids), **fields}
         self.send(BaseCommand.LOOKUP, lookup_topic=body)
         return self.receive()
 
-    def producer(self, topic: str) -> BaseCommand:
+    def producer(self, topic: str) -> Any:
         """Ask for a producer: a broker's business, never a proxy's."""
         body = {"topic": topic, "request_id": next(_request_ids), "producer_id": 1}
         self.send(BaseCommand.PRODUCER, producer=body)
         return self.receive()
 
-    def ping(self) -> BaseCommand:
+    def ping(self) -> Any:
         """PING; returns the answer."""
         self.send(BaseCommand.PING, ping={})
         return self.receive()
@@ -139,4 +140,4 @@ class WireClient:
 
 def frame(kind: int, **body: Any) -> bytes:
     """A command as a frame."""
-    return encode_frame(BaseCommand(type=kind, **body).SerializeToString())  # type: ignore[arg-type]
+    return encode_frame(Command(type=kind, **body).SerializeToString())
