@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from local.distribution import pulsar_home as fetched_pulsar_home
 from local.ports import free_port
 from local.standalone import Standalone
 
-from .lab.cluster import ProxyCluster
+from .lab.cluster import ProxyCluster, Tables
 from .lab.programs import PROGRAMS, NotAvailableError, Program
 from .lab.security import grant
 
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the end of the logs of the clusters that run to the report of a failure."""
     report = yield
     if report.failed and HERE in item.path.parents:
@@ -106,7 +106,7 @@ def fake_port() -> int:
 @pytest.fixture(scope="session")
 def edge_proxy(broker: Standalone, fake_port: int) -> Iterator[ProxyCluster]:
     """One forwarder with short time limits, for those who misbehave."""
-    tables = {
+    tables: Tables = {
         "cluster": {"forwarders": 1},
         "brokers": before(broker, fake_port, connect_timeout_ms=1000, handshake_timeout_ms=1500),
         "limits": {"handshake_timeout_ms": 2500, "lookup_timeout_ms": 3000},

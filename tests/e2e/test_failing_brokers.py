@@ -14,7 +14,7 @@ from local.standalone import Standalone
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import running
-from .lab.cluster import ProxyCluster
+from .lab.cluster import ProxyCluster, Tables
 from .lab.fakes import Behaviour, FakeBroker, LookupBroker, hangs_up, refuses, silent, talks_nonsense
 from .lab.programs import Program
 from .lab.schema import LOOKUP_CONNECT, LOOKUP_FAILED, LOOKUP_REDIRECT, Command
@@ -39,7 +39,7 @@ def cluster_before(port: int, *more_ports: int) -> Iterator[ProxyCluster]:
         "handshake_timeout_ms": 1500,
         "probe_interval_ms": 300,
     }
-    tables = {"cluster": {"forwarders": 1}, "brokers": brokers, "limits": {"lookup_timeout_ms": 2500}}
+    tables: Tables = {"cluster": {"forwarders": 1}, "brokers": brokers, "limits": {"lookup_timeout_ms": 2500}}
     cluster = ProxyCluster(tables)
     yield from running(cluster, ready=False)
 
@@ -71,6 +71,7 @@ def test_a_relay_to_a_failing_broker_ends_with_an_error(edge_proxy: ProxyCluster
             assert error.message == "fake broker says no"
         witness.logged(client.address, f"localhost:{fake_port}", "broker_failed")
         witness.counted(BROKER_FAILURES, reason=reason)
+        client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="broker_failed")
 
 
@@ -104,6 +105,7 @@ def test_a_target_that_is_not_allowed_is_denied(edge_proxy: ProxyCluster, broker
         assert (answer.error.error, answer.error.message) == expected
         assert client.wait_for_end() == []
         witness.logged(client.address, target, "target_denied")
+        client.close()  # the proxy lingers until we do
         witness.counted("pulsar_proxy_denied_targets_total", reason=reason)
 
 
@@ -144,10 +146,11 @@ def test_lookups_without_a_good_broker_say_service_not_ready(python_client: Prog
         assert metadata.partition_metadata_response.error == ServerError.ServiceNotReady
         assert time.monotonic() - began_at < 2 * 3.0
         assert client.ping().type == BaseCommand.PONG
-        cluster.wait_for_log(client.address, TOPIC)
+        cluster.wait_for_log(client.address, "a lookup failed")
         assert cluster.metrics().total(ANSWERS, request="lookup", error="ServiceNotReady") >= 1
         outcome = python_client.run("attempt", cluster.service_url, TOPIC, timeout_s=3)
         assert outcome.result["ok"] is False
+
 
 @contextmanager
 def listening(behaviour: Behaviour | None, port: int) -> Iterator[None]:
@@ -186,6 +189,20 @@ def test_redirects_are_followed_inside_and_only_the_last_answer_goes_out(broker:
         assert answer.response == LOOKUP_CONNECT
         assert answer.broker_service_url == broker.service_url
         assert answer.proxy_through_service_url
+
+
+def test_everything_a_client_asks_goes_on_to_the_broker() -> None:
+    """Listener name and properties too, which the Java proxy drops; what the client says of others does not."""
+    port = free_port()
+    recorder = LookupBroker({"response": LOOKUP_FAILED, "error": ServerError.TopicNotFound, "message": "fake: none"})
+    with FakeBroker(recorder, port), cluster_before(port) as cluster, WireClient(cluster.port) as client:
+        client.connect()
+        properties = {"key": "zone", "value": "north"}
+        answer = client.lookup(TOPIC, advertised_listener_name="outside", properties=properties).lookup_topic_response
+        assert (answer.error, answer.message) == (ServerError.TopicNotFound, "fake: none")
+    asked = recorder.lookups[0].lookup_topic
+    assert (asked.topic, asked.advertised_listener_name) == (TOPIC, "outside")
+    assert (asked.properties.key, asked.properties.value) == ("zone", "north")
 
 
 def test_redirects_in_a_circle_end(broker: Standalone) -> None:

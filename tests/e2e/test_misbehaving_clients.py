@@ -7,13 +7,19 @@ import time
 from typing import Any
 
 import pytest
-from local.standalone import Standalone
 
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .lab.cluster import ProxyCluster
-from .lab.fakes import FAREWELL, FakeBroker, Recorder, answers_after_half_close, connected_with_first_bytes
+from .lab.fakes import (
+    FAREWELL,
+    FakeBroker,
+    Recorder,
+    SlowToConnect,
+    answers_after_half_close,
+    connected_with_first_bytes,
+)
 from .lab.schema import NO_REQUEST_ID
 from .lab.wire import WireClient, frame
 from .lab.witness import nobody_harmed
@@ -36,7 +42,10 @@ GARBAGE = {
     "a frame of 2^31-1 bytes": ((2**31 - 1).to_bytes(4, "big"), "frame_too_large"),
     "a frame of 2^32-1 bytes": (b"\xff" * 8, "frame_too_large"),
     "a frame without room for its command": ((0).to_bytes(4, "big"), "protocol_error"),
-    "a command larger than its frame": ((100).to_bytes(4, "big") + (200).to_bytes(4, "big") + b"x" * 96, "protocol_error"),
+    "a command larger than its frame": (
+        (100).to_bytes(4, "big") + (200).to_bytes(4, "big") + b"x" * 96,
+        "protocol_error",
+    ),
     "a frame that holds no command": (encode_frame(b"\xff" * 40), "protocol_error"),
     "an HTTP request": (b"GET / HTTP/1.1\r\nHost: pulsar\r\n\r\n", "frame_too_large"),
 }
@@ -50,6 +59,7 @@ def test_what_is_no_frame_ends_the_connection_at_once(edge_proxy: ProxyCluster, 
         code, _ = last_error(client.wait_for_end(within_s=1.5))
         assert code == ServerError.NotAllowedError
         witness.logged(client.address, cause)
+        client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause=cause)
 
 
@@ -63,6 +73,7 @@ def test_an_oversized_frame_is_refused_by_its_header_alone(edge_proxy: ProxyClus
         _, text = last_error(client.wait_for_end(within_s=1.5))
         assert str(2**31 - 1) in text
         witness.logged(client.address, str(2**31 - 1))
+        client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="frame_too_large")
 
 
@@ -85,6 +96,7 @@ def test_a_client_that_never_says_connect_is_closed(edge_proxy: ProxyCluster) ->
         assert client.wait_for_end(within_s=5) == []
         assert 2.0 < time.monotonic() - began_at < 4.0
         witness.logged(client.address, "handshake")
+        client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="handshake_timeout")
 
 
@@ -95,6 +107,7 @@ def test_a_client_that_stops_within_connect_is_closed(edge_proxy: ProxyCluster) 
         client.send_bytes(frame(BaseCommand.CONNECT, connect={"client_version": "half", "protocol_version": 19})[:-3])
         client.wait_for_end(within_s=5)
         witness.logged(client.address, "handshake")
+        client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="handshake_timeout")
 
 
@@ -126,6 +139,7 @@ def test_a_second_connect_ends_the_connection(edge_proxy: ProxyCluster) -> None:
         code, text = last_error(client.wait_for_end())
         assert (code, "CONNECT" in text) == (ServerError.NotAllowedError, True)
         witness.logged(client.address, "CONNECT")
+        client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="not_allowed")
 
 
@@ -135,6 +149,7 @@ def test_a_client_must_not_claim_to_be_a_proxy(edge_proxy: ProxyCluster) -> None
         expected = (ServerError.NotAllowedError, "Must not provide proxyVersion")
         assert last_error(client.wait_for_end()) == expected
         witness.logged(client.address, "Must not provide proxyVersion")
+        client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="not_allowed")
 
 
@@ -176,22 +191,19 @@ def test_bytes_behind_connected_are_the_relays_first(edge_proxy: ProxyCluster, f
         assert [client.receive().type for _ in range(3)] == [BaseCommand.PING] * 3
 
 
-def test_a_client_in_a_hurry_loses_nothing(edge_proxy: ProxyCluster, broker: Standalone) -> None:
-    """Commands behind CONNECT in one segment wait for Connected, then go to the broker. The Java proxy drops them."""
-    connect = {
-        "client_version": "hurried",
-        "protocol_version": 19,
-        "proxy_to_broker_url": f"localhost:{broker.broker_port}",
-    }
-    producers = [{"topic": f"{TOPIC}-{i}", "request_id": i, "producer_id": i} for i in range(1, 4)]
-    hurried = frame(BaseCommand.CONNECT, connect=connect)
-    hurried += b"".join(frame(BaseCommand.PRODUCER, producer=producer) for producer in producers)
-    with WireClient(edge_proxy.port) as client:
-        client.send_bytes(hurried)
+def test_a_client_in_a_hurry_loses_nothing(edge_proxy: ProxyCluster, fake_port: int) -> None:
+    """What it sends before the broker said Connected waits for that, then goes on. The Java proxy drops it."""
+    slow = SlowToConnect()
+    producers = b"".join(frame(BaseCommand.PRODUCER, producer={"topic": TOPIC, "request_id": i}) for i in range(1, 4))
+    with FakeBroker(slow, fake_port), WireClient(edge_proxy.port) as client:
+        client.send_connect(proxy_to_broker_url=f"localhost:{fake_port}")
+        assert slow.asked.wait(5)
+        client.send_bytes(producers)
+        client.end_sending()
+        slow.may_answer.set()
         assert client.receive().type == BaseCommand.CONNECTED
-        answers = [client.receive() for _ in producers]
-        assert {answer.type for answer in answers} == {BaseCommand.PRODUCER_SUCCESS}
-        assert sorted(answer.producer_success.request_id for answer in answers) == [1, 2, 3]
+        client.wait_for_end()
+    assert slow.heard == producers
 
 
 def test_an_old_client_is_told_that_it_is_too_old(edge_proxy: ProxyCluster) -> None:
@@ -200,4 +212,5 @@ def test_an_old_client_is_told_that_it_is_too_old(edge_proxy: ProxyCluster) -> N
         code, _ = last_error(client.wait_for_end())
         assert code == ServerError.UnsupportedVersionError
         witness.logged(client.address, "version")
+        client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="not_allowed")

@@ -17,7 +17,7 @@ from local.standalone import Standalone
 from proto.pulsar_pb2 import BaseCommand
 
 from .conftest import before, running
-from .lab.cluster import ProxyCluster, merged
+from .lab.cluster import ProxyCluster, Tables, merged
 from .lab.waiting import eventually
 from .lab.wire import Ended, WireClient
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def own_proxy(broker: Standalone) -> Iterator[ProxyCluster]:
     """A cluster for one test, which may do to it what it likes."""
-    tables = {"cluster": {"forwarders": 2}, "brokers": before(broker), "limits": {"drain_timeout_ms": 3000}}
+    tables: Tables = {"cluster": {"forwarders": 2}, "brokers": before(broker), "limits": {"drain_timeout_ms": 3000}}
     yield from running(ProxyCluster(tables))
 
 
@@ -49,7 +49,7 @@ def test_health_and_readiness(own_proxy: ProxyCluster) -> None:
 
 def test_not_ready_without_a_reachable_broker_but_healthy() -> None:
     port = free_port()
-    tables = {"cluster": {"forwarders": 1}, "brokers": {"service_url": f"pulsar://127.0.0.1:{port}"}}
+    tables: Tables = {"cluster": {"forwarders": 1}, "brokers": {"service_url": f"pulsar://127.0.0.1:{port}"}}
     for cluster in running(ProxyCluster(tables), ready=False):
         answer = cluster.get("/readyz")
         assert (answer.status, "broker" in answer.text) == (503, True)
@@ -231,7 +231,7 @@ def test_a_reload_takes_effect_and_keeps_everything_going(
 def denial(cluster: ProxyCluster, port: int) -> str:
     """What a client reads that asks for a relay to a port where nothing listens."""
     with WireClient(cluster.port) as client:
-        return client.connect(proxy_to_broker_url=f"localhost:{port}").error.message
+        return str(client.connect(proxy_to_broker_url=f"localhost:{port}").error.message)
 
 
 @pytest.mark.parametrize(("tables", "key"), [

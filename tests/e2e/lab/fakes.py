@@ -66,6 +66,23 @@ class Recorder:
         read_to_end(connection)
 
 
+class SlowToConnect:
+    """A behaviour: says CONNECTED only when told, and keeps what comes after the CONNECT."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.may_answer = threading.Event()
+        self.heard = b""
+
+    def __call__(self, connection: socket.socket) -> None:
+        """Serve one connection."""
+        receive_command(connection)
+        self.asked.set()
+        self.may_answer.wait(10)
+        connection.sendall(connected())
+        self.heard = read_to_end(connection)
+
+
 def receive_command(connection: socket.socket) -> Any:
     """The first command that the proxy sends."""
     decoder = FrameDecoder(max_frame_bytes=1 << 20)

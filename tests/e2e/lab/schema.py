@@ -12,6 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _PACKAGE = "e2e.pulsar"
 _TABLE = """
+KeyValue string key=1 string value=2
 FeatureFlags bool supports_auth_refresh=1 bool supports_broker_entry_metadata=2 bool supports_partial_producer=3
     bool supports_topic_watchers=4 bool supports_get_partitioned_metadata_without_auto_creation=5
     bool supports_repl_dedup_by_lid_and_eid=6 bool newer_than_the_proxy=99
@@ -21,6 +22,7 @@ CommandConnect string client_version=1 int32 auth_method=2 bytes auth_data=3 int
 CommandConnected string server_version=1 int32 protocol_version=2 int32 max_message_size=3 FeatureFlags feature_flags=4
 CommandLookupTopic string topic=1 uint64 request_id=2 bool authoritative=3 string original_principal=4
     string original_auth_data=5 string original_auth_method=6 string advertised_listener_name=7
+    KeyValue properties=8
 CommandLookupTopicResponse string broker_service_url=1 string broker_service_url_tls=2 int32 response=3
     uint64 request_id=4 bool authoritative=5 int32 error=6 string message=7 bool proxy_through_service_url=8
 CommandPartitionedTopicMetadata string topic=1 uint64 request_id=2 string original_principal=3

@@ -18,7 +18,7 @@ _FRAME_BYTES_MAX = 64 * 1024 * 1024
 _request_ids = itertools.count(1)
 
 
-class Ended(Exception):  # noqa: N818 -- an event more than an error
+class Ended(Exception):
     """The other side ended the connection."""
 
 

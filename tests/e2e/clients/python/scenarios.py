@@ -210,7 +210,8 @@ def key_shared(opened: pulsar.Client, options: Options) -> Result:
     for number in range(count):
         outbox.send(b"%d" % number, partition_key=str(number % keys))
     outbox.flush()
-    tally, homes, per_consumer = Tally(), {}, [0] * len(consumers)
+    homes: dict[str, set[int]] = {}
+    tally, per_consumer = Tally(), [0] * len(consumers)
     while len(tally.seen) < count:
         for index, consumer in enumerate(consumers):
             while (message := receive_or_none(consumer, 200)) is not None:
@@ -331,7 +332,7 @@ def main(arguments: list[str]) -> None:
     with client(options) as opened:
         try:
             result = {"ok": True, **SCENARIOS[options["scenario"]](opened, options)}
-        except Exception as error:  # every error is a result: the test judges it
+        except Exception as error:  # noqa: BLE001 -- every error is a result: the test judges it
             result = {"ok": False, "error_type": type(error).__name__, "error": str(error)}
         print("RESULT", json.dumps(result), flush=True)
 
