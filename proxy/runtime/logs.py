@@ -17,6 +17,7 @@ from proto.roles import Role
 from proxy.config.types import Log
 
 ENTRIES_PER_SECOND_MAX = 50
+VALUE_CHARACTERS_MAX = 1000
 
 Logger = structlog.typing.FilteringBoundLogger
 
@@ -50,6 +51,14 @@ class Throttle:
         return entry
 
 
+def printable(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor: what strangers chose (topics, targets, methods) cannot forge entries or drive a terminal."""
+    for key, value in entry.items():
+        if isinstance(value, str) and not (value.isprintable() and len(value) <= VALUE_CHARACTERS_MAX):
+            entry[key] = value[:VALUE_CHARACTERS_MAX].encode("unicode_escape").decode("ascii")
+    return entry
+
+
 @dataclass(slots=True)
 class _Window:
     began_at: float = float("-inf")
@@ -68,6 +77,7 @@ def configure_logs(config: Log, role: Role, worker: int) -> None:
     structlog.configure(
         processors=[
             Throttle(),
+            printable,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -17,6 +17,7 @@ from proxy.runtime.logs import configure_logs, get_logger
 from proxy.supervisor.admin import serve_admin
 from proxy.supervisor.cluster import Cluster, ReloadRefused
 from proxy.supervisor.control import Control
+from proxy.supervisor.open_files import allow_open_files
 from proxy.supervisor.report import Report
 from proxy.supervisor.sockets import BACKLOG, CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
 
@@ -101,6 +102,7 @@ class StopAtOnce(Exception):
 def serve(config: Config, config_file: Path, fail: Callable[[str], None]) -> None:
     """Run a cluster in the foreground; ``fail`` is called with the reason where it cannot start or must stop."""
     configure_logs(config.log, Role.SUPERVISOR, 0)
+    allow_open_files(config)
     try:
         supervisor = Supervisor(config, config_file)
     except StartFailed as error:

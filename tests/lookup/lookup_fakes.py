@@ -34,7 +34,8 @@ def make_config(**tables: dict[str, Any]) -> Config:
 def lookup(topic: str = "t", request_id: int = 7, **fields: Any) -> BaseCommand:
     """A client's LOOKUP."""
     return BaseCommand(
-        type=BaseCommand.LOOKUP, lookup_topic={"topic": topic, "request_id": request_id, "authoritative": False, **fields}
+        type=BaseCommand.LOOKUP,
+        lookup_topic={"topic": topic, "request_id": request_id, "authoritative": False, **fields},
     )
 
 

@@ -1,0 +1,348 @@
+"""lookup.broker_connection: requests of many clients over one connection, matched to their answers by our own ids."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+import trio.testing
+from lookup_fakes import CONNECT, BrokerEnd, connected, gather, host_port, lookup, lookup_response
+
+from lookup import broker_connection
+from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
+from proto import commands
+from proto.broker_handshake import Connected
+from proto.frames import Frame
+from proto.lookups import KINDS
+from proto.pulsar_pb2 import BaseCommand
+from proxy.runtime.broker_link import BrokerLink
+from proxy.runtime.rpc_client import RpcError
+
+LOOKUP = KINDS[BaseCommand.LOOKUP]
+KEEP_ALIVE_S = 30.0
+
+
+@dataclass
+class Line:
+    """A connection under test, and the broker at its other end."""
+
+    connection: BrokerConnection
+    broker: BrokerEnd
+    fresh: list[tuple[str, bytes]] = field(default_factory=list)
+    results: list[object] = field(default_factory=list)
+    ended: trio.Event = field(default_factory=trio.Event)
+    nursery: trio.Nursery | None = None
+
+    def ask(self, topic: str, request_id: int = 7) -> None:
+        """Ask in a task of its own; what comes of it is put into ``results``."""
+
+        async def one() -> None:
+            try:
+                answer = await self.connection.request(lookup(topic, request_id), LOOKUP)
+                self.results.append(answer.lookup_topic_response.broker_service_url or answer)
+            except BrokerConnectionLost as lost:
+                self.results.append(lost)
+
+        assert self.nursery is not None
+        self.nursery.start_soon(one)
+
+    async def request(self) -> BaseCommand:
+        """The next request that the broker sees."""
+        command = await self.broker.read()
+        assert command is not None
+        return command
+
+    async def answer(self, request: BaseCommand, url: str) -> None:
+        await self.broker.say(lookup_response(request, CONNECT, url))
+
+    async def run(self) -> None:
+        await self.connection.run()
+        self.ended.set()
+
+
+Open = Callable[..., Awaitable[Line]]
+
+
+@pytest.fixture
+async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
+    async def open_line(rest: bytes = b"", *, refuse_credentials: bool = False) -> Line:
+        ours, theirs = trio.testing.memory_stream_pair()
+        greeting = connected()
+        link = BrokerLink(ours, Connected(Frame(greeting.SerializeToString()), greeting.connected, rest))
+
+        async def fresh() -> tuple[str, bytes]:
+            await trio.lowlevel.checkpoint()
+            if refuse_credentials:
+                raise RpcError("no auth worker")
+            line.fresh.append(("token", b"fresh-%d" % (len(line.fresh) + 1)))
+            return line.fresh[-1]
+
+        connection = BrokerConnection(
+            host_port("broker"), link, max_frame_bytes=65536, keep_alive_s=KEEP_ALIVE_S, fresh=fresh
+        )
+        line = Line(connection, BrokerEnd(theirs), nursery=nursery)
+        nursery.start_soon(line.run)
+        return line
+
+    yield open_line
+    nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def line(line_opener: Open) -> Line:
+    return await line_opener()
+
+
+async def test_pipelined_requests_answered_out_of_order(line: Line) -> None:
+    for topic in ("a", "b", "c"):
+        line.ask(topic, request_id=7)  # three clients, each with the same id of its own
+    requests = [await line.request() for _ in range(3)]
+    assert len({request.lookup_topic.request_id for request in requests}) == 3
+    requests.sort(key=lambda request: str(request.lookup_topic.topic), reverse=True)
+    for request in requests:
+        await line.answer(request, f"pulsar://{request.lookup_topic.topic}:1")
+        await trio.testing.wait_all_tasks_blocked()
+    assert line.results == ["pulsar://c:1", "pulsar://b:1", "pulsar://a:1"]
+
+
+async def test_every_caller_gets_the_answer_to_its_own_request(line: Line) -> None:
+    answers = gather(
+        *(lambda topic=topic: line.connection.request(lookup(topic), LOOKUP) for topic in ("a", "b"))  # type: ignore[misc]
+    )
+
+    async def serve() -> None:
+        first, second = await line.request(), await line.request()
+        await line.answer(second, second.lookup_topic.topic)
+        await line.answer(first, first.lookup_topic.topic)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        a, b = await answers
+    assert (a.lookup_topic_response.broker_service_url, b.lookup_topic_response.broker_service_url) == ("a", "b")
+
+
+async def test_what_the_client_says_of_itself_does_not_reach_the_broker(line: Line) -> None:
+    command = lookup("t", original_principal="admin", original_auth_data="x", original_auth_method="token")
+    command.lookup_topic.advertised_listener_name = "inside"
+    assert line.nursery is not None
+    line.nursery.start_soon(line.connection.request, command, LOOKUP)
+    seen = (await line.request()).lookup_topic
+    assert not seen.HasField("original_principal")
+    assert not seen.HasField("original_auth_data")
+    assert not seen.HasField("original_auth_method")
+    assert seen.advertised_listener_name == "inside"
+    assert command.lookup_topic.request_id == 7, "the client's own command is left alone"
+    await line.answer(BaseCommand(lookup_topic=seen), "x")
+
+
+async def test_an_answer_after_its_caller_has_left_is_dropped(line: Line) -> None:
+    assert line.nursery is not None
+    scope = trio.CancelScope()
+
+    async def impatient() -> None:
+        with scope:
+            await line.connection.request(lookup("slow"), LOOKUP)
+
+    line.nursery.start_soon(impatient)
+    slow = await line.request()
+    scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.connection.idle
+    line.ask("next")
+    following = await line.request()
+    await line.answer(slow, "late")
+    await line.answer(following, "right")
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.results == ["right"]
+
+
+async def test_of_two_answers_for_one_id_the_first_counts(line: Line) -> None:
+    line.ask("a")
+    first = await line.request()
+    await line.answer(first, "first")
+    await line.answer(first, "second")
+    line.ask("b")
+    await line.answer(await line.request(), "b")
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.results == ["first", "b"]
+    assert not line.connection.closed
+
+
+async def test_an_error_with_the_requests_id_is_its_answer(line: Line) -> None:
+    line.ask("a")
+    request = await line.request()
+    await line.broker.say(commands.error(request.lookup_topic.request_id, 11, "no such topic"))
+    await trio.testing.wait_all_tasks_blocked()
+    [answer] = line.results
+    assert isinstance(answer, BaseCommand)
+    assert (answer.type, answer.error.error, answer.error.message) == (BaseCommand.ERROR, 11, "no such topic")
+
+
+async def test_an_error_for_the_connection_ends_it(line: Line) -> None:
+    line.ask("a")
+    line.ask("b")
+    await line.request()
+    await line.broker.say(commands.error(commands.NO_REQUEST_ID, 6, "shutting down"))
+    await line.ended.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [type(result) for result in line.results] == [BrokerConnectionLost, BrokerConnectionLost]
+    assert line.connection.closed
+
+
+async def test_an_error_for_an_id_that_nobody_waits_for_is_dropped(line: Line) -> None:
+    await line.broker.say(commands.error(12345, 6, "?"))
+    line.ask("a")
+    await line.answer(await line.request(), "a")
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.results == ["a"]
+
+
+async def test_ping_is_answered(line: Line) -> None:
+    await line.broker.say(commands.ping())
+    assert (await line.request()).type == BaseCommand.PONG
+
+
+async def test_other_commands_are_ignored(line: Line) -> None:
+    await line.broker.say(commands.pong())
+    await line.broker.say(commands.encode(BaseCommand(type=BaseCommand.SUCCESS)))
+    line.ask("a")
+    await line.answer(await line.request(), "a")
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.results == ["a"]
+
+
+async def test_each_challenge_is_answered_with_fresh_credentials(line: Line) -> None:
+    for expected in (b"fresh-1", b"fresh-2"):
+        await line.broker.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+        answer = await line.request()
+        assert answer.type == BaseCommand.AUTH_RESPONSE
+        assert answer.auth_response.response.auth_method_name == "token"
+        assert answer.auth_response.response.auth_data == expected
+
+
+async def test_a_challenge_without_credentials_ends_the_connection(line_opener: Open) -> None:
+    line = await line_opener(refuse_credentials=True)
+    line.ask("a")
+    await line.request()
+    await line.broker.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+    await line.ended.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert isinstance(line.results[0], BrokerConnectionLost)
+
+
+async def test_a_silent_broker_is_pinged_then_given_up(line: Line, autojump_clock: trio.testing.MockClock) -> None:
+    started = trio.current_time()
+    line.ask("a")
+    await line.request()
+    assert (await line.request()).type == BaseCommand.PING
+    assert trio.current_time() - started == pytest.approx(KEEP_ALIVE_S)
+    await line.ended.wait()
+    assert trio.current_time() - started == pytest.approx(2 * KEEP_ALIVE_S)
+    await trio.testing.wait_all_tasks_blocked()
+    assert isinstance(line.results[0], BrokerConnectionLost)
+
+
+async def test_a_broker_that_answers_pings_is_kept(line: Line, autojump_clock: trio.testing.MockClock) -> None:
+    for _ in range(5):
+        assert (await line.request()).type == BaseCommand.PING
+        await line.broker.say(commands.pong())
+    assert not line.connection.closed
+
+
+async def test_a_talkative_broker_is_not_pinged(line: Line, autojump_clock: trio.testing.MockClock) -> None:
+    for _ in range(20):
+        await trio.sleep(KEEP_ALIVE_S / 4)
+        await line.broker.say(commands.pong())
+    with trio.move_on_after(0.1):
+        pytest.fail(f"{await line.request()}")
+
+
+async def test_the_broker_closes_and_all_who_wait_are_told(line: Line) -> None:
+    line.ask("a")
+    line.ask("b")
+    await line.request()
+    await line.request()
+    await trio.aclose_forcefully(line.broker.stream)
+    await line.ended.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [type(result) for result in line.results] == [BrokerConnectionLost, BrokerConnectionLost]
+    with pytest.raises(BrokerConnectionLost):
+        await line.connection.request(lookup(), LOOKUP)
+    assert line.connection.idle
+
+
+async def test_end_of_stream_is_the_same(line: Line) -> None:
+    line.ask("a")
+    await line.request()
+    await line.broker.stream.send_eof()
+    await line.ended.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert isinstance(line.results[0], BrokerConnectionLost)
+
+
+async def test_close_tells_all_who_wait(line: Line) -> None:
+    line.ask("a")
+    await line.request()
+    line.connection.close()
+    await line.ended.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert isinstance(line.results[0], BrokerConnectionLost)
+    assert await line.broker.read() is None, "the stream is closed"
+    with pytest.raises(BrokerConnectionLost):
+        await line.connection.request(lookup(), LOOKUP)
+
+
+async def test_bytes_behind_connected_are_not_lost(line_opener: Open) -> None:
+    line = await line_opener(rest=commands.ping() + commands.ping()[:5])
+    assert (await line.request()).type == BaseCommand.PONG
+    await line.broker.say(commands.ping()[5:])
+    assert (await line.request()).type == BaseCommand.PONG
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",  # a size of more than a gigabyte
+        b"\x00\x00\x00\x01\x00\x00\x00\x00\x00",  # no room for the command's size
+        b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff",  # no BaseCommand
+        b"\x00\x00\x00\x06\x00\x00\x00\xff\x08\x12",  # a command beyond its frame
+    ],
+)
+async def test_garbage_ends_the_connection(line: Line, garbage: bytes) -> None:
+    line.ask("a")
+    await line.request()
+    await line.broker.say(garbage)
+    await line.ended.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert isinstance(line.results[0], BrokerConnectionLost)
+
+
+async def test_a_broker_that_takes_no_more_requests(line_opener: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_connection, "WRITE_BUFFER_BYTES_MAX", 100)
+    line = await line_opener()
+    gate = trio.Event()
+
+    async def blocked(_data: object) -> None:
+        await gate.wait()
+
+    monkeypatch.setattr(line.connection._link.stream, "send_all", blocked)
+    line.ask("a")  # leaves the buffer, and is stuck in the stream
+    await trio.testing.wait_all_tasks_blocked()
+    line.ask("b" * 90)  # fills the buffer
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(BrokerConnectionLost, match="does not take requests"):
+        await line.connection.request(lookup("c" * 90), LOOKUP)
+    assert len(line.results) == 0
+    gate.set()
+
+
+async def test_idle_and_last_used(line: Line, autojump_clock: trio.testing.MockClock) -> None:
+    assert line.connection.idle
+    await trio.sleep(5)
+    line.ask("a")
+    request = await line.request()
+    assert not line.connection.idle
+    assert line.connection.last_used == trio.current_time()
+    await line.answer(request, "a")
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.connection.idle

@@ -1,0 +1,332 @@
+"""lookup.broker_pool: one connection for each broker and principal, opened once, bounded, ended when idle."""
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from lookup_fakes import CONNECT, FakeAuth, FakeBroker, Network, connect_to, gather, host_port, lookup, make_config
+
+from lookup.broker_connection import BrokerConnection
+from lookup.broker_pool import BrokerPool
+from proto import commands
+from proto.lookups import KINDS
+from proto.pulsar_pb2 import BaseCommand, ServerError
+from proxy.runtime.broker_link import BrokerLinkFailed
+
+LOOKUP = KINDS[BaseCommand.LOOKUP]
+BROKER = host_port("broker")
+
+
+async def addresses() -> tuple[str, ...]:
+    await trio.lowlevel.checkpoint()
+    return ("10.0.0.1",)
+
+
+async def elsewhere() -> tuple[str, ...]:
+    await trio.lowlevel.checkpoint()
+    return ("10.9.9.9",)
+
+
+class Pools:
+    """A pool, its broker, and how to ask it."""
+
+    def __init__(self, network: Network, nursery: trio.Nursery, credentials: bool = False, **brokers: Any) -> None:
+        config = make_config(brokers=brokers)
+        if credentials:
+            config = make_config(brokers={**brokers, "credentials": {"method": "token", "file": "x"}})
+        self.auth = FakeAuth()
+        self.broker = network.add("broker", "10.0.0.1", FakeBroker(connect_to("pulsar://x:1")))
+        self.pool = BrokerPool(config, self.auth, nursery)  # type: ignore[arg-type]
+
+    async def get(self, principal: str = "", host: str = "broker") -> BrokerConnection:
+        return await self.pool.connection(host_port(host), addresses, principal)
+
+
+async def test_a_connection_is_shared(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    first = await pools.get("alice")
+    assert await pools.get("alice") is first
+    assert len(pools.broker.connects) == 1
+    assert len(pools.pool) == 1
+
+
+async def test_only_one_task_opens_it(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    network.dial_delay_s = 0.01
+    connections = await gather(*[lambda: pools.get("alice")] * 20)
+    assert len(set(connections)) == 1
+    assert len(network.dialled) == 1
+
+
+async def test_principals_never_share_a_connection(network: Network, nursery: trio.Nursery) -> None:
+    """Security: the broker takes a lookup for the principal of its connection."""
+    pools = Pools(network, nursery)
+    connections = await gather(*(lambda name=name: pools.get(name) for name in ("alice", "bob", "", "alice")))  # type: ignore[misc]
+    alice, bob, nobody, alice_again = connections
+    assert alice is alice_again
+    assert len({alice, bob, nobody}) == 3
+    assert sorted(connect.original_principal for connect in pools.broker.connects) == ["", "alice", "bob"]
+    for principal, connection in (("alice", alice), ("bob", bob), ("", nobody)):
+        await connection.request(lookup(f"of-{principal}"), LOOKUP)
+    assert [(principal, request.lookup_topic.topic) for principal, request in pools.broker.requests] == [
+        ("alice", "of-alice"),
+        ("bob", "of-bob"),
+        ("", "of-"),
+    ]
+
+
+async def test_brokers_never_share_a_connection(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    assert await pools.get(host="broker") is not await pools.get(host="other")
+    network.brokers["10.0.0.1", 6651] = FakeBroker()
+    assert await pools.pool.connection(host_port("broker", 6651), addresses, "") is not await pools.get()
+
+
+async def test_the_addresses_given_are_those_dialled(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    await pools.get()
+    assert network.dialled == [("10.0.0.1", 6650)]
+    assert network.resolved == []
+
+
+async def test_addresses_are_asked_for_only_when_a_connection_is_opened(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    pools = Pools(network, nursery)
+    asked = 0
+
+    async def counted() -> tuple[str, ...]:
+        nonlocal asked
+        asked += 1
+        return await addresses()
+
+    for _ in range(3):
+        await pools.pool.connection(BROKER, counted, "")
+    assert asked == 1
+
+
+async def test_what_the_addresses_raise_passes(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+
+    async def unknown() -> tuple[str, ...]:
+        await trio.lowlevel.checkpoint()
+        raise LookupError("no such host")
+
+    with pytest.raises(LookupError):
+        await pools.pool.connection(BROKER, unknown, "")
+    assert not (await pools.get()).closed
+
+
+async def test_those_who_wait_for_an_attempt_share_its_failure(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """One after the other, each with its own timeout, most would wait for longer than a lookup may take."""
+    pools = Pools(network, nursery, connect_timeout_ms=5000)
+    network.silent.add("10.0.0.1")
+    started = trio.current_time()
+    results = await gather(*[lambda: pools.get()] * 10)
+    assert [type(result) for result in results] == [BrokerLinkFailed] * 10
+    assert trio.current_time() - started == pytest.approx(5)
+
+
+async def test_the_proxy_says_who_it_is(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery, credentials=True)
+    await pools.get("alice")
+    [connect] = pools.broker.connects
+    assert (connect.auth_method_name, connect.auth_data) == ("token", b"proxy-1")
+    assert connect.HasField("proxy_version")
+    assert connect.feature_flags.supports_auth_refresh
+    assert not connect.HasField("proxy_to_broker_url")
+    assert pools.auth.calls[0].broker_host == "broker"
+
+
+async def test_a_challenge_later_on_is_answered_with_fresh_credentials(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery, credentials=True)
+    await pools.get("alice")
+    seen: list[BaseCommand] = []
+    end = pools.broker.ends[0]
+    send, read = trio.open_memory_channel[BaseCommand](1)
+
+    async def spy(data: bytes, _inner: Any = pools.pool) -> None:
+        await send.send(commands.parse_command(bytes(data)[8:]))
+
+    connection = await pools.get("alice")
+    connection._link.stream.send_all = spy  # type: ignore[method-assign]
+    await end.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+    seen.append(await read.receive())
+    assert seen[0].auth_response.response.auth_data == b"proxy-2"
+
+
+async def test_without_credentials_none_are_asked_for(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    await pools.get("alice")
+    assert pools.auth.calls == []
+    assert not pools.broker.connects[0].HasField("auth_method_name")
+
+
+async def test_no_credentials_to_be_had(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery, credentials=True)
+    pools.auth.broken = True
+    with pytest.raises(BrokerLinkFailed) as caught:
+        await pools.get()
+    assert caught.value.reason == "credentials"
+    assert network.dialled == []
+
+
+async def test_a_lost_connection_is_replaced(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    first = await pools.get()
+    await trio.aclose_forcefully(pools.broker.ends[0].stream)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(pools.pool) == 0
+    second = await pools.get()
+    assert second is not first
+    assert not second.closed
+
+
+async def test_a_failure_is_not_remembered(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    broker = network.brokers.pop(("10.0.0.1", 6650))
+    with pytest.raises(BrokerLinkFailed) as caught:
+        await pools.get()
+    assert caught.value.reason == "unreachable"
+    network.brokers["10.0.0.1", 6650] = broker
+    assert not (await pools.get()).closed
+
+
+async def test_the_profile_is_what_a_broker_last_said(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    assert pools.pool.profile is None
+    await pools.get()
+    assert pools.pool.profile is not None
+    assert pools.pool.profile.server_version == "fake"
+
+
+# ---- bounds
+
+
+async def test_the_bound_evicts_what_is_unused_for_longest(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery, pooled_connections_max=2)
+    oldest = await pools.get("a")
+    await trio.sleep(1)
+    newer = await pools.get("b")
+    await trio.sleep(1)
+    await oldest.request(lookup(), LOOKUP)  # now "b" is the one unused for longest
+    await pools.get("c")
+    await trio.testing.wait_all_tasks_blocked()
+    assert newer.closed
+    assert not oldest.closed
+    assert pools.broker.open == 2
+
+
+async def test_the_bound_never_takes_a_connection_from_those_who_wait_on_it(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    pools = Pools(network, nursery, pooled_connections_max=1)
+    pools.broker.script = lambda _request: None
+    busy = await pools.get("a")
+    nursery.start_soon(busy.request, lookup(), LOOKUP)
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(BrokerLinkFailed) as caught:
+        await pools.get("b")
+    assert (caught.value.reason, caught.value.code) == ("pool_full", ServerError.TooManyRequests)
+    assert not busy.closed
+    assert await pools.get("a") is busy
+    request = pools.broker.requests[0][1]
+    await pools.broker.ends[0].say(
+        BaseCommand(
+            type=BaseCommand.LOOKUP_RESPONSE,
+            lookup_topic_response={"request_id": request.lookup_topic.request_id, "response": CONNECT},
+        )
+    )
+    await trio.testing.wait_all_tasks_blocked()
+    assert not (await pools.get("b")).closed
+
+
+async def test_the_bound_holds_for_connections_being_opened_too(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery, pooled_connections_max=3)
+    network.dial_delay_s = 0.01
+    results = await gather(*(lambda name=name: pools.get(name) for name in "abcdef"))  # type: ignore[misc]
+    refused = [result for result in results if isinstance(result, BrokerLinkFailed)]
+    assert len(refused) == 3
+    assert {one.reason for one in refused} == {"pool_full"}
+    assert pools.broker.open == 3
+
+
+async def test_a_broker_that_cannot_be_reached_does_not_fill_the_pool(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery, pooled_connections_max=2)
+    kept = await pools.get("kept")
+    for number in range(5):
+        with pytest.raises(BrokerLinkFailed):
+            await pools.pool.connection(host_port(f"down-{number}"), elsewhere, "")
+    assert not kept.closed
+
+
+async def test_idle_connections_end(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery, idle_connection_timeout_ms=1000)
+    nursery.start_soon(pools.pool.run)
+    used, unused = await pools.get("used"), await pools.get("unused")
+    for _ in range(8):
+        await trio.sleep(0.25)
+        await used.request(lookup(), LOOKUP)
+    await trio.testing.wait_all_tasks_blocked()
+    assert unused.closed
+    assert not used.closed
+    assert pools.broker.open == 1
+    await trio.sleep(1.5)
+    assert used.closed
+    assert len(pools.pool._slots) == 0, "what has ended is forgotten"
+
+
+async def test_a_connection_with_a_request_under_way_is_not_idle(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery, idle_connection_timeout_ms=1000)
+    pools.broker.script = lambda _request: None
+    nursery.start_soon(pools.pool.run)
+    busy = await pools.get()
+    nursery.start_soon(busy.request, lookup(), LOOKUP)
+    await trio.sleep(10)
+    assert not busy.closed
+
+
+async def test_retire_gives_time_then_closes_everything(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery)
+    ended: list[float] = []
+    connections = [await pools.get("a"), await pools.get("b")]
+
+    async def run() -> None:
+        await pools.pool.run()
+        ended.append(trio.current_time())
+
+    nursery.start_soon(run)
+    started = trio.current_time()
+    nursery.start_soon(pools.pool.retire, 5.0)
+    await trio.sleep(4.9)
+    assert ended == [started]
+    assert not any(connection.closed for connection in connections)
+    await trio.sleep(0.2)
+    assert all(connection.closed for connection in connections)
+    assert pools.broker.open == 0
+
+
+async def test_a_retired_pool_holds_nothing_open_whatever_is_asked_of_it_later(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A lookup that outlives the patience asks its pool again; nobody would ever close what that opened."""
+    pools = Pools(network, nursery)
+    await pools.pool.retire(0.0)
+    try:
+        connection = await pools.get("late")
+        await connection.request(lookup(), LOOKUP)
+    except BrokerLinkFailed:
+        pass
+    await trio.sleep(10 * 60)
+    assert pools.broker.open == 0
