@@ -52,7 +52,7 @@ class Throttle:
 
 
 def printable(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor: what strangers chose (topics, targets, methods) cannot forge entries or drive a terminal."""
+    """A structlog processor: what strangers chose (a topic, a method) cannot forge entries or drive a terminal."""
     for key, value in entry.items():
         if isinstance(value, str) and not (value.isprintable() and len(value) <= VALUE_CHARACTERS_MAX):
             entry[key] = value[:VALUE_CHARACTERS_MAX].encode("unicode_escape").decode("ascii")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -157,10 +156,6 @@ def topic() -> str:
 
 
 @pytest.fixture
-def url(request: pytest.FixtureRequest) -> str:
+def url(proxy: ProxyCluster) -> str:
     """Where the real clients connect."""
-    if os.environ.get("E2E_SERVICE_URL"):  # DEVELOPMENT ONLY
-        bare: Standalone = request.getfixturevalue("broker")
-        return bare.service_url
-    cluster: ProxyCluster = request.getfixturevalue("proxy")
-    return cluster.service_url
+    return proxy.service_url

@@ -131,7 +131,7 @@ def test_hosts_and_addresses_that_are_not_allowed_are_denied(
 
 
 @pytest.mark.parametrize("what", ["down", "silent", "hanging up"])
-def test_lookups_without_a_good_broker_say_service_not_ready(python_client: Program, what: str) -> None:
+def test_lookups_without_a_good_broker_say_service_not_ready(what: str) -> None:
     """Each in the form of its own answer, within lookup_timeout_ms, and the connection stays usable."""
     behaviour = {"down": None, "silent": silent, "hanging up": hangs_up}[what]
     port = free_port()
@@ -148,8 +148,14 @@ def test_lookups_without_a_good_broker_say_service_not_ready(python_client: Prog
         assert client.ping().type == BaseCommand.PONG
         cluster.wait_for_log(client.address, "a lookup failed")
         assert cluster.metrics().total(ANSWERS, request="lookup", error="ServiceNotReady") >= 1
-        outcome = python_client.run("attempt", cluster.service_url, TOPIC, timeout_s=3)
+
+
+def test_a_real_client_gives_up_in_time_without_a_broker(client: Program) -> None:
+    """It retries for its operation timeout, 3 s here, and ends with an error of its own; it does not hang."""
+    with cluster_before(free_port()) as cluster:
+        outcome = client.run("attempt", cluster.service_url, TOPIC, timeout_s=3)
         assert outcome.result["ok"] is False
+        assert cluster.metrics().total(ANSWERS, error="ServiceNotReady") >= 1
 
 
 @contextmanager

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from local.standalone import Standalone
 
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
-from .lab.cluster import ProxyCluster
+from .conftest import running
+from .lab.cluster import ProxyCluster, Tables
 from .lab.fakes import (
     FAREWELL,
     FakeBroker,
+    Flood,
     Recorder,
     SlowToConnect,
     answers_after_half_close,
     connected_with_first_bytes,
 )
 from .lab.schema import NO_REQUEST_ID
-from .lab.wire import WireClient, frame
+from .lab.waiting import eventually
+from .lab.wire import Ended, WireClient, frame
 from .lab.witness import nobody_harmed
 
 pytestmark = pytest.mark.timeout(60)
@@ -183,6 +188,66 @@ def test_half_close_still_delivers_what_the_broker_says(edge_proxy: ProxyCluster
         client.send_bytes(b"x" * 1000)
         client.end_sending()
         assert client.read_to_end() == (1000).to_bytes(8, "big") + FAREWELL
+
+
+def test_what_is_in_flight_arrives_after_the_client_has_gone(edge_proxy: ProxyCluster, fake_port: int) -> None:
+    """The client sends 1 MiB and closes for good; the broker gets all of it, then the end."""
+    recorder = Recorder()
+    with FakeBroker(recorder, fake_port):
+        with WireClient(edge_proxy.port) as client:
+            client.connect(proxy_to_broker_url=f"127.0.0.1:{fake_port}")
+            client.send_bytes(FAREWELL)
+        eventually(lambda: recorder.ended, what="the broker sees the end")
+    assert recorder.heard == FAREWELL
+
+
+def test_a_client_that_does_not_read_makes_the_broker_wait(edge_proxy: ProxyCluster, fake_port: int) -> None:
+    """200 MB wait for a reader in the kernels' buffers and at the broker, not in the forwarder's memory."""
+    pid = edge_proxy.worker_pids()["forwarder-0"]
+    flood = Flood()
+    with FakeBroker(flood, fake_port), WireClient(edge_proxy.port) as client, WireClient(edge_proxy.port) as other:
+        before_kib = resident_kib(pid)
+        client.connect(proxy_to_broker_url=f"127.0.0.1:{fake_port}")
+        eventually(flood.stalls, what="the broker cannot go on", every_s=0.3)
+        assert other.connect().type == BaseCommand.CONNECTED
+        assert flood.sent < 100_000_000
+        assert resident_kib(pid) - before_kib < 20_000
+
+
+def resident_kib(pid: int) -> int:
+    """A process's resident memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def test_limits_on_connections(broker: Standalone) -> None:
+    """Above max_connections the next is turned away with an error; when one has left, the next comes in."""
+    brokers = {"service_url": broker.service_url, "allowed_ports": [broker.broker_port]}
+    tables: Tables = {"cluster": {"forwarders": 2}, "brokers": brokers, "limits": {"max_connections": 3}}
+    for cluster in running(ProxyCluster(tables)):
+        inside = [WireClient(cluster.port) for _ in range(3)]
+        assert [client.connect().type for client in inside] == [BaseCommand.CONNECTED] * 3
+        with WireClient(cluster.port) as fourth:
+            code, text = last_error(fourth.wait_for_end())
+            assert code == ServerError.NotAllowedError
+            assert "connections" in text
+            cluster.wait_for_log(fourth.address, "max_connections")
+        name = "pulsar_proxy_rejected_connections_total"
+        assert cluster.metrics().total(name, reason="max_connections") == 1
+        inside.pop().close()
+        eventually(lambda: comes_in(cluster), what="a place is free again", within_s=5)
+        for client in inside:
+            assert client.ping().type == BaseCommand.PONG
+            client.close()
+
+
+def comes_in(cluster: ProxyCluster) -> bool:
+    """Whether a newcomer gets CONNECTED."""
+    with WireClient(cluster.port) as client:
+        try:
+            return bool(client.connect().type == BaseCommand.CONNECTED)
+        except (Ended, OSError):
+            return False
 
 
 def test_bytes_behind_connected_are_the_relays_first(edge_proxy: ProxyCluster, fake_port: int) -> None:

@@ -54,16 +54,40 @@ class FakeBroker:
 
 
 class Recorder:
-    """A behaviour: says CONNECTED and keeps the command that came first on each connection."""
+    """A behaviour: says CONNECTED and keeps the first command of each connection, and what came after."""
 
     def __init__(self) -> None:
         self.commands: list[Any] = []
+        self.heard = b""
+        self.ended = False
 
     def __call__(self, connection: socket.socket) -> None:
         """Serve one connection."""
         self.commands.append(receive_command(connection))
         connection.sendall(connected())
-        read_to_end(connection)
+        self.heard = read_to_end(connection)
+        self.ended = True
+
+
+class Flood:
+    """A behaviour: says CONNECTED, then sends 200 MB as fast as they are taken."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._seen_before = -1
+
+    def __call__(self, connection: socket.socket) -> None:
+        """Serve one connection."""
+        receive_command(connection)
+        connection.sendall(connected())
+        for _ in range(2000):
+            connection.sendall(bytes(100_000))
+            self.sent += 100_000
+
+    def stalls(self) -> bool:
+        """Whether nothing more has gone out since the last look."""
+        seen_before, self._seen_before = self._seen_before, self.sent
+        return 0 < self.sent == seen_before
 
 
 class SlowToConnect:
