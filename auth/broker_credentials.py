@@ -22,6 +22,7 @@ class TokenCredentials:
         self._path = trio.Path(file)
         self._token = b""
         self._read_at = float("-inf")
+        self._reading = trio.Lock()
 
     def get_auth_data(self, broker_host: str) -> BrokerAuthState:  # noqa: ARG002 -- a token is the same everywhere
         """One state serves all brokers, since a token has no rounds."""
@@ -29,9 +30,10 @@ class TokenCredentials:
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The token; raises CredentialsUnavailable."""
-        if trio.current_time() - self._read_at >= REREAD_INTERVAL_S:
-            self._token = await self._read()
-            self._read_at = trio.current_time()
+        async with self._reading:  # many who ask at once read it once
+            if trio.current_time() - self._read_at >= REREAD_INTERVAL_S:
+                self._token = await self._read()
+                self._read_at = trio.current_time()
         return self._token
 
     async def _read(self) -> bytes:

@@ -32,8 +32,9 @@ class Rounds(Generic[StateT]):
     and what was finished or denied is gone.
     """
 
-    def __init__(self, *, lifetime_s: float) -> None:
+    def __init__(self, *, lifetime_s: float, rounds_max: int = ROUNDS_MAX) -> None:
         self._lifetime_s = lifetime_s
+        self._rounds_max = rounds_max
         self._rounds: OrderedDict[Key, Round[StateT]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -43,10 +44,11 @@ class Rounds(Generic[StateT]):
     def put(self, key: Key, method: str, state: StateT, *, number: int) -> None:
         """Keep a state after its round of this number. Raises AuthenticationDenied: too many rounds, or states."""
         self._forget_old()
-        if number >= ROUNDS_MAX:
-            raise AuthenticationDenied("too_many_rounds", f"not finished after {ROUNDS_MAX} rounds")
+        if number >= self._rounds_max:
+            raise AuthenticationDenied("too_many_rounds", f"not finished after {self._rounds_max} rounds")
         if len(self._rounds) >= STATES_MAX:
             raise AuthenticationDenied("overloaded", "too many authentications under way")
+        self._rounds.pop(key, None)  # so that the order of entries stays that of their expiry
         self._rounds[key] = Round(method, state, number, trio.current_time() + self._lifetime_s)
 
     def take(self, key: Key, method: str) -> Round[StateT]:

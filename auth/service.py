@@ -16,6 +16,7 @@ from auth.state import (
     ClientContext,
     CredentialsUnavailable,
 )
+from proto.broker_handshake import ROUNDS_MAX as CHALLENGES_MAX
 from proto.rpc_pb2 import (
     AuthenticateRequest,
     AuthenticateResponse,
@@ -49,7 +50,8 @@ class AuthService:
         self._registry, self._broker = registry, broker
         timeout_s = seconds(config.limits.handshake_timeout_ms)
         self._clients: Rounds[AuthState] = Rounds(lifetime_s=timeout_s)
-        self._exchanges: Rounds[BrokerAuthState] = Rounds(lifetime_s=timeout_s)
+        # CONNECT's own round, and as many challenges as the handshake itself allows.
+        self._exchanges: Rounds[BrokerAuthState] = Rounds(lifetime_s=timeout_s, rounds_max=CHALLENGES_MAX + 2)
 
     def handlers(self) -> dict[int, Handler]:
         """The methods served to forwarders and lookup workers."""
@@ -90,12 +92,13 @@ class AuthService:
 
     async def _round(self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse) -> None:
         key = (caller.pid, request.authentication_id)
+        clients = self._clients  # a reload in the meantime ends this exchange: its state was made from the old keys
         number = 0
         if request.first_round:
             state = self._registry.new_auth_state(request.method, ClientContext(request.client_address))
         else:
             # A state that is not here was finished, forgotten, or lost with a worker: never begin anew in the middle.
-            found = self._clients.take(key, request.method)
+            found = clients.take(key, request.method)
             state, number = found.state, found.number
         challenge = await state.authenticate(request.data)
         if state.is_complete():
@@ -103,7 +106,7 @@ class AuthService:
         elif challenge is None:
             raise AuthenticationDenied("no_challenge", "the provider neither finished nor asked for more")
         else:
-            self._clients.put(key, request.method, state, number=number + 1)
+            clients.put(key, request.method, state, number=number + 1)
             response.challenge = challenge
 
     def _complete(self, method: str, state: AuthState, response: AuthenticateResponse) -> None:
@@ -119,10 +122,11 @@ class AuthService:
 
     async def _broker_credentials(self, data: bytes, caller: Caller) -> bytes:
         request = BrokerCredentialsRequest.FromString(data)
-        if self._broker is None:
+        broker = self._broker
+        if broker is None:
             raise RpcRefused(Status.INVALID_REQUEST, "no brokers.credentials are configured")
         try:
-            answer = await self._broker_round(self._broker, request, (caller.pid, request.exchange_id))
+            answer = await self._broker_round(broker, request, (caller.pid, request.exchange_id))
         except AuthenticationDenied as lost:
             raise RpcRefused(Status.INVALID_REQUEST, str(lost)) from None
         except CredentialsUnavailable as error:
@@ -130,19 +134,20 @@ class AuthService:
                 "the proxy has no credentials for a broker", broker=request.broker_host, reason=str(error)
             )
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
-        return BrokerCredentialsResponse(method=self._broker.method, data=answer).SerializeToString()
+        return BrokerCredentialsResponse(method=broker.method, data=answer).SerializeToString()
 
     async def _broker_round(
         self, broker: BrokerAuthentication, request: BrokerCredentialsRequest, key: tuple[int, int]
     ) -> bytes:
+        exchanges = self._exchanges
         challenge, number = None, 0
         if request.HasField("challenge"):
-            found = self._exchanges.take(key, broker.method)
+            found = exchanges.take(key, broker.method)
             state, number, challenge = found.state, found.number, request.challenge
         else:
             state = broker.get_auth_data(request.broker_host)
         answer = await state.authenticate(challenge)
         # Whether the broker will ask for more is not known here: most exchanges end unseen, so the oldest make room.
-        self._exchanges.make_room()
-        self._exchanges.put(key, broker.method, state, number=number + 1)
+        exchanges.make_room()
+        exchanges.put(key, broker.method, state, number=number + 1)
         return answer

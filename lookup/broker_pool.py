@@ -15,7 +15,7 @@ from proto.connect_rules import BrokerIdentity, proxy_connect
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proxy import __version__
 from proxy.config.types import Config
-from proxy.runtime.broker_link import BrokerDialer, BrokerLinkFailed
+from proxy.runtime.broker_link import NOT_CONNECTED, BrokerDialer, BrokerLinkFailed
 from proxy.runtime.credentials import credentials_for
 from proxy.runtime.rpc_client import RpcPool
 from proxy.runtime.tasks import repeat, seconds
@@ -25,11 +25,26 @@ Addresses = Callable[[], Awaitable[tuple[str, ...]]]
 
 
 @dataclass(slots=True)
-class _Slot:
-    """One broker and principal: the connection, and a lock so that only one task opens it."""
+class _Attempt:
+    """One attempt to open a connection; all who wait for it share what comes of it."""
 
-    lock: trio.Lock = field(default_factory=trio.Lock)
+    done: trio.Event = field(default_factory=trio.Event)
     connection: BrokerConnection | None = None
+    failure: Exception | None = None
+
+    def outcome(self) -> BrokerConnection:
+        """The connection, or what came instead of it."""
+        if self.connection is None:
+            raise self.failure or RuntimeError("an attempt without an outcome")
+        return self.connection
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One broker and principal: the connection, and the attempt to open one that is under way."""
+
+    connection: BrokerConnection | None = None
+    attempt: _Attempt | None = None
 
 
 class BrokerPool:
@@ -41,6 +56,7 @@ class BrokerPool:
         self._nursery = nursery
         self._slots: dict[Key, _Slot] = {}
         self._scope = trio.CancelScope()
+        self._retired = False
         self._dialer = BrokerDialer(
             config.brokers, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
         )
@@ -60,14 +76,34 @@ class BrokerPool:
         ``addresses`` is asked for the broker's (checked) addresses only where one must be opened; it may raise, as
         BrokerLinkFailed is raised where it cannot be opened.
         """
+        if self._retired:
+            raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
         slot = self._slots.get((broker, principal))
         if slot is None:
             self._make_room()
             slot = self._slots[broker, principal] = _Slot()
-        async with slot.lock:
-            if slot.connection is None or slot.connection.closed:
-                slot.connection = await self._open(broker, await addresses(), principal)
+        if slot.connection is not None and not slot.connection.closed:
             return slot.connection
+        if slot.attempt is None:
+            # A task of its own: whoever asked first may give up before it, and the others must not begin again then.
+            slot.attempt = _Attempt()
+            self._nursery.start_soon(self._try_to_open, slot, slot.attempt, broker, addresses, principal)
+        attempt = slot.attempt
+        await attempt.done.wait()
+        return attempt.outcome()
+
+    async def _try_to_open(
+        self, slot: _Slot, attempt: _Attempt, broker: HostPort, addresses: Addresses, principal: str
+    ) -> None:
+        try:
+            attempt.connection = slot.connection = await self._open(broker, await addresses(), principal)
+        except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
+            attempt.failure = failure
+        finally:
+            slot.attempt = None
+            attempt.done.set()
+        if self._retired and slot.connection is not None:
+            slot.connection.close()
 
     async def _open(self, broker: HostPort, addresses: tuple[str, ...], principal: str) -> BrokerConnection:
         configured = self._config.brokers.credentials is not None
@@ -121,12 +157,13 @@ class BrokerPool:
         """Give the lookups under way their time, then close everything."""
         self._scope.cancel()
         await trio.sleep(patience_s)
+        self._retired = True
         for key in list(self._slots):
             self._drop(key)
 
 
 def _unused(slot: _Slot) -> bool:
-    return not slot.lock.locked() and (slot.connection is None or slot.connection.idle)
+    return slot.attempt is None and (slot.connection is None or slot.connection.idle)
 
 
 def _last_used(slot: _Slot) -> float:

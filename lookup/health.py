@@ -84,7 +84,11 @@ class HealthChecks:
         error: OSError | None = None
         for address in await resolve(broker.host, timeout_s=seconds(self._config.brokers.connect_timeout_ms)):
             try:
-                stream = await dial(address, broker.port)
+                with trio.fail_after(seconds(self._config.brokers.connect_timeout_ms)):
+                    stream = await dial(address, broker.port)
+            except trio.TooSlowError:
+                error = TimeoutError(0, f"{address}: no answer within {self._config.brokers.connect_timeout_ms} ms")
+                continue
             except OSError as failed:
                 error = failed
                 continue

@@ -9,6 +9,7 @@ from lookup.health import HealthChecks, broker_up_gauge
 from lookup.lookups import Lookups
 from lookup.metrics import LookupMetrics
 from lookup.targets import TargetDenied, TargetRules
+from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.lookups import KINDS, LookupKind, client_request_id, error_of, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
@@ -83,11 +84,11 @@ class LookupService:
 
     async def configure(self, config: Config) -> None:
         """Take over new settings; lookups under way finish under the old ones."""
-        old_pool, old_health = self._pool, self._health
+        old_pool, old_health, patience_s = self._pool, self._health, seconds(self._config.limits.lookup_timeout_ms)
         self._use(config)
         old_health.stop()
         self._begin()
-        self._context.nursery.start_soon(old_pool.retire, seconds(config.limits.lookup_timeout_ms))
+        self._context.nursery.start_soon(old_pool.retire, patience_s)
 
     async def drain(self, timeout_s: float) -> None:
         """Answer what is under way."""
@@ -124,8 +125,11 @@ class LookupService:
 
     def _principal(self, request: EnvelopeRequest) -> str:
         """Who asks: the sealed principal, and nothing else, decides. KIP-590: no second authentication."""
-        if not request.client_address:
-            raise _EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, "no client address")
+        try:
+            parse_host_port(request.client_address)
+        except AddressInvalid as error:
+            text = f"no client address: {error}"
+            raise _EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text) from None
         if not self._config.authentication.enabled:
             return ""
         try:

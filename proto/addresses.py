@@ -1,12 +1,13 @@
 """Addresses as Pulsar writes them: ``host:port`` targets and ``pulsar://host:port,host:port`` service URLs."""
 
+import ipaddress
 import re
 from dataclasses import dataclass
 
 _PORT_MAX = 65535
 _HOST_MAX = 253  # DNS: RFC 1035, section 2.3.4
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?\Z")
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]+\Z")
+_PORT = re.compile(r"[0-9]{1,5}\Z")
 _SCHEMES = {"pulsar": 6650}
 
 
@@ -32,7 +33,7 @@ def parse_host_port(text: str, *, default_port: int | None = None) -> HostPort:
         if default_port is None:
             raise AddressInvalid(f"{_shown(text)} has no port")
         return HostPort(host, default_port)
-    if not (port_text.isascii() and port_text.isdigit()) or not 0 < int(port_text[:6]) <= _PORT_MAX:
+    if not _PORT.match(port_text) or not 0 < int(port_text) <= _PORT_MAX:
         raise AddressInvalid(f"{_shown(text)} has no valid port")
     return HostPort(host, int(port_text))
 
@@ -40,13 +41,20 @@ def parse_host_port(text: str, *, default_port: int | None = None) -> HostPort:
 def _split(text: str) -> tuple[str, str | None]:
     if text.startswith("["):
         host, bracket, tail = text[1:].partition("]")
-        if not bracket or not _IPV6.match(host) or (tail and not tail.startswith(":")):
+        if not bracket or not _is_ipv6(host) or (tail and not tail.startswith(":")):
             raise AddressInvalid(f"{_shown(text)} is not an IPv6 address in brackets")
         return host, tail[1:] if tail else None
     host, colon, port = text.partition(":")
     if len(host) > _HOST_MAX or not _HOST.match(host):
         raise AddressInvalid(f"{_shown(text)} has no valid host name")
     return host, port if colon else None
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.IPv6Address(host).scope_id is None
+    except ValueError:
+        return False
 
 
 def parse_service_url(url: str) -> tuple[HostPort, ...]:

@@ -99,7 +99,7 @@ class Transition:
     action: Action
 
 
-REMOTE_EVENTS = frozenset(
+COMMANDS = frozenset(
     {
         Event.CONNECT,
         Event.AUTH_RESPONSE,
@@ -107,11 +107,10 @@ REMOTE_EVENTS = frozenset(
         Event.PONG,
         Event.LOOKUP_REQUEST,
         Event.OTHER_COMMAND,
-        Event.CLIENT_CLOSED,
-        Event.CLIENT_CORRUPT,
-        Event.DEADLINE,
     }
 )
+
+REMOTE_EVENTS = COMMANDS | {Event.CLIENT_CLOSED, Event.CLIENT_CORRUPT, Event.DEADLINE}
 
 _FAIL = Transition(State.CLOSED, Action.FAIL)
 _CLOSE = Transition(State.CLOSED, Action.CLOSE)
@@ -195,10 +194,13 @@ TRANSITIONS: Mapping[State, Mapping[Event, Transition]] = MappingProxyType(
             Event.BROKER_FAILED: _FAIL,
             Event.SHUT_DOWN: _CLOSE,
         },
-        # The relay sees no commands; how it ends is the relay's own matter. What is left is to say that it did.
+        # The relay sees no commands, and how it ends is its own matter. A frame can still come out of the decoder in
+        # the instant in which the broker's side becomes ready: it is the relay's, like whatever stands behind it.
         State.RELAYING: {
-            **{event: _stay(State.RELAYING, Action.IGNORE) for event in REMOTE_EVENTS},
-            Event.CLIENT_CLOSED: _CLOSE,
+            **{event: _stay(State.RELAYING, Action.HOLD_COMMAND) for event in COMMANDS},
+            Event.CLIENT_CLOSED: _stay(State.RELAYING, Action.IGNORE),
+            Event.CLIENT_CORRUPT: _stay(State.RELAYING, Action.IGNORE),
+            Event.DEADLINE: _stay(State.RELAYING, Action.IGNORE),
             Event.SHUT_DOWN: _CLOSE,
         },
         # Closing takes a moment, in which the client and the workers may still have something to say.

@@ -46,4 +46,6 @@ def unseal(data: bytes, key: bytes, now_unix_ms: int) -> Principal:
 
 
 def _mac(body: bytes, key: bytes) -> bytes:
+    if len(key) != SEAL_KEY_BYTES:  # an empty key, say in a forwarder, would let anybody seal
+        raise ValueError(f"a seal's key has {SEAL_KEY_BYTES} bytes")
     return hmac.digest(key, _CONTEXT + body, hashlib.sha256)

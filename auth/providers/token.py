@@ -15,8 +15,11 @@ from proxy.config.types import TokenAuthentication
 
 TOKEN_BYTES_MAX = 64 * 1024
 ROLE_CHARACTERS_MAX = 1024
+NEVER_S = 253_402_300_799  # the end of the year 9999
 
-_HMAC = ("HS256", "HS384", "HS512")
+_HMAC_KEY_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
+"""RFC 7518, section 3.2: a shorter secret than the hash can be guessed."""
+
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _EC = ("ES256", "ES384", "ES512")
 
@@ -43,7 +46,7 @@ class TokenProvider:
         self._config = config
         self._keys: list[tuple[Any, tuple[str, ...]]] = []
         if config.secret_key:
-            self._keys.append((_secret_key(config.secret_key), _HMAC))
+            self._keys.append(_secret_key(config.secret_key))
         if config.public_key:
             self._keys.append(_public_key(config.public_key))
 
@@ -58,8 +61,16 @@ class TokenProvider:
         if len(data) > TOKEN_BYTES_MAX:
             raise AuthenticationDenied("malformed", f"a token of {len(data)} bytes")
         claims = self._claims(data)
-        expires_at = claims.get("exp")
-        return Identity(self._role(claims), None if expires_at is None else int(float(expires_at) * 1000))
+        return Identity(self._role(claims), self._expires_at(claims))
+
+    def _expires_at(self, claims: dict[str, Any]) -> int | None:
+        """When the token ends, the allowed skew included; None where it never does."""
+        if "exp" not in claims:
+            return None
+        expires_at_s = int(claims["exp"])  # a whole number, or the signature's check would have failed
+        if expires_at_s > NEVER_S:  # issuers write the largest number they know for "never"
+            return None
+        return expires_at_s * 1000 + self._config.allowed_clock_skew_ms
 
     def _claims(self, token: bytes) -> dict[str, Any]:
         denied: AuthenticationDenied | None = None
@@ -115,11 +126,15 @@ def _detail(error: jwt.PyJWTError) -> str:
     return "".join(character for character in str(error)[:200] if character.isprintable())
 
 
-def _secret_key(file: str) -> bytes:
+def _secret_key(file: str) -> tuple[Any, tuple[str, ...]]:
     key = _read("authentication.token.secret_key", file)
     if not key:
         raise ConfigError(f"authentication.token.secret_key: {file} is empty")
-    return key
+    algorithms = tuple(name for name, least in _HMAC_KEY_BYTES_MIN.items() if len(key) >= least)
+    if not algorithms:
+        least = min(_HMAC_KEY_BYTES_MIN.values())
+        raise ConfigError(f"authentication.token.secret_key: {file} has {len(key)} bytes; {least} are needed")
+    return key, algorithms
 
 
 def _public_key(file: str) -> tuple[Any, tuple[str, ...]]:

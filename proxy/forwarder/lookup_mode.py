@@ -1,5 +1,7 @@
 """A request of lookup mode, from the client's frame to the frame that answers it."""
 
+from collections.abc import Mapping
+
 from proto.frames import Frame, encode_frame
 from proto.lookups import client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
@@ -9,6 +11,12 @@ from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 
 UNAVAILABLE = "The proxy's lookup service is not available"
+_CODES: Mapping[int | None, int] = {
+    Status.TOO_MANY_REQUESTS: ServerError.TooManyRequests,
+    Status.UNKNOWN_SERVER_ERROR: ServerError.UnknownError,
+}
+"""What a call's failure is to the client; all others are ServiceNotReady, upon which it comes back."""
+
 NO_LONGER_VALID = "The credential of this connection is no longer valid"
 
 
@@ -19,8 +27,8 @@ async def answer_frame(
     try:
         response = await backends.forward(frame.command, identity, client_address)
     except RpcError as error:
-        busy = isinstance(error, RpcCallRefused) and error.status == Status.TOO_MANY_REQUESTS
-        code = ServerError.TooManyRequests if busy else ServerError.ServiceNotReady
+        status = error.status if isinstance(error, RpcCallRefused) else None
+        code = _CODES.get(status, ServerError.ServiceNotReady)
         return _failed(command, code, UNAVAILABLE, client_address, identity, str(error))
     if response.error == EnvelopeError.ENVELOPE_OK:
         return encode_frame(response.response)

@@ -48,7 +48,7 @@ class ClientSession:
     ) -> None:
         limits = backends.config.limits
         self.address = address
-        self.cause = Cause.DEFECT
+        self.cause = Cause.SHUT_DOWN  # unless another is found: whoever is cancelled was in the way of a drain
         self.identity = ANONYMOUS
         self.target = ""
         self.bytes_to_broker = 0
@@ -61,7 +61,7 @@ class ClientSession:
         )
         self._machine = ClientMachine()
         self._started = trio.current_time()
-        self._deadline = self._started + seconds(limits.handshake_timeout_ms)
+        self._wire.deadline = self._started + seconds(limits.handshake_timeout_ms)
         self._ping_outstanding = False
         self._reading = trio.CancelScope()
         self._connect: CommandConnect
@@ -150,17 +150,7 @@ class ClientSession:
     async def _read_commands(self) -> None:
         while True:
             try:
-                frame = await self._wire.receive(self._deadline)
-                if frame is None:
-                    self._machine.handle(Event.CLIENT_CLOSED)
-                    self._end(Cause.CLIENT_CLOSED)
-                    return
-                self._ping_outstanding = False
-                if self.state is State.LOOKUP:
-                    self._await_next_command()
-                await self._take(frame)
-            except trio.TooSlowError:
-                await self._deadline_passed()
+                await self._read_command()
             except FrameTooLarge as error:
                 self._fail(
                     Event.CLIENT_CORRUPT, Cause.FRAME_TOO_LARGE, ServerError.NotAllowedError, f"Too large: {error}"
@@ -177,8 +167,22 @@ class ClientSession:
                 self._end(Cause.CLIENT_DOES_NOT_READ)
             await trio.lowlevel.checkpoint_if_cancelled()
 
+    async def _read_command(self) -> None:
+        try:
+            frame = await self._wire.receive()
+            if frame is None:
+                self._machine.handle(Event.CLIENT_CLOSED)
+                self._end(Cause.CLIENT_CLOSED)
+                return
+            self._ping_outstanding = False
+            if self.state is State.LOOKUP:
+                self._await_next_command()
+            await self._take(frame)
+        except trio.TooSlowError:
+            await self._deadline_passed()
+
     def _await_next_command(self) -> None:
-        self._deadline = trio.current_time() + seconds(self._limits.keep_alive_interval_ms)
+        self._wire.deadline = trio.current_time() + seconds(self._limits.keep_alive_interval_ms)
 
     async def _deadline_passed(self) -> None:
         if self.state is not State.LOOKUP:
@@ -213,7 +217,7 @@ class ClientSession:
                 await self._refuse(command)
             case Action.HOLD_COMMAND:
                 self._held = frame.encode()
-                await trio.sleep_until(self._deadline)
+                await trio.sleep_until(self._wire.deadline)
                 raise trio.TooSlowError
             case Action.FAIL:
                 self._out_of_turn(command, state)

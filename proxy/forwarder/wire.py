@@ -20,15 +20,29 @@ class ClientWire:
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._write_timeout_s = seconds(write_timeout_ms)
         self._sending = trio.Lock()
+        self._half_sent = False
+        self._waiting = trio.CancelScope()
+        self._deadline = float("inf")
 
-    async def receive(self, deadline: float) -> Frame | None:
+    @property
+    def deadline(self) -> float:
+        """When ``receive`` gives up; to set it counts for the one under way, too."""
+        return self._deadline
+
+    @deadline.setter
+    def deadline(self, deadline: float) -> None:
+        self._deadline = self._waiting.deadline = deadline
+
+    async def receive(self) -> Frame | None:
         """The next frame; None at the end of the stream.
 
         Raises trio.TooSlowError at the deadline, trio.BrokenResourceError, and RemoteProtocolError's kinds.
         """
         while (frame := self._decoder.next_frame()) is None:
-            with trio.fail_at(deadline):
+            with trio.CancelScope(deadline=self._deadline) as self._waiting:
                 data = await self.stream.receive_some(RECEIVE_BYTES)
+            if self._waiting.cancelled_caught:
+                raise trio.TooSlowError
             if not data:
                 return None
             self._decoder.receive_data(data)
@@ -40,9 +54,12 @@ class ClientWire:
         Shielded: to be cancelled halfway would leave half a frame on the wire, with a relay's bytes behind it.
         """
         async with self._sending:
+            if self._half_sent:
+                raise ClientSlow
             with trio.move_on_after(self._write_timeout_s, shield=True) as scope:
                 await self.stream.send_all(frame)
             if scope.cancelled_caught:
+                self._half_sent = True  # whatever came behind half a frame would be read as its other half
                 raise ClientSlow
 
     def take_rest(self) -> bytes:

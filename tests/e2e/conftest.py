@@ -58,6 +58,7 @@ def secured_broker(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) 
         yield standalone
 
 
+@contextlib.contextmanager
 def running(cluster: ProxyCluster, *, ready: bool = True) -> Iterator[ProxyCluster]:
     """Start a cluster, lend it, stop it."""
     _clusters.append(cluster)
@@ -77,7 +78,8 @@ def before(broker: Standalone, *more_ports: int, **keys: object) -> dict[str, ob
 @pytest.fixture(scope="session")
 def proxy(broker: Standalone) -> Iterator[ProxyCluster]:
     """The cluster that the real clients use: two forwarders, settings as they come."""
-    yield from running(ProxyCluster({"brokers": before(broker)}))
+    with running(ProxyCluster({"brokers": before(broker)})) as cluster:
+        yield cluster
 
 
 def authentication(broker: Standalone) -> dict[str, dict[str, object]]:
@@ -93,7 +95,8 @@ def authentication(broker: Standalone) -> dict[str, dict[str, object]]:
 @pytest.fixture(scope="session")
 def secured_proxy(secured_broker: Standalone) -> Iterator[ProxyCluster]:
     """A cluster that authenticates clients, and itself as `proxy` to the broker."""
-    yield from running(ProxyCluster(authentication(secured_broker)))
+    with running(ProxyCluster(authentication(secured_broker))) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +113,8 @@ def edge_proxy(broker: Standalone, fake_port: int) -> Iterator[ProxyCluster]:
         "brokers": before(broker, fake_port, connect_timeout_ms=1000, handshake_timeout_ms=1500),
         "limits": {"handshake_timeout_ms": 2500, "lookup_timeout_ms": 3000},
     }
-    yield from running(ProxyCluster(tables))
+    with running(ProxyCluster(tables)) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session", params=sorted(PROGRAMS))

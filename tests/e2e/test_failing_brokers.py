@@ -15,7 +15,7 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import running
 from .lab.cluster import ProxyCluster, Tables
-from .lab.fakes import Behaviour, FakeBroker, LookupBroker, hangs_up, refuses, silent, talks_nonsense
+from .lab.fakes import Behaviour, FakeBroker, LookupBroker, Recorder, hangs_up, refuses, silent, talks_nonsense
 from .lab.programs import Program
 from .lab.schema import LOOKUP_CONNECT, LOOKUP_FAILED, LOOKUP_REDIRECT, Command
 from .lab.wire import WireClient
@@ -41,7 +41,8 @@ def cluster_before(port: int, *more_ports: int) -> Iterator[ProxyCluster]:
     }
     tables: Tables = {"cluster": {"forwarders": 1}, "brokers": brokers, "limits": {"lookup_timeout_ms": 2500}}
     cluster = ProxyCluster(tables)
-    yield from running(cluster, ready=False)
+    with running(cluster, ready=False) as started:
+        yield started
 
 
 # ---- a relay's target
@@ -117,7 +118,7 @@ def test_hosts_and_addresses_that_are_not_allowed_are_denied(
     broker: Standalone, rules: dict[str, object], reason: str
 ) -> None:
     brokers = {"service_url": broker.service_url, "allowed_ports": [broker.broker_port], **rules}
-    for cluster in running(ProxyCluster({"cluster": {"forwarders": 1}, "brokers": brokers})):
+    with running(ProxyCluster({"cluster": {"forwarders": 1}, "brokers": brokers})) as cluster:
         before = cluster.metrics()
         with WireClient(cluster.port) as client:
             answer = client.connect(proxy_to_broker_url=f"localhost:{broker.broker_port}")
@@ -224,15 +225,18 @@ def test_redirects_in_a_circle_end(broker: Standalone) -> None:
         cluster.wait_for_log(client.address, "redirect")
 
 
-def test_a_redirect_to_where_relays_may_not_go_is_not_followed(broker: Standalone) -> None:
-    """Not even a broker can make the proxy connect to an arbitrary port."""
-    port = free_port()
-    url = f"pulsar://127.0.0.1:{broker.web_port}"
-    elsewhere = LookupBroker({"response": LOOKUP_REDIRECT, "broker_service_url": url})
-    with FakeBroker(elsewhere, port), cluster_before(port) as cluster, WireClient(cluster.port) as client:
-        client.connect()
-        answer = client.lookup(TOPIC).lookup_topic_response
-        assert (answer.response, answer.error) == (LOOKUP_FAILED, ServerError.ServiceNotReady)
+def test_a_redirect_to_where_relays_may_not_go_is_not_followed() -> None:
+    """Not even a broker can make the proxy connect to an arbitrary port: nobody knocks there."""
+    port, visitors = free_port(), Recorder()
+    with FakeBroker(visitors) as forbidden:
+        url = f"pulsar://127.0.0.1:{forbidden.port}"
+        elsewhere = LookupBroker({"response": LOOKUP_REDIRECT, "broker_service_url": url})
+        with FakeBroker(elsewhere, port), cluster_before(port) as cluster, WireClient(cluster.port) as client:
+            client.connect()
+            answer = client.lookup(TOPIC).lookup_topic_response
+            assert (answer.response, answer.error) == (LOOKUP_FAILED, ServerError.ServiceNotReady)
+            cluster.wait_for_log(client.address, str(forbidden.port))
+    assert visitors.commands == []
 
 
 # ---- answers pass as they are

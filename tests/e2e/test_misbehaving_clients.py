@@ -224,7 +224,7 @@ def test_limits_on_connections(broker: Standalone) -> None:
     """Above max_connections the next is turned away with an error; when one has left, the next comes in."""
     brokers = {"service_url": broker.service_url, "allowed_ports": [broker.broker_port]}
     tables: Tables = {"cluster": {"forwarders": 2}, "brokers": brokers, "limits": {"max_connections": 3}}
-    for cluster in running(ProxyCluster(tables)):
+    with running(ProxyCluster(tables)) as cluster:
         inside = [WireClient(cluster.port) for _ in range(3)]
         assert [client.connect().type for client in inside] == [BaseCommand.CONNECTED] * 3
         with WireClient(cluster.port) as fourth:

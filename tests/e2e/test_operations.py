@@ -27,8 +27,9 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture
 def own_proxy(broker: Standalone) -> Iterator[ProxyCluster]:
     """A cluster for one test, which may do to it what it likes."""
-    tables: Tables = {"cluster": {"forwarders": 2}, "brokers": before(broker), "limits": {"drain_timeout_ms": 3000}}
-    yield from running(ProxyCluster(tables))
+    tables: Tables = {"cluster": {"forwarders": 2}, "brokers": before(broker), "limits": {"drain_timeout_ms": 10_000}}
+    with running(ProxyCluster(tables)) as started:
+        yield started
 
 
 def relay_client(cluster: ProxyCluster, broker: Standalone) -> WireClient:
@@ -50,7 +51,7 @@ def test_health_and_readiness(own_proxy: ProxyCluster) -> None:
 def test_not_ready_without_a_reachable_broker_but_healthy() -> None:
     port = free_port()
     tables: Tables = {"cluster": {"forwarders": 1}, "brokers": {"service_url": f"pulsar://127.0.0.1:{port}"}}
-    for cluster in running(ProxyCluster(tables), ready=False):
+    with running(ProxyCluster(tables), ready=False) as cluster:
         answer = cluster.get("/readyz")
         assert (answer.status, "broker" in answer.text) == (503, True)
         assert cluster.get("/healthz").status == 200
@@ -189,7 +190,7 @@ def test_the_environment_overrides_the_file(broker: Standalone, monkeypatch: pyt
     cluster = ProxyCluster({"brokers": {"service_url": "pulsar://127.0.0.1:1"}})
     monkeypatch.setenv("PULSAR_TRIO_PROXY__BROKERS__SERVICE_URL", broker.service_url)
     monkeypatch.setenv("PULSAR_TRIO_PROXY__CLUSTER__FORWARDERS", "1")
-    for started in running(cluster):
+    with running(cluster) as started:
         assert started.status()["service_url"] == broker.service_url
         assert "forwarder-1" not in started.worker_pids()
 
@@ -260,7 +261,7 @@ def test_sigterm_drains_in_order_and_exits_with_0(own_proxy: ProxyCluster, broke
         lookup.connect()
         own_proxy.signal(signal.SIGTERM)
         assert lookup.wait_for_end(within_s=2) == []
-        own_proxy.wait_for_readiness(ready=False, within_s=2)
+        own_proxy.wait_for_readiness(ready=False, within_s=3)
         answer = own_proxy.get("/readyz")
         assert (answer.status, "draining" in answer.text) == (503, True)
         assert relay.ping().type == BaseCommand.PONG
@@ -284,14 +285,15 @@ def refuses_connections(cluster: ProxyCluster) -> bool:
     return False
 
 
-def test_a_drain_ends_at_its_time_limit(own_proxy: ProxyCluster, broker: Standalone) -> None:
-    """drain_timeout_ms, 3 s here: a relay that stays is closed, and the exit code is 0 still."""
-    with relay_client(own_proxy, broker) as relay:
+def test_a_drain_ends_at_its_time_limit(broker: Standalone) -> None:
+    """drain_timeout_ms, 2 s here: a relay that stays is closed, and the exit code is 0 still."""
+    tables: Tables = {"brokers": before(broker), "limits": {"drain_timeout_ms": 2000}}
+    with running(ProxyCluster(tables)) as cluster, relay_client(cluster, broker) as relay:
         began_at = time.monotonic()
-        own_proxy.signal(signal.SIGTERM)
+        cluster.signal(signal.SIGTERM)
         relay.wait_for_end(within_s=5)
-        assert 2.5 < time.monotonic() - began_at < 4.5
-        assert own_proxy.wait(timeout_s=3) == 0
+        assert 1.5 < time.monotonic() - began_at < 3.5
+        assert cluster.wait(timeout_s=3) == 0
 
 
 def test_drain_by_command_returns_when_it_is_over(own_proxy: ProxyCluster) -> None:

@@ -18,6 +18,7 @@ from .lab.cluster import ProxyCluster
 from .lab.programs import Program
 from .lab.schema import NO_REQUEST_ID
 from .lab.security import NAMESPACE, bad_tokens
+from .lab.waiting import eventually
 from .lab.wire import WireClient
 from .lab.witness import nobody_harmed
 from .test_failing_brokers import comparable
@@ -113,6 +114,21 @@ def test_java_says_why_a_bad_token_was_refused(
     assert "AuthenticationException" in outcome.result["error_type"], outcome.result
 
 
+def test_an_expired_credential_serves_no_further_lookup(
+    secured_broker: Standalone, secured_proxy: ProxyCluster
+) -> None:
+    """The connection was made with a good token; once that has expired, lookups say so."""
+    token = make_token(secured_broker.secret_key.read_bytes(), "alice", 3)
+    with WireClient(secured_proxy.port) as client:
+        assert client.connect(token=token).type == BaseCommand.CONNECTED
+        assert client.lookup(GRANTED).lookup_topic_response.proxy_through_service_url
+
+        def refused() -> bool:
+            return bool(client.lookup(GRANTED).lookup_topic_response.error == ServerError.AuthenticationError)
+
+        eventually(refused, what="the lookup is refused", within_s=6)
+
+
 # ---- nobody becomes another
 
 
@@ -180,7 +196,7 @@ def test_tokens_by_public_key(secured_broker: Standalone, tmp_path: Path) -> Non
     (tmp_path / "public.key").write_bytes(private.public_key().public_bytes(*der))
     tables = authentication(secured_broker)
     tables["authentication.token"] = {"public_key": str(tmp_path / "public.key")}
-    for cluster in running(ProxyCluster(tables)):
+    with running(ProxyCluster(tables)) as cluster:
         with WireClient(cluster.port) as client:
             client.connect(token=jwt.encode({"sub": "alice"}, private, "RS256"))
             assert client.lookup(GRANTED).lookup_topic_response.proxy_through_service_url
@@ -194,7 +210,7 @@ def test_a_proxy_without_good_credentials_says_so(secured_broker: Standalone, tm
     (tmp_path / "bad.jwt").write_text(bad_tokens(secured_broker)["signed with another key"])
     tables = authentication(secured_broker)
     tables["brokers"]["credentials"] = {"method": "token", "file": str(tmp_path / "bad.jwt")}
-    for cluster in running(ProxyCluster(tables), ready=False):
+    with running(ProxyCluster(tables), ready=False) as cluster:
         alice = secured_broker.token("alice")
         with WireClient(cluster.port) as client:
             client.connect(token=alice)

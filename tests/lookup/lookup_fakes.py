@@ -104,7 +104,7 @@ class FakeBroker:
         self.open += 1
         try:
             await self._serve(end)
-        except trio.BrokenResourceError:
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         finally:
             self.open -= 1

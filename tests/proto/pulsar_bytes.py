@@ -3,8 +3,6 @@
 Field numbers in the tests are those of Pulsar 4.0.8's compiled classes (``javap -constants`` on pulsar-common).
 """
 
-from __future__ import annotations
-
 import struct
 
 Field = tuple[int, int | bytes]

@@ -1,7 +1,5 @@
 """Frames: golden bytes cut at every byte, round trips, and the limits."""
 
-from __future__ import annotations
-
 import itertools
 import struct
 

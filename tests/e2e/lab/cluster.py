@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,7 @@ class ProxyCluster:
     def __init__(self, tables: Tables, *, ready_timeout_s: float = 30.0) -> None:
         # Not pytest's tmp_path: the runtime directory holds Unix sockets, whose paths are limited to 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="ptp-"))
+        self._removal = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
         self.port = free_port()
         self.admin_port = free_port(avoid=(self.port,))
         self.config_path = self.directory / "config.toml"
@@ -145,7 +147,7 @@ class ProxyCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._removal()
 
     # ---- looks
 

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"fmt"
 	"math/rand"
 	"strconv"
@@ -242,8 +241,7 @@ func large(r *run) (result, error) {
 		if err != nil {
 			return nil, err
 		}
-		sent, got := sha256.Sum256(payload), sha256.Sum256(message.Payload())
-		return result{"size": size, "digest_equal": bytes.Equal(sent[:], got[:])}, nil
+		return result{"size": size, "payload_equal": bytes.Equal(payload, message.Payload())}, nil
 	}
 	return nil, fmt.Errorf("no size near 5 MiB was accepted: %w", err)
 }

@@ -5,7 +5,6 @@ It runs as a process of its own, because the C++ library below it may abort the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import random
@@ -243,8 +242,7 @@ def large(opened: pulsar.Client, options: Options) -> Result:
             continue
         message = consumer.receive(RECEIVE_TIMEOUT_MS)
         consumer.acknowledge(message)
-        equal = hashlib.sha256(message.data()).digest() == hashlib.sha256(payload).digest()
-        return {"size": size, "digest_equal": equal}
+        return {"size": size, "payload_equal": message.data() == payload}
     raise RuntimeError("no size near 5 MiB was accepted")
 
 

@@ -1,0 +1,75 @@
+"""The auth worker's counts: Java's names, and labels that no stranger can multiply."""
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from auth.metrics import AuthMetrics
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    """The registry of one worker."""
+    return CollectorRegistry()
+
+
+def samples(registry: CollectorRegistry, family: str) -> list[tuple[dict[str, str], float]]:
+    return [
+        (sample.labels, sample.value)
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == family
+    ]
+
+
+def test_successes(registry: CollectorRegistry) -> None:
+    metrics = AuthMetrics(registry)
+    metrics.succeeded("token")
+    metrics.succeeded("token")
+    labels = {"provider_name": "TokenProvider", "auth_method": "token"}
+    assert samples(registry, "pulsar_authentication_success_total") == [(labels, 2.0)]
+
+
+def test_failures_by_reason(registry: CollectorRegistry) -> None:
+    metrics = AuthMetrics(registry)
+    for reason in ("bad_signature", "bad_signature", "malformed"):
+        metrics.failed("token", reason)
+    metrics.failed("none", "unknown_method")
+    token = {"provider_name": "TokenProvider", "auth_method": "token"}
+    none = {"provider_name": "none", "auth_method": "none"}
+    assert samples(registry, "pulsar_authentication_failures_total") == [
+        ({**token, "reason": "bad_signature"}, 2.0),
+        ({**token, "reason": "malformed"}, 1.0),
+        ({**none, "reason": "unknown_method"}, 1.0),
+    ]
+
+
+def test_unknown_methods_share_one_label(registry: CollectorRegistry) -> None:
+    metrics = AuthMetrics(registry)
+    for method in ("", "sasl", "Token", *(f"method-{number}" for number in range(100))):
+        metrics.failed(method, "unknown_method")
+        metrics.succeeded(method)
+    labels = {"provider_name": "none", "auth_method": "other"}
+    assert samples(registry, "pulsar_authentication_failures_total") == [
+        ({**labels, "reason": "unknown_method"}, 103.0)
+    ]
+    assert samples(registry, "pulsar_authentication_success_total") == [(labels, 103.0)]
+
+
+def test_expired_tokens_are_counted_apart(registry: CollectorRegistry) -> None:
+    metrics = AuthMetrics(registry)
+    metrics.failed("token", "malformed")
+    metrics.failed("other", "expired")
+    assert samples(registry, "pulsar_expired_token_total") == [({}, 0.0)]
+    metrics.failed("token", "expired")
+    assert samples(registry, "pulsar_expired_token_total") == [({}, 1.0)]
+
+
+def test_rounds_are_measured(registry: CollectorRegistry) -> None:
+    AuthMetrics(registry).round_took(0.003)
+    assert samples(registry, "pulsar_proxy_authentication_round_seconds_count") == [({}, 1.0)]
+    assert samples(registry, "pulsar_proxy_authentication_round_seconds_sum") == [({}, 0.003)]
+
+
+def test_what_prometheus_is_told_has_no_created_series(registry: CollectorRegistry) -> None:
+    AuthMetrics(registry).succeeded("token")
+    assert b"_created" not in generate_latest(registry)

@@ -1,0 +1,658 @@
+"""The auth worker's service, through its handlers: rounds, verdicts, the proxy's credentials, reloads."""
+
+import runpy
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from google.protobuf.message import DecodeError
+from prometheus_client import CollectorRegistry
+from tokens import OTHER_SECRET, SECRET, by_hand, token
+
+from auth import rounds
+from auth.service import AuthService
+from auth.state import (
+    AuthenticationDenied,
+    BrokerAuthState,
+    ClientContext,
+    CredentialsUnavailable,
+    Identity,
+)
+from proto.broker_handshake import ROUNDS_MAX as BROKER_CHALLENGES_MAX
+from proto.roles import Role
+from proto.rpc_pb2 import (
+    AuthenticateRequest,
+    AuthenticateResponse,
+    BrokerCredentialsRequest,
+    BrokerCredentialsResponse,
+    Method,
+    Principal,
+    Status,
+)
+from proto.sealed_principal import SealBroken, unseal
+from proxy.config.load import ConfigError
+from proxy.config.types import (
+    Authentication,
+    BrokerCredentials,
+    Brokers,
+    Config,
+    Limits,
+    TokenAuthentication,
+)
+from proxy.runtime.descriptors import Descriptors
+from proxy.runtime.peers import Caller
+from proxy.runtime.rpc_server import RpcRefused
+from proxy.runtime.worker import WorkerContext
+
+SEAL_KEY = bytes(range(32))
+FORWARDER = Caller(Role.FORWARDER, 100)
+OTHER_FORWARDER = Caller(Role.FORWARDER, 101)
+ADDRESS = "10.0.0.1:1234"
+
+
+class Rounds:
+    """A state that challenges as often as it is told, then knows alice. Every round's data is noted."""
+
+    def __init__(self, challenges: list[bytes | None], identity: Identity = Identity("alice")) -> None:  # noqa: B008
+        self._challenges = challenges
+        self._identity = identity
+        self.data: list[bytes] = []
+
+    async def authenticate(self, data: bytes) -> bytes | None:
+        await trio.lowlevel.checkpoint()
+        self.data.append(data)
+        if data == b"wrong":
+            raise AuthenticationDenied("bad_password", "the mechanism says no")
+        if data == b"defect":
+            raise RuntimeError("not-to-be-seen")
+        return self._challenges.pop(0) if self._challenges else None
+
+    def is_complete(self) -> bool:
+        return not self._challenges and self.data[-1:] == [b"last"]
+
+    def get_auth_role(self) -> str:
+        return self._identity.role
+
+    def get_identity(self) -> Identity:
+        return self._identity
+
+
+class RoundsProvider:
+    """Method `rounds`: every client gets the state that the test has prepared."""
+
+    method = "rounds"
+
+    def __init__(self) -> None:
+        self.next_state: Callable[[], Any] = lambda: Rounds([b"challenge"])
+        self.states: list[Any] = []
+        self.clients: list[ClientContext] = []
+
+    def new_auth_state(self, client: ClientContext) -> Any:
+        self.clients.append(client)
+        self.states.append(self.next_state())
+        return self.states[-1]
+
+
+class Worker:
+    """A service and its callers."""
+
+    def __init__(self, config: Config, nursery: trio.Nursery) -> None:
+        self.registry = CollectorRegistry()
+        self.service = AuthService(
+            WorkerContext(
+                role=Role.AUTH,
+                index=0,
+                config=config,
+                seal_key=SEAL_KEY,
+                descriptors=Descriptors(channel=-1, liveness=-1),
+                registry=self.registry,
+                nursery=nursery,
+            )
+        )
+
+    async def ask(
+        self,
+        method: str,
+        data: bytes,
+        *,
+        first: bool = True,
+        exchange: int = 1,
+        caller: Caller = FORWARDER,
+    ) -> AuthenticateResponse:
+        request = AuthenticateRequest(
+            authentication_id=exchange, first_round=first, method=method, data=data, client_address=ADDRESS
+        )
+        handler = self.service.handlers()[Method.AUTHENTICATE]
+        return AuthenticateResponse.FromString(await handler(request.SerializeToString(), caller))
+
+    async def denial(self, method: str, data: bytes, **how: Any) -> str:
+        """The reason of a denial; a denial brings nothing else."""
+        response = await self.ask(method, data, **how)
+        assert response.WhichOneof("outcome") == "denied"
+        return str(response.denied.reason)
+
+    async def challenge(self, data: bytes, **how: Any) -> bytes:
+        response = await self.ask("rounds", data, **how)
+        assert response.WhichOneof("outcome") == "challenge"
+        return bytes(response.challenge)
+
+    async def principal(self, method: str, data: bytes, **how: Any) -> Principal:
+        """Who the client is; the same must be under the seal."""
+        response = await self.ask(method, data, **how)
+        assert response.WhichOneof("outcome") == "authenticated"
+        verdict = response.authenticated
+        assert unseal(verdict.sealed_principal, SEAL_KEY, int(time.time() * 1000)) == verdict.principal
+        return verdict.principal
+
+    async def credentials(
+        self, challenge: bytes | None = None, *, exchange: int = 1, host: str = "broker-1", caller: Caller = FORWARDER
+    ) -> tuple[str, bytes]:
+        request = BrokerCredentialsRequest(exchange_id=exchange, broker_host=host)
+        if challenge is not None:
+            request.challenge = challenge
+        handler = self.service.handlers()[Method.BROKER_CREDENTIALS]
+        response = BrokerCredentialsResponse.FromString(await handler(request.SerializeToString(), caller))
+        return response.method, response.data
+
+    async def no_credentials(self, challenge: bytes | None = None, **how: Any) -> str:
+        with pytest.raises(RpcRefused) as refused:
+            await self.credentials(challenge, **how)
+        assert refused.value.status == Status.INVALID_REQUEST
+        return refused.value.detail
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def failures(self, reason: str, method: str, provider: str) -> float:
+        labels = {"provider_name": provider, "auth_method": method, "reason": reason}
+        return self.count("pulsar_authentication_failures_total", **labels)
+
+
+def with_token(secret_file: str, *, token_file: Path | None = None, **token: Any) -> Config:
+    credentials = None if token_file is None else BrokerCredentials(method="token", file=str(token_file))
+    return Config(
+        authentication=Authentication(enabled=True, token=TokenAuthentication(secret_key=secret_file, **token)),
+        brokers=Brokers(credentials=credentials),
+        limits=Limits(handshake_timeout_ms=10_000),
+    )
+
+
+@pytest.fixture
+def proxy_token(tmp_path: Path) -> Path:
+    """The file of the proxy's own token."""
+    path = tmp_path / "proxy.token"
+    path.write_bytes(b"proxy-token-not-to-be-seen\n")
+    return path
+
+
+@pytest.fixture
+async def worker(secret_file: str, proxy_token: Path, nursery: trio.Nursery) -> Worker:
+    """Believes SECRET, and has a token of the proxy's."""
+    return Worker(with_token(secret_file, token_file=proxy_token), nursery)
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> RoundsProvider:
+    """The only provider of every service that is made."""
+    provider = RoundsProvider()
+    monkeypatch.setattr("auth.service.configured_providers", lambda _config: iter([provider]))
+    return provider
+
+
+@pytest.fixture
+async def many_rounds(provider: RoundsProvider, nursery: trio.Nursery) -> Worker:
+    """A worker with method `rounds`."""
+    return Worker(Config(limits=Limits(handshake_timeout_ms=10_000)), nursery)
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    """What was logged; no secret may be in it, whatever the test does."""
+    with structlog.testing.capture_logs() as entries:
+        yield entries
+    assert "not-to-be-seen" not in str(entries)
+
+
+# ---- one round
+
+
+async def test_a_good_token(worker: Worker, logs: list[Any]) -> None:
+    assert await worker.principal("token", token()) == Principal(type="User", name="alice", method="token")
+    labels = {"provider_name": "TokenProvider", "auth_method": "token"}
+    assert worker.count("pulsar_authentication_success_total", **labels) == 1
+    assert worker.count("pulsar_proxy_authentication_round_seconds_count") == 1
+    assert logs == []
+
+
+async def test_the_end_of_a_token_is_the_end_of_the_principal(worker: Worker) -> None:
+    end = int(time.time()) + 100
+    response = await worker.ask("token", token(exp=end))
+    assert response.authenticated.principal.expires_at_unix_ms == end * 1000
+    sealed = response.authenticated.sealed_principal
+    assert unseal(sealed, SEAL_KEY, end * 1000 - 1).name == "alice"
+    with pytest.raises(SealBroken):
+        unseal(sealed, SEAL_KEY, end * 1000)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (token(OTHER_SECRET), "bad_signature"),
+        (token(exp=1), "expired"),
+        (token(nbf=2**33), "not_yet_valid"),
+        (by_hand({"alg": "none"}, {"sub": "alice"}, None), "bad_algorithm"),
+        (token(sub=...), "no_role"),
+        (token(sub="a\nb"), "bad_role"),
+        (b"", "missing"),
+        (b"\xff\xfe", "malformed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_bad_token(worker: Worker, logs: list[Any], data: bytes, reason: str) -> None:
+    assert await worker.denial("token", data) == reason
+    assert worker.failures(reason, "token", "TokenProvider") == 1
+    assert worker.count("pulsar_authentication_success_total", provider_name="TokenProvider", auth_method="token") == 0
+    assert worker.count("pulsar_expired_token_total") == (reason == "expired")
+    assert worker.count("pulsar_proxy_authentication_round_seconds_count") == 1
+    (entry,) = logs
+    assert entry["log_level"] == "warning"
+    assert (entry["event"], entry["client"], entry["method"]) == ("authentication denied", ADDRESS, "token")
+    assert entry["reason"] == reason
+    for part in data.split(b"."):
+        if len(part) > 8:
+            assert part.decode() not in str(entry)
+
+
+async def test_unknown_methods_are_denied_and_share_one_label(worker: Worker, logs: list[Any]) -> None:
+    for method in ("", "sasl", "Token", "x" * 5000, *(f"method-{number}" for number in range(20))):
+        assert await worker.denial(method, token()) == "unknown_method"
+    assert worker.failures("unknown_method", "other", "none") == 24
+    assert await worker.denial("none", b"") == "unknown_method"
+    assert worker.failures("unknown_method", "none", "none") == 1
+    assert all(len(str(entry)) < 500 for entry in logs)
+
+
+async def test_clock_skew_counts_to_the_end(secret_file: str, nursery: trio.Nursery) -> None:
+    """A token that ended within the allowed skew is let in by the provider, and so by the service and the seal."""
+    worker = Worker(with_token(secret_file, allowed_clock_skew_ms=60_000), nursery)
+    assert (await worker.principal("token", token(exp=int(time.time()) - 30))).name == "alice"
+    assert await worker.denial("token", token(exp=int(time.time()) - 90)) == "expired"
+
+
+@pytest.mark.parametrize("end", [2**63 - 1, 2**64, 1e300, 1e308, 10**400], ids=["long", "2^64", "1e300", "1e308", "*"])
+async def test_a_token_for_ever_gets_a_verdict(worker: Worker, end: float) -> None:
+    response = await worker.ask("token", by_hand({"alg": "HS256"}, {"sub": "alice", "exp": end}, SECRET))
+    assert response.WhichOneof("outcome") in {"authenticated", "denied"}
+
+
+async def test_a_token_has_no_second_round(worker: Worker) -> None:
+    await worker.principal("token", token())
+    assert await worker.denial("token", token(), first=False) == "unknown_round"
+
+
+async def test_without_any_provider_everybody_is_denied(nursery: trio.Nursery) -> None:
+    worker = Worker(Config(), nursery)
+    assert await worker.denial("token", token()) == "unknown_method"
+    assert worker.service.status() == {"methods": [], "authentications_under_way": 0}
+
+
+@pytest.mark.parametrize("method", [Method.AUTHENTICATE, Method.BROKER_CREDENTIALS])
+async def test_bytes_that_are_no_request(worker: Worker, method: int) -> None:
+    with pytest.raises(DecodeError):
+        await worker.service.handlers()[method](b"\xff", FORWARDER)
+
+
+async def test_what_is_served(worker: Worker) -> None:
+    assert set(worker.service.handlers()) == {Method.AUTHENTICATE, Method.BROKER_CREDENTIALS}
+
+
+# ---- several rounds (PIP-30)
+
+
+async def test_two_rounds(many_rounds: Worker, provider: RoundsProvider) -> None:
+    assert await many_rounds.challenge(b"first") == b"challenge"
+    assert many_rounds.service.status() == {"methods": ["rounds"], "authentications_under_way": 1}
+    principal = await many_rounds.principal("rounds", b"last", first=False)
+    assert principal == Principal(type="User", name="alice", method="rounds")
+    assert provider.states[0].data == [b"first", b"last"]
+    assert provider.clients == [ClientContext(ADDRESS)]
+    assert many_rounds.service.status()["authentications_under_way"] == 0
+    assert many_rounds.count("pulsar_proxy_authentication_round_seconds_count") == 2
+    labels = {"provider_name": "none", "auth_method": "other"}
+    assert many_rounds.count("pulsar_authentication_success_total", **labels) == 1
+
+
+async def test_an_empty_challenge_is_a_challenge(many_rounds: Worker, provider: RoundsProvider) -> None:
+    provider.next_state = lambda: Rounds([b""])
+    assert await many_rounds.challenge(b"first") == b""
+    await many_rounds.principal("rounds", b"last", first=False)
+
+
+async def test_ten_rounds_and_not_one_more(many_rounds: Worker, provider: RoundsProvider) -> None:
+    provider.next_state = lambda: Rounds([b"c"] * 9)
+    assert await many_rounds.challenge(b"first") == b"c"
+    for _ in range(8):
+        assert await many_rounds.challenge(b"more", first=False) == b"c"
+    await many_rounds.principal("rounds", b"last", first=False)
+
+    provider.next_state = lambda: Rounds([b"c"] * 10)
+    assert await many_rounds.challenge(b"first") == b"c"
+    for _ in range(8):
+        assert await many_rounds.challenge(b"more", first=False) == b"c"
+    assert await many_rounds.denial("rounds", b"more", first=False) == "too_many_rounds"
+    assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
+    assert many_rounds.failures("too_many_rounds", "other", "none") == 1
+
+
+async def test_a_denial_ends_the_exchange(many_rounds: Worker, logs: list[Any]) -> None:
+    await many_rounds.challenge(b"first")
+    assert await many_rounds.denial("rounds", b"wrong", first=False) == "bad_password"
+    assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
+    assert logs[0]["detail"] == "the mechanism says no"
+
+
+async def test_a_defect_of_a_provider_lets_nobody_in(many_rounds: Worker) -> None:
+    await many_rounds.challenge(b"first")
+    with pytest.raises(RuntimeError):
+        await many_rounds.ask("rounds", b"defect", first=False)
+    assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
+
+
+async def test_a_provider_that_neither_finishes_nor_asks(many_rounds: Worker, provider: RoundsProvider) -> None:
+    provider.next_state = lambda: Rounds([None, b"never"])
+    assert await many_rounds.denial("rounds", b"first") == "no_challenge"
+    assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
+
+
+@pytest.mark.parametrize("method", ["token", "", "Rounds"])
+async def test_another_method_in_a_later_round(many_rounds: Worker, method: str) -> None:
+    await many_rounds.challenge(b"first")
+    assert await many_rounds.denial(method, b"last", first=False) == "method_changed"
+    assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
+
+
+async def test_a_round_that_nobody_began(many_rounds: Worker, provider: RoundsProvider) -> None:
+    assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
+    assert provider.states == []
+
+
+@pytest.mark.parametrize("how", [{"exchange": 2}, {"caller": OTHER_FORWARDER}])
+async def test_nobody_answers_for_another(many_rounds: Worker, how: dict[str, Any]) -> None:
+    await many_rounds.challenge(b"first")
+    assert await many_rounds.denial("rounds", b"last", first=False, **how) == "unknown_round"
+    assert (await many_rounds.principal("rounds", b"last", first=False)).name == "alice"
+
+
+async def test_a_round_answered_twice_at_the_same_time(many_rounds: Worker, provider: RoundsProvider) -> None:
+    await many_rounds.challenge(b"first")
+    outcomes: list[str | None] = []
+
+    async def answer() -> None:
+        response = await many_rounds.ask("rounds", b"last", first=False)
+        outcomes.append(response.WhichOneof("outcome"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        nursery.start_soon(answer)
+    assert sorted(map(str, outcomes)) == ["authenticated", "denied"]
+    assert provider.states[0].data == [b"first", b"last"]
+
+
+async def test_a_client_that_takes_too_long(many_rounds: Worker, autojump_clock: trio.testing.MockClock) -> None:
+    await many_rounds.challenge(b"first")
+    await trio.sleep(9.9)
+    assert many_rounds.service.status()["authentications_under_way"] == 1
+    await trio.sleep(0.1)
+    assert many_rounds.service.status()["authentications_under_way"] == 0
+    assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
+
+
+async def test_too_many_at_once(many_rounds: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "STATES_MAX", 2)
+    for exchange in (1, 2):
+        await many_rounds.challenge(b"first", exchange=exchange)
+    assert await many_rounds.denial("rounds", b"first", exchange=3) == "overloaded"
+    assert (await many_rounds.principal("rounds", b"last", first=False, exchange=1)).name == "alice"
+
+
+@pytest.mark.parametrize("ago_ms", [0, 1, 10**9])
+async def test_an_identity_that_has_ended_is_denied(
+    many_rounds: Worker, provider: RoundsProvider, monkeypatch: pytest.MonkeyPatch, ago_ms: int
+) -> None:
+    now_s = 1_800_000_000.0
+    monkeypatch.setattr("auth.service.time.time", lambda: now_s)
+    provider.next_state = lambda: Rounds([], Identity("alice", int(now_s * 1000) - ago_ms))
+    assert await many_rounds.denial("rounds", b"last") == "expired"
+    assert many_rounds.failures("expired", "other", "none") == 1
+    provider.next_state = lambda: Rounds([], Identity("alice", int(now_s * 1000) + 1))
+    assert (await many_rounds.ask("rounds", b"last")).authenticated.principal.name == "alice"
+
+
+# ---- the proxy's own credentials
+
+
+async def test_the_token_for_a_broker(worker: Worker) -> None:
+    assert await worker.credentials() == ("token", b"proxy-token-not-to-be-seen")
+    assert await worker.credentials(b"PulsarAuthRefresh") == ("token", b"proxy-token-not-to-be-seen")
+    assert await worker.credentials(b"") == ("token", b"proxy-token-not-to-be-seen")
+
+
+async def test_lookup_workers_get_it_too(worker: Worker) -> None:
+    assert await worker.credentials(caller=Caller(Role.LOOKUP, 200)) == ("token", b"proxy-token-not-to-be-seen")
+
+
+async def test_no_credentials_configured(many_rounds: Worker) -> None:
+    assert await many_rounds.no_credentials() == "no brokers.credentials are configured"
+
+
+async def test_a_challenge_outside_of_an_exchange(worker: Worker) -> None:
+    await worker.credentials()
+    for how in ({"exchange": 2}, {"caller": OTHER_FORWARDER}):
+        assert "not under way" in await worker.no_credentials(b"challenge", **how)  # type: ignore[arg-type]
+
+
+async def test_an_exchange_that_takes_too_long(worker: Worker, autojump_clock: trio.testing.MockClock) -> None:
+    await worker.credentials()
+    await trio.sleep(10)
+    assert "not under way" in await worker.no_credentials(b"challenge")
+
+
+async def test_credentials_that_cannot_be_had(worker: Worker, proxy_token: Path, logs: list[Any]) -> None:
+    await trio.Path(proxy_token).unlink()
+    assert await worker.no_credentials() == (
+        f"brokers.credentials.file: {proxy_token} cannot be read: No such file or directory"
+    )
+    (entry,) = logs
+    assert (entry["log_level"], entry["broker"]) == ("error", "broker-1")
+    assert str(proxy_token) in entry["reason"]
+
+
+class Exchange:
+    """Answers every challenge with its number."""
+
+    method = "rounds"
+
+    def __init__(self, host: str = "") -> None:
+        self._host = host
+        self._number = 0
+        self.gate = trio.Event()
+        self.gate.set()
+
+    def get_auth_data(self, broker_host: str) -> BrokerAuthState:
+        exchange = Exchange(broker_host)
+        exchange.gate = self.gate
+        return exchange
+
+    async def authenticate(self, challenge: bytes | None) -> bytes:
+        await self.gate.wait()
+        if challenge == b"forged":
+            raise CredentialsUnavailable("the broker did not prove itself")
+        self._number += 1
+        return f"{self._host} {self._number} ".encode() + (challenge or b"first")
+
+
+@pytest.fixture
+def exchange(monkeypatch: pytest.MonkeyPatch) -> Exchange:
+    """How every service that is made authenticates itself at brokers."""
+    exchange = Exchange()
+    monkeypatch.setattr("auth.service.broker_authentication", lambda _config: exchange)
+    return exchange
+
+
+@pytest.mark.usefixtures("exchange")
+async def test_the_rounds_of_one_broker_share_a_state_of_their_own(nursery: trio.Nursery) -> None:
+    worker = Worker(Config(), nursery)
+    assert await worker.credentials(exchange=1, host="broker-1") == ("rounds", b"broker-1 1 first")
+    assert await worker.credentials(exchange=2, host="broker-2") == ("rounds", b"broker-2 1 first")
+    assert await worker.credentials(b"a", exchange=1) == ("rounds", b"broker-1 2 a")
+    assert await worker.credentials(b"", exchange=2) == ("rounds", b"broker-2 2 first")
+    assert await worker.credentials(b"b", exchange=1) == ("rounds", b"broker-1 3 b")
+
+
+@pytest.mark.usefixtures("exchange")
+async def test_as_many_challenges_as_a_handshake_allows(nursery: trio.Nursery) -> None:
+    worker = Worker(Config(), nursery)
+    await worker.credentials()
+    for number in range(BROKER_CHALLENGES_MAX):
+        assert await worker.credentials(b"c") == ("rounds", f"broker-1 {number + 2} c".encode())
+
+
+@pytest.mark.usefixtures("exchange")
+async def test_challenges_are_capped(nursery: trio.Nursery) -> None:
+    worker = Worker(Config(), nursery)
+
+    async def challenge_on() -> None:
+        for _ in range(BROKER_CHALLENGES_MAX + 1):
+            await worker.credentials(b"c")
+
+    await worker.credentials()
+    with pytest.raises(RpcRefused, match="not finished after"):
+        await challenge_on()
+
+
+@pytest.mark.usefixtures("exchange")
+async def test_a_broker_that_did_not_prove_itself(nursery: trio.Nursery) -> None:
+    worker = Worker(Config(), nursery)
+    await worker.credentials()
+    assert await worker.no_credentials(b"forged") == "the broker did not prove itself"
+    assert "not under way" in await worker.no_credentials(b"c")
+
+
+@pytest.mark.usefixtures("exchange")
+async def test_the_oldest_exchange_makes_room(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "STATES_MAX", 2)
+    worker = Worker(Config(), nursery)
+    for number in (1, 2, 3):
+        await worker.credentials(exchange=number)
+    assert "not under way" in await worker.no_credentials(b"c", exchange=1)
+    assert await worker.credentials(b"c", exchange=3) == ("rounds", b"broker-1 2 c")
+
+
+# ---- life, and reloads
+
+
+async def test_start_and_drain_have_nothing_to_wait_for(worker: Worker) -> None:
+    await worker.service.start()
+    await worker.service.drain(0.0)
+    assert worker.service.status() == {"methods": ["token"], "authentications_under_way": 0}
+
+
+async def test_a_key_that_cannot_be_read_is_an_error_at_the_start(nursery: trio.Nursery, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"authentication\.token\.secret_key"):
+        Worker(with_token(str(tmp_path / "missing")), nursery)
+
+
+async def test_a_reload_brings_new_keys(worker: Worker, key_file: Callable[[bytes], str]) -> None:
+    await worker.service.configure(with_token(key_file(OTHER_SECRET)))
+    assert await worker.denial("token", token()) == "bad_signature"
+    assert (await worker.principal("token", token(OTHER_SECRET))).name == "alice"
+    assert await worker.no_credentials() == "no brokers.credentials are configured"
+
+
+async def test_a_reload_reads_the_same_file_anew(worker: Worker, secret_file: str, proxy_token: Path) -> None:
+    await trio.Path(secret_file).write_bytes(OTHER_SECRET)
+    assert (await worker.principal("token", token())).name == "alice"
+    await worker.service.configure(with_token(secret_file, token_file=proxy_token))
+    assert await worker.denial("token", token()) == "bad_signature"
+
+
+async def test_a_reload_that_fails_leaves_everything_as_it_was(worker: Worker, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        await worker.service.configure(with_token(str(tmp_path / "missing")))
+    assert (await worker.principal("token", token())).name == "alice"
+    assert await worker.credentials() == ("token", b"proxy-token-not-to-be-seen")
+
+
+async def test_a_reload_that_fails_keeps_the_rounds_under_way(
+    many_rounds: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_config: Authentication) -> Iterator[Any]:
+        raise ConfigError("authentication.rounds: no")
+
+    await many_rounds.challenge(b"first")
+    monkeypatch.setattr("auth.service.configured_providers", broken)
+    with pytest.raises(ConfigError):
+        await many_rounds.service.configure(Config())
+    assert (await many_rounds.principal("rounds", b"last", first=False)).name == "alice"
+
+
+async def test_a_reload_ends_the_rounds_under_way(many_rounds: Worker) -> None:
+    await many_rounds.challenge(b"first")
+    await many_rounds.service.configure(Config())
+    assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
+
+
+class SlowRounds(Rounds):
+    """Judges its data only when it is let."""
+
+    gate: trio.Event
+
+    async def authenticate(self, data: bytes) -> bytes | None:
+        await self.gate.wait()
+        return await super().authenticate(data)
+
+
+async def test_a_reload_ends_a_round_that_is_being_judged_too(many_rounds: Worker, provider: RoundsProvider) -> None:
+    """Its state was made from the old keys: it must not go on among the new ones."""
+    SlowRounds.gate = trio.Event()
+    provider.next_state = lambda: SlowRounds([b"challenge"])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(many_rounds.ask, "rounds", b"first")
+        await trio.testing.wait_all_tasks_blocked()
+        await many_rounds.service.configure(Config())
+        SlowRounds.gate.set()
+    assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
+
+
+async def test_a_reload_while_credentials_are_fetched(
+    exchange: Exchange, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked before the reload gets the old answer, not a defect."""
+    worker = Worker(Config(), nursery)
+    exchange.gate = trio.Event()
+    answers: list[tuple[str, bytes]] = []
+
+    async def fetch() -> None:
+        answers.append(await worker.credentials())
+
+    async with trio.open_nursery() as fetching:
+        fetching.start_soon(fetch)
+        await trio.testing.wait_all_tasks_blocked()
+        monkeypatch.setattr("auth.service.broker_authentication", lambda _config: None)
+        await worker.service.configure(Config())
+        exchange.gate.set()
+    assert answers == [("rounds", b"broker-1 1 first")]
+
+
+def test_the_process_is_an_auth_worker_with_this_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("proxy.runtime.worker.worker_main", lambda *what: started.append(what))
+    runpy.run_module("auth", run_name="auth.__main__")
+    assert started == []
+    runpy.run_module("auth", run_name="__main__")
+    assert started == [(Role.AUTH, AuthService)]

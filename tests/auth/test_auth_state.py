@@ -1,0 +1,67 @@
+"""The states of PIP-30: one round, once."""
+
+import pytest
+
+from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
+
+CLIENT = ClientContext("10.0.0.1:1234")
+
+
+class Provider:
+    """Takes one word for an identity."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[bytes, ClientContext]] = []
+
+    async def identify(self, data: bytes, client: ClientContext) -> Identity:
+        self.asked.append((data, client))
+        if data != b"good":
+            raise AuthenticationDenied("bad_word")
+        return Identity("alice", 4711)
+
+
+async def test_one_round_and_it_is_complete() -> None:
+    provider = Provider()
+    state = OneStageAuthState(provider, CLIENT)
+    assert not state.is_complete()
+    assert await state.authenticate(b"good") is None
+    assert state.is_complete()
+    assert state.get_auth_role() == "alice"
+    assert state.get_identity() == Identity("alice", 4711)
+    assert provider.asked == [(b"good", CLIENT)]
+
+
+@pytest.mark.parametrize("first", [b"good", b"bad"])
+async def test_a_second_round_is_denied_however_the_first_went(first: bytes) -> None:
+    provider = Provider()
+    state = OneStageAuthState(provider, CLIENT)
+    try:
+        await state.authenticate(first)
+    except AuthenticationDenied:
+        assert first == b"bad"
+    with pytest.raises(AuthenticationDenied) as denied:
+        await state.authenticate(b"good")
+    assert denied.value.reason == "unexpected_round"
+    assert len(provider.asked) == 1
+
+
+async def test_a_denied_client_has_no_identity() -> None:
+    state = OneStageAuthState(Provider(), CLIENT)
+    with pytest.raises(AuthenticationDenied):
+        await state.authenticate(b"bad")
+    assert not state.is_complete()
+    with pytest.raises(RuntimeError):
+        state.get_identity()
+    with pytest.raises(RuntimeError):
+        state.get_auth_role()
+
+
+def test_before_its_round_it_has_no_identity_either() -> None:
+    with pytest.raises(RuntimeError):
+        OneStageAuthState(Provider(), CLIENT).get_identity()
+
+
+def test_a_denial_has_a_reason_and_a_text() -> None:
+    assert str(AuthenticationDenied("reason")) == "reason"
+    denied = AuthenticationDenied("reason", "more of it")
+    assert (denied.reason, str(denied)) == ("reason", "more of it")

@@ -1,0 +1,292 @@
+"""The handshake with a broker as dialogues: what comes in, what must come out."""
+
+from typing import Self
+
+import pytest
+from pulsar_bytes import command, field, fields, frame
+
+from proto.broker_handshake import (
+    ROUNDS_MAX,
+    TRANSITIONS,
+    BrokerHandshake,
+    BrokerWord,
+    Challenged,
+    Connected,
+    HandshakeEvent,
+    HandshakeState,
+    Refused,
+    SendData,
+)
+from proto.errors import LocalProtocolError, RemoteProtocolError
+from proto.pulsar_pb2 import BaseCommand
+
+LIMIT = 4096
+
+# Flag 7 and field 9 are newer than any schema: the client must get them all the same.
+CONNECTED = frame(
+    command(3, fields((1, "Pulsar Server"), (2, 21), (3, 5242880), (4, fields((1, 1), (7, 1))), (9, "new")))
+)
+CHALLENGE = frame(command(36, fields((1, "Pulsar Server"), (2, fields((1, "sasl"), (2, b"\x00nonce"))), (3, 21))))
+ERROR = frame(command(14, fields((1, 2**64 - 1), (2, 4), (3, "Invalid roles."))))
+PING = frame(command(18))
+PONG = frame(command(19))
+
+WORDS = {
+    BrokerWord.CONNECTED: CONNECTED,
+    BrokerWord.CHALLENGE: CHALLENGE,
+    BrokerWord.ERROR: ERROR,
+    BrokerWord.PING: PING,
+    BrokerWord.OTHER: frame(command(9, fields((1, 1)))),
+}
+
+
+class Playbook:
+    """A dialogue with a broker; every line is checked."""
+
+    def __init__(self) -> None:
+        self.handshake = BrokerHandshake(max_frame_bytes=LIMIT)
+
+    def broker_says(self, *data: bytes) -> Self:
+        for chunk in data:
+            self.handshake.receive_data(chunk)
+        return self
+
+    def event(self) -> HandshakeEvent | None:
+        return self.handshake.next_event()
+
+    def challenged(self) -> Self:
+        assert self.event() == Challenged("sasl", b"\x00nonce")
+        return self
+
+    def answers(self) -> Self:
+        self.handshake.challenge_answered()
+        return self
+
+    def sends(self, data: bytes) -> Self:
+        assert self.event() == SendData(data)
+        return self
+
+    def connected(self, rest: bytes = b"") -> Self:
+        event = self.event()
+        assert isinstance(event, Connected)
+        assert event.frame.encode() == CONNECTED
+        assert (event.message.server_version, event.message.max_message_size) == ("Pulsar Server", 5242880)
+        assert event.rest == rest
+        return self
+
+    def refused(self, error: int, message: str) -> Self:
+        assert self.event() == Refused(error, message)
+        return self
+
+    def silent(self) -> Self:
+        assert self.event() is None
+        return self
+
+    def breaks_off(self, match: str | None = None) -> Self:
+        with pytest.raises(RemoteProtocolError, match=match):
+            self.event()
+        return self
+
+
+# ---- dialogues
+
+
+def test_taken_in_at_once() -> None:
+    Playbook().silent().broker_says(CONNECTED).connected().silent()
+
+
+def test_two_rounds() -> None:
+    (
+        Playbook()
+        .broker_says(CHALLENGE)
+        .challenged()
+        .silent()
+        .answers()
+        .broker_says(CHALLENGE)
+        .challenged()
+        .answers()
+        .broker_says(CONNECTED)
+        .connected()
+    )
+
+
+def test_a_refusal_keeps_code_and_text() -> None:
+    Playbook().broker_says(ERROR).refused(4, "Invalid roles.").silent()
+
+
+def test_a_refusal_in_the_middle_of_the_rounds() -> None:
+    Playbook().broker_says(CHALLENGE).challenged().broker_says(ERROR).refused(4, "Invalid roles.")
+
+
+def test_a_refusal_with_a_code_that_is_newer_than_the_proxy() -> None:
+    Playbook().broker_says(frame(command(14, fields((1, 1), (2, 77), (3, "new"))))).refused(77, "new")
+
+
+def test_pings_are_answered_at_any_point() -> None:
+    (
+        Playbook()
+        .broker_says(PING + PING)
+        .sends(PONG)
+        .sends(PONG)
+        .broker_says(CHALLENGE + PING)
+        .challenged()
+        .sends(PONG)
+        .answers()
+        .broker_says(PING + CONNECTED)
+        .sends(PONG)
+        .connected()
+    )
+
+
+@pytest.mark.parametrize("rest", [b"\x01", PING[:6], PING, PING + b"\xff" * 5000])
+def test_what_comes_behind_connected_is_handed_over_untouched(rest: bytes) -> None:
+    Playbook().broker_says(CONNECTED + rest).connected(rest).silent()
+
+
+def test_a_payload_behind_connected_goes_along_in_its_frame() -> None:
+    wire = frame(CONNECTED[8:], b"payload")
+    event = Playbook().broker_says(wire).event()
+    assert isinstance(event, Connected)
+    assert event.frame.encode() == wire
+
+
+def test_the_whole_dialogue_split_at_every_byte() -> None:
+    rest = PING + b"\x00\x00"
+    stream = PING + CHALLENGE + PING + CHALLENGE + CONNECTED + rest
+    for cut in range(1, len(stream)):
+        playbook = Playbook()
+        said: list[object] = []
+        unread = [stream[:cut], stream[cut:]]
+        while unread and not any(isinstance(event, Connected) for event in said):
+            playbook.broker_says(unread.pop(0))
+            while (event := playbook.event()) is not None:
+                said.append(event)
+                if isinstance(event, Challenged):
+                    playbook.answers()
+        *before, connected = said
+        assert before == [
+            SendData(PONG),
+            Challenged("sasl", b"\x00nonce"),
+            SendData(PONG),
+            Challenged("sasl", b"\x00nonce"),
+        ]
+        assert isinstance(connected, Connected)
+        assert connected.frame.encode() == CONNECTED
+        assert connected.rest + b"".join(unread) == rest
+
+
+# ---- every state and word
+
+BROKER, CHALLENGED, DONE = HandshakeState.BROKER, HandshakeState.CHALLENGED, HandshakeState.DONE
+
+TABLE = {
+    (BROKER, BrokerWord.CONNECTED): DONE,
+    (BROKER, BrokerWord.CHALLENGE): CHALLENGED,
+    (BROKER, BrokerWord.ERROR): DONE,
+    (BROKER, BrokerWord.PING): BROKER,
+    (BROKER, BrokerWord.OTHER): None,
+    # it is our turn: a broker may give up, or ask whether we are there, and nothing else
+    (CHALLENGED, BrokerWord.CONNECTED): None,
+    (CHALLENGED, BrokerWord.CHALLENGE): None,
+    (CHALLENGED, BrokerWord.ERROR): DONE,
+    (CHALLENGED, BrokerWord.PING): CHALLENGED,
+    (CHALLENGED, BrokerWord.OTHER): None,
+}
+
+
+def handshake_in(state: HandshakeState) -> Playbook:
+    playbook = Playbook()
+    if state is CHALLENGED:
+        playbook.broker_says(CHALLENGE).challenged()
+    if state is DONE:
+        playbook.broker_says(CONNECTED).connected()
+    assert playbook.handshake.state is state
+    return playbook
+
+
+@pytest.mark.parametrize(("state", "word"), TABLE)
+def test_every_state_and_word(state: HandshakeState, word: BrokerWord) -> None:
+    following = TABLE[state, word]
+    playbook = handshake_in(state).broker_says(WORDS[word])
+    if following is None:
+        playbook.breaks_off("during the handshake")
+        assert playbook.handshake.state is state
+    else:
+        assert playbook.event() is not None
+        assert playbook.handshake.state is following
+
+
+@pytest.mark.parametrize("word", BrokerWord)
+def test_once_over_nothing_more_is_read(word: BrokerWord) -> None:
+    playbook = handshake_in(DONE).broker_says(WORDS[word]).silent()
+    assert playbook.handshake.state is DONE
+
+
+def test_the_tables_agree() -> None:
+    assert {pair: state for pair, state in TABLE.items() if state is not None} == TRANSITIONS
+    assert set(TABLE) == {(state, word) for state in (BROKER, CHALLENGED) for word in BrokerWord}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in [*BaseCommand.Type.values(), 1, 999] if kind not in {3, 14, 18, 36}])
+def test_every_other_command_breaks_the_handshake(kind: int) -> None:
+    name = BaseCommand.Type.Name(kind) if kind in BaseCommand.Type.values() else f"command type {kind}"
+    Playbook().broker_says(frame(field(1, kind))).breaks_off(f"^the broker sent {name} during the handshake$")
+
+
+# ---- limits and rubbish
+
+
+def test_ten_rounds_and_not_one_more() -> None:
+    assert ROUNDS_MAX == 10
+    playbook = Playbook()
+    for _ in range(10):
+        playbook.broker_says(CHALLENGE).challenged().answers()
+    playbook.broker_says(CHALLENGE).breaks_off("more than 10 authentication rounds")
+
+
+def test_ten_rounds_may_end_well() -> None:
+    playbook = Playbook()
+    for _ in range(10):
+        playbook.broker_says(CHALLENGE).challenged().answers()
+    playbook.broker_says(CONNECTED).connected()
+
+
+@pytest.mark.parametrize("before", [b"", CONNECTED[:3], CONNECTED[:-1], CHALLENGE])
+def test_a_broker_that_closes(before: bytes) -> None:
+    playbook = Playbook()
+    if before:
+        playbook.broker_says(before)
+        playbook.event()
+    with pytest.raises(RemoteProtocolError, match="closed the connection"):
+        playbook.broker_says(b"")
+
+
+def test_a_frame_above_the_limit() -> None:
+    Playbook().broker_says((LIMIT + 1).to_bytes(4, "big")).breaks_off("the limit is 4096")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        bytes(4),
+        frame(b"\xff\xff\xff"),
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        frame(command(14, fields((1, 1), (2, 4), (3, b"\xff\xfe")))),
+    ],
+    ids=["no room", "no protobuf", "http", "no utf-8"],
+)
+def test_garbage(garbage: bytes) -> None:
+    Playbook().broker_says(garbage).breaks_off()
+
+
+@pytest.mark.parametrize("state", [BROKER, DONE])
+def test_an_answer_without_a_challenge_is_our_defect(state: HandshakeState) -> None:
+    playbook = handshake_in(state)
+    with pytest.raises(LocalProtocolError):
+        playbook.answers()
+
+
+def test_one_challenge_is_answered_once() -> None:
+    playbook = handshake_in(CHALLENGED).answers()
+    with pytest.raises(LocalProtocolError):
+        playbook.answers()

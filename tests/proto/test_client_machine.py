@@ -1,0 +1,296 @@
+"""The client's state machine, held against a table of its own: written from PIP-1 and PIP-30, not from the module."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proto.client_machine import REMOTE_EVENTS, TRANSITIONS, Action, ClientMachine, Event, State, Transition, event_of
+from proto.errors import LocalProtocolError
+from proto.pulsar_pb2 import BaseCommand
+
+Outcome = tuple[State, Action] | None
+
+DEFECT: Outcome = None
+"""Our own side reports what cannot be: LocalProtocolError."""
+FAIL: Outcome = (State.CLOSED, Action.FAIL)
+CLOSE: Outcome = (State.CLOSED, Action.CLOSE)
+OVER: Outcome = (State.CLOSED, Action.IGNORE)
+
+STATES = (
+    State.AWAITING_CONNECT,
+    State.AUTHENTICATING,
+    State.AWAITING_AUTH_RESPONSE,
+    State.LOOKUP,
+    State.CONNECTING_TO_BROKER,
+    State.RELAYING,
+    State.CLOSED,
+)
+
+
+def to(state: State, action: Action) -> Outcome:
+    return state, action
+
+
+def stay(action: Action) -> list[Outcome]:
+    """In every state of a handshake or of lookup mode, the same answer and no move."""
+    return [(state, action) for state in STATES[:5]]
+
+
+HELD: Outcome = (State.CONNECTING_TO_BROKER, Action.HOLD_COMMAND)
+
+# A command that was read just as the relay began is the relay's first, as one that came a moment before: to drop it
+# would lose the client's bytes (PIP-1, step 5: "blindly forward byte buffers").
+RELAYED: Outcome = (State.RELAYING, Action.HOLD_COMMAND)
+IN_RELAY: Outcome = (State.RELAYING, Action.IGNORE)
+
+# fmt: off
+TABLE: dict[Event, list[Outcome]] = {
+    # -- what the client does: PIP-30's rounds, then lookups (PIP-1) or a relay
+    # columns: awaiting connect, authenticating, awaiting auth response, lookup, connecting, relaying, closed
+    Event.CONNECT:         [to(State.AUTHENTICATING, Action.AUTHENTICATE), FAIL, FAIL, FAIL, FAIL, RELAYED, OVER],
+    Event.AUTH_RESPONSE:   [FAIL, FAIL, to(State.AUTHENTICATING, Action.AUTHENTICATE), FAIL, FAIL, RELAYED, OVER],
+    Event.PING:            [*stay(Action.SEND_PONG), RELAYED, OVER],
+    Event.PONG:            [*stay(Action.IGNORE), RELAYED, OVER],
+    Event.LOOKUP_REQUEST:  [FAIL, FAIL, FAIL, to(State.LOOKUP, Action.FORWARD_REQUEST), HELD, RELAYED, OVER],
+    Event.OTHER_COMMAND:   [FAIL, FAIL, FAIL, to(State.LOOKUP, Action.REFUSE_COMMAND), HELD, RELAYED, OVER],
+    Event.CLIENT_CLOSED:   [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, OVER],
+    Event.CLIENT_CORRUPT:  [FAIL, FAIL, FAIL, FAIL, FAIL, IN_RELAY, OVER],
+    # who never spoke may speak no Pulsar; who lets a PING go unanswered is not there to read an error
+    Event.DEADLINE:        [CLOSE, FAIL, FAIL, CLOSE, FAIL, IN_RELAY, OVER],
+    # -- what our side decides: a verdict needs somebody to judge, a broker somebody who connects to it
+    Event.CHALLENGED: [
+        DEFECT, to(State.AWAITING_AUTH_RESPONSE, Action.SEND_CHALLENGE), DEFECT, DEFECT, DEFECT, DEFECT, OVER,
+    ],
+    Event.ACCEPTED_FOR_LOOKUP: [
+        DEFECT, to(State.LOOKUP, Action.SEND_CONNECTED), DEFECT, DEFECT, DEFECT, DEFECT, OVER,
+    ],
+    Event.ACCEPTED_FOR_TARGET: [
+        DEFECT, to(State.CONNECTING_TO_BROKER, Action.CONNECT_BROKER), DEFECT, DEFECT, DEFECT, DEFECT, OVER,
+    ],
+    # until the client is in, it may be turned away at any moment; afterwards no verdict is due
+    Event.DENIED:          [FAIL, FAIL, FAIL, DEFECT, DEFECT, DEFECT, OVER],
+    Event.BROKER_CONNECTED: [
+        DEFECT, DEFECT, DEFECT, DEFECT, to(State.RELAYING, Action.START_RELAY), DEFECT, OVER,
+    ],
+    Event.BROKER_FAILED:   [DEFECT, DEFECT, DEFECT, DEFECT, FAIL, DEFECT, OVER],
+    Event.SHUT_DOWN:       [CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, CLOSE, OVER],
+}
+# fmt: on
+
+PAIRS = [
+    pytest.param(state, event, outcome, id=f"{state.name}-{event.name}")
+    for event, outcomes in TABLE.items()
+    for state, outcome in zip(STATES, outcomes, strict=True)
+]
+
+REMOTE = {
+    Event.CONNECT,
+    Event.AUTH_RESPONSE,
+    Event.PING,
+    Event.PONG,
+    Event.LOOKUP_REQUEST,
+    Event.OTHER_COMMAND,
+    Event.CLIENT_CLOSED,
+    Event.CLIENT_CORRUPT,
+    Event.DEADLINE,
+}
+NOT_YET_IN = (State.AWAITING_CONNECT, State.AUTHENTICATING, State.AWAITING_AUTH_RESPONSE)
+
+
+def machine_in(state: State) -> ClientMachine:
+    machine = ClientMachine()
+    machine.state = state
+    return machine
+
+
+def every_transition() -> list[tuple[State, Event, Transition]]:
+    return [(state, event, following) for state, row in TRANSITIONS.items() for event, following in row.items()]
+
+
+def test_the_table_of_this_test_is_complete() -> None:
+    assert set(TABLE) == set(Event)
+    assert set(STATES) == set(State)
+
+
+@pytest.mark.parametrize(("state", "event", "outcome"), PAIRS)
+def test_every_pair(state: State, event: Event, outcome: Outcome) -> None:
+    machine = machine_in(state)
+    if outcome is None:
+        with pytest.raises(LocalProtocolError, match=f"^{event.value} while {state.value}$"):
+            machine.handle(event)
+        assert machine.state is state
+    else:
+        assert machine.handle(event) is outcome[1]
+        assert machine.state is outcome[0]
+
+
+def test_a_connection_begins_with_the_wait_for_connect() -> None:
+    assert ClientMachine().state is State.AWAITING_CONNECT
+
+
+def test_which_events_are_the_clients() -> None:
+    assert REMOTE_EVENTS == REMOTE
+
+
+@pytest.mark.parametrize("state", State)
+def test_the_client_can_do_anything_at_any_time(state: State) -> None:
+    assert set(TRANSITIONS[state]) >= REMOTE
+
+
+# ---- invariants
+
+
+def test_the_only_way_into_the_relay() -> None:
+    into = {
+        (state, event)
+        for state, event, following in every_transition()
+        if following.state is State.RELAYING and state is not State.RELAYING
+    }
+    assert into == {(State.CONNECTING_TO_BROKER, Event.BROKER_CONNECTED)}
+
+
+def test_the_only_way_into_lookup_mode() -> None:
+    into = {
+        (state, event)
+        for state, event, following in every_transition()
+        if following.state is State.LOOKUP and state is not State.LOOKUP
+    }
+    assert into == {(State.AUTHENTICATING, Event.ACCEPTED_FOR_LOOKUP)}
+
+
+@pytest.mark.parametrize(
+    ("start", "reachable"),
+    [
+        (State.LOOKUP, {State.LOOKUP, State.CLOSED}),
+        (State.RELAYING, {State.RELAYING, State.CLOSED}),
+        (State.CONNECTING_TO_BROKER, {State.CONNECTING_TO_BROKER, State.RELAYING, State.CLOSED}),
+        (State.CLOSED, {State.CLOSED}),
+        (State.AWAITING_CONNECT, set(State)),
+    ],
+)
+def test_what_can_be_reached_from_where(start: State, reachable: set[State]) -> None:
+    found = {start}
+    while more := {following.state for state in found for following in TRANSITIONS[state].values()} - found:
+        found |= more
+    assert found == reachable
+
+
+@pytest.mark.parametrize(
+    ("action", "states"),
+    [
+        (Action.AUTHENTICATE, {State.AWAITING_CONNECT, State.AWAITING_AUTH_RESPONSE}),
+        (Action.SEND_CHALLENGE, {State.AUTHENTICATING}),
+        (Action.SEND_CONNECTED, {State.AUTHENTICATING}),
+        (Action.CONNECT_BROKER, {State.AUTHENTICATING}),
+        (Action.FORWARD_REQUEST, {State.LOOKUP}),
+        (Action.REFUSE_COMMAND, {State.LOOKUP}),
+        (Action.START_RELAY, {State.CONNECTING_TO_BROKER}),
+    ],
+)
+def test_an_action_happens_only_where_it_belongs(action: Action, states: set[State]) -> None:
+    assert {state for state, _, following in every_transition() if following.action is action} == states
+
+
+@pytest.mark.parametrize("state", NOT_YET_IN)
+@pytest.mark.parametrize("event", [Event.LOOKUP_REQUEST, Event.OTHER_COMMAND])
+def test_no_command_passes_before_authentication(state: State, event: Event) -> None:
+    assert TRANSITIONS[state][event] == Transition(State.CLOSED, Action.FAIL)
+
+
+def test_only_fail_and_close_end_a_connection_and_they_always_do() -> None:
+    for state, _, following in every_transition():
+        if state is not State.CLOSED:
+            ends = following.action in {Action.FAIL, Action.CLOSE}
+            assert ends == (following.state is State.CLOSED)
+
+
+def test_after_the_end_nothing_is_done_whatever_is_still_reported() -> None:
+    assert TRANSITIONS[State.CLOSED] == {event: Transition(State.CLOSED, Action.IGNORE) for event in Event}
+
+
+@given(st.lists(st.sampled_from(list(Event)), max_size=30))
+def test_along_every_way_each_step_was_earned(events: list[Event]) -> None:
+    """Whatever happens: no lookup, no broker and no relay without a verdict, no verdict without data to judge."""
+    machine = ClientMachine()
+    judging = accepted = dialled = False
+    for event in events:
+        try:
+            action = machine.handle(event)
+        except LocalProtocolError:
+            assert event not in REMOTE
+            continue
+        match action:
+            case Action.AUTHENTICATE:
+                assert not accepted
+                judging = True
+            case Action.SEND_CHALLENGE:
+                assert judging
+                judging = False
+            case Action.SEND_CONNECTED | Action.CONNECT_BROKER:
+                assert judging
+                judging, accepted, dialled = False, True, action is Action.CONNECT_BROKER
+            case Action.FORWARD_REQUEST | Action.REFUSE_COMMAND:
+                assert accepted
+                assert not dialled
+            case Action.HOLD_COMMAND | Action.START_RELAY:
+                assert accepted
+                assert dialled
+
+
+# ---- the way of PIP-1 and of PIP-30, told as stories
+
+
+def test_a_lookup_after_two_rounds() -> None:
+    machine = ClientMachine()
+    story = [
+        (Event.CONNECT, Action.AUTHENTICATE),
+        (Event.PING, Action.SEND_PONG),
+        (Event.CHALLENGED, Action.SEND_CHALLENGE),
+        (Event.AUTH_RESPONSE, Action.AUTHENTICATE),
+        (Event.CHALLENGED, Action.SEND_CHALLENGE),
+        (Event.AUTH_RESPONSE, Action.AUTHENTICATE),
+        (Event.ACCEPTED_FOR_LOOKUP, Action.SEND_CONNECTED),
+        (Event.LOOKUP_REQUEST, Action.FORWARD_REQUEST),
+        (Event.OTHER_COMMAND, Action.REFUSE_COMMAND),
+        (Event.LOOKUP_REQUEST, Action.FORWARD_REQUEST),
+        (Event.CLIENT_CLOSED, Action.CLOSE),
+    ]
+    assert [machine.handle(event) for event, _ in story] == [action for _, action in story]
+
+
+def test_a_relay_with_a_client_in_a_hurry() -> None:
+    machine = ClientMachine()
+    story = [
+        (Event.CONNECT, Action.AUTHENTICATE),
+        (Event.ACCEPTED_FOR_TARGET, Action.CONNECT_BROKER),
+        (Event.OTHER_COMMAND, Action.HOLD_COMMAND),
+        (Event.BROKER_CONNECTED, Action.START_RELAY),
+        (Event.CLIENT_CLOSED, Action.CLOSE),
+    ]
+    assert [machine.handle(event) for event, _ in story] == [action for _, action in story]
+
+
+def test_a_round_answered_twice_ends_it() -> None:
+    machine = ClientMachine()
+    for event in (Event.CONNECT, Event.CHALLENGED, Event.AUTH_RESPONSE):
+        machine.handle(event)
+    assert machine.handle(Event.AUTH_RESPONSE) is Action.FAIL
+    # the auth worker's verdict on the first answer comes too late
+    assert machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.IGNORE
+
+
+# ---- which event a command is
+
+EVENTS = {2: Event.CONNECT, 37: Event.AUTH_RESPONSE, 18: Event.PING, 19: Event.PONG} | dict.fromkeys(
+    (21, 23, 32, 34),  # PARTITIONED_METADATA, LOOKUP, GET_TOPICS_OF_NAMESPACE, GET_SCHEMA
+    Event.LOOKUP_REQUEST,
+)
+
+
+@pytest.mark.parametrize("kind", [*BaseCommand.Type.values(), 1, 41, 69, 1000, 2**31 - 1])
+def test_the_event_of_every_type_of_command(kind: int) -> None:
+    assert event_of(BaseCommand(type=kind)) is EVENTS.get(kind, Event.OTHER_COMMAND)
+
+
+def test_a_command_without_a_type_is_not_served() -> None:
+    assert event_of(BaseCommand()) is Event.OTHER_COMMAND

@@ -1,0 +1,186 @@
+"""What of a client's CONNECT reaches the broker, and what a client in lookup mode is told."""
+
+import pytest
+from pulsar_bytes import command, decoded, fields
+
+from proto.commands import parse_command
+from proto.connect_rules import (
+    AUTHENTICATION_FAILED,
+    BrokerIdentity,
+    authentication_of,
+    broker_connect,
+    check_connect,
+    lookup_mode_connected,
+    proxy_connect,
+)
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
+
+FLAGS = fields((1, 1), (3, 1), (7, 1))  # 7 is newer than any schema
+
+# Everything a client can write; what begins with "client's" is an identity that it chose for itself.
+WRITTEN = fields(
+    (1, "Pulsar-Java-v9.9"),
+    (2, 2),
+    (3, "client's data"),
+    (4, 19),
+    (5, "client's method"),
+    (6, "client's-target:6650"),
+    (7, "client's principal"),
+    (8, "client's original data"),
+    (9, "client's original method"),
+    (10, FLAGS),
+    (11, "client's proxy version"),
+    (12, "a field of the future"),
+)
+SURVIVES = [(1, b"Pulsar-Java-v9.9"), (4, 19), (10, FLAGS), (12, b"a field of the future")]
+IDENTITY = BrokerIdentity("token", b"proxy's token", "alice")
+
+
+def written(*left_out: int) -> CommandConnect:
+    kept = [pair for pair in decoded(WRITTEN) if pair[0] not in left_out]
+    return CommandConnect.FromString(fields(*kept))
+
+
+def connect(**values: object) -> BaseCommand:
+    return BaseCommand(type=BaseCommand.CONNECT, connect={"protocol_version": 21, **values})
+
+
+# ---- checks before authentication
+
+
+def test_a_usual_connect() -> None:
+    assert check_connect(connect(client_version="x", proxy_to_broker_url="b:6650")) is None
+
+
+@pytest.mark.parametrize("version", [10, 11, 21, 22, 2**31 - 1])
+def test_protocol_versions_that_are_served(version: int) -> None:
+    assert check_connect(connect(protocol_version=version)) is None
+
+
+@pytest.mark.parametrize("version", [9, 1, 0, -1, -(2**31)])
+def test_protocol_versions_that_are_too_old(version: int) -> None:
+    refusal = check_connect(connect(protocol_version=version))
+    assert refusal is not None
+    assert refusal.code == 10  # UnsupportedVersionError
+    assert refusal.message == f"The proxy needs protocol version 10 or newer; the client speaks {version}"
+
+
+@pytest.mark.parametrize("body", [b"", None, fields((1, "x"))])
+def test_a_connect_without_a_protocol_version(body: bytes | None) -> None:
+    refusal = check_connect(parse_command(command(2, body)))
+    assert refusal is not None
+    assert refusal.code == 10
+
+
+@pytest.mark.parametrize("version", ["", "4.0.8"])
+def test_a_client_that_says_it_is_a_proxy(version: str) -> None:
+    refusal = check_connect(parse_command(command(2, fields((4, 21), (11, version)))))
+    assert refusal is not None
+    assert refusal.code == 22  # NotAllowedError
+    assert refusal.message == "Must not provide proxyVersion"
+
+
+def test_the_text_of_a_failed_authentication_is_pulsars_own() -> None:
+    assert AUTHENTICATION_FAILED == "Failed to authenticate"
+
+
+# ---- CONNECT of a relay
+
+
+def test_what_reaches_the_broker_is_the_clients_but_for_the_identity() -> None:
+    message = broker_connect(written(), IDENTITY, "0.1")
+    expected = [*SURVIVES, (3, b"proxy's token"), (5, b"token"), (7, b"alice"), (11, b"0.1")]
+    assert decoded(message.SerializeToString()) == sorted(expected)
+
+
+def test_without_credentials_and_principal_there_is_no_identity_at_all() -> None:
+    message = broker_connect(written(), BrokerIdentity(), "0.1")
+    assert decoded(message.SerializeToString()) == sorted([*SURVIVES, (11, b"0.1")])
+
+
+@pytest.mark.parametrize("number", [2, 3, 5, 6, 7, 8, 9, 11])
+@pytest.mark.parametrize("identity", [BrokerIdentity(), IDENTITY])
+def test_no_identity_that_a_client_wrote_reaches_the_broker(number: int, identity: BrokerIdentity) -> None:
+    others = {2, 3, 5, 6, 7, 8, 9, 11} - {number}
+    message = broker_connect(written(*others), identity, "0.1")
+    data = message.SerializeToString()
+    assert b"client's" not in data
+    assert 2 not in dict(decoded(data))
+
+
+def test_an_identity_written_twice_is_gone_as_well() -> None:
+    twice = CommandConnect.FromString(WRITTEN + fields((7, "client's second")))
+    assert 7 not in dict(decoded(broker_connect(twice, BrokerIdentity(), "0.1").SerializeToString()))
+
+
+def test_a_method_without_data_is_a_method_with_empty_data() -> None:
+    message = broker_connect(written(), BrokerIdentity("none", b""), "0.1")
+    assert (message.auth_method_name, message.HasField("auth_data"), message.auth_data) == ("none", True, b"")
+
+
+def test_the_clients_own_message_is_left_as_it_was() -> None:
+    client = written()
+    broker_connect(client, IDENTITY, "0.1")
+    assert client == written()
+
+
+# ---- CONNECT of the proxy's own connections
+
+
+def test_a_connection_for_lookups_of_one_principal() -> None:
+    message = proxy_connect(IDENTITY, "0.1")
+    assert decoded(message.SerializeToString()) == [
+        (1, b"pulsar-trio-proxy-0.1"),
+        (3, b"proxy's token"),
+        (4, 21),
+        (5, b"token"),
+        (7, b"alice"),
+        (10, fields((1, 1))),
+        (11, b"0.1"),
+    ]
+
+
+def test_a_probe_has_no_principal() -> None:
+    message = proxy_connect(BrokerIdentity(), "0.1")
+    assert [number for number, _ in decoded(message.SerializeToString())] == [1, 4, 10, 11]
+
+
+# ---- CONNECTED of lookup mode
+
+
+def test_connected_before_any_broker_has_spoken() -> None:
+    connected = lookup_mode_connected(written(), None, "proxy-0.1")
+    assert decoded(connected.SerializeToString()) == [(1, b"proxy-0.1"), (2, 19), (4, fields((5, 1), (6, 1)))]
+
+
+def test_connected_says_what_a_broker_said_but_for_watchers() -> None:
+    profile = CommandConnected.FromString(
+        fields((1, "Pulsar Server"), (2, 21), (3, 1048576), (4, fields((2, 1), (4, 1), (7, 1))), (9, "new"))
+    )
+    connected = lookup_mode_connected(written(), profile, "proxy-0.1")
+    found = dict(decoded(connected.SerializeToString()))
+    flags = dict(decoded(bytes(found.pop(4))))
+    assert found == {1: b"proxy-0.1", 2: 19, 3: 1048576, 9: b"new"}
+    assert flags == {2: 1, 4: 0, 7: 1}
+    assert profile.feature_flags.supports_topic_watchers, "the profile is everybody's: it stays as it was"
+    assert profile.server_version == "Pulsar Server"
+
+
+def test_a_broker_without_flags_does_not_make_watchers() -> None:
+    connected = lookup_mode_connected(written(), CommandConnected(protocol_version=12), "v")
+    assert not connected.feature_flags.supports_topic_watchers
+    assert not connected.feature_flags.supports_repl_dedup_by_lid_and_eid
+
+
+@pytest.mark.parametrize(("client", "broker", "told"), [(19, 21, 19), (21, 19, 19), (21, 21, 21), (99, None, 21)])
+def test_the_lower_protocol_version_counts(client: int, broker: int | None, told: int) -> None:
+    profile = None if broker is None else CommandConnected(protocol_version=broker)
+    assert lookup_mode_connected(CommandConnect(protocol_version=client), profile, "v").protocol_version == told
+
+
+# ---- what a client brings
+
+
+def test_method_and_data_of_a_client() -> None:
+    assert authentication_of(CommandConnect(auth_method_name="token", auth_data=b"t")) == ("token", b"t")
+    assert authentication_of(CommandConnect()) == ("none", b"")

@@ -1,0 +1,54 @@
+"""Who may call what: the whole matrix, written out (KIP-590: the right to ClusterAction)."""
+
+import pytest
+
+from proto.roles import MAY_CALL, Role, may_call
+from proto.rpc_pb2 import Method
+
+# method → the roles that may call it; numbers as on the wire, so that old and new workers agree
+MATRIX: dict[int, set[str]] = {
+    0: set(),  # METHOD_UNSPECIFIED
+    1: {"forwarder"},  # AUTHENTICATE
+    2: {"forwarder", "lookup"},  # BROKER_CREDENTIALS
+    10: {"forwarder"},  # ENVELOPE
+    11: {"forwarder"},  # RESOLVE_TARGET
+    12: {"forwarder"},  # BROKER_PROFILE
+    20: {"supervisor"},  # START
+    21: {"supervisor"},  # SET_PEERS
+    22: {"supervisor"},  # CONFIGURE
+    23: {"supervisor"},  # DRAIN
+    24: {"supervisor"},  # COLLECT_METRICS
+    25: {"supervisor"},  # GET_STATUS
+    30: {"operator"},  # CLUSTER_STATUS
+    31: {"operator"},  # CLUSTER_DRAIN
+    32: {"operator"},  # CLUSTER_RELOAD
+    3: set(),
+    99: set(),
+    -1: set(),
+}
+ROLES = ("supervisor", "forwarder", "auth", "lookup", "operator")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("method", MATRIX)
+def test_every_role_and_method(role: str, method: int) -> None:
+    assert may_call(Role(role), method) is (role in MATRIX[method])
+
+
+def test_the_matrix_is_complete() -> None:
+    assert set(Method.values()) <= set(MATRIX)
+    assert {role.value for role in Role} == set(ROLES)
+
+
+def test_an_auth_worker_calls_nobody() -> None:
+    assert not any(Role.AUTH in roles for roles in MAY_CALL.values())
+
+
+def test_the_table_cannot_be_changed_at_run_time() -> None:
+    with pytest.raises(TypeError):
+        MAY_CALL[Method.START] = frozenset(Role)  # type: ignore[index]
+
+
+def test_nobody_plays_a_role_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="root"):
+        Role("root")

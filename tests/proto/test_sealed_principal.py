@@ -1,0 +1,155 @@
+"""Sealed principals: nobody without the key can make one, change one, or make one last longer."""
+
+import hashlib
+import hmac
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proto.rpc_pb2 import Principal, SealedPrincipal
+from proto.sealed_principal import SEAL_KEY_BYTES, SealBroken, seal, unseal
+
+KEY = bytes(range(32))
+OTHER_KEY = bytes(range(1, 33))
+NOW = 1_800_000_000_000
+ALICE = Principal(type="User", name="alice", method="token", expires_at_unix_ms=NOW + 1000)
+BOB = Principal(type="User", name="bob", method="token", expires_at_unix_ms=NOW + 1000)
+FOR_EVER = Principal(type="User", name="alice", method="token")
+
+
+def broken(data: bytes, key: bytes = KEY, now: int = NOW) -> str:
+    with pytest.raises(SealBroken) as caught:
+        unseal(data, key, now)
+    assert caught.value.__cause__ is None
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("principal", [ALICE, FOR_EVER, Principal()])
+def test_what_was_sealed_is_what_is_unsealed(principal: Principal) -> None:
+    assert unseal(seal(principal, KEY), KEY, NOW) == principal
+
+
+@given(st.text(), st.text(), st.text(), st.none() | st.integers(NOW + 1, 2**64 - 1))
+def test_any_principal(kind: str, name: str, method: str, expires_at: int | None) -> None:
+    principal = Principal(type=kind, name=name, method=method)
+    if expires_at is not None:
+        principal.expires_at_unix_ms = expires_at
+    assert unseal(seal(principal, KEY), KEY, NOW) == principal
+
+
+def test_the_mac_is_bound_to_its_use() -> None:
+    sealed = SealedPrincipal.FromString(seal(ALICE, KEY))
+    plain = hmac.digest(KEY, sealed.principal, hashlib.sha256)
+    assert sealed.mac != plain
+    sealed.mac = plain
+    assert broken(sealed.SerializeToString()) == "forged"
+
+
+def test_the_key_is_not_inside() -> None:
+    assert KEY not in seal(ALICE, KEY)
+
+
+# ---- expiry
+
+
+@pytest.mark.parametrize("now", [NOW + 1000, NOW + 1001, 2**64])
+def test_expired(now: int) -> None:
+    assert broken(seal(ALICE, KEY), now=now) == "expired"
+
+
+def test_the_last_valid_moment() -> None:
+    assert unseal(seal(ALICE, KEY), KEY, NOW + 999) == ALICE
+
+
+def test_an_expiry_of_zero_is_an_expiry() -> None:
+    assert broken(seal(Principal(name="a", expires_at_unix_ms=0), KEY)) == "expired"
+
+
+def test_without_expiry_it_holds() -> None:
+    assert unseal(seal(FOR_EVER, KEY), KEY, 2**70) == FOR_EVER
+
+
+# ---- forgeries
+
+
+def test_another_key() -> None:
+    assert broken(seal(ALICE, OTHER_KEY)) == "forged"
+    assert broken(seal(ALICE, KEY), key=OTHER_KEY) == "forged"
+
+
+def test_another_principal_under_the_same_mac() -> None:
+    alice = SealedPrincipal.FromString(seal(ALICE, KEY))
+    forged = SealedPrincipal(principal=BOB.SerializeToString(), mac=alice.mac)
+    assert broken(forged.SerializeToString()) == "forged"
+
+
+def test_a_later_expiry_under_the_same_mac() -> None:
+    alice = SealedPrincipal.FromString(seal(ALICE, KEY))
+    for longer in (FOR_EVER, Principal(type="User", name="alice", method="token", expires_at_unix_ms=NOW + 2000)):
+        forged = SealedPrincipal(principal=longer.SerializeToString(), mac=alice.mac)
+        assert broken(forged.SerializeToString()) == "forged"
+
+
+@pytest.mark.parametrize("mac", [b"", b"\0", bytes(32), bytes(31), bytes(33)])
+def test_a_mac_that_is_none(mac: bytes) -> None:
+    assert broken(SealedPrincipal(principal=ALICE.SerializeToString(), mac=mac).SerializeToString()) == "forged"
+
+
+def test_part_of_the_mac_is_not_enough() -> None:
+    sealed = SealedPrincipal.FromString(seal(ALICE, KEY))
+    for size in range(32):
+        part = SealedPrincipal(principal=sealed.principal, mac=sealed.mac[:size])
+        assert broken(part.SerializeToString()) == "forged"
+    more = SealedPrincipal(principal=sealed.principal, mac=sealed.mac + b"\0")
+    assert broken(more.SerializeToString()) == "forged"
+
+
+def test_an_unsealed_principal() -> None:
+    assert broken(ALICE.SerializeToString()) in {"malformed", "forged"}
+    assert broken(SealedPrincipal(principal=ALICE.SerializeToString()).SerializeToString()) == "forged"
+
+
+def test_nothing_at_all() -> None:
+    assert broken(b"") == "forged"
+
+
+def test_every_bit_of_every_byte_counts() -> None:
+    sealed = seal(ALICE, KEY)
+    for position in range(len(sealed)):
+        for bit in range(8):
+            flipped = bytearray(sealed)
+            flipped[position] ^= 1 << bit
+            assert broken(bytes(flipped)) in {"malformed", "forged"}
+
+
+def test_every_truncation() -> None:
+    sealed = seal(ALICE, KEY)
+    for size in range(len(sealed)):
+        assert broken(sealed[:size]) in {"malformed", "forged"}
+
+
+@pytest.mark.parametrize("garbage", [b"\xff", b"\x0a\x7f", b"\x08\x96\x01\x0a"])
+def test_garbage(garbage: bytes) -> None:
+    assert broken(garbage) in {"malformed", "forged"}
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_of_a_stranger_are_a_principal(data: bytes) -> None:
+    broken(data)
+
+
+# ---- keys
+
+
+def test_the_length_of_keys() -> None:
+    assert SEAL_KEY_BYTES == 32
+
+
+@pytest.mark.parametrize("key", [b"", b"k", bytes(31), bytes(33)], ids=len)
+def test_a_key_of_another_length_is_our_defect(key: bytes) -> None:
+    """An empty key above all: anybody could seal with it."""
+    with pytest.raises(ValueError, match="32"):
+        seal(ALICE, key)
+    with pytest.raises(ValueError, match="32"):
+        unseal(seal(ALICE, KEY), key, NOW)

@@ -1,0 +1,257 @@
+"""A client, a broker and the other workers, as a session sees them: all in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import trio
+import trio.testing
+from prometheus_client import CollectorRegistry
+from proto import commands
+from proto.broker_handshake import Connected
+from proto.frames import Frame, FrameDecoder
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
+from proto.rpc_pb2 import AuthenticateResponse, EnvelopeResponse, Principal
+from proxy.config.types import Config
+from proxy.forwarder.backends import ClientIdentity
+from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.session import ClientSession
+from proxy.runtime.broker_link import BrokerLink
+
+CLIENT = "192.0.2.7:4000"
+SECRET = b"s3cret-t0ken"
+ALICE = Principal(type="User", name="alice", method="token")
+
+
+def make_config(**tables: dict[str, Any]) -> Config:
+    """A configuration with some keys set, as a file would set them."""
+    return msgspec.convert(tables, Config)
+
+
+def connect(target: str = "", **fields: Any) -> BaseCommand:
+    """A client's CONNECT."""
+    body: dict[str, Any] = {
+        "client_version": "test",
+        "protocol_version": 21,
+        "auth_method_name": "token",
+        "auth_data": SECRET,
+        **fields,
+    }
+    if target:
+        body["proxy_to_broker_url"] = target
+    return BaseCommand(type=BaseCommand.CONNECT, connect=body)
+
+
+def auth_response(data: bytes, method: str = "token") -> BaseCommand:
+    """A client's answer to a challenge."""
+    return BaseCommand(
+        type=BaseCommand.AUTH_RESPONSE,
+        auth_response={"response": {"auth_method_name": method, "auth_data": data}, "protocol_version": 21},
+    )
+
+
+def lookup(topic: str = "t", request_id: int = 7) -> BaseCommand:
+    """A client's LOOKUP."""
+    return BaseCommand(type=BaseCommand.LOOKUP, lookup_topic={"topic": topic, "request_id": request_id})
+
+
+def lookup_answer(request_id: int = 7, url: str = "pulsar://b0:6650") -> BaseCommand:
+    """A lookup worker's answer."""
+    return BaseCommand(
+        type=BaseCommand.LOOKUP_RESPONSE,
+        lookup_topic_response={"request_id": request_id, "response": 1, "broker_service_url": url},
+    )
+
+
+def denied(reason: str = "bad_token") -> AuthenticateResponse:
+    """An auth worker's no."""
+    return AuthenticateResponse(denied={"reason": reason})
+
+
+def authenticated(principal: Principal = ALICE) -> AuthenticateResponse:
+    """An auth worker's yes."""
+    return AuthenticateResponse(authenticated={"principal": principal, "sealed_principal": b"sealed"})
+
+
+def challenge(data: bytes) -> AuthenticateResponse:
+    """An auth worker's question."""
+    return AuthenticateResponse(challenge=data)
+
+
+class Peer:
+    """One end of a connection that speaks Pulsar's frames."""
+
+    def __init__(self, stream: trio.abc.HalfCloseableStream) -> None:
+        self.stream = stream
+        self._decoder = FrameDecoder(max_frame_bytes=1 << 26)
+
+    async def say(self, *what: BaseCommand | bytes) -> None:
+        """Send commands (or bytes as they are) in one piece."""
+        await self.stream.send_all(
+            b"".join(one if isinstance(one, bytes) else commands.encode(one) for one in what)
+        )
+
+    async def hear(self) -> BaseCommand | None:
+        """The next command; None at the end of the stream."""
+        while (frame := self._decoder.next_frame()) is None:
+            data = await self.stream.receive_some(65536)
+            if not data:
+                return None
+            self._decoder.receive_data(data)
+        return commands.parse_command(frame.command)
+
+    async def must_hear(self, kind: int) -> BaseCommand:
+        """The next command, which must be of a kind."""
+        command = await self.hear()
+        assert command is not None, f"the end of the stream instead of {commands.command_name(kind)}"
+        assert command.type == kind, f"{command} instead of {commands.command_name(kind)}"
+        return command
+
+    async def must_hear_error(self) -> tuple[int, str]:
+        """The connection's error (request id -1), and that nothing follows it."""
+        error = (await self.must_hear(BaseCommand.ERROR)).error
+        assert error.request_id == commands.NO_REQUEST_ID
+        await self.must_hear_end()
+        return error.error, error.message
+
+    async def must_hear_end(self) -> None:
+        """The end of the stream; then close, as a client does."""
+        assert await self.hear() is None
+        await self.stream.aclose()
+
+    async def read_exactly(self, size: int) -> bytes:
+        """So many bytes, whatever they are."""
+        data = self._decoder.take_rest()
+        while len(data) < size:
+            more = await self.stream.receive_some(size - len(data))
+            assert more, f"the end of the stream after {data!r}"
+            data += more
+        return data
+
+    async def read_all(self) -> bytes:
+        """Everything up to the end of the stream."""
+        data = self._decoder.take_rest()
+        while more := await self.stream.receive_some(65536):
+            data += more
+        return data
+
+
+class FakeAuthentication:
+    """The rounds with an auth worker, answered from a list."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+        self.rounds: list[tuple[str, bytes]] = []
+
+    async def first_round(self, connect: CommandConnect) -> AuthenticateResponse:
+        return await self._round(connect.auth_method_name, connect.auth_data)
+
+    async def next_round(self, method: str, data: bytes) -> AuthenticateResponse:
+        return await self._round(method, data)
+
+    async def _round(self, method: str, data: bytes) -> AuthenticateResponse:
+        self.rounds.append((method, data))
+        await trio.lowlevel.checkpoint()
+        answer = self.answers.pop(0) if self.answers else authenticated()
+        if callable(answer):
+            answer = await answer()
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, AuthenticateResponse)
+        return answer
+
+
+Forward = Callable[[bytes], Awaitable[EnvelopeResponse]]
+
+
+class FakeBackends:
+    """proxy.forwarder.backends.Backends without workers."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.authentication = FakeAuthentication([])
+        self.profile: CommandConnected | None = None
+        self.profile_gate: trio.Event | None = None
+        self.forwarded: list[tuple[bytes, ClientIdentity, str]] = []
+        self.forward_by: Forward | None = None
+        self.opened: list[tuple[CommandConnect, ClientIdentity, str]] = []
+        self.broker_gate = trio.Event()
+        self.broker_gate.set()
+        self.broker_failure: Exception | None = None
+        self.broker_connected = CommandConnected(server_version="the broker", protocol_version=21)
+        self.broker_rest = b""
+        ours, theirs = trio.testing.memory_stream_pair()
+        self.broker_stream: trio.abc.HalfCloseableStream = ours
+        self.broker = Peer(theirs)
+
+    def new_authentication(self, client_address: str) -> FakeAuthentication:
+        assert client_address == CLIENT
+        return self.authentication
+
+    async def broker_profile(self) -> CommandConnected | None:
+        if self.profile_gate is not None:
+            await self.profile_gate.wait()
+        await trio.lowlevel.checkpoint()
+        return self.profile
+
+    async def forward(self, request: bytes, identity: ClientIdentity, client_address: str) -> EnvelopeResponse:
+        self.forwarded.append((request, identity, client_address))
+        await trio.lowlevel.checkpoint()
+        if self.forward_by is not None:
+            return await self.forward_by(request)
+        request_id = commands.parse_command(request).lookup_topic.request_id
+        return EnvelopeResponse(response=lookup_answer(request_id).SerializeToString())
+
+    async def open_broker(self, connect: CommandConnect, identity: ClientIdentity, client_address: str) -> BrokerLink:
+        self.opened.append((connect, identity, client_address))
+        await self.broker_gate.wait()
+        if self.broker_failure is not None:
+            raise self.broker_failure
+        greeting = BaseCommand(type=BaseCommand.CONNECTED, connected=self.broker_connected)
+        frame = Frame(greeting.SerializeToString())
+        return BrokerLink(self.broker_stream, Connected(frame, self.broker_connected, self.broker_rest))
+
+
+class Play:
+    """A session under test: the client at one side, fakes at the others."""
+
+    def __init__(self, nursery: trio.Nursery, *, lockstep: bool = False, **tables: dict[str, Any]) -> None:
+        self.nursery = nursery
+        self.registry = CollectorRegistry()
+        self.metrics = ForwarderMetrics(self.registry)
+        self.backends = FakeBackends(make_config(**tables))
+        pair = trio.testing.lockstep_stream_pair if lockstep else trio.testing.memory_stream_pair
+        ours, theirs = pair()
+        self.stream = ours
+        self.client = Peer(theirs)
+        self.session = ClientSession(ours, CLIENT, self.backends, self.metrics)  # type: ignore[arg-type]
+        self.ended = trio.Event()
+        self.error: BaseException | None = None
+        nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
+        try:
+            await self.session.run()
+        except Exception as error:  # noqa: BLE001 -- handed to the test
+            self.error = error
+        finally:
+            self.ended.set()
+
+    async def end(self) -> str:
+        """Wait for the session's end; its cause."""
+        await self.ended.wait()
+        if self.error is not None:
+            raise self.error
+        return self.session.cause.value
+
+    async def in_lookup_mode(self) -> Play:
+        """Go through CONNECT."""
+        await self.client.say(connect())
+        await self.client.must_hear(BaseCommand.CONNECTED)
+        return self
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """A metric's value."""
+        return self.registry.get_sample_value(name, labels)

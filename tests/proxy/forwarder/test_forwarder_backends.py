@@ -1,0 +1,259 @@
+"""proxy.forwarder.backends: what a forwarder asks of the other workers, and what it tells a broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from forwarder_fakes import ALICE, CLIENT, SECRET, Peer, connect, make_config
+
+from proto import commands
+from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proto.rpc_pb2 import (
+    AuthenticateResponse,
+    BrokerCredentialsResponse,
+    BrokerProfileResponse,
+    EnvelopeResponse,
+    Method,
+    ResolveTargetResponse,
+)
+from proxy.forwarder.backends import ANONYMOUS, Backends, ClientIdentity, TargetRefused
+from proxy.runtime.broker_link import BrokerLinkFailed
+from proxy.runtime.rpc_client import RpcConnectionLost, RpcError
+
+
+class FakeClient:
+    """One worker's RpcClient: answers by method, and remembers what it was asked."""
+
+    def __init__(self, answers: dict[int, Any]) -> None:
+        self.answers = answers
+        self.calls: list[tuple[int, Any, float, bool]] = []
+        self._ids = iter(range(1, 100))
+
+    def new_id(self) -> int:
+        return next(self._ids)
+
+    async def call(self, method: int, request: Any, _type: Any, *, timeout_s: float, retry: bool = False) -> Any:
+        await trio.lowlevel.checkpoint()
+        self.calls.append((method, request, timeout_s, retry))
+        answer = self.answers[method]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class FakePool:
+    """Gives another worker each time."""
+
+    def __init__(self, **_: Any) -> None:
+        self.clients: list[FakeClient] = []
+        self.answers: dict[int, Any] = {}
+
+    def pick(self) -> FakeClient:
+        self.clients.append(FakeClient(self.answers))
+        return self.clients[-1]
+
+
+class Setup:
+    def __init__(self, **tables: dict[str, Any]) -> None:
+        self.auth, self.lookup = FakePool(), FakePool()
+        self.backends = Backends(make_config(**tables), self.auth, self.lookup)  # type: ignore[arg-type]
+
+
+IDENTITY = ClientIdentity(ALICE, b"sealed")
+
+
+async def test_forward() -> None:
+    setup = Setup(limits={"lookup_timeout_ms": 4000})
+    setup.lookup.answers[Method.ENVELOPE] = EnvelopeResponse(response=b"answer")
+    assert (await setup.backends.forward(b"request", IDENTITY, CLIENT)).response == b"answer"
+    [(method, envelope, timeout_s, retry)] = setup.lookup.clients[0].calls
+    assert method == Method.ENVELOPE
+    assert (envelope.request, envelope.principal_type, envelope.principal_name) == (b"request", "User", "alice")
+    assert (envelope.sealed_principal, envelope.client_address) == (b"sealed", CLIENT)
+    assert timeout_s > 4, "longer than the lookup worker's own: its error says more"
+    assert retry
+
+
+async def test_rounds_stay_with_one_worker_and_are_never_asked_twice(autojump_clock: trio.testing.MockClock) -> None:
+    """Security: a round of authentication is never replayed."""
+    setup = Setup(limits={"handshake_timeout_ms": 6000})
+    setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
+    authentication = setup.backends.new_authentication(CLIENT)
+    await authentication.first_round(connect().connect)
+    await trio.sleep(2)
+    await authentication.next_round("token", b"answer")
+    [client] = setup.auth.clients
+    (_, first, first_timeout_s, first_retry), (_, second, second_timeout_s, second_retry) = client.calls
+    assert (first.first_round, first.method, first.data, first.client_address) == (True, "token", SECRET, CLIENT)
+    assert (second.first_round, second.method, second.data) == (False, "token", b"answer")
+    assert first.authentication_id == second.authentication_id
+    assert (first_timeout_s, second_timeout_s) == (pytest.approx(6), pytest.approx(4)), "one deadline for all rounds"
+    assert not first_retry
+    assert not second_retry
+
+
+async def test_each_client_has_rounds_of_its_own() -> None:
+    setup = Setup()
+    setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
+    client = FakeClient(setup.auth.answers)
+    setup.auth.pick = lambda: client  # type: ignore[method-assign]
+    for _ in range(2):
+        await setup.backends.new_authentication(CLIENT).first_round(connect().connect)
+    ids = {request.authentication_id for _, request, _, _ in client.calls}
+    assert len(ids) == 2
+
+
+async def test_a_lost_connection_in_a_round_passes() -> None:
+    setup = Setup()
+    setup.auth.answers[Method.AUTHENTICATE] = RpcConnectionLost("gone")
+    with pytest.raises(RpcError):
+        await setup.backends.new_authentication(CLIENT).first_round(connect().connect)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (BrokerProfileResponse(), None),
+        (RpcConnectionLost("gone"), None),
+        (
+            BrokerProfileResponse(connected=CommandConnected(server_version="4.0.8").SerializeToString()),
+            CommandConnected(server_version="4.0.8"),
+        ),
+    ],
+)
+async def test_broker_profile(answer: Any, expected: CommandConnected | None) -> None:
+    setup = Setup()
+    setup.lookup.answers[Method.BROKER_PROFILE] = answer
+    assert await setup.backends.broker_profile() == expected
+
+
+# ---- the broker's side of a relay
+
+
+class Dialled:
+    """In place of broker_link.dial: one broker, and what it was dialled as."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.addresses: list[tuple[str, int]] = []
+        self.stream, theirs = trio.testing.memory_stream_pair()
+        self.broker = Peer(theirs)
+        monkeypatch.setattr("proxy.runtime.broker_link.dial", self._dial)
+
+    async def _dial(self, address: str, port: int) -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        self.addresses.append((address, port))
+        return self.stream
+
+
+@pytest.fixture
+def dialled(monkeypatch: pytest.MonkeyPatch) -> Dialled:
+    return Dialled(monkeypatch)
+
+
+def allowed(setup: Setup) -> None:
+    setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(host="b0", port=6650, addresses=["10.0.0.1"])
+
+
+async def opened(setup: Setup, dialled: Dialled, command: BaseCommand, identity: ClientIdentity = IDENTITY) -> Any:
+    """Open the broker's side; the CONNECT that the broker saw."""
+    seen: list[Any] = []
+
+    async def serve() -> None:
+        seen.append((await dialled.broker.must_hear(BaseCommand.CONNECT)).connect)
+        await dialled.broker.say(BaseCommand(type=BaseCommand.CONNECTED, connected={"server_version": "b"}))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        link = await setup.backends.open_broker(command.connect, identity, CLIENT)
+    assert link.connected.message.server_version == "b"
+    return seen[0]
+
+
+async def test_the_address_that_the_lookup_worker_checked_is_dialled_and_no_other(dialled: Dialled) -> None:
+    """Security: no name is resolved here, so no second answer of a name server can lead elsewhere."""
+    setup = Setup()
+    allowed(setup)
+    await opened(setup, dialled, connect("evil:6650"))
+    assert dialled.addresses == [("10.0.0.1", 6650)]
+    [(method, request, _, retry)] = setup.lookup.clients[0].calls
+    assert (method, request.target, request.client_address, request.principal_name, retry) == (
+        Method.RESOLVE_TARGET,
+        "evil:6650",
+        CLIENT,
+        "alice",
+        True,
+    )
+
+
+async def test_a_denied_target_is_not_dialled(dialled: Dialled) -> None:
+    setup = Setup()
+    setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(
+        denial="host", detail="why", host="b0", port=6650, addresses=["10.0.0.1"]
+    )
+    with pytest.raises(TargetRefused, match="why") as caught:
+        await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+    assert caught.value.reason == "host"
+    assert dialled.addresses == []
+
+
+async def test_no_word_from_the_lookup_worker_is_no_permission(dialled: Dialled) -> None:
+    setup = Setup()
+    setup.lookup.answers[Method.RESOLVE_TARGET] = RpcConnectionLost("gone")
+    with pytest.raises(RpcError):
+        await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+    assert dialled.addresses == []
+
+
+async def test_no_addresses_is_unreachable(dialled: Dialled) -> None:
+    setup = Setup()
+    setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(host="b0", port=6650)
+    with pytest.raises(BrokerLinkFailed):
+        await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+
+
+async def test_the_broker_sees_the_proxys_identity_with_the_clients_role_behind_it(dialled: Dialled) -> None:
+    """Security: neither the client's credential nor what it wrote about identities goes on."""
+    setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
+    allowed(setup)
+    setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=b"the proxy's")
+    command = connect("b0:6650", original_principal="admin", original_auth_data="x", original_auth_method="token")
+    command.connect.feature_flags.supports_auth_refresh = True
+    command.connect.MergeFromString(b"\xfa\x3f\x03new")
+    seen = await opened(setup, dialled, command)
+    assert (seen.auth_method_name, seen.auth_data) == ("token", b"the proxy's")
+    assert seen.original_principal == "alice"
+    assert SECRET not in seen.SerializeToString()
+    for field in ("original_auth_data", "original_auth_method", "proxy_to_broker_url", "auth_method"):
+        assert not seen.HasField(field), field
+    assert seen.HasField("proxy_version")
+    assert (seen.client_version, seen.protocol_version) == ("test", 21)
+    assert seen.feature_flags.supports_auth_refresh
+    assert b"\xfa\x3f\x03new" in seen.SerializeToString()
+    assert setup.auth.clients[0].calls[0][1].broker_host == "b0"
+
+
+async def test_without_authentication_no_original_principal_goes_on(dialled: Dialled) -> None:
+    setup = Setup()
+    allowed(setup)
+    seen = await opened(setup, dialled, connect("b0:6650", original_principal="admin"), ANONYMOUS)
+    assert not seen.HasField("original_principal")
+    assert not seen.HasField("auth_data")
+    assert setup.auth.clients == []
+
+
+async def test_a_broker_that_refuses(dialled: Dialled) -> None:
+    setup = Setup()
+    allowed(setup)
+
+    async def serve() -> None:
+        await dialled.broker.hear()
+        await dialled.broker.say(commands.error(commands.NO_REQUEST_ID, ServerError.AuthorizationError, "Invalid roles."))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        with pytest.raises(BrokerLinkFailed) as caught:
+            await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
+    assert (caught.value.code, caught.value.message) == (ServerError.AuthorizationError, "Invalid roles.")

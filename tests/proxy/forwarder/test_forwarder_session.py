@@ -1,0 +1,742 @@
+"""proxy.forwarder.session before the relay, as dialogues: what the client says, what it must hear, what the others see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from forwarder_fakes import (
+    ALICE,
+    CLIENT,
+    SECRET,
+    Play,
+    auth_response,
+    authenticated,
+    challenge,
+    connect,
+    denied,
+    lookup,
+    lookup_answer,
+)
+
+from proto import commands
+from proto.client_machine import State
+from proto.commands import NO_REQUEST_ID
+from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proto.rpc_pb2 import AuthenticateResponse, EnvelopeResponse, Principal
+from proxy.runtime.rpc_client import RpcConnectionLost, RpcDeadlineExceeded
+
+Start = Callable[..., Play]
+AUTHENTICATED = {"enabled": True, "failure_delay_ms": 200}
+
+
+# ---- into lookup mode
+
+
+async def test_connect_leads_to_lookup_mode(play: Start) -> None:
+    it = play()
+    await it.client.say(connect())
+    connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
+    assert connected.server_version.startswith("pulsar-trio-proxy")
+    assert connected.protocol_version == 21
+    assert it.session.state is State.LOOKUP
+    assert it.value("pulsar_proxy_handshake_seconds_count", stage="total") == 1
+    assert it.backends.opened == []
+
+
+async def test_an_older_client_is_answered_in_its_own_version(play: Start) -> None:
+    it = play()
+    await it.client.say(connect(protocol_version=15))
+    assert (await it.client.must_hear(BaseCommand.CONNECTED)).connected.protocol_version == 15
+
+
+async def test_feature_flags_are_the_brokers_but_for_topic_watchers(play: Start) -> None:
+    it = play()
+    it.backends.profile = CommandConnected(server_version="b", protocol_version=20, max_message_size=12345)
+    it.backends.profile.feature_flags.supports_topic_watchers = True
+    it.backends.profile.feature_flags.supports_partial_producer = True
+    await it.client.say(connect())
+    connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
+    assert connected.max_message_size == 12345
+    assert connected.protocol_version == 20
+    assert connected.feature_flags.supports_partial_producer
+    assert not connected.feature_flags.supports_topic_watchers
+
+
+async def test_every_way_of_cutting_connect_into_pieces(play: Start) -> None:
+    data = commands.encode(connect())
+    for cut in range(1, len(data), 7):
+        it = play()
+        await it.client.say(data[:cut])
+        await trio.testing.wait_all_tasks_blocked()
+        await it.client.say(data[cut:])
+        await it.client.must_hear(BaseCommand.CONNECTED)
+
+
+async def test_a_lookup_goes_in_an_envelope_whole(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    request = lookup("topic", request_id=9)
+    request.MergeFromString(b"\xfa\x3f\x03new")  # a field newer than this proxy
+    await it.client.say(request)
+    answer = await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    assert answer == lookup_answer(9)
+    [(sent, identity, client)] = it.backends.forwarded
+    assert sent == request.SerializeToString()
+    assert (identity.role, identity.sealed, client) == ("", b"", CLIENT)
+
+
+async def test_lookups_are_answered_as_their_answers_come(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    gates = {1: trio.Event(), 2: trio.Event()}
+
+    async def forward(request: bytes) -> EnvelopeResponse:
+        request_id = commands.parse_command(request).lookup_topic.request_id
+        await gates[request_id].wait()
+        return EnvelopeResponse(response=lookup_answer(request_id).SerializeToString())
+
+    it.backends.forward_by = forward
+    await it.client.say(lookup(request_id=1), lookup(request_id=2))
+    await it.client.say(commands.ping())
+    await it.client.must_hear(BaseCommand.PONG)
+    for number in (2, 1):
+        gates[number].set()
+        assert (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id == number
+
+
+# ---- ping and pong
+
+
+async def test_ping_is_answered_before_and_after_connect(play: Start) -> None:
+    it = play()
+    await it.client.say(commands.ping())
+    await it.client.must_hear(BaseCommand.PONG)
+    await it.in_lookup_mode()
+    await it.client.say(commands.pong(), commands.ping())
+    await it.client.must_hear(BaseCommand.PONG)
+
+
+async def test_ping_is_answered_while_authenticating_and_while_the_broker_is_awaited(play: Start) -> None:
+    it = play(authentication=AUTHENTICATED)
+    gate = trio.Event()
+
+    async def slow() -> AuthenticateResponse:
+        await gate.wait()
+        return authenticated()
+
+    it.backends.authentication.answers = [slow]
+    it.backends.broker_gate = trio.Event()
+    await it.client.say(connect("b0:6650"), commands.ping())
+    await it.client.must_hear(BaseCommand.PONG)
+    assert it.session.state is State.AUTHENTICATING
+    gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.session.state is State.CONNECTING_TO_BROKER
+    await it.client.say(commands.ping())
+    await it.client.must_hear(BaseCommand.PONG)
+
+
+# ---- what a client may not do
+
+
+@pytest.mark.parametrize(
+    ("command", "request_id"),
+    [
+        (BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5}), 5),
+        (BaseCommand(type=BaseCommand.SUBSCRIBE, subscribe={"request_id": 6}), 6),
+        (BaseCommand(type=BaseCommand.WATCH_TOPIC_LIST, watch_topic_list={"request_id": 7}), 7),
+        (BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA, get_or_create_schema={"request_id": 8}), 8),
+        (BaseCommand(type=BaseCommand.TC_CLIENT_CONNECT_REQUEST, tc_client_connect_request={"request_id": 9}), 9),
+        (BaseCommand(type=BaseCommand.FLOW), NO_REQUEST_ID),
+        (BaseCommand(type=BaseCommand.CONNECTED), NO_REQUEST_ID),
+    ],
+)
+async def test_a_command_that_needs_a_broker_is_answered_and_the_connection_stays(
+    play: Start, command: BaseCommand, request_id: int
+) -> None:
+    it = await play().in_lookup_mode()
+    await it.client.say(command)
+    error = (await it.client.must_hear(BaseCommand.ERROR)).error
+    assert (error.request_id, error.error) == (request_id, ServerError.NotAllowedError)
+    await it.client.say(lookup())
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    assert it.value("pulsar_proxy_refused_commands_total", reason="not_served") == 1
+
+
+async def test_a_message_is_answered_with_a_send_error(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    await it.client.say(BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": 2}))
+    error = (await it.client.must_hear(BaseCommand.SEND_ERROR)).send_error
+    assert (error.producer_id, error.sequence_id) == (1, 2)
+
+
+async def test_a_frame_too_large(play: Start) -> None:
+    it = await play(limits={"max_command_bytes": 2048}).in_lookup_mode()
+    await it.client.say(b"\x7f\xff\xff\xff")
+    code, text = await it.client.must_hear_error()
+    assert (code, "Too large" in text) == (ServerError.NotAllowedError, True)
+    assert await it.end() == "frame_too_large"
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff",
+        b"\x00\x00\x00\x01\x00",
+        b"\x00\x00\x00\x06\x00\x00\x00\xff\x08\x12",
+        commands.encode(BaseCommand(type=BaseCommand.LOOKUP)),
+    ],
+)
+async def test_garbage(play: Start, first: bool, garbage: bytes) -> None:
+    it = play()
+    if not first:
+        await it.in_lookup_mode()
+    await it.client.say(garbage)
+    code, _text = await it.client.must_hear_error()
+    assert code == ServerError.NotAllowedError
+    await it.end()
+    assert it.backends.forwarded == []
+
+
+async def test_an_http_client(play: Start) -> None:
+    it = play()
+    await it.client.say(b"GET / HTTP/1.1\r\nHost: proxy\r\n\r\n")
+    await it.client.must_hear_error()
+    assert await it.end() == "frame_too_large"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        lookup(),
+        auth_response(b"x"),
+        BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5}),
+        BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 1}),
+    ],
+)
+async def test_any_command_before_connect_ends_the_connection(play: Start, command: BaseCommand) -> None:
+    """Security: nothing is served to a client that has not been authenticated."""
+    it = play(authentication=AUTHENTICATED)
+    await it.client.say(command)
+    code, text = await it.client.must_hear_error()
+    assert code == ServerError.NotAllowedError
+    assert commands.command_name(command.type) in text
+    assert await it.end() == "not_allowed"
+    assert it.backends.forwarded == []
+    assert it.backends.authentication.rounds == []
+
+
+@pytest.mark.parametrize("command", [lookup(), connect(), auth_response(b"x"), BaseCommand(type=BaseCommand.FLOW)])
+async def test_any_command_while_authenticating_ends_the_connection(play: Start, command: BaseCommand) -> None:
+    """Security: a client cannot slip a request in before the verdict."""
+    it = play(authentication=AUTHENTICATED)
+    gate = trio.Event()
+
+    async def slow() -> AuthenticateResponse:
+        await gate.wait()
+        return authenticated()
+
+    it.backends.authentication.answers = [slow]
+    await it.client.say(connect(), command)
+    code, _ = await it.client.must_hear_error()
+    assert code == ServerError.NotAllowedError
+    gate.set()
+    assert await it.end() == "not_allowed"
+    assert it.backends.forwarded == []
+
+
+async def test_a_second_connect(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    await it.client.say(connect())
+    code, _ = await it.client.must_hear_error()
+    assert code == ServerError.NotAllowedError
+    assert await it.end() == "not_allowed"
+
+
+async def test_an_authentication_frame_after_completion(play: Start) -> None:
+    it = play(authentication=AUTHENTICATED)
+    await it.in_lookup_mode()
+    await it.client.say(auth_response(b"again"))
+    await it.client.must_hear_error()
+    assert await it.end() == "not_allowed"
+    assert len(it.backends.authentication.rounds) == 1
+
+
+@pytest.mark.parametrize("version", [0, 9])
+async def test_a_protocol_version_too_old(play: Start, version: int) -> None:
+    it = play()
+    await it.client.say(connect(protocol_version=version))
+    code, _ = await it.client.must_hear_error()
+    assert code == ServerError.UnsupportedVersionError
+    assert await it.end() == "not_allowed"
+
+
+async def test_a_client_may_not_say_that_it_is_a_proxy(play: Start) -> None:
+    """Security: a broker decides by this field whether to believe an original principal."""
+    it = play()
+    await it.client.say(connect("b0:6650", proxy_version="4.0.8"))
+    assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Must not provide proxyVersion")
+    assert await it.end() == "not_allowed"
+    assert it.backends.opened == []
+
+
+async def test_what_a_connect_says_of_who_is_behind_it_counts_for_nothing(play: Start) -> None:
+    it = play(authentication=AUTHENTICATED)
+    await it.client.say(connect(original_principal="admin", original_auth_data="x", original_auth_method="token"))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    assert it.session.identity.role == "alice"
+
+
+# ---- authentication
+
+
+async def test_authenticated_at_once(play: Start) -> None:
+    it = play(authentication=AUTHENTICATED)
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    assert it.backends.authentication.rounds == [("token", SECRET)]
+    await it.client.say(lookup())
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    [(_, identity, _)] = it.backends.forwarded
+    assert (identity.principal, identity.sealed) == (ALICE, b"sealed")
+
+
+async def test_challenge_rounds(play: Start) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [challenge(b"q1"), challenge(b"q2"), authenticated()]
+    await it.client.say(connect(auth_method_name="sasl", auth_data=b"a0"))
+    for number in (1, 2):
+        asked = (await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)).auth_challenge
+        assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == ("sasl", b"q%d" % number)
+        assert asked.protocol_version == 21
+        await it.client.say(auth_response(b"a%d" % number, "sasl"))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    assert it.backends.authentication.rounds == [("sasl", b"a0"), ("sasl", b"a1"), ("sasl", b"a2")]
+
+
+async def test_another_method_in_an_answer_reaches_the_auth_worker_as_it_is(
+    play: Start, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [challenge(b"q"), denied("other_method")]
+    await it.client.say(connect(auth_method_name="sasl"))
+    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    await it.client.say(auth_response(b"a", "token"))
+    await it.client.must_hear_error()
+    assert it.backends.authentication.rounds[1] == ("token", b"a")
+
+
+@pytest.mark.parametrize("command", [lookup(), connect(), BaseCommand(type=BaseCommand.FLOW)])
+async def test_any_other_command_in_answer_to_a_challenge(play: Start, command: BaseCommand) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [challenge(b"q"), authenticated()]
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    await it.client.say(command)
+    await it.client.must_hear_error()
+    assert await it.end() == "not_allowed"
+    assert it.backends.forwarded == []
+
+
+@pytest.mark.parametrize("verdict", [denied("expired"), denied(""), AuthenticateResponse()])
+async def test_a_denial_is_generic_and_comes_after_the_fixed_delay(
+    play: Start, verdict: AuthenticateResponse, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: neither text nor time may help whoever guesses. An answer without a verdict is a denial too."""
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [verdict]
+    started = trio.current_time()
+    await it.client.say(connect())
+    assert await it.client.must_hear_error() == (ServerError.AuthenticationError, "Failed to authenticate")
+    assert trio.current_time() - started == pytest.approx(0.2)
+    assert await it.end() == "authentication_failed"
+    assert it.backends.forwarded == []
+    assert it.session.identity.role == ""
+
+
+async def test_a_denial_in_a_later_round_is_the_same(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [challenge(b"q"), denied()]
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    started = trio.current_time()
+    await it.client.say(auth_response(b"a"))
+    assert await it.client.must_hear_error() == (ServerError.AuthenticationError, "Failed to authenticate")
+    assert trio.current_time() - started == pytest.approx(0.2)
+
+
+async def test_nothing_is_answered_while_a_denial_waits(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(authentication={"enabled": True, "failure_delay_ms": 5000})
+    it.backends.authentication.answers = [denied()]
+    await it.client.say(connect())
+    await trio.sleep(1)
+    await it.client.say(lookup(), connect(), commands.ping())
+    assert await it.client.must_hear_error() == (ServerError.AuthenticationError, "Failed to authenticate")
+    assert it.backends.forwarded == []
+    assert len(it.backends.authentication.rounds) == 1
+
+
+@pytest.mark.parametrize("error", [RpcConnectionLost("gone"), RpcDeadlineExceeded("late")])
+async def test_no_verdict_is_no_admission(play: Start, error: Exception) -> None:
+    """Security: the auth worker is gone in the middle; deny, and never ask again."""
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [challenge(b"q"), error, authenticated()]
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    await it.client.say(auth_response(b"a"))
+    code, _ = await it.client.must_hear_error()
+    assert code == ServerError.ServiceNotReady
+    assert await it.end() == "authentication_unavailable"
+    assert len(it.backends.authentication.rounds) == 2
+
+
+async def test_authentication_off_asks_nobody(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    assert it.backends.authentication.rounds == []
+
+
+async def test_no_secret_in_any_log_or_error(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    """Security: every way in which a session with a credential can end."""
+    stories: list[tuple[list[Any], list[BaseCommand | bytes]]] = [
+        ([denied()], []),
+        ([RpcConnectionLost("gone")], []),
+        ([authenticated()], [connect(), b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff"]),
+        ([challenge(b"q")], [auth_response(SECRET), lookup()]),
+        ([challenge(b"q")], [b"\x7f\xff\xff\xff" + SECRET]),
+        ([authenticated()], [lookup(), BaseCommand(type=BaseCommand.PRODUCER)]),
+    ]
+    with structlog.testing.capture_logs() as logs:
+        for answers, says in stories:
+            it = play(authentication=AUTHENTICATED)
+            it.backends.authentication.answers = answers
+            await it.client.say(connect())
+            for one in says:
+                await it.client.say(one)
+                await trio.sleep(0.1)
+            await trio.sleep(1)
+            await it.client.stream.send_eof()
+            assert SECRET not in await it.client.read_all()
+            await it.end()
+    assert logs
+    assert SECRET.decode() not in str(logs)
+    assert SECRET.hex() not in str(logs)
+
+
+# ---- deadlines
+
+
+async def test_a_client_that_never_says_connect(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(limits={"handshake_timeout_ms": 3000})
+    await it.client.must_hear_end()
+    assert trio.current_time() == pytest.approx(3)
+    assert await it.end() == "handshake_timeout"
+
+
+async def test_pings_do_not_stretch_the_handshake(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(limits={"handshake_timeout_ms": 3000})
+    it.nursery.start_soon(ping_every_second, it)
+    await it.ended.wait()
+    assert trio.current_time() == pytest.approx(3)
+
+
+async def ping_every_second(it: Play) -> None:
+    while not it.ended.is_set():
+        await it.client.say(commands.ping())
+        await it.client.hear()
+        await trio.sleep(1)
+
+
+async def test_half_a_connect_does_not_stretch_the_handshake(
+    play: Start, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = play(limits={"handshake_timeout_ms": 3000})
+    for byte in commands.encode(connect())[:5]:
+        await it.client.say(bytes([byte]))
+        await trio.sleep(0.5)
+    await it.client.must_hear_end()
+    assert trio.current_time() == pytest.approx(3)
+
+
+async def test_an_auth_worker_that_does_not_answer(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(authentication=AUTHENTICATED, limits={"handshake_timeout_ms": 3000})
+    it.backends.authentication.answers = [trio.sleep_forever]
+    await it.client.say(connect())
+    code, text = await it.client.must_hear_error()
+    assert (code, text) == (ServerError.ServiceNotReady, "The handshake took too long")
+    assert trio.current_time() == pytest.approx(3)
+    assert await it.end() == "handshake_timeout"
+
+
+async def test_a_client_that_does_not_answer_a_challenge(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(authentication=AUTHENTICATED, limits={"handshake_timeout_ms": 3000})
+    it.backends.authentication.answers = [challenge(b"q")]
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    code, _ = await it.client.must_hear_error()
+    assert code == ServerError.ServiceNotReady
+    assert trio.current_time() == pytest.approx(3)
+
+
+async def test_a_silent_client_is_pinged_then_closed(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = await play(limits={"keep_alive_interval_ms": 30_000, "handshake_timeout_ms": 10_000}).in_lookup_mode()
+    started = trio.current_time()
+    await it.client.say(lookup())
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.must_hear(BaseCommand.PING)
+    assert trio.current_time() - started == pytest.approx(30)
+    await it.client.must_hear_end()
+    assert trio.current_time() - started == pytest.approx(60)
+    assert await it.end() == "keep_alive_timeout"
+
+
+@pytest.mark.parametrize("handshake_ms", [5_000, 300_000])
+async def test_the_first_ping_comes_after_the_interval_not_at_the_handshakes_deadline(
+    play: Start, handshake_ms: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await play(limits={"keep_alive_interval_ms": 30_000, "handshake_timeout_ms": handshake_ms}).in_lookup_mode()
+    await it.client.must_hear(BaseCommand.PING)
+    assert trio.current_time() == pytest.approx(30)
+
+
+async def test_a_client_that_answers_pings_stays(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = await play(limits={"keep_alive_interval_ms": 30_000}).in_lookup_mode()
+    for _ in range(5):
+        await it.client.must_hear(BaseCommand.PING)
+        await trio.sleep(1)
+        await it.client.say(commands.pong())
+    await it.client.say(lookup())
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+
+
+async def test_a_client_that_does_not_read_our_ping(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(lockstep=True, limits={"keep_alive_interval_ms": 5000})
+    it.nursery.start_soon(it.client.say, connect())
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    assert await it.end() in {"client_does_not_read", "keep_alive_timeout"}
+
+
+async def test_a_client_that_is_gone_when_it_is_pinged(
+    play: Start, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await play(limits={"keep_alive_interval_ms": 5000}).in_lookup_mode()
+
+    async def reset(_data: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        raise trio.BrokenResourceError
+
+    monkeypatch.setattr(it.stream, "send_all", reset)
+    assert await it.end() == "client_broke_off"
+
+
+async def test_a_client_that_pings_by_itself_is_not_pinged(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = await play(limits={"keep_alive_interval_ms": 30_000}).in_lookup_mode()
+    for _ in range(10):
+        await it.client.say(commands.ping())
+        await it.client.must_hear(BaseCommand.PONG)
+        await trio.sleep(20)
+
+
+# ---- limits and slowness
+
+
+async def test_the_limit_of_lookups_in_one_connection(play: Start) -> None:
+    it = await play(limits={"max_concurrent_lookups_per_connection": 2}).in_lookup_mode()
+    gate = trio.Event()
+
+    async def forward(request: bytes) -> EnvelopeResponse:
+        await gate.wait()
+        request_id = commands.parse_command(request).lookup_topic.request_id
+        return EnvelopeResponse(response=lookup_answer(request_id).SerializeToString())
+
+    it.backends.forward_by = forward
+    await it.client.say(*(lookup(request_id=number) for number in (1, 2, 3)))
+    refused = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    assert (refused.request_id, refused.error) == (3, ServerError.TooManyRequests)
+    metadata = BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 4})
+    await it.client.say(metadata)
+    body = (await it.client.must_hear(BaseCommand.PARTITIONED_METADATA_RESPONSE)).partition_metadata_response
+    assert (body.request_id, body.error) == (4, ServerError.TooManyRequests)
+    assert it.value("pulsar_proxy_refused_commands_total", reason="too_many_requests") == 2
+    gate.set()
+    answered = {
+        (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id for _ in range(2)
+    }
+    assert answered == {1, 2}
+    await it.client.say(lookup(request_id=5))
+    answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
+    assert (answer.request_id, answer.error) == (5, 0)
+
+
+async def test_a_client_that_does_not_read_its_answers(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(lockstep=True, limits={"keep_alive_interval_ms": 5000})
+    it.nursery.start_soon(it.client.say, connect())
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    started = trio.current_time()
+    await it.client.say(lookup())
+    assert await it.end() == "client_does_not_read"
+    assert trio.current_time() - started == pytest.approx(5)
+
+
+async def test_a_client_that_does_not_read_its_pong(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(lockstep=True, limits={"keep_alive_interval_ms": 5000})
+    it.nursery.start_soon(it.client.say, commands.ping())
+    assert await it.end() == "client_does_not_read"
+
+
+async def test_many_answers_to_a_client_that_does_not_read_end_it_as_soon(
+    play: Start, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = play(lockstep=True, limits={"keep_alive_interval_ms": 5000})
+    it.nursery.start_soon(it.client.say, connect())
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    started = trio.current_time()
+    await it.client.say(*(lookup(request_id=number) for number in range(5)))
+    assert await it.end() == "client_does_not_read"
+    assert trio.current_time() - started == pytest.approx(5)
+
+
+# ---- leaving
+
+
+async def test_the_client_leaves(play: Start) -> None:
+    for story in ([], [connect()], [connect(), lookup()]):
+        it = play()
+        for command in story:
+            await it.client.say(command)
+            await trio.testing.wait_all_tasks_blocked()
+        await it.client.stream.send_eof()
+        assert await it.end() == "client_closed"
+        assert it.session.state is State.CLOSED
+
+
+async def test_the_client_leaves_while_it_is_judged(play: Start) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [trio.sleep_forever]
+    await it.client.say(connect())
+    await trio.testing.wait_all_tasks_blocked()
+    await it.client.stream.aclose()
+    assert await it.end() == "client_closed"
+
+
+async def test_the_connection_breaks(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = await play().in_lookup_mode()
+    gate = trio.Event()
+
+    async def reset(_size: int) -> bytes:
+        await gate.wait()
+        raise trio.BrokenResourceError
+
+    monkeypatch.setattr(it.stream, "receive_some", reset)
+    await it.client.say(commands.ping())
+    await it.client.must_hear(BaseCommand.PONG)
+    gate.set()
+    assert await it.end() == "client_broke_off"
+
+
+async def test_a_client_that_is_gone_when_its_error_is_to_be_said(
+    play: Start, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [denied()]
+    await it.client.say(connect())
+    await trio.sleep(0.1)
+    await it.client.stream.aclose()
+    assert await it.end() == "authentication_failed"
+
+
+async def test_a_client_that_is_gone_when_its_answer_comes(play: Start) -> None:
+    it = await play().in_lookup_mode()
+
+    async def forward(_request: bytes) -> EnvelopeResponse:
+        await it.client.stream.aclose()
+        return EnvelopeResponse(response=lookup_answer(1).SerializeToString())
+
+    it.backends.forward_by = forward
+    await it.client.say(lookup())
+    assert await it.end() == "client_closed"
+
+
+async def test_drain_while_idle_in_lookup_mode(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    it.session.drain()
+    await it.client.must_hear_end()
+    assert await it.end() == "shut_down"
+
+
+async def test_drain_before_connect(play: Start) -> None:
+    it = play()
+    await trio.testing.wait_all_tasks_blocked()
+    it.session.drain()
+    await it.client.must_hear_end()
+    assert await it.end() == "shut_down"
+
+
+async def test_drain_lets_lookups_finish(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    gate = trio.Event()
+
+    async def forward(_request: bytes) -> EnvelopeResponse:
+        await gate.wait()
+        return EnvelopeResponse(response=lookup_answer(7).SerializeToString())
+
+    it.backends.forward_by = forward
+    await it.client.say(lookup())
+    await trio.testing.wait_all_tasks_blocked()
+    it.session.drain()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not it.ended.is_set()
+    gate.set()
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.must_hear_end()
+    assert await it.end() == "shut_down"
+
+
+async def test_drain_lets_an_authentication_finish(play: Start) -> None:
+    it = play(authentication=AUTHENTICATED)
+    gate = trio.Event()
+
+    async def slow() -> AuthenticateResponse:
+        await gate.wait()
+        return authenticated(Principal(name="bob"))
+
+    it.backends.authentication.answers = [slow]
+    await it.client.say(connect())
+    await trio.testing.wait_all_tasks_blocked()
+    it.session.drain()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not it.ended.is_set()
+    gate.set()
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.must_hear_end()
+    assert await it.end() == "shut_down"
+
+
+async def test_a_defect_ends_this_session_and_is_not_hidden(play: Start) -> None:
+    it = await play().in_lookup_mode()
+
+    async def forward(_request: bytes) -> EnvelopeResponse:
+        await trio.lowlevel.checkpoint()
+        raise ZeroDivisionError
+
+    it.backends.forward_by = forward
+    await it.client.say(lookup())
+    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        await it.end()
+    await it.client.must_hear_end()
+
+
+async def test_failures_are_logged_with_who_and_why(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [denied("expired")]
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(connect("b0:6650"))
+        await it.end()
+    [entry] = logs
+    assert entry["client"] == CLIENT
+    assert entry["target"] == "b0:6650"
+    assert entry["cause"] == "authentication_failed"
+    assert "expired" in entry["reason"]

@@ -1,0 +1,299 @@
+"""proxy.forwarder.session on its way into the relay: what may reach the broker, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from forwarder_fakes import CLIENT, Play, authenticated, connect, lookup
+
+from proto import commands
+from proto.client_machine import State
+from proto.frames import encode_frame
+from proto.pulsar_pb2 import BaseCommand, ServerError
+from proxy.forwarder.backends import TargetRefused
+from proxy.runtime.broker_link import BrokerLinkFailed
+from proxy.runtime.rpc_client import RpcDeadlineExceeded
+
+Start = Callable[..., Play]
+TARGET = "b0:6650"
+PRODUCER = BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5})
+
+
+async def relaying(play: Start) -> Play:
+    it = play()
+    await it.client.say(connect(TARGET))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    return it
+
+
+async def test_the_way_into_the_relay(play: Start) -> None:
+    it = play(authentication={"enabled": True})
+    it.backends.authentication.answers = [authenticated()]
+    await it.client.say(connect(TARGET))
+    connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
+    assert connected == it.backends.broker_connected, "the broker's own Connected"
+    [(message, identity, client)] = it.backends.opened
+    assert (message.proxy_to_broker_url, identity.role, identity.sealed, client) == (TARGET, "alice", b"sealed", CLIENT)
+    assert it.session.state is State.RELAYING
+    for stage in ("authentication", "broker", "total"):
+        assert it.value("pulsar_proxy_handshake_seconds_count", stage=stage) == 1
+
+
+async def test_bytes_are_relayed_blind_both_ways(play: Start) -> None:
+    it = await relaying(play)
+    await it.client.say(b"\xff\xff\xff\xff this is no frame")
+    assert await it.backends.broker.read_exactly(21) == b"\xff\xff\xff\xff this is no frame"
+    await it.backends.broker.say(b"nor is this")
+    assert await it.client.read_exactly(11) == b"nor is this"
+    assert it.value("pulsar_proxy_binary_bytes_total", direction="to_broker") == 21
+    assert it.session.bytes_to_broker == 21
+    assert it.value("pulsar_proxy_binary_ops_total", direction="to_client") == 2
+    assert it.session.bytes_to_client == it.value("pulsar_proxy_binary_bytes_total", direction="to_client")
+
+
+async def test_bytes_behind_the_brokers_connected_follow_it(play: Start) -> None:
+    it = play()
+    it.backends.broker_rest = b"first bytes of the relay"
+    await it.client.say(connect(TARGET))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    assert await it.client.read_exactly(24) == b"first bytes of the relay"
+
+
+async def test_ping_is_the_brokers_once_relaying(play: Start) -> None:
+    it = await relaying(play)
+    await it.client.say(commands.ping())
+    assert (await it.backends.broker.must_hear(BaseCommand.PING)).type == BaseCommand.PING
+
+
+async def test_an_idle_relay_has_no_deadline(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = await relaying(play)
+    await trio.sleep(24 * 3600)
+    await it.client.say(b"x")
+    assert await it.backends.broker.read_exactly(1) == b"x"
+
+
+# ---- a client in a hurry
+
+
+async def awaiting_the_broker(play: Start, *early: BaseCommand | bytes, **tables: Any) -> Play:
+    """A session that waits for its broker, and what its client says meanwhile."""
+    it = play(**tables)
+    it.backends.broker_gate = trio.Event()
+    await it.client.say(connect(TARGET))
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.session.state is State.CONNECTING_TO_BROKER
+    if early:
+        await it.client.say(*early)
+        await trio.testing.wait_all_tasks_blocked()
+    return it
+
+
+async def test_early_frames_are_held_and_are_the_relays_first(
+    play: Start, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Nothing may reach the broker before its Connected, and nothing is lost."""
+    second = encode_frame(lookup().SerializeToString(), b"with a payload")
+    it = await awaiting_the_broker(play, PRODUCER, second, b"\x00\x00\x00\x09half a fr")
+    with trio.move_on_after(5):
+        pytest.fail(f"reached the broker early: {await it.backends.broker.stream.receive_some(100)!r}")
+    it.backends.broker_gate.set()
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    expected = commands.encode(PRODUCER) + second + b"\x00\x00\x00\x09half a fr"
+    assert await it.backends.broker.read_exactly(len(expected)) == expected
+
+
+async def test_pings_among_early_frames_keep_their_order_behind_the_first_held(play: Start) -> None:
+    it = await awaiting_the_broker(play, commands.ping(), PRODUCER, commands.ping())
+    await it.client.must_hear(BaseCommand.PONG)
+    it.backends.broker_gate.set()
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    expected = commands.encode(PRODUCER) + commands.ping()
+    assert await it.backends.broker.read_exactly(len(expected)) == expected
+
+
+async def test_a_frame_that_comes_in_the_same_instant_as_connected_is_not_lost(
+    play: Start, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Trio runs what is ready at the same time in random order; no order may lose the frame."""
+    for attempt in range(24):
+        it = await awaiting_the_broker(play)
+        receiving: trio.testing.MemoryReceiveStream = it.stream.receive_stream  # type: ignore[attr-defined]
+        receiving.put_data(commands.encode(PRODUCER))  # without a checkpoint before the next line
+        it.backends.broker_gate.set()
+        await it.client.must_hear(BaseCommand.CONNECTED)
+        with trio.move_on_after(5) as patience:
+            assert (await it.backends.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
+        assert not patience.cancelled_caught, f"the frame was lost in attempt {attempt}"
+
+
+async def test_a_held_frame_does_not_stretch_the_handshake(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = await awaiting_the_broker(play, PRODUCER, limits={"handshake_timeout_ms": 3000})
+    code, text = await it.client.must_hear_error()
+    assert (code, text) == (ServerError.ServiceNotReady, "The handshake took too long")
+    assert trio.current_time() == pytest.approx(3)
+    assert await it.end() == "handshake_timeout"
+
+
+async def test_a_held_frame_is_dropped_when_the_broker_refuses(play: Start) -> None:
+    it = await awaiting_the_broker(play, PRODUCER)
+    it.backends.broker_failure = TargetRefused("host", "no")
+    it.backends.broker_gate.set()
+    await it.client.must_hear_error()
+    assert await it.end() == "target_denied"
+
+
+@pytest.mark.parametrize("command", [connect(), BaseCommand(type=BaseCommand.AUTH_RESPONSE, auth_response={})])
+async def test_out_of_turn_while_the_broker_is_awaited(play: Start, command: BaseCommand) -> None:
+    it = await awaiting_the_broker(play, command)
+    code, _ = await it.client.must_hear_error()
+    assert code == ServerError.NotAllowedError
+    it.backends.broker_gate.set()
+    assert await it.end() == "not_allowed"
+
+
+# ---- failures
+
+
+async def test_a_denied_target_in_the_java_proxys_words_and_no_others(play: Start) -> None:
+    """Security: why a target is denied would tell a stranger what is behind the proxy."""
+    it = play()
+    it.backends.broker_failure = TargetRefused("address", "b0:6650 is at 10.0.0.1, outside the rules")
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(connect(TARGET))
+        assert await it.client.must_hear_error() == (ServerError.ServiceNotReady, "Target broker cannot be validated.")
+        assert await it.end() == "target_denied"
+    assert it.value("pulsar_proxy_broker_connection_failures_total", reason="address") == 1
+    [entry] = logs
+    assert (entry["target"], entry["reason"]) == (TARGET, "b0:6650 is at 10.0.0.1, outside the rules")
+
+
+async def test_a_broker_that_refuses_is_quoted(play: Start) -> None:
+    it = play()
+    it.backends.broker_failure = BrokerLinkFailed(
+        "refused", "for the log", code=ServerError.AuthorizationError, message="Invalid roles."
+    )
+    await it.client.say(connect(TARGET))
+    assert await it.client.must_hear_error() == (ServerError.AuthorizationError, "Invalid roles.")
+    assert await it.end() == "broker_failed"
+    assert it.value("pulsar_proxy_broker_connection_failures_total", reason="refused") == 1
+
+
+async def test_no_answer_from_the_lookup_worker(play: Start) -> None:
+    it = play()
+    it.backends.broker_failure = RpcDeadlineExceeded("no answer")
+    await it.client.say(connect(TARGET))
+    code, _ = await it.client.must_hear_error()
+    assert code == ServerError.ServiceNotReady
+    assert await it.end() == "lookup_unavailable"
+
+
+async def test_the_handshakes_deadline_covers_the_broker(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(limits={"handshake_timeout_ms": 3000})
+    it.backends.broker_gate = trio.Event()
+    await it.client.say(connect(TARGET))
+    await it.client.must_hear_error()
+    assert trio.current_time() == pytest.approx(3)
+    assert await it.end() == "handshake_timeout"
+
+
+async def test_nobody_who_is_not_authenticated_reaches_a_broker(play: Start) -> None:
+    """Security."""
+    it = play(authentication={"enabled": True, "failure_delay_ms": 0})
+    it.backends.authentication.answers = [RpcDeadlineExceeded("no answer")]
+    await it.client.say(connect(TARGET))
+    await it.client.must_hear_error()
+    await it.end()
+    assert it.backends.opened == []
+
+
+async def test_the_client_leaves_while_the_broker_is_awaited(play: Start) -> None:
+    it = play()
+    it.backends.broker_gate = trio.Event()
+    await it.client.say(connect(TARGET))
+    await trio.testing.wait_all_tasks_blocked()
+    await it.client.stream.aclose()
+    assert await it.end() == "client_closed"
+
+
+async def test_a_broker_that_is_there_too_late_is_closed(play: Start, nursery: trio.Nursery) -> None:
+    it = play(lockstep=True)
+    it.backends.broker_gate = trio.Event()
+    nursery.start_soon(it.client.say, connect(TARGET))
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(it.client.say, connect())  # out of turn; and the client is slow to read what it is told
+    await trio.testing.wait_all_tasks_blocked()
+    it.backends.broker_gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.session._link is not None
+    await it.client.must_hear(BaseCommand.ERROR)
+    await it.client.stream.aclose()
+    assert await it.end() == "not_allowed"
+    assert await it.backends.broker.read_all() == b""
+
+
+# ---- the end
+
+
+async def test_the_broker_closes(play: Start) -> None:
+    it = await relaying(play)
+    await it.backends.broker.say(b"last words")
+    await it.backends.broker.stream.aclose()
+    assert await it.client.read_all() == b"last words"
+    await it.client.stream.aclose()
+    assert await it.end() == "relay_ended"
+
+
+async def test_the_client_closes(play: Start) -> None:
+    it = await relaying(play)
+    await it.client.say(b"last words")
+    await it.client.stream.send_eof()
+    assert await it.backends.broker.read_all() == b"last words"
+    await it.backends.broker.say(b"answer")
+    await it.backends.broker.stream.aclose()
+    assert await it.client.read_all() == b"answer"
+    assert await it.end() == "relay_ended"
+
+
+async def test_the_end_of_a_relay_is_logged_with_its_figures(play: Start) -> None:
+    it = await relaying(play)
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(b"12345")
+        await it.client.stream.send_eof()
+        await it.backends.broker.read_all()
+        await it.backends.broker.stream.aclose()
+        await it.end()
+    [entry] = logs
+    assert (entry["client"], entry["broker"], entry["bytes_to_broker"]) == (CLIENT, TARGET, 5)
+
+
+async def test_half_close_timeout(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = play(relay={"half_close_timeout_ms": 4000})
+    await it.client.say(connect(TARGET))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.stream.send_eof()
+    assert await it.end() == "relay_ended"
+    assert trio.current_time() == pytest.approx(4)
+    assert await it.backends.broker.read_all() == b"", "both sides are closed"
+    await it.client.must_hear_end()
+
+
+async def test_drain_leaves_a_relay_to_its_client(play: Start) -> None:
+    it = await relaying(play)
+    it.session.drain()
+    await it.client.say(b"still working")
+    assert await it.backends.broker.read_exactly(13) == b"still working"
+
+
+async def test_drain_while_the_broker_is_awaited_leads_into_the_relay(play: Start) -> None:
+    it = play()
+    it.backends.broker_gate = trio.Event()
+    await it.client.say(connect(TARGET))
+    await trio.testing.wait_all_tasks_blocked()
+    it.session.drain()
+    it.backends.broker_gate.set()
+    await it.client.must_hear(BaseCommand.CONNECTED)

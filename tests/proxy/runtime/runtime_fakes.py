@@ -1,0 +1,97 @@
+"""An RPC server and clients of it, connected in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import trio
+import trio.testing
+from proto.roles import Role
+from proto.rpc_frames import RpcDecoder, encode_rpc
+from proto.rpc_pb2 import Call, Frame, Reply, Text
+from proxy.runtime.peers import Caller
+from proxy.runtime.rpc_client import RpcClient
+from proxy.runtime.rpc_server import Handler, RpcServer
+
+FRAME_BYTES_MAX = 65536
+
+
+class Wires:
+    """Gives a client connections to a server, as often as it asks, and can cut them."""
+
+    def __init__(self, nursery: trio.Nursery, handlers: Mapping[int, Handler], role: Role) -> None:
+        self._nursery = nursery
+        self.server = RpcServer(handlers, max_frame_bytes=FRAME_BYTES_MAX)
+        self.caller = Caller(role, 4711)
+        self.streams: list[trio.abc.HalfCloseableStream] = []
+        self.refusals = 0
+        """How many attempts to refuse before one is let through."""
+
+    async def connect(self) -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        if self.refusals:
+            self.refusals -= 1
+            raise ConnectionRefusedError(111, "Connection refused")
+        ours, theirs = trio.testing.memory_stream_pair()
+        self.streams.append(theirs)
+        self._nursery.start_soon(self.server.serve_connection, theirs, self.caller)
+        return ours
+
+    async def cut(self) -> None:
+        """As if the worker died."""
+        await trio.aclose_forcefully(self.streams[-1])
+
+    def client(self) -> RpcClient:
+        """A client that is running."""
+        client = RpcClient(self.connect, max_frame_bytes=FRAME_BYTES_MAX)
+        self._nursery.start_soon(client.run)
+        return client
+
+
+class RawServer:
+    """The other end of a client's connection, written frame by frame."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._ends: list[trio.abc.HalfCloseableStream] = []
+        self._arrived = trio.Event()
+        self._decoder = RpcDecoder(max_frame_bytes=1 << 24)
+
+    async def connect(self) -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        ours, theirs = trio.testing.memory_stream_pair()
+        self._ends.append(theirs)
+        self._decoder = RpcDecoder(max_frame_bytes=1 << 24)
+        self._arrived.set()
+        return ours
+
+    @property
+    def connections(self) -> int:
+        return len(self._ends)
+
+    @property
+    def stream(self) -> trio.abc.HalfCloseableStream:
+        return self._ends[-1]
+
+    async def read(self) -> Call:
+        """The next call."""
+        await self._arrived.wait()
+        while (frame := self._decoder.next_frame()) is None:
+            data = await self.stream.receive_some(65536)
+            assert data, "the client closed"
+            self._decoder.receive_data(data)
+        return frame.call
+
+    async def reply(self, correlation_id: int, text: str = "", status: int = 0, detail: str = "") -> None:
+        body = Text(text=text).SerializeToString()
+        reply = Reply(correlation_id=correlation_id, status=status, detail=detail, response=body)  # type: ignore[arg-type]
+        await self.stream.send_all(encode_rpc(Frame(reply=reply)))
+
+
+async def outcome(call: Callable[[], Awaitable[Any]]) -> Any:
+    """What a call gives or raises."""
+    try:
+        return await call()
+    except Exception as error:  # noqa: BLE001 -- handed to the test
+        return error

@@ -1,0 +1,630 @@
+"""proxy.runtime.rpc_client and rpc_server, each against the other and each against a stranger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from runtime_fakes import FRAME_BYTES_MAX, RawServer, Wires, outcome
+
+from proto.roles import MAY_CALL, Role
+from proto.rpc_frames import RpcDecoder, encode_rpc
+from proto.rpc_pb2 import Call, Empty, Frame, Method, Reply, Status, Text
+from proxy.runtime import rpc_server
+from proxy.runtime.peers import Caller
+from proxy.runtime.rpc_client import (
+    RpcCallRefused,
+    RpcClient,
+    RpcConnectionLost,
+    RpcDeadlineExceeded,
+    RpcError,
+    RpcPool,
+)
+from proxy.runtime.rpc_server import Handler, RpcRefused, RpcServer
+
+MakeWires = Callable[..., Wires]
+
+
+async def echo(data: bytes, _caller: Caller) -> bytes:
+    await trio.lowlevel.checkpoint()
+    return data
+
+
+@pytest.fixture
+def wires(nursery: trio.Nursery) -> MakeWires:
+    def make(handlers: Mapping[int, Handler] | None = None, role: Role = Role.FORWARDER) -> Wires:
+        return Wires(nursery, handlers or {Method.ENVELOPE: echo}, role)
+
+    return make
+
+
+async def ask(client: RpcClient, text: str = "", method: int = Method.ENVELOPE, **how: Any) -> str:
+    how.setdefault("timeout_s", 5.0)
+    return (await client.call(method, Text(text=text), Text, **how)).text
+
+
+# ---- both ends
+
+
+async def test_a_call(wires: MakeWires) -> None:
+    assert await ask(wires().client(), "hello") == "hello"
+
+
+async def test_calls_are_multiplexed(wires: MakeWires, nursery: trio.Nursery) -> None:
+    gates = {name: trio.Event() for name in "abc"}
+
+    async def gated(data: bytes, _caller: Caller) -> bytes:
+        await gates[Text.FromString(data).text].wait()
+        return data
+
+    client = wires({Method.ENVELOPE: gated}).client()
+    answers: list[str] = []
+
+    async def one(name: str) -> None:
+        answers.append(await ask(client, name))
+
+    for name in "abc":
+        nursery.start_soon(one, name)
+    await trio.testing.wait_all_tasks_blocked()
+    assert client.in_flight == 3
+    for name in "cab":
+        gates[name].set()
+        await trio.testing.wait_all_tasks_blocked()
+    assert answers == ["c", "a", "b"]
+    assert client.in_flight == 0
+
+
+async def test_many_calls_at_once(wires: MakeWires) -> None:
+    client = wires().client()
+    answers: set[str] = set()
+
+    async def one(text: str) -> None:
+        answers.add(await ask(client, text))
+
+    async with trio.open_nursery() as calls:
+        for number in range(500):
+            calls.start_soon(one, str(number))
+    assert answers == {str(number) for number in range(500)}
+
+
+async def test_the_handler_knows_who_calls(wires: MakeWires) -> None:
+    callers: list[Caller] = []
+
+    async def who(data: bytes, caller: Caller) -> bytes:
+        callers.append(caller)
+        return await echo(data, caller)
+
+    await ask(wires({Method.ENVELOPE: who}).client())
+    assert callers == [Caller(Role.FORWARDER, 4711)]
+
+
+@pytest.mark.parametrize("method", sorted({*MAY_CALL, 0, 99}))
+@pytest.mark.parametrize("role", list(Role))
+async def test_the_role_table_is_enforced(wires: MakeWires, role: Role, method: int) -> None:
+    """Security: KIP-590's ClusterAction. What a role may not call does not run."""
+    ran: list[int] = []
+
+    async def handler(data: bytes, _caller: Caller) -> bytes:
+        ran.append(method)
+        return await echo(data, _caller)
+
+    client = wires({method: handler}, role).client()
+    if role in MAY_CALL.get(method, frozenset()):
+        assert await ask(client, "x", method) == "x"
+    else:
+        with structlog.testing.capture_logs() as logs, pytest.raises(RpcCallRefused) as caught:
+            await ask(client, "x", method)
+        assert caught.value.status == Status.CLUSTER_AUTHORIZATION_FAILED
+        assert ran == []
+        assert [(entry["log_level"], entry["caller"]) for entry in logs] == [("error", role.value)]
+
+
+async def test_a_method_that_is_not_served_here(wires: MakeWires) -> None:
+    with pytest.raises(RpcCallRefused) as caught:
+        await ask(wires().client(), method=Method.RESOLVE_TARGET)
+    assert caught.value.status == Status.UNSUPPORTED_VERSION
+
+
+async def test_a_refusal_travels_with_status_and_detail(wires: MakeWires) -> None:
+    async def refuse(_data: bytes, _caller: Caller) -> bytes:
+        await trio.lowlevel.checkpoint()
+        raise RpcRefused(Status.INVALID_REQUEST, "because")
+
+    with pytest.raises(RpcCallRefused, match="INVALID_REQUEST: because") as caught:
+        await ask(wires({Method.ENVELOPE: refuse}).client())
+    assert caught.value.status == Status.INVALID_REQUEST
+
+
+async def test_a_handler_that_crashes_harms_nobody_else(wires: MakeWires, nursery: trio.Nursery) -> None:
+    gate = trio.Event()
+
+    async def handler(data: bytes, _caller: Caller) -> bytes:
+        await gate.wait()
+        if Text.FromString(data).text == "bad":
+            raise ZeroDivisionError("secret detail")
+        return data
+
+    client = wires({Method.ENVELOPE: handler}).client()
+    answers: list[str] = []
+
+    async def good() -> None:
+        answers.append(await ask(client, "good"))
+
+    nursery.start_soon(good)
+    await trio.testing.wait_all_tasks_blocked()
+    gate.set()
+    with structlog.testing.capture_logs() as logs, pytest.raises(RpcCallRefused) as caught:
+        await ask(client, "bad")
+    assert caught.value.status == Status.UNKNOWN_SERVER_ERROR
+    assert "secret detail" not in str(caught.value)
+    await trio.testing.wait_all_tasks_blocked()
+    assert answers == ["good"]
+    assert await ask(client, "good") == "good"
+    [entry] = logs
+    assert entry["method"] == "ENVELOPE"
+
+
+async def test_bytes_that_are_no_request(wires: MakeWires) -> None:
+    async def parse(data: bytes, _caller: Caller) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return Frame.FromString(b"\xff" + data).SerializeToString()
+
+    with pytest.raises(RpcCallRefused) as caught:
+        await ask(wires({Method.ENVELOPE: parse}).client())
+    assert caught.value.status == Status.INVALID_REQUEST
+
+
+async def test_the_callers_deadline(wires: MakeWires, autojump_clock: trio.testing.MockClock) -> None:
+    cancelled: list[float] = []
+
+    async def slow(_data: bytes, _caller: Caller) -> bytes:
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.append(trio.current_time())
+        return b""
+
+    client = wires({Method.ENVELOPE: slow}).client()
+    with pytest.raises(RpcError):
+        await ask(client, timeout_s=2.0)
+    assert trio.current_time() == pytest.approx(2)
+    await trio.testing.wait_all_tasks_blocked()
+    assert cancelled == [pytest.approx(2)], "the deadline travels: nobody works for a caller that has given up"
+    assert client.in_flight == 0
+
+
+async def test_the_deadline_holds_while_nobody_is_there(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def nobody() -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        raise ConnectionRefusedError
+
+    client = RpcClient(nobody, max_frame_bytes=FRAME_BYTES_MAX)
+    nursery.start_soon(client.run)
+    with pytest.raises(RpcDeadlineExceeded):
+        await ask(client, timeout_s=3.0)
+    assert trio.current_time() == pytest.approx(3)
+
+
+async def test_a_call_waits_for_the_worker(wires: MakeWires, autojump_clock: trio.testing.MockClock) -> None:
+    lines = wires()
+    lines.refusals = 5
+    assert await ask(lines.client(), "x") == "x"
+
+
+async def test_a_call_whose_caller_leaves_is_forgotten(wires: MakeWires, nursery: trio.Nursery) -> None:
+    gate = trio.Event()
+
+    async def gated(data: bytes, _caller: Caller) -> bytes:
+        await gate.wait()
+        return data
+
+    client = wires({Method.ENVELOPE: gated}).client()
+    scope = trio.CancelScope()
+
+    async def impatient() -> None:
+        with scope:
+            await ask(client, "first")
+
+    nursery.start_soon(impatient)
+    await trio.testing.wait_all_tasks_blocked()
+    scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert client.in_flight == 0
+    gate.set()
+    assert await ask(client, "second") == "second", "the late answer found nobody, and nobody else either"
+
+
+async def test_calls_of_a_caller_that_goes_away_are_cancelled(nursery: trio.Nursery) -> None:
+    ended = trio.Event()
+
+    async def slow(_data: bytes, _caller: Caller) -> bytes:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+        return b""
+
+    server = RpcServer({Method.ENVELOPE: slow}, max_frame_bytes=FRAME_BYTES_MAX)
+    ours, theirs = trio.testing.memory_stream_pair()
+    nursery.start_soon(server.serve_connection, theirs, Caller(Role.FORWARDER, 1))
+    await ours.send_all(encode_rpc(Frame(call=Call(correlation_id=1, method=Method.ENVELOPE, timeout_ms=60_000))))
+    await trio.testing.wait_all_tasks_blocked()
+    assert not ended.is_set()
+    await ours.aclose()
+    await ended.wait()
+
+
+# ---- connections that break
+
+
+async def test_a_lost_connection_without_retry(wires: MakeWires, nursery: trio.Nursery) -> None:
+    """Security: a round of authentication is not asked again."""
+    asked = 0
+
+    async def slow(_data: bytes, _caller: Caller) -> bytes:
+        nonlocal asked
+        asked += 1
+        await trio.sleep_forever()
+        return b""
+
+    lines = wires({Method.AUTHENTICATE: slow})
+    client = lines.client()
+    results: list[Any] = []
+
+    async def one() -> None:
+        results.append(await outcome(partial(ask, client, method=Method.AUTHENTICATE)))
+
+    nursery.start_soon(one)
+    await trio.testing.wait_all_tasks_blocked()
+    with structlog.testing.capture_logs():
+        await lines.cut()
+        await trio.testing.wait_all_tasks_blocked()
+    assert [type(result) for result in results] == [RpcConnectionLost]
+    assert asked == 1
+
+
+async def test_a_lost_connection_with_retry(
+    wires: MakeWires, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    asked = 0
+
+    async def first_dies(data: bytes, _caller: Caller) -> bytes:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await trio.sleep_forever()
+        return data
+
+    lines = wires({Method.ENVELOPE: first_dies})
+    client = lines.client()
+    results: list[Any] = []
+
+    async def one() -> None:
+        results.append(await outcome(partial(ask, client, "x", retry=True)))
+
+    nursery.start_soon(one)
+    await trio.testing.wait_all_tasks_blocked()
+    await lines.cut()
+    await trio.sleep(1)
+    assert results == ["x"]
+    assert len(lines.streams) == 2
+
+
+async def test_retries_end_with_the_deadline(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    raw = RawServer(nursery)
+    client = RpcClient(raw.connect, max_frame_bytes=FRAME_BYTES_MAX)
+    nursery.start_soon(client.run)
+
+    async def always_dies() -> None:
+        while True:
+            await raw.read()
+            await raw.stream.aclose()
+            await trio.sleep(0.001)
+            raw._arrived = trio.Event()
+
+    nursery.start_soon(always_dies)
+    with pytest.raises(RpcDeadlineExceeded):
+        await ask(client, timeout_s=2.0, retry=True)
+    assert trio.current_time() == pytest.approx(2)
+
+
+async def test_the_client_connects_again(wires: MakeWires, autojump_clock: trio.testing.MockClock) -> None:
+    lines = wires()
+    client = lines.client()
+    for number in range(3):
+        assert await ask(client, str(number)) == str(number)
+        await lines.cut()
+        await trio.sleep(0.001)
+
+
+async def test_a_worker_that_is_gone_is_not_asked_too_often(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    attempts: list[float] = []
+
+    async def nobody() -> trio.abc.HalfCloseableStream:
+        attempts.append(trio.current_time())
+        await trio.lowlevel.checkpoint()
+        raise FileNotFoundError
+
+    nursery.start_soon(RpcClient(nobody, max_frame_bytes=FRAME_BYTES_MAX).run)
+    await trio.sleep(60)
+    assert len(attempts) < 80
+    assert attempts[1] - attempts[0] < 0.1
+
+
+# ---- a client, and a server that misbehaves
+
+
+@pytest.fixture
+def raw(nursery: trio.Nursery) -> RawServer:
+    return RawServer(nursery)
+
+
+@pytest.fixture
+def client(raw: RawServer, nursery: trio.Nursery) -> RpcClient:
+    client = RpcClient(raw.connect, max_frame_bytes=FRAME_BYTES_MAX)
+    nursery.start_soon(client.run)
+    return client
+
+
+async def test_what_a_call_looks_like(raw: RawServer, client: RpcClient, nursery: trio.Nursery) -> None:
+    nursery.start_soon(partial(ask, client, "x", timeout_s=3.0))
+    call = await raw.read()
+    assert (call.method, Text.FromString(call.request).text) == (Method.ENVELOPE, "x")
+    assert 2900 <= call.timeout_ms <= 3000
+    await raw.reply(call.correlation_id)
+
+
+async def test_replies_late_or_twice_are_dropped(
+    raw: RawServer, client: RpcClient, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    with pytest.raises(RpcDeadlineExceeded):
+        await ask(client, "late", timeout_s=1.0)
+    late = await raw.read()
+    results: list[Any] = []
+
+    async def one() -> None:
+        results.append(await outcome(partial(ask, client, "next")))
+
+    nursery.start_soon(one)
+    following = await raw.read()
+    assert following.correlation_id != late.correlation_id
+    await raw.reply(late.correlation_id, "late")
+    await raw.reply(following.correlation_id, "first")
+    await raw.reply(following.correlation_id, "second")
+    await raw.reply(999, "nobody's")
+    await trio.testing.wait_all_tasks_blocked()
+    assert results == ["first"]
+    assert raw.connections == 1
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff\xff\xff\xff",  # more than the limit
+        (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
+        b"\x00\x00\x00\x02\xff\xff",  # no frame
+        encode_rpc(Frame()),  # neither call nor reply
+        encode_rpc(Frame(call=Call(correlation_id=1))),  # a call, to a client
+    ],
+)
+async def test_garbage_from_a_worker(
+    raw: RawServer,
+    client: RpcClient,
+    nursery: trio.Nursery,
+    garbage: bytes,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    results: list[Any] = []
+
+    async def one() -> None:
+        results.append(await outcome(partial(ask, client)))
+
+    nursery.start_soon(one)
+    await raw.read()
+    await raw.stream.send_all(garbage)
+    await trio.sleep(1)
+    assert [type(result) for result in results] == [RpcConnectionLost]
+    assert raw.connections == 2, "and connects again"
+
+
+@pytest.mark.parametrize("status", [99, 1000])
+async def test_a_status_that_is_newer_than_this_process(
+    raw: RawServer, client: RpcClient, nursery: trio.Nursery, status: int
+) -> None:
+    """conformance.md: an unknown error is UNKNOWN_SERVER_ERROR to the client, not a crash."""
+    results: list[Any] = []
+
+    async def one() -> None:
+        results.append(await outcome(partial(ask, client)))
+
+    nursery.start_soon(one)
+    await raw.reply((await raw.read()).correlation_id, status=status, detail="new")
+    await trio.testing.wait_all_tasks_blocked()
+    assert isinstance(results[0], RpcCallRefused)
+
+
+async def test_a_response_that_is_none(raw: RawServer, client: RpcClient, nursery: trio.Nursery) -> None:
+    results: list[Any] = []
+
+    async def one() -> None:
+        results.append(await outcome(partial(client.call, Method.ENVELOPE, Empty(), Text, timeout_s=5)))
+
+    nursery.start_soon(one)
+    call = await raw.read()
+    reply = Reply(correlation_id=call.correlation_id, response=b"\xff\xff")
+    await raw.stream.send_all(encode_rpc(Frame(reply=reply)))
+    await trio.testing.wait_all_tasks_blocked()
+    assert isinstance(results[0], RpcError), "callers are told to expect RpcError's kinds and no others"
+
+
+async def test_a_worker_that_does_not_keep_up(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _theirs = trio.testing.lockstep_stream_pair()
+
+    async def connect() -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        return ours
+
+    client = RpcClient(connect, max_frame_bytes=100)
+    nursery.start_soon(client.run)
+    await trio.testing.wait_all_tasks_blocked()
+    results: list[Any] = []
+
+    async def one() -> None:
+        results.append(await outcome(partial(ask, client, "x" * 80)))
+
+    for _ in range(20):
+        nursery.start_soon(one)
+    await trio.testing.wait_all_tasks_blocked()
+    assert results
+    assert {result.status for result in results} == {Status.TOO_MANY_REQUESTS}
+    assert client.in_flight == 20 - len(results)
+    nursery.cancel_scope.cancel()
+
+
+# ---- a server, and a caller that misbehaves
+
+
+class RawCaller:
+    def __init__(self, nursery: trio.Nursery, role: Role = Role.FORWARDER, handlers: Any = None) -> None:
+        server = RpcServer(handlers or {Method.ENVELOPE: echo}, max_frame_bytes=FRAME_BYTES_MAX)
+        self.stream, theirs = trio.testing.memory_stream_pair()
+        self._decoder = RpcDecoder(max_frame_bytes=1 << 24)
+        self.ended = trio.Event()
+
+        async def serve() -> None:
+            await server.serve_connection(theirs, Caller(role, 1))
+            self.ended.set()
+
+        nursery.start_soon(serve)
+
+    async def call(self, correlation_id: int, method: int = Method.ENVELOPE, timeout_ms: int = 1000) -> None:
+        call = Call(correlation_id=correlation_id, method=method, timeout_ms=timeout_ms)  # type: ignore[arg-type]
+        await self.stream.send_all(encode_rpc(Frame(call=call)))
+
+    async def read(self) -> Reply:
+        while (frame := self._decoder.next_frame()) is None:
+            data = await self.stream.receive_some(65536)
+            assert data, "the server closed"
+            self._decoder.receive_data(data)
+        return frame.reply
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff\xff\xff\xff",
+        (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
+        b"\x00\x00\x00\x02\xff\xff",
+        encode_rpc(Frame()),
+        encode_rpc(Frame(reply=Reply(correlation_id=1))),
+    ],
+)
+async def test_garbage_from_a_caller_ends_its_connection(nursery: trio.Nursery, garbage: bytes) -> None:
+    caller = RawCaller(nursery)
+    with structlog.testing.capture_logs() as logs:
+        await caller.stream.send_all(garbage)
+        await caller.ended.wait()
+    assert await caller.stream.receive_some(10) == b""
+    assert [entry["event"] for entry in logs] == ["lost an internal connection"]
+
+
+async def test_a_frame_at_the_limit_passes(wires: MakeWires) -> None:
+    text = "x" * (FRAME_BYTES_MAX - 100)
+    assert await ask(wires().client(), text) == text
+
+
+async def test_the_limit_of_calls_in_flight(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_server, "CALLS_PER_CONNECTION_MAX", 2)
+    gate = trio.Event()
+
+    async def gated(data: bytes, _caller: Caller) -> bytes:
+        await gate.wait()
+        return data
+
+    caller = RawCaller(nursery, handlers={Method.ENVELOPE: gated})
+    for number in (1, 2, 3):
+        await caller.call(number)
+    refused = await caller.read()
+    assert (refused.correlation_id, refused.status) == (3, Status.TOO_MANY_REQUESTS)
+    gate.set()
+    assert {(await caller.read()).correlation_id for _ in range(2)} == {1, 2}
+    await caller.call(4)
+    assert (await caller.read()).status == Status.OK
+
+
+async def test_a_call_that_takes_too_long_is_told_so(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def slow(data: bytes, _caller: Caller) -> bytes:
+        await trio.sleep(10)
+        return data
+
+    caller = RawCaller(nursery, handlers={Method.ENVELOPE: slow})
+    await caller.call(1, timeout_ms=2000)
+    reply = await caller.read()
+    assert (reply.status, trio.current_time()) == (Status.REQUEST_TIMED_OUT, pytest.approx(2))
+
+
+async def test_a_caller_that_does_not_read_its_replies(nursery: trio.Nursery) -> None:
+    async def large(_data: bytes, _caller: Caller) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return b"x" * 900
+
+    server = RpcServer({Method.ENVELOPE: large}, max_frame_bytes=1000)
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    ended = trio.Event()
+
+    async def serve() -> None:
+        await server.serve_connection(theirs, Caller(Role.FORWARDER, 1))
+        ended.set()
+
+    nursery.start_soon(serve)
+    with structlog.testing.capture_logs() as logs:
+        with trio.CancelScope() as flood:
+
+            async def stop() -> None:
+                await ended.wait()
+                flood.cancel()
+
+            nursery.start_soon(stop)
+            for number in range(100):
+                await ours.send_all(
+                    encode_rpc(Frame(call=Call(correlation_id=number, method=Method.ENVELOPE, timeout_ms=1000)))
+                )
+        await ended.wait()
+    assert "lost an internal connection" in {entry["event"] for entry in logs}
+
+
+# ---- pools
+
+
+async def test_a_pool_gives_the_least_busy_worker(wires: MakeWires, nursery: trio.Nursery) -> None:
+    gate = trio.Event()
+
+    async def gated(data: bytes, _caller: Caller) -> bytes:
+        await gate.wait()
+        return data
+
+    lines = wires({Method.ENVELOPE: gated})
+    clients = [RpcClient(lines.connect, max_frame_bytes=FRAME_BYTES_MAX) for _ in range(2)]
+    pool = RpcPool(clients)
+    nursery.start_soon(pool.run)
+    assert {pool.pick(), pool.pick()} == set(clients), "in turn where they are equally busy"
+    busy = pool.pick()
+    nursery.start_soon(ask, busy)
+    await trio.testing.wait_all_tasks_blocked()
+    assert all(pool.pick() is not busy for _ in range(4))
+    gate.set()
+
+
+async def test_ids_for_exchanges_are_unique(client: RpcClient) -> None:
+    assert len({client.new_id() for _ in range(10)}) == 10
