@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import trio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import RpcCorrupt, RpcDecoder, encode_rpc
 from proto.rpc_pb2 import Call, Frame, Reply, Status
@@ -37,8 +37,12 @@ class RpcCallRefused(RpcError):
     """The other side answered with a status other than OK."""
 
     def __init__(self, status: int, detail: str) -> None:
-        super().__init__(f"{Status.Name(status)}: {detail}")
+        super().__init__(f"{_status_name(status)}: {detail}")
         self.status = status
+
+
+class RpcResponseCorrupt(RpcError):
+    """The other side answered with bytes that are no response to this call."""
 
 
 class _Pending:
@@ -142,7 +146,10 @@ class RpcClient:
                 continue
             if reply.status != Status.OK:
                 raise RpcCallRefused(reply.status, reply.detail)
-            return response_type.FromString(reply.response)
+            try:
+                return response_type.FromString(reply.response)
+            except DecodeError:
+                raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None
 
     async def _call_once(self, method: int, body: bytes, deadline: float) -> Reply:
         while self._writer is None:
@@ -181,6 +188,13 @@ class RpcPool:
         async with trio.open_nursery() as nursery:
             for client in self._clients:
                 nursery.start_soon(client.run)
+
+
+def _status_name(status: int) -> str:
+    try:
+        return Status.Name(status)
+    except ValueError:  # a newer worker's
+        return f"status {status}"
 
 
 def connect_unix(path: str) -> Connect:

@@ -61,7 +61,7 @@ class RpcServer:
         connection = _Connection(self._handlers, caller, stream, self._max_frame_bytes)
         try:
             await connection.run()
-        except* (RpcCorrupt, trio.BrokenResourceError, WriterFull) as group:
+        except* (RpcCorrupt, trio.BrokenResourceError, trio.ClosedResourceError, WriterFull) as group:
             get_logger().warning(
                 "lost an internal connection", caller=caller.role.value, pid=caller.pid, reason=str(group.exceptions[0])
             )
