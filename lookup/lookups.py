@@ -14,11 +14,19 @@ from lookup.broker_connection import BrokerConnectionLost
 from lookup.broker_pool import BrokerPool
 from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url
-from proto.lookups import LookupKind, client_request_id, failure, set_response_request_id
+from proto.commands import error_name
+from proto.lookups import (
+    LookupKind,
+    client_request_id,
+    error_of,
+    failure,
+    set_response_request_id,
+    subject_of,
+)
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
 from proxy.config.types import Config
 from proxy.runtime.broker_link import NOT_CONNECTED, BrokerLinkFailed
-from proxy.runtime.logs import get_logger
+from proxy.runtime.logs import Logger, get_logger
 from proxy.runtime.resolve import ResolutionFailed, resolve
 from proxy.runtime.tasks import seconds
 
@@ -52,25 +60,26 @@ class Lookups:
         """The final answer for the client, under the client's own request id; an error is an answer too."""
         request_id = client_request_id(command, kind)
         timeout_s = seconds(self._config.limits.lookup_timeout_ms)
+
+        def log() -> Logger:
+            resource = subject_of(command, kind)
+            return get_logger().bind(client=client, principal=principal, request=kind.name, resource=resource)
+
         try:
             with trio.fail_after(timeout_s):
                 answer = await self._ask_and_follow(command, kind, principal)
         except trio.TooSlowError:
-            failed = LookupFailed(
-                ServerError.ServiceNotReady, "The broker did not answer in time", f"no answer within {timeout_s} s"
-            )
-            return self._failure(failed, kind, request_id, principal, client)
-        except LookupFailed as failed:
-            return self._failure(failed, kind, request_id, principal, client)
-        set_response_request_id(answer, request_id)
-        return answer
-
-    def _failure(
-        self, failed: LookupFailed, kind: LookupKind, request_id: int, principal: str, client: str
-    ) -> BaseCommand:
-        get_logger().warning(
-            "a lookup failed", client=client, principal=principal, request=kind.name, reason=str(failed)
-        )
+            text = "The broker did not answer in time"
+            failed = LookupFailed(ServerError.ServiceNotReady, text, f"no answer within {timeout_s} s")
+        except LookupFailed as error:
+            failed = error
+        else:
+            set_response_request_id(answer, request_id)
+            error_code = error_of(answer)
+            if error_code is not None:
+                log().info("a broker answered a lookup with an error", error=error_name(error_code))
+            return answer
+        log().warning("a lookup failed", reason=str(failed))
         return failure(kind, request_id, failed.code, failed.message)
 
     async def _ask_and_follow(self, command: BaseCommand, kind: LookupKind, principal: str) -> BaseCommand:

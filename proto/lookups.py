@@ -27,25 +27,31 @@ class LookupKind:
     request_field: str
     response_type: BaseCommand.Type
     response_field: str
+    subject_field: str
+    """Where the request names its topic or namespace."""
 
 
 KINDS: Mapping[int, LookupKind] = MappingProxyType(
     {
-        BaseCommand.LOOKUP: LookupKind("lookup", "lookup_topic", BaseCommand.LOOKUP_RESPONSE, "lookup_topic_response"),
+        BaseCommand.LOOKUP: LookupKind(
+            "lookup", "lookup_topic", BaseCommand.LOOKUP_RESPONSE, "lookup_topic_response", "topic"
+        ),
         BaseCommand.PARTITIONED_METADATA: LookupKind(
             "partitions_metadata",
             "partition_metadata",
             BaseCommand.PARTITIONED_METADATA_RESPONSE,
             "partition_metadata_response",
+            "topic",
         ),
         BaseCommand.GET_TOPICS_OF_NAMESPACE: LookupKind(
             "get_topics_of_namespace",
             "get_topics_of_namespace",
             BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE,
             "get_topics_of_namespace_response",
+            "namespace",
         ),
         BaseCommand.GET_SCHEMA: LookupKind(
-            "get_schema", "get_schema", BaseCommand.GET_SCHEMA_RESPONSE, "get_schema_response"
+            "get_schema", "get_schema", BaseCommand.GET_SCHEMA_RESPONSE, "get_schema_response", "topic"
         ),
     }
 )
@@ -67,6 +73,11 @@ def kind_of(command: BaseCommand) -> LookupKind:
 def client_request_id(command: BaseCommand, kind: LookupKind) -> int:
     """The request id under which the client waits for the answer."""
     return int(getattr(command, kind.request_field).request_id)
+
+
+def subject_of(command: BaseCommand, kind: LookupKind) -> str:
+    """The topic or namespace that a request is about; the client's text, for logs."""
+    return str(getattr(getattr(command, kind.request_field), kind.subject_field))
 
 
 def rewritten_request(command: BaseCommand, kind: LookupKind, request_id: int) -> BaseCommand:

@@ -17,6 +17,9 @@ import msgspec
 from proto.addresses import AddressInvalid, parse_host_port, parse_service_url
 from proxy.config.types import Config
 
+RUNTIME_DIR_BYTES_MAX = 80
+"""The path of a Unix socket holds about 107 bytes."""
+
 ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
 
 
@@ -32,9 +35,9 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
-    for name, value in sorted(environment.items()):
-        if name.startswith(ENVIRONMENT_PREFIX):
-            _override(tree, name, value)
+    names = (name for name in environment if name.startswith(ENVIRONMENT_PREFIX))
+    for name in sorted(names, key=_order):
+        _override(tree, name, environment[name])
     return checked(_typed(tree))
 
 
@@ -63,10 +66,19 @@ def _override(tree: dict[str, Any], name: str, value: str) -> None:
             node = _descend(node, key, kind, name)
 
 
+def _order(name: str) -> list[tuple[int, str]]:
+    """Entries of lists in the order of their numbers: the tenth after the ninth."""
+    return [(int(part) if _is_number(part) else -1, part) for part in name.split("__")]
+
+
+def _is_number(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) < 10  # noqa: PLR2004 -- no list is that long
+
+
 def _kind_below(kind: Any, key: str, name: str) -> Any:
     """The type that stands under a key of a type."""
     if _is_list(kind):
-        if not key.isdigit():
+        if not _is_number(key):
             raise ConfigError(f"{name}: {key} is not the number of an entry")
         return typing.get_args(kind)[0]
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)} if _is_table(kind) else {}
@@ -83,8 +95,13 @@ def _descend(node: Any, key: str, kind: Any, name: str) -> Any:
             raise ConfigError(f"{name}: entry {index} without the entries before it")
         if index == len(node):
             node.append(empty)
-        return node[index]
-    return node.setdefault(key, empty)
+        below = node[index]
+    else:
+        below = node.setdefault(key, empty)
+    if type(below) is not type(empty):
+        wanted = "list" if _is_list(kind) else "table"
+        raise ConfigError(f"{name}: what the file has under {key} is not a {wanted}")
+    return below
 
 
 def _assign(node: Any, key: str, value: Any, name: str) -> None:
@@ -104,9 +121,12 @@ def _parsed(value: str, kind: Any, name: str) -> Any:
     if base is str or (typing.get_origin(base) is typing.Literal):
         return value
     try:
-        return tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
-        raise ConfigError(f"{name}: {value!r} is not a value as TOML writes it") from None
+        parsed = {}
+    if set(parsed) != {"value"}:
+        raise ConfigError(f"{name}: {value!r} is not a value as TOML writes it")
+    return parsed["value"]
 
 
 def _without_none(kind: Any) -> Any:
@@ -128,6 +148,8 @@ def _is_table(kind: Any) -> bool:
 
 def checked(config: Config) -> Config:
     """The configuration itself, if it holds together; raises ConfigError."""
+    if len(os.fsencode(config.cluster.runtime_dir)) > RUNTIME_DIR_BYTES_MAX:
+        raise ConfigError(f"cluster.runtime_dir: longer than {RUNTIME_DIR_BYTES_MAX} bytes")
     if not config.listener:
         raise ConfigError("listener: at least one is needed")
     for index, listener in enumerate(config.listener):
@@ -170,6 +192,8 @@ def _check_file(key: str, file: str) -> None:
             stream.read(1)
     except OSError as error:
         raise ConfigError(f"{key}: {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the name
+        raise ConfigError(f"{key}: {file!r} cannot be read: {error}") from None
 
 
 def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:

@@ -35,7 +35,7 @@ class Cluster(Strict, frozen=True):
     """
 
     name: NonEmpty = "pulsar"
-    runtime_dir: Annotated[str, Meta(min_length=1, max_length=80)] = "/run/pulsar-trio-proxy"
+    runtime_dir: NonEmpty = "/run/pulsar-trio-proxy"
     forwarders: Annotated[int, Meta(ge=0, le=256)] = 0
     lookup_workers: Workers = 1
     auth_workers: Workers = 1

@@ -59,6 +59,18 @@ def printable(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> Mu
     return entry
 
 
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """A structlog processor: which process writes. (Context variables would only reach the task that set them.)"""
+
+    role: Role
+    worker: int
+
+    def __call__(self, _logger: Any, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        entry["role"], entry["worker"] = self.role.value, self.worker
+        return entry
+
+
 @dataclass(slots=True)
 class _Window:
     began_at: float = float("-inf")
@@ -68,7 +80,6 @@ class _Window:
 
 def configure_logs(config: Log, role: Role, worker: int) -> None:
     """Set up this process's logs. Before this is called structlog's defaults apply."""
-    structlog.contextvars.bind_contextvars(role=role.value, worker=worker)
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if config.format == "json"
@@ -78,7 +89,7 @@ def configure_logs(config: Log, role: Role, worker: int) -> None:
         processors=[
             Throttle(),
             printable,
-            structlog.contextvars.merge_contextvars,
+            _Origin(role, worker),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

@@ -33,6 +33,10 @@ class RpcDeadlineExceeded(RpcError):
     """No answer in time. One that comes later is dropped."""
 
 
+class NoMoreConnections(Exception):
+    """What a Connect raises when there never will be another connection."""
+
+
 class RpcCallRefused(RpcError):
     """The other side answered with a status other than OK."""
 
@@ -65,6 +69,7 @@ class RpcClient:
         self._ids = itertools.count(1)
         self._writer: BatchedWriter | None = None
         self._connected = trio.Event()
+        self._over = False
 
     @property
     def in_flight(self) -> int:
@@ -84,6 +89,10 @@ class RpcClient:
             except OSError:
                 await trio.sleep(backoff.next_pause_s())
                 continue
+            except NoMoreConnections:
+                self._over = True
+                self._connected.set()
+                return
             try:
                 await self._hold(stream, backoff)
             except* (trio.BrokenResourceError, trio.ClosedResourceError, RpcCorrupt):
@@ -141,7 +150,7 @@ class RpcClient:
             except trio.TooSlowError:
                 raise RpcDeadlineExceeded(f"no answer within {timeout_s} s") from None
             except RpcConnectionLost:
-                if not retry:
+                if not retry or self._over:
                     raise
                 continue
             if reply.status != Status.OK:
@@ -153,6 +162,8 @@ class RpcClient:
 
     async def _call_once(self, method: int, body: bytes, deadline: float) -> Reply:
         while self._writer is None:
+            if self._over:
+                raise RpcConnectionLost("the worker has gone")
             await self._connected.wait()
         correlation_id = next(self._ids)
         timeout_ms = max(1, int((deadline - trio.current_time()) * 1000))

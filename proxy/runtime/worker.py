@@ -7,7 +7,7 @@ in the middle: CONFIGURE (a reload) and DRAIN (finish what there is).
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,8 +44,9 @@ class WorkerContext:
     nursery: trio.Nursery
 
     def rpc_frame_bytes_max(self) -> int:
-        """Bound of a frame between workers: the largest answer of a broker, and its wrapping."""
-        return self.config.limits.max_broker_frame_bytes + RPC_FRAME_OVERHEAD_BYTES
+        """Bound of a frame between workers: the largest thing that one carries, and its wrapping."""
+        limits = self.config.limits
+        return max(limits.max_broker_frame_bytes, limits.max_command_bytes) + RPC_FRAME_OVERHEAD_BYTES
 
     def socket_path(self, role: Role, index: int) -> str:
         """Where the worker of a role and number listens."""
@@ -100,9 +101,15 @@ class _Worker:
         channel = RpcServer(self._control_handlers(), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
         async with trio.open_nursery() as self._nursery:
             stream = adopt_stream(self._descriptors.channel)
-            self._nursery.start_soon(channel.serve_connection, stream, Caller(Role.SUPERVISOR, os.getppid()))
-            await _wait_for_end_of_pipe(self._descriptors.liveness)
-            self._nursery.cancel_scope.cancel()
+            self._nursery.start_soon(
+                self._end_with, channel.serve_connection, stream, Caller(Role.SUPERVISOR, os.getppid())
+            )
+            self._nursery.start_soon(self._end_with, _wait_for_end_of_pipe, self._descriptors.liveness)
+
+    async def _end_with(self, line: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """End the worker with either of its lines to the supervisor: without both nobody could drain or reload it."""
+        await line(*arguments)
+        self._nursery.cancel_scope.cancel()
 
     def _control_handlers(self) -> dict[int, Handler]:
         return {

@@ -1,5 +1,6 @@
 """The HTTP port for operators, Prometheus and Kubernetes: an ASGI application, served by Hypercorn."""
 
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -75,7 +76,7 @@ async def _lifespan(receive: Any, send: Any) -> None:
 async def serve_admin(sock: socket.socket, report: Report) -> None:
     """Serve on a bound socket until cancelled."""
     config = HypercornConfig()
-    config.bind = [f"fd://{sock.fileno()}"]
+    config.bind = [f"fd://{os.dup(sock.fileno())}"]  # Hypercorn closes what it is given
     config.accesslog = None
     config.errorlog = None
     config.include_server_header = False

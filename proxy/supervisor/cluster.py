@@ -37,6 +37,7 @@ class Cluster:
 
     def __init__(self, config: Config, directory: RuntimeDirectory, seal_key: bytes) -> None:
         self.config = config
+        self.started = False
         self.draining = False
         self.listeners = [
             bind_tcp(f"listener[{index}].bind", listener.bind) for index, listener in enumerate(config.listener)
@@ -91,6 +92,7 @@ class Cluster:
                     nursery.start_soon(slot.run)
                 for slot in self.of(role):
                     await slot.ready.wait()
+            self.started = True
             ready.set()
 
     def _listen(self) -> None:

@@ -54,6 +54,8 @@ class Report:
 
     def _not_ready(self, texts: dict[Slot, str]) -> list[str]:
         reasons = ["draining"] if self._cluster.draining else []
+        if not self._cluster.started:
+            reasons.append("starting")
         reasons += [
             f"no {role} worker answers"
             for role in (Role.AUTH, Role.LOOKUP, Role.FORWARDER)

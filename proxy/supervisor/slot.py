@@ -86,6 +86,8 @@ class Slot:
         try:
             await self._start(self)
         except RpcError as error:
+            if self._stopping:
+                return
             if not self.ready.is_set():
                 raise StartFailed(f"the {self.role} worker {self.index} cannot start: {error}") from None
             get_logger().error("a worker cannot start", who=f"{self.role}-{self.index}", reason=str(error))

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from proto.roles import Role
 from proto.rpc_pb2 import Empty
 from proxy.runtime.descriptors import Descriptors
-from proxy.runtime.rpc_client import RpcClient
+from proxy.runtime.rpc_client import NoMoreConnections, RpcClient
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
 
 MODULES = {Role.AUTH: "auth", Role.LOOKUP: "lookup", Role.FORWARDER: "proxy.forwarder"}
@@ -71,7 +71,7 @@ class WorkerProcess:
 
     async def _connect_once(self) -> trio.abc.HalfCloseableStream:
         if self._channel is None:
-            await trio.sleep_forever()  # a broken channel means that the process ends: whoever waits for that will see
+            raise NoMoreConnections  # a broken channel means that the process ends
         channel, self._channel = self._channel, None
         return trio.SocketStream(trio.socket.from_stdlib_socket(channel))
 

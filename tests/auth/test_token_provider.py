@@ -479,7 +479,7 @@ TIMES = st.integers(0, 10**25) | st.floats(0, 1e308) | JSON
 
 
 @given(st.fixed_dictionaries({}, optional={"sub": JSON, "exp": TIMES, "nbf": TIMES, "iat": TIMES, "aud": JSON}))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 async def test_whatever_an_issuer_signs_there_is_a_verdict(provider: TokenProvider, claims: dict[str, Any]) -> None:
     try:
         identity = await provider.identify(by_hand({"alg": "HS256"}, {"sub": "alice", **claims}, SECRET), CLIENT)
@@ -490,7 +490,7 @@ async def test_whatever_an_issuer_signs_there_is_a_verdict(provider: TokenProvid
 
 
 @given(st.binary(max_size=200), JSON)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 async def test_whatever_a_stranger_sends_is_denied(provider: TokenProvider, garbage: bytes, header: Any) -> None:
     for data in (garbage, by_hand(header, {"sub": "admin"}, None)):
         with pytest.raises(AuthenticationDenied):

@@ -24,7 +24,7 @@ class Wires:
         self._nursery = nursery
         self.server = RpcServer(handlers, max_frame_bytes=FRAME_BYTES_MAX)
         self.caller = Caller(role, 4711)
-        self.streams: list[trio.abc.HalfCloseableStream] = []
+        self.connections: list[trio.CancelScope] = []
         self.refusals = 0
         """How many attempts to refuse before one is let through."""
 
@@ -34,13 +34,19 @@ class Wires:
             self.refusals -= 1
             raise ConnectionRefusedError(111, "Connection refused")
         ours, theirs = trio.testing.memory_stream_pair()
-        self.streams.append(theirs)
-        self._nursery.start_soon(self.server.serve_connection, theirs, self.caller)
+        scope = trio.CancelScope()
+        self.connections.append(scope)
+        self._nursery.start_soon(self._serve, theirs, scope)
         return ours
+
+    async def _serve(self, stream: trio.abc.HalfCloseableStream, scope: trio.CancelScope) -> None:
+        with scope:
+            await self.server.serve_connection(stream, self.caller)
 
     async def cut(self) -> None:
         """As if the worker died."""
-        await trio.aclose_forcefully(self.streams[-1])
+        self.connections[-1].cancel()
+        await trio.testing.wait_all_tasks_blocked()
 
     def client(self) -> RpcClient:
         """A client that is running."""

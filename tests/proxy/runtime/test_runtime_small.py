@@ -1,0 +1,322 @@
+"""The small parts of proxy.runtime: credentials, resolve, tasks, connection_count, descriptors, metrics, worker paths."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from proto.rpc_pb2 import BrokerCredentialsResponse, Method
+from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.credentials import CredentialExchange, NoCredentials, credentials_for
+from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
+from proxy.runtime.metrics import exposition, merged_exposition, new_registry
+from proxy.runtime.resolve import ResolutionFailed, resolve
+from proxy.runtime.tasks import Backoff, InFlight, close_politely, repeat, seconds
+
+# ---- credentials
+
+
+class FakeAuth:
+    def __init__(self) -> None:
+        self.picked = 0
+        self.calls: list[tuple[int, Any, float]] = []
+
+    def pick(self) -> FakeAuth:
+        self.picked += 1
+        return self
+
+    def new_id(self) -> int:
+        return self.picked
+
+    async def call(self, method: int, request: Any, _type: Any, *, timeout_s: float) -> Any:
+        await trio.lowlevel.checkpoint()
+        self.calls.append((method, request, timeout_s))
+        return BrokerCredentialsResponse(method="token", data=b"x")
+
+
+async def test_an_exchange_stays_with_one_worker_under_one_id() -> None:
+    auth = FakeAuth()
+    credentials = credentials_for(auth, "broker", configured=True)  # type: ignore[arg-type]
+    assert isinstance(credentials, CredentialExchange)
+    assert await credentials.answer(None) == ("token", b"x")
+    await credentials.answer(b"")
+    await credentials.answer(b"q")
+    assert auth.picked == 1
+    requests = [request for _, request, _ in auth.calls]
+    assert {method for method, _, _ in auth.calls} == {Method.BROKER_CREDENTIALS}
+    assert {request.exchange_id for request in requests} == {1}
+    assert {request.broker_host for request in requests} == {"broker"}
+    assert [request.HasField("challenge") for request in requests] == [False, True, True], "empty is not absent"
+    assert requests[2].challenge == b"q"
+
+
+async def test_no_credentials_configured() -> None:
+    credentials = credentials_for(FakeAuth(), "broker", configured=False)  # type: ignore[arg-type]
+    assert isinstance(credentials, NoCredentials)
+    assert await credentials.answer(None) == ("", b"")
+    assert await credentials.answer(b"q") == ("none", b"")
+
+
+# ---- resolve
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "::1", "fd00::1"])
+async def test_an_address_is_its_own(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    async def asked(*_: Any, **__: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        pytest.fail("nobody needs to be asked")
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", asked)
+    assert await resolve(address, timeout_s=1) == (address,)
+
+
+async def test_all_addresses_in_the_systems_order_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(*_: Any, **__: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return [(0, 0, 0, "", (address, 0)) for address in ("10.0.0.2", "fd00::1", "10.0.0.1", "10.0.0.2")]
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", answer)
+    assert await resolve("broker", timeout_s=1) == ("10.0.0.2", "fd00::1", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [socket.gaierror(socket.EAI_NONAME, "Name or service not known"), UnicodeError("label empty"), OSError(5, "I/O")],
+)
+async def test_no_such_name(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    async def answer(*_: Any, **__: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        raise error
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", answer)
+    with pytest.raises(ResolutionFailed, match="^broker: "):
+        await resolve("broker", timeout_s=1)
+
+
+async def test_the_resolver_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def answer(*_: Any, **__: Any) -> Any:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", answer)
+    with pytest.raises(ResolutionFailed, match="within 1.5 s"):
+        await resolve("broker", timeout_s=1.5)
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"])
+async def test_names_that_cannot_be_names(host: str) -> None:
+    with pytest.raises(ResolutionFailed):
+        await resolve(host, timeout_s=5)
+
+
+# ---- tasks
+
+
+def test_seconds() -> None:
+    assert seconds(1500) == 1.5
+
+
+async def test_close_politely_waits_for_the_peer_to_read_to_the_end() -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    await ours.send_all(b"last words")
+    await theirs.send_all(b"unread")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(close_politely, ours)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await theirs.receive_some(100) == b"last words"
+        assert await theirs.receive_some(100) == b""
+        await theirs.aclose()
+
+
+async def test_close_politely_does_not_wait_for_ever(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+
+    async def chatter() -> None:
+        while True:
+            await theirs.send_all(b"x")
+            await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(chatter)
+        await close_politely(ours, linger_s=2)
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() == pytest.approx(2)
+
+
+async def test_close_politely_of_what_is_broken() -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    await theirs.aclose()
+    await close_politely(ours)
+    await close_politely(ours)
+
+
+async def test_repeat(autojump_clock: trio.testing.MockClock) -> None:
+    times: list[float] = []
+
+    async def work() -> None:
+        times.append(trio.current_time())
+        await trio.sleep(1)
+
+    with trio.move_on_after(10):
+        await repeat(2, work)
+    assert times == pytest.approx([0, 3, 6, 9])
+
+
+async def test_in_flight(autojump_clock: trio.testing.MockClock) -> None:
+    work = InFlight()
+    assert await work.wait_until_empty(timeout_s=0.1)
+
+    async def one(duration_s: float) -> None:
+        with work:
+            await trio.sleep(duration_s)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(one, 2)
+        nursery.start_soon(one, 4)
+        await trio.sleep(1)
+        assert work.count == 2
+        assert not await work.wait_until_empty(timeout_s=2)
+        assert await work.wait_until_empty(timeout_s=60)
+        assert trio.current_time() == pytest.approx(4)
+
+
+async def test_in_flight_empty_for_a_moment_only(autojump_clock: trio.testing.MockClock) -> None:
+    work = InFlight()
+
+    async def relay_race() -> None:
+        for _ in range(3):
+            with work:
+                await trio.sleep(1)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(relay_race)
+        await trio.sleep(0.5)
+        assert await work.wait_until_empty(timeout_s=10)
+        assert work.count == 0
+
+
+def test_backoff() -> None:
+    backoff = Backoff(first_s=1, most_s=5)
+    assert [backoff.next_pause_s() for _ in range(5)] == [1, 2, 4, 5, 5]
+    backoff.reset()
+    assert backoff.next_pause_s() == 1
+
+
+# ---- connection_count
+
+
+def test_counters_are_shared() -> None:
+    descriptor = new_shared_counters(3)
+    one, other = ConnectionCounters(descriptor), ConnectionCounters(os.dup(descriptor))
+    assert one.total() == 0
+    one.set(0, 5)
+    other.set(2, 7)
+    assert one.total() == other.total() == 12
+    one.set(0, 0)
+    assert other.total() == 7
+    assert not os.get_inheritable(descriptor)
+
+
+# ---- descriptors
+
+
+@given(
+    st.builds(
+        Descriptors,
+        channel=st.integers(0, 99),
+        liveness=st.integers(0, 99),
+        service=st.integers(-1, 99),
+        listeners=st.lists(st.integers(0, 99)).map(tuple),
+        connections=st.integers(-1, 99),
+    )
+)
+def test_descriptors_round_trip(descriptors: Descriptors) -> None:
+    assert Descriptors.decode(descriptors.encode()) == descriptors
+
+
+def test_all_descriptors() -> None:
+    assert set(Descriptors(channel=3, liveness=4).all()) == {3, 4}
+    assert set(Descriptors(channel=3, liveness=4, service=5, listeners=(6, 7), connections=8).all()) == {3, 4, 5, 6, 7, 8}
+
+
+async def test_adopted_sockets_are_ours_alone() -> None:
+    ours, theirs = socket.socketpair()
+    ours.set_inheritable(True)
+    with theirs:
+        stream = adopt_stream(ours.detach())
+        assert not os.get_inheritable(stream.socket.fileno())
+        await stream.send_all(b"x")
+        assert theirs.recv(1) == b"x"
+        await stream.aclose()
+
+
+async def test_adopted_listener(tmp_path: Any) -> None:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(tmp_path / "s"))
+    sock.listen()
+    listener = adopt_listener(sock.detach())
+    assert not os.get_inheritable(listener.socket.fileno())
+    await listener.aclose()
+
+
+# ---- metrics
+
+
+def registry_with(value: float) -> CollectorRegistry:
+    registry = new_registry()
+    Counter("requests", "Requests.", ["kind"], registry=registry).labels(kind="a").inc(value)
+    Gauge("open", "Open.", registry=registry).set(value)
+    Histogram("took_seconds", "Took.", buckets=(1.0,), registry=registry).observe(value)
+    return registry
+
+
+def parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_merged_metrics_name_the_process_on_every_sample() -> None:
+    merged = merged_exposition(
+        [({"worker": "0"}, exposition(registry_with(1))), ({"worker": "1"}, exposition(registry_with(2)))]
+    )
+    samples = parsed(merged)
+    assert samples["requests_total", (("kind", "a"), ("worker", "0"))] == 1
+    assert samples["requests_total", (("kind", "a"), ("worker", "1"))] == 2
+    assert samples["open", (("worker", "1"),)] == 2
+    assert samples["took_seconds_bucket", (("le", "1.0"), ("worker", "0"))] == 1
+    assert all("worker" in dict(labels) for _, labels in samples)
+
+
+def test_merged_families_appear_once() -> None:
+    text = merged_exposition(
+        [({"worker": str(n)}, exposition(registry_with(n))) for n in range(5)]
+    ).decode()
+    for name in ("requests_total", "open", "took_seconds"):
+        assert text.count(f"# TYPE {name} ") == 1
+        assert text.count(f"# HELP {name} ") == 1
+    assert "_created" not in text
+
+
+def test_nothing_to_merge() -> None:
+    assert merged_exposition([]) == b""
+
+
+@given(st.text(max_size=30), st.floats(allow_nan=False))
+def test_label_values_and_numbers_survive(value: str, number: float) -> None:
+    registry = new_registry()
+    Gauge("g", "G.", ["l"], registry=registry).labels(l=value).set(number)
+    samples = parsed(merged_exposition([({"worker": "0"}, exposition(registry))]))
+    assert samples == {("g", (("l", value), ("worker", "0"))): number}
