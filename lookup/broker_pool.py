@@ -50,7 +50,9 @@ class _Slot:
 class BrokerPool:
     """See the module. ``profile`` is what a broker last said in its CONNECTED, or None."""
 
-    def __init__(self, config: Config, auth: RpcPool, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, config: Config, auth: RpcPool, nursery: trio.Nursery, profile: CommandConnected | None = None
+    ) -> None:
         self._config = config
         self._auth = auth
         self._nursery = nursery
@@ -60,7 +62,7 @@ class BrokerPool:
         self._dialer = BrokerDialer(
             config.brokers, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
         )
-        self.profile: CommandConnected | None = None
+        self.profile = profile
 
     def __len__(self) -> int:
         return sum(1 for slot in self._slots.values() if slot.connection is not None and not slot.connection.closed)

@@ -17,7 +17,7 @@ from proto.pulsar_pb2 import BaseCommand
 from proxy.config.types import Config
 from proxy.runtime.broker_link import dial
 from proxy.runtime.logs import get_logger
-from proxy.runtime.resolve import ResolutionFailed, resolve
+from proxy.runtime.resolve import ResolutionFailed, new_resolver_threads, resolve
 from proxy.runtime.tasks import repeat, seconds
 
 
@@ -32,10 +32,14 @@ class BrokerHealth:
 class HealthChecks:
     """Looks at every broker of ``service_url`` now and then."""
 
-    def __init__(self, config: Config, gauge: Gauge) -> None:
+    def __init__(self, config: Config, gauge: Gauge, before: "HealthChecks | None" = None) -> None:
         self._config = config
+        self._threads = new_resolver_threads()
         self._gauge = gauge
+        self._brokers = parse_service_url(config.brokers.service_url)
         self._health: dict[HostPort, BrokerHealth] = {}
+        if before is not None:  # a reload: what was seen is still true
+            self._health.update((broker, seen) for broker, seen in before.seen().items() if broker in self._brokers)
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
@@ -51,7 +55,7 @@ class HealthChecks:
     async def look(self) -> None:
         """Look at all brokers once, at the same time."""
         async with trio.open_nursery() as nursery:
-            for broker in parse_service_url(self._config.brokers.service_url):
+            for broker in self._brokers:
                 nursery.start_soon(self._look_at, broker)
 
     async def _look_at(self, broker: HostPort) -> None:
@@ -82,9 +86,10 @@ class HealthChecks:
 
     async def _ping(self, broker: HostPort) -> BrokerHealth:
         error: OSError | None = None
-        for address in await resolve(broker.host, timeout_s=seconds(self._config.brokers.connect_timeout_ms)):
+        timeout_s = seconds(self._config.brokers.connect_timeout_ms)
+        for address in await resolve(broker.host, timeout_s=timeout_s, threads=self._threads):
             try:
-                with trio.fail_after(seconds(self._config.brokers.connect_timeout_ms)):
+                with trio.fail_after(timeout_s):
                     stream = await dial(address, broker.port)
             except trio.TooSlowError:
                 error = TimeoutError(0, f"{address}: no answer within {self._config.brokers.connect_timeout_ms} ms")
@@ -96,6 +101,15 @@ class HealthChecks:
                 await _expect_pong(stream)
             return BrokerHealth(reachable=True, detail=f"answers at {address}")
         raise error or OSError(0, "no address")
+
+    def seen(self) -> dict[HostPort, BrokerHealth]:
+        """What the last looks showed."""
+        return dict(self._health)
+
+    def known_down(self, broker: HostPort) -> bool:
+        """Whether a broker did not answer when last looked at; one that was not looked at yet may be up."""
+        health = self._health.get(broker)
+        return health is not None and not health.reachable
 
     @property
     def any_reachable(self) -> bool:

@@ -27,7 +27,7 @@ from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerErro
 from proxy.config.types import Config
 from proxy.runtime.broker_link import NOT_CONNECTED, BrokerLinkFailed
 from proxy.runtime.logs import Logger, get_logger
-from proxy.runtime.resolve import ResolutionFailed, resolve
+from proxy.runtime.resolve import ResolutionFailed, new_resolver_threads, resolve
 from proxy.runtime.tasks import seconds
 
 REDIRECTS_MAX = 10
@@ -49,12 +49,16 @@ class LookupFailed(Exception):
 class Lookups:
     """Runs the lookups of one lookup worker, under one configuration."""
 
-    def __init__(self, config: Config, pool: BrokerPool, rules: TargetRules) -> None:
+    def __init__(
+        self, config: Config, pool: BrokerPool, rules: TargetRules, known_down: Callable[[HostPort], bool]
+    ) -> None:
         self._config = config
         self._pool = pool
         self._rules = rules
+        self._known_down = known_down
         self._brokers = parse_service_url(config.brokers.service_url)
         self._turn = itertools.count()
+        self._threads = new_resolver_threads()
 
     async def answer(self, command: BaseCommand, kind: LookupKind, principal: str, client: str) -> BaseCommand:
         """The final answer for the client, under the client's own request id; an error is an answer too."""
@@ -120,9 +124,10 @@ class Lookups:
         raise LookupFailed(failed.code, failed.message, str(failed))
 
     def _brokers_in_turn(self) -> Iterator[HostPort]:
+        """All of them, each lookup beginning with another one; those that did not answer lately come last."""
         start = next(self._turn) % len(self._brokers)
-        yield from self._brokers[start:]
-        yield from self._brokers[:start]
+        rotated = (*self._brokers[start:], *self._brokers[:start])
+        yield from sorted(rotated, key=self._known_down)
 
     async def _ask(
         self, broker: HostPort, addresses: AddressesOf, command: BaseCommand, kind: LookupKind, principal: str
@@ -143,7 +148,8 @@ class Lookups:
     async def _addresses(self, broker: HostPort) -> tuple[str, ...]:
         """Where a broker of the operator's own list is."""
         try:
-            return await resolve(broker.host, timeout_s=seconds(self._config.brokers.connect_timeout_ms))
+            timeout_s = seconds(self._config.brokers.connect_timeout_ms)
+            return await resolve(broker.host, timeout_s=timeout_s, threads=self._threads)
         except ResolutionFailed as error:
             raise _NextBroker(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
 

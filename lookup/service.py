@@ -12,7 +12,7 @@ from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.lookups import KINDS, LookupKind, client_request_id, error_of, failure, kind_of
-from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import (
     BrokerProfileResponse,
@@ -55,15 +55,15 @@ class LookupService:
                 for index in range(context.config.cluster.auth_workers)
             ]
         )
-        self._use(context.config)
+        self._use(context.config, None, None)
 
-    def _use(self, config: Config) -> None:
-        """Build everything that depends on the configuration."""
+    def _use(self, config: Config, health: HealthChecks | None, profile: CommandConnected | None) -> None:
+        """Build everything that depends on the configuration, on top of what is known of the brokers."""
         self._config = config
         self._rules = TargetRules(config.brokers)
-        self._pool = BrokerPool(config, self._auth, self._context.nursery)
-        self._lookups = Lookups(config, self._pool, self._rules)
-        self._health = HealthChecks(config, self._broker_up)
+        self._pool = BrokerPool(config, self._auth, self._context.nursery, profile)
+        self._health = HealthChecks(config, self._broker_up, health)
+        self._lookups = Lookups(config, self._pool, self._rules, self._health.known_down)
 
     def handlers(self) -> dict[int, Handler]:
         """The methods served to forwarders."""
@@ -85,7 +85,7 @@ class LookupService:
     async def configure(self, config: Config) -> None:
         """Take over new settings; lookups under way finish under the old ones."""
         old_pool, old_health, patience_s = self._pool, self._health, seconds(self._config.limits.lookup_timeout_ms)
-        self._use(config)
+        self._use(config, old_health, old_pool.profile)
         old_health.stop()
         self._begin()
         self._context.nursery.start_soon(old_pool.retire, patience_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from proto.addresses import AddressInvalid, HostPort, parse_host_port
 from proxy.config.types import Brokers
-from proxy.runtime.resolve import ResolutionFailed, resolve
+from proxy.runtime.resolve import ResolutionFailed, new_resolver_threads, resolve
 from proxy.runtime.tasks import seconds
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -44,6 +44,7 @@ class TargetRules:
         self._networks: list[Network] = [
             ipaddress.ip_network(network) for network in config.allowed_addresses if network != "*"
         ]
+        self._threads = new_resolver_threads()
         self._resolve_timeout_s = seconds(config.connect_timeout_ms)
 
     async def check(self, text: str) -> Target:
@@ -54,7 +55,7 @@ class TargetRules:
             raise TargetDenied("malformed", str(error)) from None
         self.check_broker(broker)
         try:
-            addresses = await resolve(broker.host, timeout_s=self._resolve_timeout_s)
+            addresses = await resolve(broker.host, timeout_s=self._resolve_timeout_s, threads=self._threads)
         except ResolutionFailed as error:
             raise TargetDenied("unknown_host", str(error)) from None
         allowed = tuple(address for address in addresses if self._address_allowed(address))

@@ -78,12 +78,18 @@ def drain(config_file: Path) -> None:
 async def _wait_for_end(path: str) -> None:
     """Return once nobody listens at a control socket any more."""
     while True:
-        try:
-            stream = await trio.open_unix_socket(path)
-        except OSError:
+        if not await _anybody_listens(path):
             return
-        await stream.aclose()
         await trio.sleep(0.1)
+
+
+async def _anybody_listens(path: str) -> bool:
+    try:
+        stream = await trio.open_unix_socket(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    await stream.aclose()
+    return True
 
 
 def _load(config_file: Path) -> Config:
@@ -95,12 +101,14 @@ def _load(config_file: Path) -> Config:
 
 def _ask(config: Config, method: int) -> str:
     path = control_path(config.cluster.runtime_dir)
-    if not Path(path).exists():
-        _fail(f"no cluster is running in {config.cluster.runtime_dir} (there is no control.sock)")
     try:
+        if not trio.run(_anybody_listens, path):
+            _fail(f"no cluster is running in {config.cluster.runtime_dir}")
         return trio.run(_call, path, method)
     except RpcError as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(f"{path}: {error.strerror}")
 
 
 async def _call(path: str, method: int) -> str:

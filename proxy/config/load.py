@@ -205,6 +205,8 @@ def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
         changed.append("listener")
     if old.admin != new.admin:
         changed.append("admin")
+    frame_limits = ("max_command_bytes", "max_broker_frame_bytes")  # the workers' RPC is laid out for them
+    changed += [f"limits.{key}" for key in frame_limits if getattr(old.limits, key) != getattr(new.limits, key)]
     if old.log != new.log:
         changed.append("log")
     return changed

@@ -14,12 +14,11 @@ from proto.commands import NO_REQUEST_ID, command_name
 from proto.connect_rules import AUTHENTICATION_FAILED, check_connect, lookup_mode_connected
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
-from proto.lookups import client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
 from proto.rpc_pb2 import AuthenticateResponse
 from proxy.forwarder.backends import ANONYMOUS, SERVER_VERSION, Authentication, Backends, ClientIdentity, TargetRefused
 from proxy.forwarder.cause import Cause
-from proxy.forwarder.lookup_mode import answer_frame
+from proxy.forwarder.lookup_mode import LookupMode
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay import relay
 from proxy.forwarder.wire import ClientSlow, ClientWire
@@ -69,9 +68,9 @@ class ClientSession:
         self._farewell: Farewell | None = None
         self._link: BrokerLink | None = None
         self._held = b""
-        self._lookups = 0
         self._draining = False
         self._nursery: trio.Nursery
+        self._lookup_mode: LookupMode
 
     @property
     def state(self) -> State:
@@ -84,6 +83,7 @@ class ClientSession:
         """Lead the client through; returns when its connection is closed."""
         try:
             async with trio.open_nursery() as self._nursery:
+                self._lookup_mode = LookupMode(self._backends, self._metrics, self.address, self._nursery, self._send)
                 with self._reading:
                     await self._read_commands()
                 if self.state is State.RELAYING:
@@ -115,7 +115,12 @@ class ClientSession:
     def drain(self) -> None:
         """Leave as soon as nothing is under way. A relay goes on: its client decides when it ends."""
         self._draining = True
-        if self.state in {State.AWAITING_CONNECT, State.LOOKUP} and not self._lookups:
+        if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
+            self._nursery.start_soon(self._leave)
+
+    async def _leave(self) -> None:
+        await self._lookup_mode.under_way.wait_until_empty(timeout_s=float("inf"))
+        if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
             self._machine.handle(Event.SHUT_DOWN)
             self._end(Cause.SHUT_DOWN)
 
@@ -171,9 +176,13 @@ class ClientSession:
         try:
             frame = await self._wire.receive()
             if frame is None:
+                # A client that only ended its own direction may still be waiting for answers.
+                await self._lookup_mode.under_way.wait_until_empty(timeout_s=seconds(self._limits.lookup_timeout_ms))
                 self._machine.handle(Event.CLIENT_CLOSED)
                 self._end(Cause.CLIENT_CLOSED)
                 return
+            if self.state is State.RELAYING:  # in the very instant: it is the relay's, whatever it is
+                await self._hold(frame)
             self._ping_outstanding = False
             if self.state is State.LOOKUP:
                 self._await_next_command()
@@ -210,19 +219,23 @@ class ClientSession:
             case Action.SEND_PONG:
                 await self._wire.send(commands.pong())
             case Action.AUTHENTICATE:
-                self._nursery.start_soon(self._authenticate, command)
+                await self._begin(command)
             case Action.FORWARD_REQUEST:
-                await self._forward(command, frame)
+                await self._lookup_mode.forward(command, frame, self.identity)
             case Action.REFUSE_COMMAND:
-                await self._refuse(command)
+                await self._lookup_mode.refuse(command, self.identity)
             case Action.HOLD_COMMAND:
-                self._held = frame.encode()
-                await trio.sleep_until(self._wire.deadline)
-                raise trio.TooSlowError
+                await self._hold(frame)
             case Action.FAIL:
                 self._out_of_turn(command, state)
             case _:
                 pass
+
+    async def _hold(self, frame: Frame) -> None:
+        """Keep a frame for the relay, and read no further: the relay's beginning, or another end, cancels this."""
+        self._held = frame.encode()
+        await trio.sleep_until(self._wire.deadline)
+        raise trio.TooSlowError
 
     def _out_of_turn(self, command: BaseCommand, state: State) -> None:
         text = f"{command_name(command.type)} while {state.value}"
@@ -234,8 +247,10 @@ class ClientSession:
 
     # ---- authentication
 
-    async def _authenticate(self, command: BaseCommand) -> None:
-        """One round: what came with CONNECT, or with an answer to a challenge."""
+    async def _begin(self, command: BaseCommand) -> None:
+        """CONNECT, or the answer to a challenge. Without authentication the way is clear at once: a client in a hurry
+        must not be told, depending on a moment, that its next frame is out of turn.
+        """
         first = command.type == BaseCommand.CONNECT
         if first:
             refusal = check_connect(command)
@@ -244,9 +259,13 @@ class ClientSession:
                 return
             self._connect = command.connect
             self.target = self._connect.proxy_to_broker_url[:300]
-        if not self._backends.config.authentication.enabled:
+        if self._backends.config.authentication.enabled:
+            self._nursery.start_soon(self._authenticate, command, first)
+        else:
             await self._accepted(ANONYMOUS)
-            return
+
+    async def _authenticate(self, command: BaseCommand, first: bool) -> None:  # noqa: FBT001 -- for start_soon
+        """One round with the auth worker."""
         try:
             response = await self._ask_auth_worker(command, first=first)
         except RpcError as error:
@@ -292,7 +311,7 @@ class ClientSession:
         self._measure("authentication", self._started)
         if self.target:
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
-                await self._open_broker()
+                self._nursery.start_soon(self._open_broker)
             return
         profile = await self._backends.broker_profile()
         if self._machine.handle(Event.ACCEPTED_FOR_LOOKUP) is Action.SEND_CONNECTED:
@@ -315,36 +334,6 @@ class ClientSession:
 
     def _measure(self, stage: str, since: float) -> None:
         self._metrics.handshake_seconds.labels(stage=stage).observe(trio.current_time() - since)
-
-    # ---- lookup mode
-
-    async def _forward(self, command: BaseCommand, frame: Frame) -> None:
-        kind = kind_of(command)  # raises CommandCorrupt into the reader, which ends the session
-        if self._lookups >= self._limits.max_concurrent_lookups_per_connection:
-            self._metrics.refused_commands.labels(reason="too_many_requests").inc()
-            text = "Too many lookups under way in this connection"
-            busy = failure(kind, client_request_id(command, kind), ServerError.TooManyRequests, text)
-            await self._wire.send(commands.encode(busy))
-            return
-        self._lookups += 1
-        self._nursery.start_soon(self._answer, command, frame)
-
-    async def _answer(self, command: BaseCommand, frame: Frame) -> None:
-        try:
-            await self._send(await answer_frame(self._backends, command, frame, self.identity, self.address))
-        finally:
-            self._lookups -= 1
-        if self._draining:
-            self.drain()
-
-    async def _refuse(self, command: BaseCommand) -> None:
-        name = command_name(command.type)
-        self._metrics.refused_commands.labels(reason="not_served").inc()
-        get_logger().info(
-            "refused a command that needs a broker", client=self.address, principal=self.identity.role, command=name
-        )
-        text = f"{name} needs a connection to a broker; this one only serves lookups"
-        await self._wire.send(commands.refusal(command, ServerError.NotAllowedError, text))
 
     # ---- the relay
 

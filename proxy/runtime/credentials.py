@@ -23,7 +23,11 @@ class CredentialExchange:
         if challenge is not None:
             request.challenge = challenge
         response = await self._client.call(
-            Method.BROKER_CREDENTIALS, request, BrokerCredentialsResponse, timeout_s=CREDENTIALS_TIMEOUT_S
+            Method.BROKER_CREDENTIALS,
+            request,
+            BrokerCredentialsResponse,
+            timeout_s=CREDENTIALS_TIMEOUT_S,
+            retry=challenge is None,  # to begin once more harms nothing; to answer a challenge twice would
         )
         return response.method, response.data
 

@@ -4,12 +4,14 @@ Entries are written for a tired operator: what happened, to whom, and what to do
 roles, addresses and reasons, not data.
 """
 
+import contextlib
+import io
 import logging
 import sys
 import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -59,6 +61,30 @@ def printable(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> Mu
     return entry
 
 
+def _printable_traceback(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    text = entry.get("exception")
+    if isinstance(text, str):
+        entry["exception"] = "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
+    return entry
+
+
+class _Forgiving(io.StringIO):
+    """A log that cannot be written (its reader has gone, the disk is full) must not end what it reports on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 @dataclass(frozen=True, slots=True)
 class _Origin:
     """A structlog processor: which process writes. (Context variables would only reach the task that set them.)"""
@@ -93,10 +119,11 @@ def configure_logs(config: Log, role: Role, worker: int) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            _printable_traceback,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.level]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_Forgiving(sys.stderr)),
         cache_logger_on_first_use=False,
     )
 

@@ -16,6 +16,9 @@ from proto.rpc_pb2 import Call, Frame, Reply, Status
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
 from proxy.runtime.tasks import Backoff
 
+RETRIES_MAX = 5
+"""A call whose very answer breaks the connection must not go on for ever."""
+
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 Connect = Callable[[], Awaitable[trio.abc.HalfCloseableStream]]
@@ -70,6 +73,8 @@ class RpcClient:
         self._writer: BatchedWriter | None = None
         self._connected = trio.Event()
         self._over = False
+        self.suspect = False
+        """Whether the last call that ended ended by its deadline: the worker may hang."""
 
     @property
     def in_flight(self) -> int:
@@ -121,6 +126,7 @@ class RpcClient:
         if not frame.HasField("reply"):
             raise RpcCorrupt("a worker sent something that is no reply")
         # A reply that nobody waits for came after its deadline, or twice: it is dropped.
+        self.suspect = False
         pending = self._pending.pop(frame.reply.correlation_id, None)
         if pending is not None:
             pending.reply = frame.reply
@@ -138,9 +144,10 @@ class RpcClient:
     ) -> ResponseT:
         """Call a method. Raises RpcError's kinds.
 
-        ``retry`` asks again over a new connection when the old one is lost, within the same deadline: only for calls
-        that may be carried out twice, such as lookups, never for a round of authentication.
+        ``retry`` asks again over a new connection when the old one is lost, a few times within the same deadline: only
+        for calls that may be carried out twice, such as lookups, never for a round of authentication.
         """
+        retries_left = RETRIES_MAX if retry else 0
         deadline = trio.current_time() + timeout_s
         body = request.SerializeToString()
         while True:
@@ -148,10 +155,12 @@ class RpcClient:
                 with trio.fail_at(deadline):
                     reply = await self._call_once(method, body, deadline)
             except trio.TooSlowError:
+                self.suspect = True
                 raise RpcDeadlineExceeded(f"no answer within {timeout_s} s") from None
             except RpcConnectionLost:
-                if not retry or self._over:
+                if not retries_left or self._over:
                     raise
+                retries_left -= 1
                 continue
             if reply.status != Status.OK:
                 raise RpcCallRefused(reply.status, reply.detail)
@@ -189,10 +198,10 @@ class RpcPool:
         self._turn = itertools.count()
 
     def pick(self) -> RpcClient:
-        """The least busy client; in turn where several are."""
+        """The least busy client, in turn where several are; one that let a deadline pass only if all did."""
         start = next(self._turn) % len(self._clients)
         rotated = [*self._clients[start:], *self._clients[:start]]
-        return min(rotated, key=lambda client: client.in_flight)
+        return min(rotated, key=lambda client: (client.suspect, client.in_flight))
 
     async def run(self) -> None:
         """Keep all connections."""

@@ -105,11 +105,13 @@ class _Connection:
             get_logger().error(
                 "a worker asked for what its role may not", caller=self._caller.role.value, method=_name(call.method)
             )
-            self._reply(call, Status.CLUSTER_AUTHORIZATION_FAILED, f"{self._caller.role} may not {_name(call.method)}")
+            self._writer.write(
+                _reply(call, Status.CLUSTER_AUTHORIZATION_FAILED, f"{self._caller.role} may not {_name(call.method)}")
+            )
         elif handler is None:
-            self._reply(call, Status.UNSUPPORTED_VERSION, f"{_name(call.method)} is not served here")
+            self._writer.write(_reply(call, Status.UNSUPPORTED_VERSION, f"{_name(call.method)} is not served here"))
         elif self._calls >= CALLS_PER_CONNECTION_MAX:
-            self._reply(call, Status.TOO_MANY_REQUESTS, "too many calls in flight")
+            self._writer.write(_reply(call, Status.TOO_MANY_REQUESTS, "too many calls in flight"))
         else:
             self._calls += 1
             nursery.start_soon(self._run_call, handler, call)
@@ -118,23 +120,24 @@ class _Connection:
         try:
             with trio.fail_after(seconds(call.timeout_ms)):
                 response = await handler(call.request, self._caller)
+            reply = _reply(call, Status.OK, "", response)
         except RpcRefused as refusal:
-            self._reply(call, refusal.status, refusal.detail)
+            reply = _reply(call, refusal.status, refusal.detail)
         except trio.TooSlowError:
-            self._reply(call, Status.REQUEST_TIMED_OUT, f"{_name(call.method)} took too long")
+            reply = _reply(call, Status.REQUEST_TIMED_OUT, f"{_name(call.method)} took too long")
         except DecodeError:
-            self._reply(call, Status.INVALID_REQUEST, f"{_name(call.method)}: bytes that are no request")
+            reply = _reply(call, Status.INVALID_REQUEST, f"{_name(call.method)}: bytes that are no request")
         except Exception as error:  # noqa: BLE001 -- one bad call must not end the connection of all the others
             get_logger().error("an internal call failed; this is a defect", method=_name(call.method), exc_info=error)
-            self._reply(call, Status.UNKNOWN_SERVER_ERROR, type(error).__name__)
-        else:
-            self._reply(call, Status.OK, "", response)
-        finally:
-            self._calls -= 1
+            reply = _reply(call, Status.UNKNOWN_SERVER_ERROR, type(error).__name__)
+        # A caller that reads slowly makes its calls wait here, and count as under way; nobody else's.
+        await self._writer.write_when_there_is_room(reply)
+        self._calls -= 1
 
-    def _reply(self, call: Call, status: int, detail: str, response: bytes = b"") -> None:
-        reply = Reply(correlation_id=call.correlation_id, status=status, detail=detail, response=response)  # type: ignore[arg-type]
-        self._writer.write(encode_rpc(Frame(reply=reply)))
+
+def _reply(call: Call, status: int, detail: str, response: bytes = b"") -> bytes:
+    reply = Reply(correlation_id=call.correlation_id, status=status, detail=detail, response=response)  # type: ignore[arg-type]
+    return encode_rpc(Frame(reply=reply))
 
 
 def _name(method: int) -> str:

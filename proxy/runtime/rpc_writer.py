@@ -15,6 +15,7 @@ class BatchedWriter:
         self._max_buffered_bytes = max_buffered_bytes
         self._buffer = bytearray()
         self._wake = trio.Event()
+        self._sent = trio.Event()
 
     def write(self, data: bytes) -> None:
         """Queue bytes; raises WriterFull where the bound is reached (a single message always fits an empty queue)."""
@@ -23,10 +24,18 @@ class BatchedWriter:
         self._buffer += data
         self._wake.set()
 
+    async def write_when_there_is_room(self, data: bytes) -> None:
+        """Queue bytes as soon as the bound allows."""
+        while self._buffer and len(self._buffer) + len(data) > self._max_buffered_bytes:
+            await self._sent.wait()
+        self.write(data)
+
     async def run(self) -> None:
         """Send until cancelled or the stream breaks (trio.BrokenResourceError)."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
             batch, self._buffer = self._buffer, bytearray()
+            self._sent.set()
+            self._sent = trio.Event()
             await self._stream.send_all(batch)

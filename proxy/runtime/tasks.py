@@ -42,9 +42,17 @@ class InFlight:
         self._empty = trio.Event()
 
     def __enter__(self) -> None:
-        self.count += 1
+        self.begin()
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def begin(self) -> None:
+        """One more; for work that a task of its own will end."""
+        self.count += 1
+
+    def end(self) -> None:
+        """One less."""
         self.count -= 1
         if not self.count:
             self._empty.set()
@@ -56,6 +64,31 @@ class InFlight:
             while self.count:
                 await self._empty.wait()
         return self.count == 0
+
+
+class ByteBudget:
+    """How many bytes somebody may make us keep; whoever wants more waits until some are given back."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._used = 0
+        self._given = trio.Event()
+
+    async def take(self, size: int) -> None:
+        """Wait for room, then count so many bytes; more than the whole budget only where nothing else is kept."""
+        while self._used and self._used + size > self._most:
+            await self._given.wait()
+        self.add(size)
+
+    def add(self, size: int) -> None:
+        """Count bytes that are here already, room or not."""
+        self._used += size
+
+    def give(self, size: int) -> None:
+        """Give bytes back."""
+        self._used -= size
+        self._given.set()
+        self._given = trio.Event()
 
 
 class Backoff:

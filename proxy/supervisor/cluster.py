@@ -14,7 +14,7 @@ from proxy.config.types import Config
 from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import new_registry
-from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 from proxy.runtime.tasks import seconds
 from proxy.supervisor.slot import Slot, SlotState
 from proxy.supervisor.sockets import BACKLOG, RuntimeDirectory, bind_tcp
@@ -22,6 +22,7 @@ from proxy.supervisor.worker_process import WorkerProcess
 
 START_TIMEOUT_S = 30.0
 CONFIGURE_TIMEOUT_S = 10.0
+PEERS_TIMEOUT_S = 5.0
 DRAIN_GRACE_S = 5.0
 
 START_ORDER = (Role.AUTH, Role.LOOKUP, Role.FORWARDER)
@@ -44,7 +45,7 @@ class Cluster:
         ]
         self.registry = new_registry()
         self._seal_key = seal_key
-        self._peers_lock = trio.Lock()
+        self._workers_lock = trio.Lock()
         self._services = {
             (role, index): directory.bind(f"{role.value}-{index}.sock")
             for role, count in ((Role.AUTH, config.cluster.auth_workers), (Role.LOOKUP, config.cluster.lookup_workers))
@@ -102,19 +103,25 @@ class Cluster:
 
     async def _start_worker(self, slot: Slot) -> None:
         """Tell the workers who the new one is, and the new one all it needs. Raises RpcError."""
-        async with self._peers_lock:
+        async with self._workers_lock:
             peers = self._peers()
-            for other in self._running({Role.AUTH, Role.LOOKUP}):
-                try:
-                    await other.command(Method.SET_PEERS, SetPeersRequest(peers=peers), timeout_s=CONFIGURE_TIMEOUT_S)
-                except RpcError as error:  # it is ending; its successor will be told at its start
-                    get_logger().warning("a worker was not told of its peers", pid=other.pid, reason=str(error))
+            async with trio.open_nursery() as nursery:
+                for other in self._running({Role.AUTH, Role.LOOKUP}):
+                    nursery.start_soon(self._tell_peers, other, peers)
             # Whoever reads what strangers send must not be able to seal a principal.
             seal_key = b"" if slot.role is Role.FORWARDER else self._seal_key
             request = StartRequest(config=encode_config(self.config), seal_key=seal_key, peers=peers)
             if slot.worker is not None:
                 await slot.worker.command(Method.START, request, timeout_s=START_TIMEOUT_S)
             slot.state = SlotState.RUNNING
+
+    async def _tell_peers(self, worker: WorkerProcess, peers: list[Peer]) -> None:
+        try:
+            await worker.command(Method.SET_PEERS, SetPeersRequest(peers=peers), timeout_s=PEERS_TIMEOUT_S)
+        except RpcError as error:
+            # It is ending, or it hangs: it would turn the new worker away. Its successor will be told at its start.
+            get_logger().warning("a worker was not told of its peers; ending it", pid=worker.pid, reason=str(error))
+            worker.kill()
 
     def _peers(self) -> list[Peer]:
         return [Peer(pid=slot.worker.pid, role=slot.role.value) for slot in self.slots if slot.worker is not None]
@@ -139,16 +146,22 @@ class Cluster:
         fixed = changes_that_need_a_restart(self.config, config)
         if fixed:
             raise ReloadRefused(f"a restart is needed to change: {', '.join(fixed)}")
+        async with self._workers_lock:  # a worker that is starting has the old configuration on its way
+            await self._configure_all(config)
+            self.config = config
+
+    async def _configure_all(self, config: Config) -> None:
         changed: list[WorkerProcess] = []
         for role in START_ORDER:
             for worker in self._running({role}):
                 try:
                     await self._configure(worker, config)
                 except RpcError as error:
+                    if not isinstance(error, RpcCallRefused):
+                        worker.kill()  # whether it took it is unknown, or will be once it wakes up
                     await self._take_back(changed)
                     raise ReloadRefused(f"the {role} worker with pid {worker.pid} refused it: {error}") from None
                 changed.append(worker)
-        self.config = config
 
     async def _configure(self, worker: WorkerProcess, config: Config) -> None:
         request = ConfigureRequest(config=encode_config(config))

@@ -40,7 +40,7 @@ class Supervisor:
         ready = trio.Event()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_signals)
+                nursery.start_soon(self._watch_signals, nursery)
                 nursery.start_soon(control.serve, self._directory.bind(CONTROL_SOCKET))
                 self._admin.listen(BACKLOG)
                 nursery.start_soon(serve_admin, self._admin, report)
@@ -70,11 +70,11 @@ class Supervisor:
             workers=len(self._cluster.slots),
         )
 
-    async def _watch_signals(self) -> None:
+    async def _watch_signals(self, nursery: trio.Nursery) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
             async for number in received:
                 if number == signal.SIGHUP:
-                    await self._reload_and_log()
+                    nursery.start_soon(self._reload_and_log)
                 elif self._drain_wanted.is_set():
                     get_logger().warning("a second signal: ending at once")
                     raise StopAtOnce
@@ -88,11 +88,15 @@ class Supervisor:
             get_logger().error("the configuration was not reloaded; the old one stays", reason=str(error))
 
     async def _reload(self) -> None:
-        """Read the configuration again and give it to all workers. Raises ConfigError, ReloadRefused."""
-        async with self._reloading:
-            config = load_config(self._config_file, os.environ)
-            await self._cluster.reload(config)
-            get_logger().info("the configuration was reloaded")
+        """Read the configuration again and give it to all workers. Raises ConfigError, ReloadRefused.
+
+        Shielded: an operator who leaves in the middle must not leave half of the workers with another configuration.
+        """
+        with trio.CancelScope(shield=True):
+            async with self._reloading:
+                config = load_config(self._config_file, os.environ)
+                await self._cluster.reload(config)
+                get_logger().info("the configuration was reloaded")
 
 
 class StopAtOnce(Exception):

@@ -6,11 +6,16 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from proto.roles import Role
+from proto.rpc_pb2 import Empty, Method, Text
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import Backoff
 from proxy.supervisor.sockets import StartFailed
 from proxy.supervisor.worker_process import WorkerProcess
+
+LOOK_INTERVAL_S = 5.0
+LOOK_TIMEOUT_S = 5.0
+LOOKS_MISSED_MAX = 3
 
 STABLE_AFTER_S = 10.0
 """A worker that lived this long was no failure to start; its successor comes at once."""
@@ -45,11 +50,21 @@ class Slot:
         self._stopping = False
         self._backoff = Backoff(first_s=0.1, most_s=5.0)
 
+    @property
+    def name(self) -> str:
+        """Role and number, for logs."""
+        return f"{self.role}-{self.index}"
+
     async def run(self) -> None:
         """Keep the place filled until ``stop``. Raises StartFailed where the very first worker cannot start."""
         while not self._stopping:
             started = trio.current_time()
-            await self._fill()
+            try:
+                await self._fill()
+            except OSError as error:  # no descriptors, no memory, no processes to be had
+                if not self.ready.is_set():
+                    raise StartFailed(f"the {self.role} worker {self.index} cannot be started: {error}") from None
+                get_logger().error("a worker cannot be started", who=self.name, reason=str(error))
             if self._stopping:
                 break
             self.restarts += 1
@@ -63,9 +78,12 @@ class Slot:
         """One process, from its start to its end."""
         worker = self.worker = await self._spawn()
         try:
+            if self._stopping:
+                return
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(worker.talk)
                 nursery.start_soon(self._bring_up)
+                nursery.start_soon(self._watch, worker)
                 code = await worker.wait()
                 nursery.cancel_scope.cancel()
         finally:
@@ -74,9 +92,7 @@ class Slot:
             self._on_end(self)
         if self._stopping:
             return
-        get_logger().error(
-            "a worker ended; starting another", who=f"{self.role}-{self.index}", pid=worker.pid, code=code
-        )
+        get_logger().error("a worker ended; starting another", who=self.name, pid=worker.pid, code=code)
         if not self.ready.is_set():
             raise StartFailed(
                 f"the {self.role} worker {self.index} ended with code {code} before it was ready; see its log"
@@ -90,12 +106,27 @@ class Slot:
                 return
             if not self.ready.is_set():
                 raise StartFailed(f"the {self.role} worker {self.index} cannot start: {error}") from None
-            get_logger().error("a worker cannot start", who=f"{self.role}-{self.index}", reason=str(error))
+            get_logger().error("a worker cannot start", who=self.name, reason=str(error))
             if self.worker is not None:
                 self.worker.kill()
             return
         self.state = SlotState.RUNNING
         self.ready.set()
+
+    async def _watch(self, worker: WorkerProcess) -> None:
+        """End a worker that hangs: it would keep its clients waiting for ever."""
+        missed = 0
+        while missed < LOOKS_MISSED_MAX:
+            await trio.sleep(LOOK_INTERVAL_S)
+            if self.state is not SlotState.RUNNING:
+                continue
+            try:
+                await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=LOOK_TIMEOUT_S)
+                missed = 0
+            except RpcError:
+                missed += 1
+        get_logger().error("a worker hangs; ending it", who=self.name, pid=worker.pid)
+        worker.kill()
 
     async def stop(self) -> None:
         """End the worker, and start no other."""

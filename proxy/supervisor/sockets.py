@@ -50,14 +50,19 @@ class RuntimeDirectory:
         self.path = Path(path)
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            state = self.path.stat()
+            state = self.path.lstat()
+            if not stat.S_ISDIR(state.st_mode):  # a link: what it leads to is not ours to change
+                raise StartFailed(f"cluster.runtime_dir: {path} is not a folder")
         except OSError as error:
             raise StartFailed(f"cluster.runtime_dir: {path}: {error.strerror}") from None
         if state.st_uid != os.geteuid():
             raise StartFailed(f"cluster.runtime_dir: {path} belongs to another user")
         if stat.S_IMODE(state.st_mode) & 0o077:
             self.path.chmod(0o700)
-        self._lock = (self.path / "supervisor.lock").open("w")
+        try:
+            self._lock = (self.path / "supervisor.lock").open("w")
+        except OSError as error:
+            raise StartFailed(f"cluster.runtime_dir: {path}/supervisor.lock: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -67,10 +72,14 @@ class RuntimeDirectory:
     def bind(self, name: str) -> socket.socket:
         """A listening Unix socket in the folder, in place of whatever an earlier run left there."""
         path = self.path / name
-        path.unlink(missing_ok=True)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        sock.bind(str(path))
-        sock.listen(BACKLOG)
+        try:
+            path.unlink(missing_ok=True)
+            sock.bind(str(path))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            raise StartFailed(f"cluster.runtime_dir: {path}: {error.strerror}") from None
         sock.setblocking(False)
         return sock
 

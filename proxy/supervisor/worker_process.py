@@ -40,9 +40,14 @@ class WorkerProcess:
         cls, role: Role, index: int, *, service: int = -1, listeners: Sequence[int] = (), connections: int = -1
     ) -> "WorkerProcess":
         """Start a process by exec, never by fork: its memory holds nothing of ours."""
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         liveness_theirs, liveness_ours = os.pipe2(os.O_CLOEXEC)
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            os.close(liveness_theirs)
+            os.close(liveness_ours)
+            raise
+        ours.setblocking(False)
         descriptors = Descriptors(
             channel=theirs.fileno(),
             liveness=liveness_theirs,

@@ -11,5 +11,5 @@ def network(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Network:
     fake = Network(nursery)
     monkeypatch.setattr("proxy.runtime.broker_link.dial", fake.dial)
     monkeypatch.setattr("lookup.health.dial", fake.dial)
-    monkeypatch.setattr("trio.socket.getaddrinfo", fake.getaddrinfo)
+    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", fake.getaddrinfo)
     return fake

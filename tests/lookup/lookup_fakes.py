@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import trio
 import trio.testing
+
 from proto import commands
 from proto.addresses import HostPort
 from proto.frames import FrameDecoder
@@ -184,7 +185,9 @@ class FakeAuth:
     def new_id(self) -> int:
         return 1
 
-    async def call(self, _method: int, request: Any, _type: Any, *, timeout_s: float) -> BrokerCredentialsResponse:
+    async def call(
+        self, _method: int, request: Any, _type: Any, *, timeout_s: float, retry: bool
+    ) -> BrokerCredentialsResponse:
         await trio.lowlevel.checkpoint()
         self.calls.append(request)
         if self.broken:

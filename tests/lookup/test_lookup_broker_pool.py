@@ -125,7 +125,7 @@ async def test_those_who_wait_for_an_attempt_share_its_failure(
     pools = Pools(network, nursery, connect_timeout_ms=5000)
     network.silent.add("10.0.0.1")
     started = trio.current_time()
-    results = await gather(*[lambda: pools.get()] * 10)
+    results = await gather(*[pools.get] * 10)
     assert [type(result) for result in results] == [BrokerLinkFailed] * 10
     assert trio.current_time() - started == pytest.approx(5)
 
@@ -314,6 +314,36 @@ async def test_retire_gives_time_then_closes_everything(
     assert not any(connection.closed for connection in connections)
     await trio.sleep(0.2)
     assert all(connection.closed for connection in connections)
+    assert pools.broker.open == 0
+
+
+async def test_the_first_who_asked_gives_up_and_the_others_do_not_begin_again(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery)
+    network.dial_delay_s = 3.0
+
+    async def impatient() -> None:
+        with trio.move_on_after(1):
+            await pools.get()
+
+    nursery.start_soon(impatient)
+    await trio.sleep(0.5)
+    assert not (await pools.get()).closed
+    assert trio.current_time() == pytest.approx(3)
+    assert len(network.dialled) == 1
+
+
+async def test_a_connection_that_is_opened_while_the_pool_retires_is_closed(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery)
+    network.dial_delay_s = 3.0
+    nursery.start_soon(pools.get)
+    await trio.sleep(1)
+    await pools.pool.retire(0.0)
+    await trio.sleep(10)
+    assert len(network.dialled) == 1
     assert pools.broker.open == 0
 
 

@@ -27,6 +27,7 @@ from lookup.broker_pool import BrokerPool
 from lookup.lookups import REDIRECTS_MAX, Lookups
 from lookup.targets import TargetRules
 from proto import commands
+from proto.addresses import HostPort
 from proto.lookups import kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
@@ -39,7 +40,8 @@ class Setup:
         config = make_config(**tables)
         self.network = network
         self.pool = BrokerPool(config, FakeAuth(), nursery)  # type: ignore[arg-type]
-        self.lookups = Lookups(config, self.pool, TargetRules(config.brokers))
+        self.down: set[HostPort] = set()
+        self.lookups = Lookups(config, self.pool, TargetRules(config.brokers), self.down.__contains__)
 
     def broker(self, number: int, script: Script | None = None) -> FakeBroker:
         return self.network.add(f"b{number}", f"10.0.0.{number + 1}", FakeBroker(script))
@@ -223,7 +225,9 @@ async def test_a_redirect_to_a_broker_that_is_down(make: Make) -> None:
 async def test_an_error_instead_of_an_answer_at_a_redirect(make: Make) -> None:
     setup = make()
     setup.broker(0, redirect_to("pulsar://b1:6650"))
-    setup.broker(1, lambda request: BaseCommand.FromString(commands.error(request.lookup_topic.request_id, 4, "no")[8:]))
+    setup.broker(
+        1, lambda request: BaseCommand.FromString(commands.error(request.lookup_topic.request_id, 4, "no")[8:])
+    )
     answer = await setup.answer()
     assert (answer.type, answer.error.request_id, answer.error.error) == (BaseCommand.ERROR, 7, 4)
 
@@ -240,7 +244,9 @@ async def test_a_brokers_error_passes_with_code_and_text(make: Make, code: int) 
 
 async def test_an_error_command_passes_under_the_clients_id(make: Make) -> None:
     setup = make()
-    setup.broker(0, lambda request: BaseCommand.FromString(commands.error(request.lookup_topic.request_id, 4, "no")[8:]))
+    setup.broker(
+        0, lambda request: BaseCommand.FromString(commands.error(request.lookup_topic.request_id, 4, "no")[8:])
+    )
     answer = await setup.answer()
     assert (answer.type, answer.error.request_id, answer.error.message) == (BaseCommand.ERROR, 7, "no")
 
@@ -458,3 +464,16 @@ async def test_a_redirect_with_failure_code_is_no_redirect(make: Make) -> None:
     assert await setup.failure() == (1, "m")
     assert other.connects == []
     assert REDIRECT == 0, "an answer without the field is a redirect, to nowhere, and so an error"
+
+
+async def test_a_broker_that_did_not_answer_lately_is_asked_last(make: Make) -> None:
+    setup = make(brokers={"service_url": "pulsar://b0,b1"})
+    brokers = [setup.broker(number, connect_to("pulsar://b1:6650")) for number in (0, 1)]
+    setup.down.add(HostPort("b0", 6650))
+    for _ in range(4):
+        await setup.answer()
+    assert [len(broker.requests) for broker in brokers] == [0, 4]
+    setup.down.add(HostPort("b1", 6650))
+    for _ in range(4):
+        await setup.answer()
+    assert [len(broker.requests) for broker in brokers] == [2, 6], "where none answered, all are worth a try"

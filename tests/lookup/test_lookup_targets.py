@@ -1,4 +1,4 @@
-"""lookup.targets: a client may only be relayed to where the operator's rules allow, at the addresses that were checked."""
+"""lookup.targets: a client is only relayed to where the operator's rules allow, at the addresses that were checked."""
 
 from typing import Any
 
@@ -150,7 +150,7 @@ async def test_a_resolver_that_does_not_answer(
     async def never(*_: Any, **__: Any) -> Any:
         await trio.sleep_forever()
 
-    monkeypatch.setattr("trio.socket.getaddrinfo", never)
+    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", never)
     assert await denial("broker:6650", connect_timeout_ms=2000) == "unknown_host"
     assert trio.current_time() == pytest.approx(2)
 

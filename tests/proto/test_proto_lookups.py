@@ -13,6 +13,7 @@ from proto.lookups import (
     response_request_id,
     rewritten_request,
     set_response_request_id,
+    subject_of,
 )
 from proto.pulsar_pb2 import BaseCommand
 
@@ -94,6 +95,14 @@ def test_request_ids_at_their_bounds(kind: int, request_id: int) -> None:
     assert client_request_id(original, kind_of(original)) == request_id
     rewritten = rewritten_request(original, kind_of(original), 2**64 - 1 - request_id)
     assert client_request_id(rewritten, kind_of(rewritten)) == 2**64 - 1 - request_id
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_what_a_request_is_about(kind: int) -> None:
+    original = parsed(request(kind))
+    assert subject_of(original, kind_of(original)) == ("t/n" if kind == TOPICS else "persistent://t/n/topic")
+    empty = parsed(command(kind))
+    assert subject_of(empty, kind_of(empty)) == ""
 
 
 @pytest.mark.parametrize("kind", REQUESTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -350,15 +351,11 @@ _PARTS = st.sampled_from(
 
 
 @given(name=st.lists(_PARTS, max_size=4), value=st.text(max_size=20))
-def test_any_variable_gives_a_configuration_or_an_error_that_names_it(
-    tmp_path_factory: pytest.TempPathFactory, name: list[str], value: str
-) -> None:
+def test_any_variable_gives_a_configuration_or_an_error(name: list[str], value: str) -> None:
     path = Path(os.devnull)
     variable = "PULSAR_TRIO_PROXY__" + "__".join(name)
-    try:
-        load_config(path, {variable: value})
-    except ConfigError as error:
-        assert str(error)
+    with contextlib.suppress(ConfigError):
+        assert isinstance(load_config(path, {variable: value}), Config)
 
 
 # ---- the rest

@@ -9,6 +9,7 @@ import msgspec
 import trio
 import trio.testing
 from prometheus_client import CollectorRegistry
+
 from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame, FrameDecoder
@@ -89,9 +90,7 @@ class Peer:
 
     async def say(self, *what: BaseCommand | bytes) -> None:
         """Send commands (or bytes as they are) in one piece."""
-        await self.stream.send_all(
-            b"".join(one if isinstance(one, bytes) else commands.encode(one) for one in what)
-        )
+        await self.stream.send_all(b"".join(one if isinstance(one, bytes) else commands.encode(one) for one in what))
 
     async def hear(self) -> BaseCommand | None:
         """The next command; None at the end of the stream."""

@@ -250,7 +250,9 @@ async def test_a_broker_that_refuses(dialled: Dialled) -> None:
 
     async def serve() -> None:
         await dialled.broker.hear()
-        await dialled.broker.say(commands.error(commands.NO_REQUEST_ID, ServerError.AuthorizationError, "Invalid roles."))
+        await dialled.broker.say(
+            commands.error(commands.NO_REQUEST_ID, ServerError.AuthorizationError, "Invalid roles.")
+        )
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)

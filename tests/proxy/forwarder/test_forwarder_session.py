@@ -1,4 +1,4 @@
-"""proxy.forwarder.session before the relay, as dialogues: what the client says, what it must hear, what the others see."""
+"""proxy.forwarder.session before the relay, as dialogues: what the client says, what it must hear, who is asked."""
 
 from __future__ import annotations
 

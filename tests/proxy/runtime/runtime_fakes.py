@@ -7,6 +7,7 @@ from typing import Any
 
 import trio
 import trio.testing
+
 from proto.roles import Role
 from proto.rpc_frames import RpcDecoder, encode_rpc
 from proto.rpc_pb2 import Call, Frame, Reply, Text

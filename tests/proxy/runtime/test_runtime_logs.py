@@ -90,9 +90,7 @@ def test_exceptions_are_one_entry_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert "ZeroDivisionError: why" in entry["exception"]
 
 
-async def test_the_role_is_in_entries_of_every_task(
-    capsys: pytest.CaptureFixture[str], nursery: trio.Nursery
-) -> None:
+async def test_the_role_is_in_entries_of_every_task(capsys: pytest.CaptureFixture[str], nursery: trio.Nursery) -> None:
     """A worker sets its logs up in the task of one call (START); what it logs later comes from others."""
 
     async def start() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -316,22 +315,26 @@ async def test_a_lost_connection_with_retry(
     assert len(lines.connections) == 2
 
 
-async def test_retries_end_with_the_deadline(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_retries_are_bounded(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     raw = RawServer(nursery)
     client = RpcClient(raw.connect, max_frame_bytes=FRAME_BYTES_MAX)
     nursery.start_soon(client.run)
 
+    dying = trio.CancelScope()
+
     async def always_dies() -> None:
-        while True:
-            await raw.read()
-            await raw.stream.aclose()
-            await trio.sleep(0.001)
-            raw._arrived = trio.Event()
+        with dying:
+            while True:
+                await raw.read()
+                await raw.stream.aclose()
+                await trio.sleep(0.001)
+                raw._arrived = trio.Event()
 
     nursery.start_soon(always_dies)
-    with pytest.raises(RpcDeadlineExceeded):
-        await ask(client, timeout_s=2.0, retry=True)
-    assert trio.current_time() == pytest.approx(2)
+    with pytest.raises(RpcConnectionLost):
+        await ask(client, timeout_s=60.0, retry=True)
+    assert trio.current_time() < 10
+    dying.cancel()
 
 
 async def test_the_client_connects_again(wires: MakeWires, autojump_clock: trio.testing.MockClock) -> None:
@@ -573,34 +576,27 @@ async def test_a_call_that_takes_too_long_is_told_so(
     assert (reply.status, trio.current_time()) == (Status.REQUEST_TIMED_OUT, pytest.approx(2))
 
 
-async def test_a_caller_that_does_not_read_its_replies(nursery: trio.Nursery) -> None:
+async def test_a_caller_that_reads_its_replies_late_loses_none(nursery: trio.Nursery) -> None:
+    """Large answers wait for room, each in its own call: the connection of all the others must not break."""
+
     async def large(_data: bytes, _caller: Caller) -> bytes:
         await trio.lowlevel.checkpoint()
         return b"x" * 900
 
     server = RpcServer({Method.ENVELOPE: large}, max_frame_bytes=1000)
     ours, theirs = trio.testing.lockstep_stream_pair()
-    ended = trio.Event()
-
-    async def serve() -> None:
-        await server.serve_connection(theirs, Caller(Role.FORWARDER, 1))
-        ended.set()
-
-    nursery.start_soon(serve)
-    with structlog.testing.capture_logs() as logs:
-        with trio.CancelScope() as flood:
-
-            async def stop() -> None:
-                await ended.wait()
-                flood.cancel()
-
-            nursery.start_soon(stop)
-            for number in range(100):
-                call = Call(correlation_id=number, method=Method.ENVELOPE, timeout_ms=1000)
-                with contextlib.suppress(trio.BrokenResourceError):
-                    await ours.send_all(encode_rpc(Frame(call=call)))
-        await ended.wait()
-    assert "lost an internal connection" in {entry["event"] for entry in logs}
+    nursery.start_soon(server.serve_connection, theirs, Caller(Role.FORWARDER, 1))
+    for number in range(100):
+        call = Call(correlation_id=number, method=Method.ENVELOPE, timeout_ms=60_000)
+        await ours.send_all(encode_rpc(Frame(call=call)))
+    decoder = RpcDecoder(max_frame_bytes=1000)
+    heard: set[int] = set()
+    while len(heard) < 100:
+        while (frame := decoder.next_frame()) is None:
+            decoder.receive_data(await ours.receive_some(300))
+        assert (frame.reply.status, len(frame.reply.response)) == (Status.OK, 900)
+        heard.add(frame.reply.correlation_id)
+    await ours.aclose()
 
 
 # ---- pools

@@ -1,4 +1,4 @@
-"""The small parts of proxy.runtime: credentials, resolve, tasks, connection_count, descriptors, metrics, worker paths."""
+"""The small parts of proxy.runtime: credentials, resolve, tasks, connection_count, descriptors, metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from proxy.runtime.connection_count import ConnectionCounters, new_shared_counte
 from proxy.runtime.credentials import CredentialExchange, NoCredentials, credentials_for
 from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.metrics import exposition, merged_exposition, new_registry
-from proxy.runtime.resolve import ResolutionFailed, resolve
+from proxy.runtime.resolve import ResolutionFailed, new_resolver_threads, resolve
 from proxy.runtime.tasks import Backoff, InFlight, close_politely, repeat, seconds
 
 # ---- credentials
@@ -37,8 +37,9 @@ class FakeAuth:
     def new_id(self) -> int:
         return self.picked
 
-    async def call(self, method: int, request: Any, _type: Any, *, timeout_s: float) -> Any:
+    async def call(self, method: int, request: Any, _type: Any, *, timeout_s: float, retry: bool) -> Any:
         await trio.lowlevel.checkpoint()
+        assert retry is not request.HasField("challenge"), "a challenge must not be answered twice"
         self.calls.append((method, request, timeout_s))
         return BrokerCredentialsResponse(method="token", data=b"x")
 
@@ -75,8 +76,8 @@ async def test_an_address_is_its_own(monkeypatch: pytest.MonkeyPatch, address: s
         await trio.lowlevel.checkpoint()
         pytest.fail("nobody needs to be asked")
 
-    monkeypatch.setattr(trio.socket, "getaddrinfo", asked)
-    assert await resolve(address, timeout_s=1) == (address,)
+    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", asked)
+    assert await resolve(address, timeout_s=1, threads=new_resolver_threads()) == (address,)
 
 
 async def test_all_addresses_in_the_systems_order_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +85,8 @@ async def test_all_addresses_in_the_systems_order_each_once(monkeypatch: pytest.
         await trio.lowlevel.checkpoint()
         return [(0, 0, 0, "", (address, 0)) for address in ("10.0.0.2", "fd00::1", "10.0.0.1", "10.0.0.2")]
 
-    monkeypatch.setattr(trio.socket, "getaddrinfo", answer)
-    assert await resolve("broker", timeout_s=1) == ("10.0.0.2", "fd00::1", "10.0.0.1")
+    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", answer)
+    assert await resolve("broker", timeout_s=1, threads=new_resolver_threads()) == ("10.0.0.2", "fd00::1", "10.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -97,9 +98,9 @@ async def test_no_such_name(monkeypatch: pytest.MonkeyPatch, error: Exception) -
         await trio.lowlevel.checkpoint()
         raise error
 
-    monkeypatch.setattr(trio.socket, "getaddrinfo", answer)
-    with pytest.raises(ResolutionFailed, match="^broker: "):
-        await resolve("broker", timeout_s=1)
+    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", answer)
+    with pytest.raises(ResolutionFailed, match=r"^broker: "):
+        await resolve("broker", timeout_s=1, threads=new_resolver_threads())
 
 
 async def test_the_resolver_does_not_answer(
@@ -108,15 +109,15 @@ async def test_the_resolver_does_not_answer(
     async def answer(*_: Any, **__: Any) -> Any:
         await trio.sleep_forever()
 
-    monkeypatch.setattr(trio.socket, "getaddrinfo", answer)
-    with pytest.raises(ResolutionFailed, match="within 1.5 s"):
-        await resolve("broker", timeout_s=1.5)
+    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", answer)
+    with pytest.raises(ResolutionFailed, match=r"within 1\.5 s"):
+        await resolve("broker", timeout_s=1.5, threads=new_resolver_threads())
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"])
 async def test_names_that_cannot_be_names(host: str) -> None:
     with pytest.raises(ResolutionFailed):
-        await resolve(host, timeout_s=5)
+        await resolve(host, timeout_s=5, threads=new_resolver_threads())
 
 
 # ---- tasks
@@ -246,7 +247,14 @@ def test_descriptors_round_trip(descriptors: Descriptors) -> None:
 
 def test_all_descriptors() -> None:
     assert set(Descriptors(channel=3, liveness=4).all()) == {3, 4}
-    assert set(Descriptors(channel=3, liveness=4, service=5, listeners=(6, 7), connections=8).all()) == {3, 4, 5, 6, 7, 8}
+    assert set(Descriptors(channel=3, liveness=4, service=5, listeners=(6, 7), connections=8).all()) == {
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+    }
 
 
 async def test_adopted_sockets_are_ours_alone() -> None:
@@ -301,9 +309,7 @@ def test_merged_metrics_name_the_process_on_every_sample() -> None:
 
 
 def test_merged_families_appear_once() -> None:
-    text = merged_exposition(
-        [({"worker": str(n)}, exposition(registry_with(n))) for n in range(5)]
-    ).decode()
+    text = merged_exposition([({"worker": str(n)}, exposition(registry_with(n))) for n in range(5)]).decode()
     for name in ("requests_total", "open", "took_seconds"):
         assert text.count(f"# TYPE {name} ") == 1
         assert text.count(f"# HELP {name} ") == 1

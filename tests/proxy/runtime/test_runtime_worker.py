@@ -191,7 +191,7 @@ async def test_start(life: Begin) -> None:
 async def test_a_configuration_that_cannot_be_used(life: Begin) -> None:
     it = life()
     config = Config(brokers=Config().brokers.__class__(service_url="pulsar://unusable"))
-    with pytest.raises(RpcCallRefused, match="brokers.service_url: unusable") as caught:
+    with pytest.raises(RpcCallRefused, match=r"brokers\.service_url: unusable") as caught:
         await it.start(config=config)
     assert caught.value.status == Status.INVALID_REQUEST
     with pytest.raises(RpcCallRefused, match="not been started"):
@@ -221,7 +221,7 @@ async def test_configure_and_drain(life: Begin) -> None:
     await it.call(Method.CONFIGURE, ConfigureRequest(config=encode_config(Config(limits=Limits(max_connections=5)))))
     await it.call(Method.DRAIN, DrainRequest(timeout_ms=2500))
     assert it.service.story == ["start", ("configure", 5), ("drain", 2.5)]
-    with pytest.raises(RpcCallRefused, match="limits.max_connections: unlucky") as caught:
+    with pytest.raises(RpcCallRefused, match=r"limits\.max_connections: unlucky") as caught:
         await it.call(
             Method.CONFIGURE, ConfigureRequest(config=encode_config(Config(limits=Limits(max_connections=13))))
         )
@@ -322,17 +322,21 @@ async def test_role_and_number_are_in_the_logs_of_later_calls(life: Begin, capsy
     await finish(it)
 
 
-def test_paths_and_bounds() -> None:
-    config = Config()
-    assert service_socket_path(config, Role.AUTH, 2) == "/run/pulsar-trio-proxy/auth-2.sock"
+def context_of(config: Config) -> WorkerContext:
     descriptors = Descriptors(channel=0, liveness=0)
-    for limits in (Limits(), Limits(max_broker_frame_bytes=1024, max_command_bytes=16 * 1024 * 1024)):
-        context = WorkerContext(
-            Role.LOOKUP, 0, Config(limits=limits), b"", descriptors, None, None  # type: ignore[arg-type]
-        )
-        assert context.socket_path(Role.LOOKUP, 1) == "/run/pulsar-trio-proxy/lookup-1.sock"
-        largest = max(limits.max_broker_frame_bytes, limits.max_command_bytes)
-        assert context.rpc_frame_bytes_max() > largest, "one client's largest command must not break the RPC of all"
+    return WorkerContext(Role.LOOKUP, 0, config, b"", descriptors, None, None)  # type: ignore[arg-type]
+
+
+def test_paths() -> None:
+    assert service_socket_path(Config(), Role.AUTH, 2) == "/run/pulsar-trio-proxy/auth-2.sock"
+    assert context_of(Config()).socket_path(Role.LOOKUP, 1) == "/run/pulsar-trio-proxy/lookup-1.sock"
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_broker_frame_bytes=1024, max_command_bytes=16 * 1024 * 1024)])
+def test_the_rpc_has_room_for_the_largest_command_and_answer(limits: Limits) -> None:
+    """Or one client's large command breaks the connection that all lookups of its forwarder share."""
+    largest = max(limits.max_broker_frame_bytes, limits.max_command_bytes)
+    assert context_of(Config(limits=limits)).rpc_frame_bytes_max() > largest
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

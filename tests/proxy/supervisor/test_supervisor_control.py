@@ -1,0 +1,344 @@
+"""proxy.supervisor.control and proxy.cli: what an operator may ask, and what the commands make of the answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from click.testing import CliRunner, Result
+
+from proto.roles import MAY_CALL, Role
+from proto.rpc_pb2 import Empty, Method, Status, Text
+from proxy import cli
+from proxy.config.load import ConfigError
+from proxy.runtime.peers import Caller
+from proxy.runtime.rpc_client import RpcCallRefused, RpcClient, connect_unix
+from proxy.runtime.rpc_server import RpcServer
+from proxy.supervisor.cluster import ReloadRefused
+from proxy.supervisor.control import Control, control_path
+from proxy.supervisor.sockets import CONTROL_SOCKET, RuntimeDirectory
+
+STATUS: dict[str, Any] = {
+    "cluster": "prod",
+    "version": "1",
+    "ready": True,
+    "not_ready_because": [],
+    "listeners": ["0.0.0.0:6650"],
+    "service_url": "pulsar://b0",
+    "authentication": True,
+    "workers": [],
+}
+
+
+class FakeReport:
+    async def status(self) -> dict[str, Any]:
+        await trio.lowlevel.checkpoint()
+        return STATUS
+
+
+class Operated:
+    def __init__(self) -> None:
+        self.drained = 0
+        self.reloaded = 0
+        self.reload_error: Exception | None = None
+        self.control = Control(FakeReport(), self._drain, self._reload)  # type: ignore[arg-type]
+
+    def _drain(self) -> None:
+        self.drained += 1
+
+    async def _reload(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.reload_error is not None:
+            raise self.reload_error
+        self.reloaded += 1
+
+    def client(self, nursery: trio.Nursery, role: Role = Role.OPERATOR) -> RpcClient:
+        server = RpcServer(self.control._handlers(), max_frame_bytes=1 << 20)
+
+        async def connect() -> trio.abc.HalfCloseableStream:
+            await trio.lowlevel.checkpoint()
+            ours, theirs = trio.testing.memory_stream_pair()
+            nursery.start_soon(server.serve_connection, theirs, Caller(role, 1))
+            return ours
+
+        client = RpcClient(connect, max_frame_bytes=1 << 20)
+        nursery.start_soon(client.run)
+        return client
+
+
+@pytest.fixture
+def operated() -> Operated:
+    return Operated()
+
+
+async def test_status(operated: Operated, nursery: trio.Nursery) -> None:
+    answer = await operated.client(nursery).call(Method.CLUSTER_STATUS, Empty(), Text, timeout_s=5)
+    assert json.loads(answer.text) == STATUS
+
+
+async def test_drain(operated: Operated, nursery: trio.Nursery) -> None:
+    await operated.client(nursery).call(Method.CLUSTER_DRAIN, Empty(), Text, timeout_s=5)
+    assert operated.drained == 1
+
+
+async def test_reload(operated: Operated, nursery: trio.Nursery) -> None:
+    client = operated.client(nursery)
+    await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=5)
+    assert operated.reloaded == 1
+    for error in (ConfigError("limits: bad"), ReloadRefused("a restart is needed")):
+        operated.reload_error = error
+        with pytest.raises(RpcCallRefused, match=str(error)) as caught:
+            await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=5)
+        assert caught.value.status == Status.INVALID_REQUEST
+
+
+def test_only_an_operator_may(operated: Operated) -> None:
+    """Security."""
+    for method in operated.control._handlers():
+        assert MAY_CALL[method] == {Role.OPERATOR}
+
+
+@pytest.mark.parametrize("role", [Role.FORWARDER, Role.LOOKUP, Role.AUTH])
+async def test_a_worker_may_not(operated: Operated, nursery: trio.Nursery, role: Role) -> None:
+    """Security: a forwarder that was taken over could otherwise end the cluster."""
+    with pytest.raises(RpcCallRefused) as caught:
+        await operated.client(nursery, role).call(Method.CLUSTER_DRAIN, Empty(), Text, timeout_s=5)
+    assert caught.value.status == Status.CLUSTER_AUTHORIZATION_FAILED
+    assert operated.drained == 0
+
+
+async def test_over_a_real_socket(
+    operated: Operated, nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: who may come is the kernel's word (SO_PEERCRED, so no socket in memory will do)."""
+    directory = RuntimeDirectory(str(tmp_path))
+    nursery.start_soon(operated.control.serve, directory.bind(CONTROL_SOCKET))
+    assert json.loads(await cli._call(control_path(str(tmp_path)), Method.CLUSTER_STATUS)) == STATUS
+    uid = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr("proxy.runtime.peers.peer_credentials", lambda _sock: (1, uid + 1))
+        stranger = await connect_unix(control_path(str(tmp_path)))()
+        assert await stranger.receive_some(10) == b""
+        await stranger.aclose()
+    directory.clear()
+    nursery.cancel_scope.cancel()
+
+
+# ---- the command line
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "proxy.toml"
+    path.write_text(f"[cluster]\nruntime_dir = '{tmp_path}'\n[limits]\ndrain_timeout_ms = 1234\n")
+    return path
+
+
+@pytest.fixture
+def run(config: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in list(os.environ):
+        if name.startswith("PULSAR_TRIO_PROXY__"):
+            monkeypatch.delenv(name)
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(cli.main, [*arguments, "--config", str(config)])
+
+    return invoke
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """A cluster seems to run; what it answers to each method."""
+    (tmp_path / CONTROL_SOCKET).touch()
+    answers: dict[int, Any] = {}
+
+    async def call(path: str, method: int) -> str:
+        await trio.lowlevel.checkpoint()
+        assert path == str(tmp_path / CONTROL_SOCKET)
+        answer = answers.get(method, "")
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+    async def somebody_listens(path: str) -> bool:
+        await trio.lowlevel.checkpoint()
+        return path == str(tmp_path / CONTROL_SOCKET)
+
+    monkeypatch.setattr(cli, "_call", call)
+    monkeypatch.setattr(cli, "_anybody_listens", somebody_listens)
+    return answers
+
+
+def test_check(run: Run, config: Path) -> None:
+    result = run("check")
+    assert (result.exit_code, result.output) == (0, f"{config}: in order\n")
+
+
+def test_check_names_the_key(run: Run, config: Path) -> None:
+    config.write_text("[limits]\nmax_conections = 5")
+    result = run("check")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("pulsar-trio-proxy: limits: ")
+    assert "max_conections" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_check_reads_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULSAR_TRIO_PROXY__LIMITS__NONSENSE", "1")
+    result = run("check")
+    assert result.exit_code == 1
+    assert "PULSAR_TRIO_PROXY__LIMITS__NONSENSE" in result.stderr
+
+
+def test_a_file_that_is_not_there(run: Run, config: Path) -> None:
+    config.unlink()
+    result = run("serve")
+    assert result.exit_code == 1
+    assert "cannot be read" in result.stderr
+
+
+def test_status_for_people_and_for_programs(run: Run, running: dict[int, Any]) -> None:
+    running[Method.CLUSTER_STATUS] = json.dumps(STATUS)
+    assert run("status").output.startswith("cluster prod, version 1: ready\n")
+    assert json.loads(run("status", "--json").output) == STATUS
+
+
+def test_reload_command(run: Run, running: dict[int, Any]) -> None:
+    assert run("reload").output == "reloaded\n"
+    running[Method.CLUSTER_RELOAD] = RpcCallRefused(Status.INVALID_REQUEST, "a restart is needed to change: admin")
+    result = run("reload")
+    assert result.exit_code == 1
+    assert "a restart is needed to change: admin" in result.stderr
+
+
+def test_drain_command_returns_when_the_cluster_has_ended(
+    run: Run, running: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+
+    async def wait(path: str) -> None:
+        await trio.lowlevel.checkpoint()
+        waited.append(path)
+
+    monkeypatch.setattr(cli, "_wait_for_end", wait)
+    result = run("drain")
+    assert result.output == "draining, for at most 1234 ms\nended\n"
+    assert len(waited) == 1
+
+
+@pytest.mark.parametrize("command", ["status", "drain", "reload"])
+def test_no_cluster_is_running(run: Run, command: str, tmp_path: Path) -> None:
+    result = run(command)
+    assert result.exit_code == 1
+    assert f"no cluster is running in {tmp_path}" in result.stderr
+
+
+def test_nobody_listens_at_what_is_left_of_a_cluster(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill of the supervisor control.sock is still there; half a minute of silence is no answer."""
+    (tmp_path / CONTROL_SOCKET).touch()
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    real_run = trio.run
+    ended_at: list[float] = []
+
+    def fake_run(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        async def main() -> Any:
+            try:
+                return await function(*arguments)
+            finally:
+                ended_at.append(trio.current_time())
+
+        return real_run(main, clock=clock)
+
+    monkeypatch.setattr(trio, "run", fake_run)
+
+    def nobody(_path: str) -> Any:
+        async def connect() -> Any:
+            await trio.lowlevel.checkpoint()
+            raise ConnectionRefusedError(111, "Connection refused")
+
+        return connect
+
+    monkeypatch.setattr(cli, "connect_unix", nobody)
+    result = run("status")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    assert not ended_at or ended_at[0] <= 5
+
+
+def test_a_folder_that_is_not_ours_to_look_into(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder has mode 0700: another user gets EACCES."""
+    real_stat = os.stat
+
+    def denied(path: Any, *arguments: Any, **keywords: Any) -> Any:
+        if str(path).endswith(CONTROL_SOCKET):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_stat(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "stat", denied)
+
+    def nobody(_path: str) -> Any:
+        async def connect() -> Any:
+            await trio.lowlevel.checkpoint()
+            raise PermissionError(13, "Permission denied")
+
+        return connect
+
+    monkeypatch.setattr(cli, "connect_unix", nobody)
+    monkeypatch.setattr(cli, "CALL_TIMEOUT_S", 0.01)
+    result = run("status")
+    assert result.exit_code == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+
+
+async def test_wait_for_end(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:
+    closed: list[float] = []
+
+    class Stream:
+        async def aclose(self) -> None:
+            await trio.lowlevel.checkpoint()
+            closed.append(trio.current_time())
+
+    async def open_socket(_path: str) -> Stream:
+        await trio.lowlevel.checkpoint()
+        if trio.current_time() > 2:
+            raise FileNotFoundError
+        return Stream()
+
+    monkeypatch.setattr(trio, "open_unix_socket", open_socket)
+    await cli._wait_for_end("x")
+    assert 2 < trio.current_time() < 2.5
+    assert closed
+
+
+async def test_a_call_that_is_refused(
+    operated: Operated, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operated.reload_error = ReloadRefused("because")
+    connect = operated.client(nursery)._connect
+    monkeypatch.setattr(cli, "connect_unix", lambda _path: connect)
+    with pytest.raises(RpcCallRefused, match="because"):
+        await cli._call("x", Method.CLUSTER_RELOAD)
+
+
+def test_serve(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(cli, "run_supervisor", lambda *arguments: served.extend(arguments))
+    assert run("serve").exit_code == 0
+    loaded, path, fail = served
+    assert (loaded.limits.drain_timeout_ms, path) == (1234, config)
+    with pytest.raises(SystemExit) as caught:
+        fail("why")
+    assert caught.value.code == 1
+
+
+def test_version(run: Run) -> None:
+    assert "pulsar-trio-proxy" in CliRunner().invoke(cli.main, ["--version"]).output
