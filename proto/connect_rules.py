@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from proto.commands import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, auth_method_of
+from proto.commands import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 
 AUTHENTICATION_FAILED = "Failed to authenticate"
@@ -102,8 +102,3 @@ def lookup_mode_connected(
     message.server_version = server_version
     message.protocol_version = min(client.protocol_version, message.protocol_version)
     return message
-
-
-def authentication_of(connect: CommandConnect) -> tuple[str, bytes]:
-    """Method and first data that a client brings."""
-    return auth_method_of(connect), bytes(connect.auth_data)

@@ -15,13 +15,14 @@ from proxy.config.types import TokenAuthentication
 
 TOKEN_BYTES_MAX = 64 * 1024
 ROLE_CHARACTERS_MAX = 1024
+RSA_BITS_MIN = 2048  # RFC 7518, section 3.3
 NEVER_S = 253_402_300_799  # the end of the year 9999
 
 _HMAC_KEY_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
 """RFC 7518, section 3.2: a shorter secret than the hash can be guessed."""
 
 _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-_EC = ("ES256", "ES384", "ES512")
+_EC_BY_CURVE = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
 
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (jwt.ExpiredSignatureError, "expired"),
@@ -144,10 +145,16 @@ def _public_key(file: str) -> tuple[Any, tuple[str, ...]]:
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"authentication.token.public_key: {file} holds no public key: {error}") from None
     if isinstance(key, RSAPublicKey):
+        if key.key_size < RSA_BITS_MIN:
+            raise ConfigError(
+                f"authentication.token.public_key: {file} has {key.key_size} bits; {RSA_BITS_MIN} are needed"
+            )
         return key, _RSA
-    if isinstance(key, EllipticCurvePublicKey):
-        return key, _EC
-    raise ConfigError(f"authentication.token.public_key: {file} is neither an RSA nor an EC key")
+    if isinstance(key, EllipticCurvePublicKey) and key.curve.name in _EC_BY_CURVE:
+        return key, (_EC_BY_CURVE[key.curve.name],)
+    raise ConfigError(
+        f"authentication.token.public_key: {file} is neither an RSA key nor an EC key on P-256, P-384 or P-521"
+    )
 
 
 def _read(key: str, file: str) -> bytes:

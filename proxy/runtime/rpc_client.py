@@ -114,6 +114,7 @@ class RpcClient:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(writer.run)
             self._writer = writer
+            self.suspect = False  # the worker that hung was replaced
             self._connected.set()
             while data := await stream.receive_some(262_144):
                 backoff.reset()

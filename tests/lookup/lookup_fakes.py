@@ -139,6 +139,8 @@ class Network:
         self.names: dict[str, list[list[str]]] = {}
         """A name's answers, one after the other; the last one stays."""
         self.resolved: list[str] = []
+        self.threads: dict[str, set[Any]] = {}
+        """In whose threads a name was looked up."""
         self.dial_delay_s = 0.0
 
     def add(self, host: str, address: str, broker: FakeBroker, port: int = 6650) -> FakeBroker:
@@ -160,11 +162,11 @@ class Network:
         self._nursery.start_soon(broker.serve, theirs)
         return ours
 
-    async def getaddrinfo(self, host: str | bytes, _port: Any, **_: Any) -> list[Any]:
-        """In place of trio.socket.getaddrinfo."""
+    async def getaddrinfo(self, name: str, _port: Any, *, threads: trio.CapacityLimiter) -> list[Any]:
+        """In place of proxy.runtime.resolve.getaddrinfo."""
         await trio.lowlevel.checkpoint()
-        name = host.decode() if isinstance(host, bytes) else host
         self.resolved.append(name)
+        self.threads.setdefault(name, set()).add(threads)
         answers = self.names.get(name)
         if answers is None:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -354,6 +354,15 @@ async def test_brokers_take_turns(make: Make) -> None:
     assert [len(broker.requests) for broker in brokers] == [2, 2]
 
 
+async def test_names_that_others_chose_do_not_share_threads_with_the_operators(make: Make) -> None:
+    """Security: the system's resolver blocks; names that take long must not keep configured brokers unresolved."""
+    setup = make()
+    setup.broker(0, redirect_to("pulsar://b1:6650"))
+    setup.broker(1, connect_to("pulsar://b1:6650"))
+    await setup.answer()
+    assert not setup.network.threads["b0"] & setup.network.threads["b1"]
+
+
 async def test_a_name_that_does_not_resolve_is_passed_over(make: Make) -> None:
     setup = make(brokers={"service_url": "pulsar://nowhere,b1"})
     setup.broker(1, connect_to("pulsar://b1:6650"))

@@ -7,7 +7,6 @@ from proto.commands import parse_command
 from proto.connect_rules import (
     AUTHENTICATION_FAILED,
     BrokerIdentity,
-    authentication_of,
     broker_connect,
     check_connect,
     lookup_mode_connected,
@@ -176,11 +175,3 @@ def test_a_broker_without_flags_does_not_make_watchers() -> None:
 def test_the_lower_protocol_version_counts(client: int, broker: int | None, told: int) -> None:
     profile = None if broker is None else CommandConnected(protocol_version=broker)
     assert lookup_mode_connected(CommandConnect(protocol_version=client), profile, "v").protocol_version == told
-
-
-# ---- what a client brings
-
-
-def test_method_and_data_of_a_client() -> None:
-    assert authentication_of(CommandConnect(auth_method_name="token", auth_data=b"t")) == ("token", b"t")
-    assert authentication_of(CommandConnect()) == ("none", b"")

@@ -386,6 +386,9 @@ def test_checked_returns_what_it_was_given() -> None:
         ("[[listener]]\nbind = '0.0.0.0:7'", ["listener"]),
         ("[admin]\nbind = '0.0.0.0:7'", ["admin"]),
         ("[log]\nlevel = 'debug'", ["log"]),
+        # The RPC between the workers is laid out for these two.
+        ("[limits]\nmax_command_bytes = 2048", ["limits.max_command_bytes"]),
+        ("[limits]\nmax_broker_frame_bytes = 2048", ["limits.max_broker_frame_bytes"]),
         ("[cluster]\nname = 'x'\n[log]\nlevel = 'debug'", ["cluster", "log"]),
     ],
 )

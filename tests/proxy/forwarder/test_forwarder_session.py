@@ -571,6 +571,43 @@ async def test_the_limit_of_lookups_in_one_connection(play: Start) -> None:
     assert (answer.request_id, answer.error) == (5, 0)
 
 
+async def test_what_one_client_makes_us_keep_is_bounded(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the bound nothing more is read from it, and nothing is lost."""
+    monkeypatch.setattr("proxy.forwarder.lookup_mode.BYTES_MAX", 1000)
+    it = await play().in_lookup_mode()
+    gate = trio.Event()
+
+    async def forward(request: bytes) -> EnvelopeResponse:
+        await gate.wait()
+        request_id = commands.parse_command(request).lookup_topic.request_id
+        return EnvelopeResponse(response=lookup_answer(request_id).SerializeToString())
+
+    it.backends.forward_by = forward
+    await it.client.say(*(lookup("t" * 400, request_id=number) for number in range(5)))
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(it.backends.forwarded) == 2
+    gate.set()
+    answered = {
+        (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id for _ in range(5)
+    }
+    assert answered == set(range(5))
+
+
+async def test_topic_lists_count_for_the_answers_that_they_may_bring(
+    play: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.forwarder.lookup_mode.BYTES_MAX", 1000)
+    monkeypatch.setattr("proxy.forwarder.lookup_mode.TOPIC_LIST_BYTES", 600)
+    it = await play().in_lookup_mode()
+    it.backends.forward_by = lambda _request: trio.Event().wait()  # type: ignore[assignment, return-value]
+    topics = BaseCommand(
+        type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": 1}
+    )
+    await it.client.say(topics, topics)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(it.backends.forwarded) == 1
+
+
 async def test_a_client_that_does_not_read_its_answers(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(lockstep=True, limits={"keep_alive_interval_ms": 5000})
     it.nursery.start_soon(it.client.say, connect())
@@ -611,6 +648,24 @@ async def test_the_client_leaves(play: Start) -> None:
         await it.client.stream.send_eof()
         assert await it.end() == "client_closed"
         assert it.session.state is State.CLOSED
+
+
+async def test_a_client_that_ends_its_direction_still_gets_its_answers(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    gate = trio.Event()
+
+    async def forward(_request: bytes) -> EnvelopeResponse:
+        await gate.wait()
+        return EnvelopeResponse(response=lookup_answer(7).SerializeToString())
+
+    it.backends.forward_by = forward
+    await it.client.say(lookup())
+    await it.client.stream.send_eof()
+    await trio.testing.wait_all_tasks_blocked()
+    gate.set()
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.must_hear_end()
+    assert await it.end() == "client_closed"
 
 
 async def test_the_client_leaves_while_it_is_judged(play: Start) -> None:

@@ -107,6 +107,16 @@ async def test_early_frames_are_held_and_are_the_relays_first(
     assert await it.backends.broker.read_exactly(len(expected)) == expected
 
 
+async def test_early_frames_in_one_piece_with_connect_are_held_too(play: Start) -> None:
+    it = play()
+    it.backends.broker_gate = trio.Event()
+    await it.client.say(connect(TARGET), PRODUCER)
+    await trio.testing.wait_all_tasks_blocked()
+    it.backends.broker_gate.set()
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    assert (await it.backends.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
+
+
 async def test_pings_among_early_frames_keep_their_order_behind_the_first_held(play: Start) -> None:
     it = await awaiting_the_broker(play, commands.ping(), PRODUCER, commands.ping())
     await it.client.must_hear(BaseCommand.PONG)

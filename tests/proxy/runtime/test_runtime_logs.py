@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,3 +136,28 @@ def test_the_seal_key_is_in_no_representation() -> None:
     context = WorkerContext(Role.AUTH, 0, Config(), key, descriptors, new_registry(), None)  # type: ignore[arg-type]
     assert repr(key)[2:-1] not in repr(context)
     assert repr(key)[2:-1] not in str(context)
+
+
+def test_a_reader_that_has_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone:
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    configure_logs(Log(), Role.FORWARDER, 0)
+    get_logger().info("to nobody")
+
+
+def test_a_traceback_drives_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs(Log(format="json"), Role.FORWARDER, 0)
+    try:
+        raise ValueError("\x1b[31mred")
+    except ValueError as error:
+        get_logger().error("a defect", exc_info=error)
+    [entry] = entries(capsys)
+    assert "\x1b" not in entry["exception"]
+    assert "?[31mred" in entry["exception"]
+    assert "\n" in entry["exception"]

@@ -621,5 +621,51 @@ async def test_a_pool_gives_the_least_busy_worker(wires: MakeWires, nursery: tri
     gate.set()
 
 
+async def test_a_worker_that_let_a_deadline_pass_is_passed_over(
+    wires: MakeWires, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    gate = trio.Event()
+
+    async def hangs(_data: bytes, _caller: Caller) -> bytes:
+        with trio.CancelScope(shield=True):
+            await gate.wait()
+        return b""
+
+    hanging = RpcClient(wires({Method.ENVELOPE: hangs}).connect, max_frame_bytes=FRAME_BYTES_MAX)
+    well = RpcClient(wires().connect, max_frame_bytes=FRAME_BYTES_MAX)
+    pool = RpcPool([hanging, well])
+    nursery.start_soon(pool.run)
+    with pytest.raises(RpcDeadlineExceeded):
+        await ask(hanging, timeout_s=1)
+    assert {pool.pick() for _ in range(4)} == {well}
+    gate.set()
+    await trio.sleep(1)  # its late answer shows that it is there again
+    assert {pool.pick() for _ in range(4)} == {hanging, well}
+
+
+async def test_where_all_let_a_deadline_pass_all_are_asked(wires: MakeWires) -> None:
+    clients = [RpcClient(wires().connect, max_frame_bytes=FRAME_BYTES_MAX) for _ in range(2)]
+    for client in clients:
+        client.suspect = True
+    pool = RpcPool(clients)
+    assert {pool.pick(), pool.pick()} == set(clients)
+
+
+async def test_a_worker_that_was_replaced_is_not_passed_over_for_ever(
+    wires: MakeWires, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A call that waited in vain for a worker's successor says nothing about the successor."""
+    restarting = wires()
+    restarting.refusals = 8
+    late = RpcClient(restarting.connect, max_frame_bytes=FRAME_BYTES_MAX)
+    pool = RpcPool([late, RpcClient(wires().connect, max_frame_bytes=FRAME_BYTES_MAX)])
+    nursery.start_soon(pool.run)
+    with pytest.raises(RpcDeadlineExceeded):
+        await ask(late, timeout_s=1)
+    await trio.sleep(60)
+    assert len(restarting.connections) == 1
+    assert late in {pool.pick() for _ in range(4)}
+
+
 async def test_ids_for_exchanges_are_unique(client: RpcClient) -> None:
     assert len({client.new_id() for _ in range(10)}) == 10

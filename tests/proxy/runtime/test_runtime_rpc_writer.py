@@ -59,3 +59,21 @@ async def test_a_broken_stream_ends_it() -> None:
     writer.write(b"x")
     with pytest.raises(trio.BrokenResourceError):
         await writer.run()
+
+
+async def test_who_waits_for_room_gets_it(nursery: trio.Nursery) -> None:
+    stream = Recorder()
+    writer = BatchedWriter(stream, max_buffered_bytes=10)
+    nursery.start_soon(writer.run)
+    await writer.write_when_there_is_room(b"first")
+    await trio.testing.wait_all_tasks_blocked()
+    await writer.write_when_there_is_room(b"x" * 10)
+    for word in (b"a" * 8, b"b" * 8):
+        nursery.start_soon(writer.write_when_there_is_room, word)
+    await trio.testing.wait_all_tasks_blocked()
+    assert stream.sent == [b"first"]
+    stream.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert stream.sent[:2] == [b"first", b"x" * 10]
+    assert sorted(stream.sent[2:]) == [b"a" * 8, b"b" * 8]
+    nursery.cancel_scope.cancel()

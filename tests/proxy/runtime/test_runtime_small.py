@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,8 +21,8 @@ from proxy.runtime.connection_count import ConnectionCounters, new_shared_counte
 from proxy.runtime.credentials import CredentialExchange, NoCredentials, credentials_for
 from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.metrics import exposition, merged_exposition, new_registry
-from proxy.runtime.resolve import ResolutionFailed, new_resolver_threads, resolve
-from proxy.runtime.tasks import Backoff, InFlight, close_politely, repeat, seconds
+from proxy.runtime.resolve import THREADS_MAX, ResolutionFailed, new_resolver_threads, resolve
+from proxy.runtime.tasks import Backoff, ByteBudget, InFlight, close_politely, repeat, seconds
 
 # ---- credentials
 
@@ -120,6 +122,29 @@ async def test_names_that_cannot_be_names(host: str) -> None:
         await resolve(host, timeout_s=5, threads=new_resolver_threads())
 
 
+async def test_a_resolver_that_hangs_is_not_given_more_and_more_threads(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def hang(_ask: Any, *, abandon_on_cancel: bool, limiter: trio.CapacityLimiter) -> Any:
+        assert abandon_on_cancel, "or whoever asked would wait for as long as the resolver does"
+        async with limiter:
+            await trio.sleep_forever()
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", hang)
+    threads = new_resolver_threads()
+    async with trio.open_nursery() as nursery:
+        for number in range(100):
+            nursery.start_soon(partial(resolve, f"name-{number}", timeout_s=60, threads=threads))
+        await trio.sleep(1)
+        assert threads.statistics().borrowed_tokens == THREADS_MAX
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_systems_own_table_counts() -> None:
+    found = await resolve("localhost", timeout_s=30, threads=new_resolver_threads())
+    assert set(found) & {"127.0.0.1", "::1"}
+
+
 # ---- tasks
 
 
@@ -204,6 +229,40 @@ async def test_in_flight_empty_for_a_moment_only(autojump_clock: trio.testing.Mo
         await trio.sleep(0.5)
         assert await work.wait_until_empty(timeout_s=10)
         assert work.count == 0
+
+
+async def test_byte_budget() -> None:
+    budget = ByteBudget(10)
+    taken: list[int] = []
+
+    async def take(size: int) -> None:
+        await budget.take(size)
+        taken.append(size)
+
+    async with trio.open_nursery() as nursery:
+        await budget.take(6)
+        await budget.take(4)
+        nursery.start_soon(take, 5)
+        await trio.testing.wait_all_tasks_blocked()
+        assert taken == []
+        budget.give(4)
+        await trio.testing.wait_all_tasks_blocked()
+        assert taken == []
+        budget.give(6)
+        await trio.testing.wait_all_tasks_blocked()
+        assert taken == [5]
+
+
+async def test_byte_budget_more_than_all_of_it_alone() -> None:
+    budget = ByteBudget(10)
+    await budget.take(100)
+    with trio.move_on_after(0) as scope:
+        await budget.take(1)
+    assert scope.cancelled_caught
+    budget.give(100)
+    budget.add(50)
+    budget.give(50)
+    await budget.take(10)
 
 
 def test_backoff() -> None:
@@ -326,3 +385,57 @@ def test_label_values_and_numbers_survive(value: str, number: float) -> None:
     Gauge("g", "G.", ["l"], registry=registry).labels(l=value).set(number)
     samples = parsed(merged_exposition([({"worker": "0"}, exposition(registry))]))
     assert samples == {("g", (("l", value), ("worker", "0"))): number}
+
+
+# ---- bytes that somebody makes us keep
+
+
+async def test_a_byte_budget_makes_wait(nursery: trio.Nursery) -> None:
+    budget = ByteBudget(100)
+    order: list[str] = []
+
+    async def want(name: str, size: int) -> None:
+        await budget.take(size)
+        order.append(name)
+
+    await want("large, but alone", 500)
+    nursery.start_soon(want, "second", 60)
+    await trio.testing.wait_all_tasks_blocked()
+    assert order == ["large, but alone"]
+    budget.give(500)
+    await trio.testing.wait_all_tasks_blocked()
+    assert order == ["large, but alone", "second"]
+    budget.add(1000)
+    nursery.start_soon(want, "third", 1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(order) == 2
+    budget.give(1060)
+    await trio.testing.wait_all_tasks_blocked()
+    assert order[-1] == "third"
+
+
+async def test_a_slow_name_does_not_hold_up_those_of_another_group(
+    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    """Security: names that clients choose must not keep the operator's brokers from being resolved."""
+    release = threading.Event()
+
+    def slow(host: str, _port: Any, **_: Any) -> list[Any]:
+        if host.endswith(".slow"):
+            release.wait(10)
+        return [(0, 0, 0, "", ("10.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    strangers, ours = new_resolver_threads(), new_resolver_threads()
+
+    async def give_up(number: int) -> None:
+        with pytest.raises(ResolutionFailed):
+            await resolve(f"h{number}.slow", timeout_s=0.01, threads=strangers)
+
+    try:
+        async with trio.open_nursery() as asking:
+            for number in range(3 * int(strangers.total_tokens)):
+                asking.start_soon(give_up, number)
+        assert await resolve("broker", timeout_s=5, threads=ours) == ("10.0.0.1",)
+    finally:
+        release.set()

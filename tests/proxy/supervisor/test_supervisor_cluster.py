@@ -16,7 +16,7 @@ from proto.rpc_pb2 import Method
 from proxy.config.load import decode_config
 from proxy.config.types import Config
 from proxy.runtime.connection_count import ConnectionCounters
-from proxy.runtime.rpc_client import RpcCallRefused, RpcError
+from proxy.runtime.rpc_client import RpcCallRefused, RpcDeadlineExceeded, RpcError
 from proxy.supervisor import cluster as module
 from proxy.supervisor.cluster import Cluster, ReloadRefused
 from proxy.supervisor.slot import SlotState
@@ -389,3 +389,41 @@ async def test_close(setup: Setup) -> None:
     cluster.close()
     assert all(listener.closed for listener in cluster.listeners)  # type: ignore[attr-defined]
     assert all(sock.closed for sock in setup.directory.sockets.values())
+
+
+# ---- a reload meets workers that start or hang
+
+
+async def test_a_worker_that_starts_during_a_reload_gets_the_new_configuration(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    cluster = await setup.started(nursery)
+    booting = trio.Event()
+
+    def prepare(worker: FakeWorker) -> None:
+        worker.answers[Method.START] = lambda _request: booting.wait()
+
+    setup.workshop.prepare = prepare
+    setup.workshop.of(Role.LOOKUP)[0].end(-9)
+    await trio.sleep(1)
+    new = make_config(cluster={"forwarders": 2}, brokers={"allowed_ports": [7000]})
+    async with trio.open_nursery() as reloading:
+        reloading.start_soon(cluster.reload, new)
+        await trio.sleep(1)
+        booting.set()
+    assert config_of(setup.workshop.of(Role.LOOKUP)[-1]) == new
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_that_hangs_during_a_reload_is_ended(setup: Setup, nursery: trio.Nursery) -> None:
+    """It may take the new configuration when it wakes up, long after the others took it back."""
+    cluster = await setup.started(nursery)
+    [lookup] = setup.workshop.of(Role.LOOKUP)
+    lookup.answers[Method.CONFIGURE] = lambda _request: RpcDeadlineExceeded("no answer")
+    new = make_config(cluster={"forwarders": 2}, brokers={"allowed_ports": [7000]})
+    with pytest.raises(ReloadRefused):
+        await cluster.reload(new)
+    assert lookup.code == -9
+    assert config_of(setup.workshop.of(Role.AUTH)[0]) == cluster.config
+    assert cluster.config != new
+    nursery.cancel_scope.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -11,8 +12,9 @@ import trio.testing
 from supervisor_fakes import FakeWorker, SpawnSequence
 
 from proto.roles import Role
+from proto.rpc_pb2 import Method
 from proxy.runtime.rpc_client import RpcError
-from proxy.supervisor.slot import STABLE_AFTER_S, Slot, SlotState
+from proxy.supervisor.slot import LOOK_INTERVAL_S, LOOK_TIMEOUT_S, LOOKS_MISSED_MAX, STABLE_AFTER_S, Slot, SlotState
 from proxy.supervisor.sockets import StartFailed
 
 
@@ -20,11 +22,14 @@ class Place:
     def __init__(self) -> None:
         self.workers = SpawnSequence()
         self.ended: list[Slot] = []
+        self.spawn_error: OSError | None = None
         self.start_by: Callable[[Slot], Awaitable[None]] | None = None
         self.slot = Slot(Role.LOOKUP, 1, self._spawn, self._start, self.ended.append)  # type: ignore[arg-type]
 
     async def _spawn(self) -> FakeWorker:
         await trio.lowlevel.checkpoint()
+        if self.spawn_error is not None:
+            raise self.spawn_error
         return self.workers.add(FakeWorker(Role.LOOKUP, 1))
 
     async def _start(self, slot: Slot) -> None:
@@ -213,5 +218,141 @@ async def test_cancel_kills_the_process(place: Place) -> None:
     assert place.worker.code == -9
 
 
+async def test_a_worker_that_hangs_is_ended(
+    place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    nursery.start_soon(place.slot.run)
+    await place.slot.ready.wait()
+    first = place.worker
+    await trio.sleep(60)
+    assert first.code is None, "one that answers is left alone"
+    first.answers[Method.GET_STATUS] = lambda _request: RpcError("no answer")
+    with structlog.testing.capture_logs() as logs:
+        await trio.sleep(60)
+    assert first.code == -9
+    assert "a worker hangs; ending it" in {entry["event"] for entry in logs}
+    assert place.slot.state is SlotState.RUNNING
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_few_missed_answers_are_forgiven(
+    place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    nursery.start_soon(place.slot.run)
+    await place.slot.ready.wait()
+    answers = itertools.cycle([RpcError("no answer"), RpcError("no answer"), "{}"])
+    place.worker.answers[Method.GET_STATUS] = lambda _request: next(answers)
+    await trio.sleep(120)
+    assert len(place.workers) == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_process_that_cannot_be_had_at_first(place: Place) -> None:
+    place.spawn_error = OSError(12, "Cannot allocate memory")
+    with pytest.raises(StartFailed, match=r"the lookup worker 1 cannot be started: .*Cannot allocate memory"):
+        await place.slot.run()
+
+
+async def test_a_process_that_cannot_be_had_later_on(
+    place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    nursery.start_soon(place.slot.run)
+    await place.slot.ready.wait()
+    place.spawn_error = OSError(24, "Too many open files")
+    place.worker.end(1)
+    await trio.sleep(20)
+    assert place.slot.state is SlotState.RESTARTING
+    place.spawn_error = None
+    await trio.sleep(20)
+    assert place.slot.state is SlotState.RUNNING
+    nursery.cancel_scope.cancel()
+
+
 def test_states_are_words_for_operators() -> None:
     assert [str(state) for state in SlotState] == ["starting", "running", "restarting", "stopped"]
+
+
+# ---- a worker that hangs
+
+
+async def test_one_that_hangs_is_ended_and_replaced(
+    place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    nursery.start_soon(place.slot.run)
+    await place.slot.ready.wait()
+    first = place.worker
+    first.answers[Method.GET_STATUS] = lambda _request: RpcError("no answer")
+    with structlog.testing.capture_logs() as logs:
+        await trio.sleep(LOOKS_MISSED_MAX * (LOOK_INTERVAL_S + LOOK_TIMEOUT_S) + 2)
+    assert first.code == -9
+    assert "a worker hangs; ending it" in {entry["event"] for entry in logs}
+    assert place.worker is not first
+    nursery.cancel_scope.cancel()
+
+
+async def test_one_that_answers_now_and_then_stays(
+    place: Place, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    nursery.start_soon(place.slot.run)
+    await place.slot.ready.wait()
+    looks = itertools.count(1)
+    place.worker.answers[Method.GET_STATUS] = lambda _request: (
+        "{}" if next(looks) % LOOKS_MISSED_MAX == 0 else RpcError("slow")
+    )
+    await trio.sleep(300)
+    assert place.worker.code is None
+    nursery.cancel_scope.cancel()
+
+
+# ---- nothing to make a process from
+
+
+async def test_no_descriptors_for_a_successor(
+    place: Place, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A shortage that passes must not end the cluster, and with it all other clients."""
+    nursery.start_soon(place.slot.run)
+    await place.slot.ready.wait()
+
+    async def fail() -> FakeWorker:
+        await trio.lowlevel.checkpoint()
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(place.slot, "_spawn", fail)
+    with structlog.testing.capture_logs() as logs:
+        place.worker.end(1)
+        await trio.sleep(3)
+    assert "a worker cannot be started" in {entry["event"] for entry in logs}
+    monkeypatch.undo()
+    await trio.sleep(10)
+    assert place.slot.state is SlotState.RUNNING
+    nursery.cancel_scope.cancel()
+
+
+async def test_no_descriptors_for_the_very_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail() -> FakeWorker:
+        await trio.lowlevel.checkpoint()
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(place.slot, "_spawn", fail)
+    with pytest.raises(StartFailed, match="Too many open files"):
+        await place.slot.run()
+
+
+async def test_stop_while_the_process_is_being_made(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    making = trio.Event()
+    made: list[FakeWorker] = []
+
+    async def slowly() -> FakeWorker:
+        await making.wait()
+        made.append(FakeWorker(Role.LOOKUP, 1))
+        return made[0]
+
+    monkeypatch.setattr(place.slot, "_spawn", slowly)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(place.slot.run)
+        await trio.testing.wait_all_tasks_blocked()
+        await place.slot.stop()
+        making.set()
+    assert made[0].code == -9
+    assert place.slot.state is SlotState.STOPPED

@@ -91,6 +91,44 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
         RuntimeDirectory(str(tmp_path))
 
 
+def test_nothing_is_written_in_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: its owner could have put a link there, to a file that only we may write."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "supervisor.lock").symlink_to(victim)
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    with pytest.raises(StartFailed, match="belongs to another user"):
+        RuntimeDirectory(str(folder))
+    assert victim.read_text() == "precious"
+
+
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """Security: what it leads to is not ours to change."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o755)
+    (tmp_path / "run").symlink_to(elsewhere)
+    with pytest.raises(StartFailed, match="is not a folder"):
+        RuntimeDirectory(str(tmp_path / "run"))
+    assert mode(elsewhere) == 0o755
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.lock").mkdir()
+    with pytest.raises(StartFailed, match=r"cluster\.runtime_dir: .*supervisor\.lock: "):
+        RuntimeDirectory(str(tmp_path))
+
+
+def test_a_socket_that_cannot_be_bound(directory: RuntimeDirectory) -> None:
+    (directory.path / "auth-0.sock").mkdir()
+    with pytest.raises(StartFailed, match=r"cluster\.runtime_dir: .*auth-0\.sock: "):
+        directory.bind("auth-0.sock")
+    (directory.path / "auth-0.sock").rmdir()
+
+
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "run").touch()
     with pytest.raises(StartFailed, match=r"cluster\.runtime_dir: .*run: "):

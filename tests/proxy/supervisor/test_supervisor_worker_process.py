@@ -129,6 +129,17 @@ async def test_a_process_that_cannot_be_started_leaves_nothing_open(monkeypatch:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+async def test_descriptors_that_cannot_be_had_leave_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(worker_process.socket, "socketpair", none_left)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Too many open files"):
+        await WorkerProcess.spawn(Role.LOOKUP, 3)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 async def test_calls(processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery) -> None:
     worker = await spawned()
     nursery.start_soon(worker.talk)
