@@ -3,6 +3,7 @@
 A worker that dies takes no socket with it: clients and callers queue in the kernel until its successor is there.
 """
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -86,5 +87,6 @@ class RuntimeDirectory:
     def clear(self) -> None:
         """Remove the sockets; the folder and its lock stay."""
         for path in self.path.glob("*.sock"):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink()
         self._lock.close()

@@ -201,6 +201,16 @@ async def test_a_redirect_to_where_the_rules_do_not_allow(make: Make, url: str, 
     assert {address for address, _ in setup.network.dialled} == {"10.0.0.1"}
 
 
+async def test_a_connection_that_is_there_already_opens_no_way_around_the_rules(make: Make) -> None:
+    """Security: b1 is the operator's own and has a connection; a client's redirect to it is judged all the same."""
+    setup = make(brokers={"service_url": "pulsar://b0,b1", "allowed_hosts": ["b0"]})
+    setup.broker(0, redirect_to("pulsar://b1:6650"))
+    other = setup.broker(1, connect_to("pulsar://b1:6650"))
+    answers = [(await setup.answer()).lookup_topic_response.response for _ in range(4)]
+    assert sorted(answers) == [CONNECT, CONNECT, FAILED, FAILED]
+    assert len(other.requests) == 2
+
+
 async def test_a_redirect_dials_only_the_addresses_that_were_checked(make: Make) -> None:
     setup = make(brokers={"allowed_addresses": ["10.0.0.0/8"]})
     setup.broker(0, redirect_to("pulsar://b1:6650"))

@@ -227,7 +227,10 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
     served = await serve()
     client = await served.in_lookup_mode()
     monkeypatch.setattr(ClientSession, "drain", lambda self: None)  # as a relay does
-    await served.service.drain(20)
+    async with trio.open_nursery() as draining:
+        draining.start_soon(served.service.drain, 20)
+        await trio.sleep(1)
+        assert served.listener.closed, "nobody new comes in meanwhile"
     assert trio.current_time() == pytest.approx(20)
     await client.must_hear_end()
     await trio.testing.wait_all_tasks_blocked()
