@@ -52,11 +52,3 @@ class ForwarderMetrics:
             ["reason"],
             registry=registry,
         )
-        relayed = Counter("pulsar_proxy_binary_bytes", "Bytes relayed, by direction.", ["direction"], registry=registry)
-        operations = Counter(
-            "pulsar_proxy_binary_ops", "Portions of bytes relayed, by direction.", ["direction"], registry=registry
-        )
-        self.bytes_to_broker = relayed.labels(direction="to_broker")
-        self.bytes_to_client = relayed.labels(direction="to_client")
-        self.ops_to_broker = operations.labels(direction="to_broker")
-        self.ops_to_client = operations.labels(direction="to_client")

@@ -16,6 +16,7 @@ from proxy.forwarder.admission import Admission
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relays import Relays
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import tune_socket
 from proxy.runtime.connection_count import ConnectionCounters
@@ -45,6 +46,8 @@ class ForwarderService:
         self._auth = self._pool(Role.AUTH, context.config.cluster.auth_workers)
         self._lookup = self._pool(Role.LOOKUP, context.config.cluster.lookup_workers)
         self._backends = Backends(context.config, self._auth, self._lookup)
+        self._relays = Relays()
+        context.registry.register(self._relays)
         self._sessions: set[ClientSession] = set()
         self._in_flight = InFlight()
         self._accepting = trio.CancelScope()
@@ -71,6 +74,7 @@ class ForwarderService:
         nursery = self._context.nursery
         nursery.start_soon(self._auth.run)
         nursery.start_soon(self._lookup.run)
+        nursery.start_soon(self._relays.run)
         nursery.start_soon(self._serve)
 
     async def configure(self, config: Config) -> None:
@@ -108,6 +112,9 @@ class ForwarderService:
         except OSError:  # it has gone again
             await trio.aclose_forcefully(stream)
             return
+        if self._accepting.cancel_called:  # in the very instant of a drain, which would not wait for it
+            await trio.aclose_forcefully(stream)
+            return
         address = str(HostPort(ip, port))
         refusal = self._admission.refusal(ip)
         if refusal is not None:
@@ -115,7 +122,7 @@ class ForwarderService:
             return
         self._metrics.new_connections.inc()
         self._admission.enter(ip)
-        session = ClientSession(stream, address, self._backends, self._metrics)
+        session = ClientSession(stream, address, self._backends, self._relays, self._metrics)
         self._sessions.add(session)
         try:
             with self._in_flight:

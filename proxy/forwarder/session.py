@@ -20,7 +20,7 @@ from proxy.forwarder.backends import ANONYMOUS, SERVER_VERSION, Authentication, 
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.lookup_mode import LookupMode
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay import relay
+from proxy.forwarder.relays import Relays
 from proxy.forwarder.wire import ClientSlow, ClientWire
 from proxy.runtime.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.logs import get_logger
@@ -43,16 +43,20 @@ class ClientSession:
     """See the module. ``run`` once; ``drain`` may be called meanwhile."""
 
     def __init__(
-        self, stream: trio.abc.HalfCloseableStream, address: str, backends: Backends, metrics: ForwarderMetrics
+        self,
+        stream: trio.abc.HalfCloseableStream,
+        address: str,
+        backends: Backends,
+        relays: Relays,
+        metrics: ForwarderMetrics,
     ) -> None:
         limits = backends.config.limits
         self.address = address
         self.cause = Cause.SHUT_DOWN  # unless another is found: whoever is cancelled was in the way of a drain
         self.identity = ANONYMOUS
         self.target = ""
-        self.bytes_to_broker = 0
-        self.bytes_to_client = 0
         self._backends = backends
+        self._relays = relays
         self._limits = limits
         self._metrics = metrics
         self._wire = ClientWire(
@@ -367,14 +371,12 @@ class ClientSession:
         link = self._link
         if link is None:
             raise RuntimeError("a relay without a broker")
-        await relay(
+        flows = await self._relays.relay(
             self._wire.stream,
             link.stream,
             first_to_broker=self._held + self._wire.take_rest(),
             first_to_client=link.connected.frame.encode() + link.connected.rest,
             half_close_timeout_s=seconds(self._backends.config.relay.half_close_timeout_ms),
-            count_to_broker=self._count_to_broker,
-            count_to_client=self._count_to_client,
         )
         self.cause = Cause.RELAY_ENDED
         get_logger().info(
@@ -383,16 +385,6 @@ class ClientSession:
             principal=self.identity.role,
             broker=self.target,
             seconds=round(trio.current_time() - self._started, 3),
-            bytes_to_broker=self.bytes_to_broker,
-            bytes_to_client=self.bytes_to_client,
+            bytes_to_broker=flows.to_broker.bytes_moved,
+            bytes_to_client=flows.to_client.bytes_moved,
         )
-
-    def _count_to_broker(self, size: int) -> None:
-        self.bytes_to_broker += size
-        self._metrics.bytes_to_broker.inc(size)
-        self._metrics.ops_to_broker.inc()
-
-    def _count_to_client(self, size: int) -> None:
-        self.bytes_to_client += size
-        self._metrics.bytes_to_client.inc(size)
-        self._metrics.ops_to_client.inc()

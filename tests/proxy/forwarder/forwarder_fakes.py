@@ -18,6 +18,7 @@ from proto.rpc_pb2 import AuthenticateResponse, EnvelopeResponse, Principal
 from proxy.config.types import Config
 from proxy.forwarder.backends import ClientIdentity
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relays import Relays
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import BrokerLink
 
@@ -220,12 +221,14 @@ class Play:
         self.nursery = nursery
         self.registry = CollectorRegistry()
         self.metrics = ForwarderMetrics(self.registry)
+        self.relays = Relays()
+        self.registry.register(self.relays)
         self.backends = FakeBackends(make_config(**tables))
         pair = trio.testing.lockstep_stream_pair if lockstep else trio.testing.memory_stream_pair
         ours, theirs = pair()
         self.stream = ours
         self.client = Peer(theirs)
-        self.session = ClientSession(ours, CLIENT, self.backends, self.metrics)  # type: ignore[arg-type]
+        self.session = ClientSession(ours, CLIENT, self.backends, self.relays, self.metrics)  # type: ignore[arg-type]
         self.ended = trio.Event()
         self.error: BaseException | None = None
         nursery.start_soon(self._run)

@@ -1,0 +1,193 @@
+"""All relays of a forwarder, and what they have moved.
+
+Where both sides are plain sockets and the kernel splices, the engine moves the bytes (proxy.forwarder.engine). Anything
+else goes the way through user space (proxy.forwarder.relay), behind the same call.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import trio
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from proxy.forwarder.engine import FIRST_BYTES_MAX, SPLICE_FLAGS, RelayEngine
+from proxy.forwarder.relay import relay
+from proxy.runtime.logs import get_logger
+
+Stream = trio.abc.HalfCloseableStream
+
+
+class Flow(Protocol):
+    """What one direction has moved so far."""
+
+    bytes_moved: int
+    operations: int
+
+
+@dataclass(slots=True)
+class Moved:
+    """A Flow of its own: of a relay in user space, or the sum over those that have ended."""
+
+    bytes_moved: int = 0
+    operations: int = 0
+
+    def count(self, size: int) -> None:
+        """One more portion."""
+        self.bytes_moved += size
+        self.operations += 1
+
+    def add(self, flow: Flow) -> None:
+        """Take over what an ended relay moved."""
+        self.bytes_moved += flow.bytes_moved
+        self.operations += flow.operations
+
+
+FlowT = TypeVar("FlowT", bound=Flow)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flows(Generic[FlowT]):
+    """Both directions of one relay."""
+
+    to_broker: FlowT
+    to_client: FlowT
+
+
+class Relays(Collector):
+    """See the module. As a collector it counts live relays too, so that no event has to touch a metric."""
+
+    def __init__(self) -> None:
+        self._engine = RelayEngine() if splice_works() else None
+        self._live: set[Flows[Any]] = set()
+        self._to_broker = Moved()
+        self._to_client = Moved()
+
+    async def run(self) -> None:
+        """Move bytes until cancelled."""
+        if self._engine is None:
+            get_logger().warning("the kernel refuses to splice; relays go through user space, which costs more")
+            return
+        await self._engine.run()
+
+    async def relay(
+        self,
+        client: Stream,
+        broker: Stream,
+        *,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        half_close_timeout_s: float,
+    ) -> Flows[Moved]:
+        """Relay until both directions have ended; closes neither stream. What was read ahead goes first."""
+        if (
+            self._engine is None
+            or not isinstance(client, trio.SocketStream)
+            or not isinstance(broker, trio.SocketStream)
+        ):
+            flows = Flows(to_broker := Moved(), to_client := Moved())
+            with self._counted(flows):
+                await relay(
+                    client,
+                    broker,
+                    first_to_broker=first_to_broker,
+                    first_to_client=first_to_client,
+                    half_close_timeout_s=half_close_timeout_s,
+                    count_to_broker=to_broker.count,
+                    count_to_client=to_client.count,
+                )
+            return flows
+        return await self._splice(self._engine, client, broker, first_to_broker, first_to_client, half_close_timeout_s)
+
+    async def _splice(  # noqa: PLR0917 -- private, and called once
+        self,
+        engine: RelayEngine,
+        client: trio.SocketStream,
+        broker: trio.SocketStream,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        half_close_timeout_s: float,
+    ) -> Flows[Moved]:
+        ahead = Flows(Moved(), Moved())
+        with self._counted(ahead):
+            first_to_broker = await _send_ahead(broker, first_to_broker, ahead.to_broker)
+            first_to_client = await _send_ahead(client, first_to_client, ahead.to_client)
+        spliced = engine.add(
+            client.socket,
+            broker.socket,
+            to_broker=first_to_broker,
+            to_client=first_to_client,
+            half_close_timeout_s=half_close_timeout_s,
+        )
+        flows = Flows(spliced.to_broker, spliced.to_client)
+        with self._counted(flows):
+            try:
+                await spliced.finished.wait()
+            finally:
+                engine.drop(spliced)
+        total = Flows(Moved(), Moved())
+        for one in (ahead, flows):
+            total.to_broker.add(one.to_broker)
+            total.to_client.add(one.to_client)
+        return total
+
+    @contextlib.contextmanager
+    def _counted(self, flows: Flows[Any]) -> Iterator[None]:
+        """Count a relay among the live ones, then among those that have ended."""
+        self._live.add(flows)
+        try:
+            yield
+        finally:
+            self._live.discard(flows)
+            self._to_broker.add(flows.to_broker)
+            self._to_client.add(flows.to_client)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Prometheus: bytes and portions by direction."""
+        to_broker, to_client = Moved(), Moved()
+        to_broker.add(self._to_broker)
+        to_client.add(self._to_client)
+        for flows in self._live:
+            to_broker.add(flows.to_broker)
+            to_client.add(flows.to_client)
+        bytes_moved = CounterMetricFamily(
+            "pulsar_proxy_binary_bytes", "Bytes relayed, by direction.", labels=["direction"]
+        )
+        operations = CounterMetricFamily(
+            "pulsar_proxy_binary_ops", "Portions of bytes relayed, by direction.", labels=["direction"]
+        )
+        for name, moved in (("to_broker", to_broker), ("to_client", to_client)):
+            bytes_moved.add_metric([name], moved.bytes_moved)
+            operations.add_metric([name], moved.operations)
+        yield bytes_moved
+        yield operations
+
+
+async def _send_ahead(stream: trio.SocketStream, first: bytes, moved: Moved) -> bytes:
+    """Send what is too much for the smallest pipe; what the relay has to begin with then is returned."""
+    if len(first) <= FIRST_BYTES_MAX:
+        return first
+    with contextlib.suppress(trio.BrokenResourceError):  # the relay will find out
+        await stream.send_all(first)
+    moved.count(len(first))
+    return b""
+
+
+def splice_works() -> bool:
+    """Whether this kernel splices between a socket and a pipe (some sandboxes refuse)."""
+    ours, theirs = socket.socketpair()
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    try:
+        theirs.send(b"x")
+        return os.splice(ours.fileno(), writing, 1, flags=SPLICE_FLAGS) == 1
+    except OSError:
+        return False
+    finally:
+        ours.close()
+        theirs.close()
+        os.close(reading)
+        os.close(writing)
