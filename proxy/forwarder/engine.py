@@ -171,6 +171,9 @@ class RelayEngine:
                 outgoing = self._by_source.get(descriptor)
                 if outgoing is None:  # finished earlier in this batch
                     continue
+                if mask & select.EPOLLRDHUP:
+                    # Its end may stand behind bytes that the sink does not take: from now on they must move.
+                    self._half_closed.setdefault(outgoing.relay, (-1, 0.0))
                 if mask & select.EPOLLOUT and outgoing.opposite.in_pipe:
                     self._pump(outgoing.opposite)
                 if mask & _INPUT and not outgoing.done:
@@ -254,7 +257,7 @@ class RelayEngine:
         if direction.opposite.done:
             self._finish(direction.relay)
         else:
-            self._half_closed[direction.relay] = (-1, 0.0)
+            self._half_closed.setdefault(direction.relay, (-1, 0.0))
 
     def _finish(self, relay: Relay) -> None:
         for direction in (relay.to_broker, relay.to_client):

@@ -256,6 +256,16 @@ async def test_a_half_closed_relay_without_bytes_ends_after_its_time(engine: Rel
     assert len(engine) == 0
 
 
+async def test_a_client_that_reads_nothing_does_not_outlive_its_broker(engine: RelayEngine, lane: Lane) -> None:
+    relay = lane.open(engine, half_close_s=0.5)
+    with trio.move_on_after(0.3):
+        while True:
+            await lane.broker.send_all(b"x" * 65536)
+    await lane.broker.aclose()
+    with trio.fail_after(10):
+        await relay.finished.wait()
+
+
 async def test_drop_ends_at_once(engine: RelayEngine, lane: Lane) -> None:
     relay = lane.open(engine, to_broker=b"never sent")
     engine.drop(relay)
