@@ -129,9 +129,12 @@ class Relay(Strict, frozen=True):
 
     half_close_timeout_ms: once one side has ended its direction, the other may go on as long as bytes move at least
         this often
+    user_timeout_ms: once a peer has not acknowledged or not taken what was sent to it for this long, its connection is
+        given up (TCP_USER_TIMEOUT); 0: only the kernel's own, much longer bounds
     """
 
     half_close_timeout_ms: Positive = 60_000
+    user_timeout_ms: NonNegative = 120_000
 
 
 class Limits(Strict, frozen=True):

@@ -15,9 +15,11 @@ import trio
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from proxy.config.types import Relay
 from proxy.forwarder.engine import FIRST_BYTES_MAX, SPLICE_FLAGS, RelayEngine
 from proxy.forwarder.relay import relay
 from proxy.runtime.logs import get_logger
+from proxy.runtime.tasks import seconds
 
 Stream = trio.abc.HalfCloseableStream
 
@@ -81,9 +83,14 @@ class Relays(Collector):
         *,
         first_to_broker: bytes,
         first_to_client: bytes,
-        half_close_timeout_s: float,
+        config: Relay,
     ) -> Flows[Moved]:
         """Relay until both directions have ended; closes neither stream. What was read ahead goes first."""
+        half_close_timeout_s = seconds(config.half_close_timeout_ms)
+        for stream in (client, broker):
+            if isinstance(stream, trio.SocketStream):
+                # A peer that takes nothing also keeps the other's end from being seen: it stands behind the bytes.
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, config.user_timeout_ms)
         if (
             self._engine is None
             or not isinstance(client, trio.SocketStream)

@@ -376,7 +376,7 @@ class ClientSession:
             link.stream,
             first_to_broker=self._held + self._wire.take_rest(),
             first_to_client=link.connected.frame.encode() + link.connected.rest,
-            half_close_timeout_s=seconds(self._backends.config.relay.half_close_timeout_ms),
+            config=self._backends.config.relay,
         )
         self.cause = Cause.RELAY_ENDED
         get_logger().info(

@@ -19,11 +19,14 @@ import structlog.testing
 import trio
 from prometheus_client import CollectorRegistry
 
+from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder import engine as engine_module
 from proxy.forwarder import pipes
 from proxy.forwarder.engine import FIRST_BYTES_MAX, Relay, RelayEngine
 from proxy.forwarder.pipes import LARGE_PIPES_MAX, Pipe, PipePool
 from proxy.forwarder.relays import Relays, splice_works
+
+DEFAULTS = RelayConfig()
 
 
 def tcp_pair() -> tuple[trio.SocketStream, trio.SocketStream]:
@@ -256,16 +259,6 @@ async def test_a_half_closed_relay_without_bytes_ends_after_its_time(engine: Rel
     assert len(engine) == 0
 
 
-async def test_a_client_that_reads_nothing_does_not_outlive_its_broker(engine: RelayEngine, lane: Lane) -> None:
-    relay = lane.open(engine, half_close_s=0.5)
-    with trio.move_on_after(0.3):
-        while True:
-            await lane.broker.send_all(b"x" * 65536)
-    await lane.broker.aclose()
-    with trio.fail_after(10):
-        await relay.finished.wait()
-
-
 async def test_drop_ends_at_once(engine: RelayEngine, lane: Lane) -> None:
     relay = lane.open(engine, to_broker=b"never sent")
     engine.drop(relay)
@@ -368,14 +361,16 @@ async def test_where_the_kernel_refuses_all_goes_through_user_space(nursery: tri
     nursery.cancel_scope.cancel()
 
 
-def relay_of(through: Relays, lane: Lane, *, to_client: bytes = b"") -> Callable[[], Awaitable[None]]:
+def relay_of(
+    through: Relays, lane: Lane, *, to_client: bytes = b"", config: RelayConfig = RelayConfig()
+) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
         await through.relay(
             lane.our_client,
             lane.our_broker,
             first_to_broker=b"",
             first_to_client=to_client,
-            half_close_timeout_s=60,
+            config=config,
         )
 
     return run
@@ -399,7 +394,7 @@ async def test_live_relays_are_counted_and_stay_counted(nursery: trio.Nursery, l
             lane.our_broker,
             first_to_broker=large,
             first_to_client=b"hello",
-            half_close_timeout_s=60,
+            config=RelayConfig(),
         )
         assert (flows.to_broker.bytes_moved, flows.to_client.bytes_moved) == (len(large) + 4, 5)
         over.set()
@@ -428,4 +423,24 @@ async def test_a_client_that_is_gone_before_its_first_bytes(nursery: trio.Nurser
     await lane.broker.aclose()
     with trio.fail_after(5):
         await relay_of(through, lane, to_client=os.urandom(3 * FIRST_BYTES_MAX))()
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_client_that_reads_nothing_does_not_outlive_its_broker(nursery: trio.Nursery, lane: Lane) -> None:
+    """The broker's end stands behind the bytes that the client does not take."""
+    through = Relays()
+    nursery.start_soon(through.run)
+    over = trio.Event()
+
+    async def run() -> None:
+        await relay_of(through, lane, config=RelayConfig(user_timeout_ms=500, half_close_timeout_ms=500))()
+        over.set()
+
+    nursery.start_soon(run)
+    with trio.move_on_after(0.3):
+        while True:
+            await lane.broker.send_all(b"x" * 65536)
+    await lane.broker.aclose()
+    with trio.fail_after(20):
+        await over.wait()
     nursery.cancel_scope.cancel()
