@@ -362,7 +362,7 @@ async def test_where_the_kernel_refuses_all_goes_through_user_space(nursery: tri
 
 
 def relay_of(
-    through: Relays, lane: Lane, *, to_client: bytes = b"", config: RelayConfig = RelayConfig()
+    through: Relays, lane: Lane, *, to_client: bytes = b"", config: RelayConfig = DEFAULTS
 ) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
         await through.relay(
