@@ -119,14 +119,18 @@ class RelayEngine:
         there, back = Direction(client, broker), Direction(broker, client)
         there.opposite, back.opposite = back, there
         relay = there.relay = back.relay = Relay(there, back, half_close_timeout_s)
-        for direction, first in ((there, to_broker), (back, to_client)):
-            if first:
-                direction.pipe = self._pool.take()
-                direction.in_pipe = os.write(direction.pipe.writing, first)
-        for direction in (there, back):
-            self._by_source[direction.source] = direction
-            # Registering raises the first edges by itself: for input that waits, and for room, which moves first bytes.
-            self._epoll.register(direction.source, _EVENTS)
+        try:
+            for direction, first in ((there, to_broker), (back, to_client)):
+                if first:
+                    direction.pipe = self._pool.take()
+                    direction.in_pipe = os.write(direction.pipe.writing, first)
+            for direction in (there, back):
+                self._by_source[direction.source] = direction
+                # Registering raises the first edges by itself: for input that waits, and for room for first bytes.
+                self._epoll.register(direction.source, _EVENTS)
+        except OSError:
+            self._finish(relay)
+            raise
         return relay
 
     def drop(self, relay: Relay) -> None:
@@ -264,7 +268,8 @@ class RelayEngine:
             direction.done = True
             self._forget_in_flight(direction)
             if self._by_source.pop(direction.source, None) is not None:
-                self._epoll.unregister(direction.source)
+                with contextlib.suppress(OSError):
+                    self._epoll.unregister(direction.source)
         self._half_closed.pop(relay, None)
         relay.finished.set()
 

@@ -290,6 +290,24 @@ async def test_without_descriptors_for_a_pipe_only_that_relay_ends(
     await other.close()
 
 
+async def test_a_relay_that_cannot_begin_leaves_nothing_behind(
+    engine: RelayEngine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Pipe] = []
+
+    def one_left(_pool: PipePool) -> Pipe:
+        if taken:
+            raise OSError(errno.EMFILE, "Too many open files")
+        taken.append(Pipe(large=True))
+        return taken[0]
+
+    before = descriptors()
+    monkeypatch.setattr(PipePool, "take", one_left)
+    with pytest.raises(OSError, match="Too many"):
+        lane.open(engine, to_broker=b"1", to_client=b"2")
+    assert (len(engine), descriptors()) == (0, before)
+
+
 # ---- pipes
 
 
