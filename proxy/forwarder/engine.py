@@ -13,6 +13,7 @@ what is on its way to it is dropped; what it had sent is still delivered.
 """
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -27,12 +28,29 @@ from proxy.runtime.logs import get_logger
 
 SPLICE_FLAGS = 3  # SPLICE_F_MOVE | SPLICE_F_NONBLOCK, splice(2)
 SPLICE_BYTES_MAX = 1 << 20
-SPLICES_PER_TURN = 16
+SPLICES_PER_TURN = 4
 EVENTS_PER_POLL = 256
 POLLS_PER_WAKE_UP = 8
 HALF_CLOSED_LOOK_S = 1.0
 FIRST_BYTES_MAX = SMALL_PIPE_BYTES
 """What was read ahead of a relay must fit the smallest pipe."""
+
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_PEER_GONE = frozenset(
+    {
+        errno.ECONNRESET,
+        errno.ECONNABORTED,
+        errno.EPIPE,
+        errno.ENOTCONN,
+        errno.ETIMEDOUT,
+        errno.EHOSTUNREACH,
+        errno.EHOSTDOWN,
+        errno.ENETUNREACH,
+        errno.ENETDOWN,
+        errno.ENETRESET,
+        errno.EPROTO,
+    }
+)
 
 _INPUT = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _EVENTS = _INPUT | select.EPOLLOUT | select.EPOLLET
@@ -104,6 +122,7 @@ class RelayEngine:
         self._pool = PipePool()
         self._by_source: dict[int, Direction] = {}
         self._line: deque[Direction] = deque()
+        self._without_pipe: deque[Direction] = deque()
         self._half_closed: dict[Relay, tuple[int, float]] = {}
 
     # ---- relays in and out
@@ -135,7 +154,7 @@ class RelayEngine:
 
     def drop(self, relay: Relay) -> None:
         """End a relay at once, with whatever is on its way."""
-        if relay.to_broker.source in self._by_source:
+        if self._by_source.get(relay.to_broker.source) is relay.to_broker:
             self._finish(relay)
 
     def __len__(self) -> int:
@@ -155,6 +174,7 @@ class RelayEngine:
                         await trio.lowlevel.wait_readable(self._epoll.fileno())
                     self._serve_line()
                     self._serve_events()
+                    self._serve_those_without_pipe()
         finally:
             for direction in list(self._by_source.values()):
                 self.drop(direction.relay)
@@ -168,6 +188,18 @@ class RelayEngine:
             if direction.source in self._by_source:
                 self._pump(direction)
 
+    def _serve_those_without_pipe(self) -> None:
+        """Their edge has passed, so they must be called: as soon as a pipe is free again."""
+        while self._without_pipe and self._pool.has_free:
+            self._stand_in_line(self._without_pipe.popleft())
+            if len(self._line) >= EVENTS_PER_POLL:
+                return
+
+    def _stand_in_line(self, direction: Direction) -> None:
+        if not direction.in_line:
+            direction.in_line = True
+            self._line.append(direction)
+
     def _serve_events(self) -> None:
         for _ in range(POLLS_PER_WAKE_UP):
             events = self._epoll.poll(0, EVENTS_PER_POLL)
@@ -180,7 +212,10 @@ class RelayEngine:
                     self._half_closed.setdefault(outgoing.relay, (-1, 0.0))
                 if mask & select.EPOLLOUT and outgoing.opposite.in_pipe:
                     self._pump(outgoing.opposite)
-                if mask & _INPUT and not outgoing.done:
+                if mask & select.EPOLLHUP and outgoing.done and not outgoing.opposite.done:
+                    # It had ended its own direction before; now it takes nothing either. Only a reset says that.
+                    self._sink_broke(outgoing.opposite)
+                elif mask & _INPUT and not outgoing.done:
                     self._pump(outgoing)
             if len(events) < EVENTS_PER_POLL:
                 return
@@ -192,8 +227,8 @@ class RelayEngine:
         try:
             self._move(direction)
         except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
-            get_logger().error("a relay was ended by an unexpected error", exc_info=error)
             self._finish(direction.relay)
+            get_logger().error("a relay was ended by an unexpected error", exc_info=error)
 
     def _move(self, direction: Direction) -> None:
         """Move bytes until the source is dry, the sink is full, the direction is done, or its turn is over."""
@@ -205,19 +240,27 @@ class RelayEngine:
                 return
             if not self._fill(direction):
                 return
-        direction.in_line = True
-        self._line.append(direction)
+        self._stand_in_line(direction)
 
     def _fill(self, direction: Direction) -> bool:
         """Splice from the source into a pipe; False where the source is dry. Its end is noted, not acted on."""
-        pipe = self._pool.take()
+        try:
+            pipe = self._pool.take()
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTORS:
+                raise
+            self._without_pipe.append(direction)
+            return False
         try:
             moved = os.splice(direction.source, pipe.writing, SPLICE_BYTES_MAX, flags=SPLICE_FLAGS)
         except BlockingIOError:
             self._pool.give(pipe)
             return False
-        except OSError:  # a reset or a timeout: nothing more will come, like an end of file
-            moved = 0
+        except OSError as error:
+            if error.errno not in _PEER_GONE:
+                self._pool.discard(pipe)
+                raise
+            moved = 0  # nothing more will come, as after an end of file
         if moved:
             direction.pipe, direction.in_pipe = pipe, moved
         else:
@@ -289,3 +332,5 @@ class RelayEngine:
                     self._half_closed[relay] = (moved, now + relay.half_close_timeout_s)
                 elif now >= deadline:
                     self._finish(relay)
+            for _ in range(len(self._without_pipe)):  # descriptors may be free again without a pipe having come back
+                self._pump(self._without_pipe.popleft())

@@ -15,6 +15,8 @@ LARGE_PIPE_BYTES = 1 << 16
 SMALL_PIPE_BYTES = 1 << 12
 LARGE_PIPES_MAX = 256
 FREE_SMALL_PIPES_MAX = 64
+RESERVE = 16
+"""Pipes made beforehand, so that bytes move even when the process may open no more files."""
 
 
 class Pipe:
@@ -41,6 +43,14 @@ class PipePool:
         self._free_large: list[Pipe] = []
         self._free_small: list[Pipe] = []
         self._large_made = 0
+        for _ in range(RESERVE):
+            self._free_large.append(Pipe(large=True))
+            self._large_made += 1
+
+    @property
+    def has_free(self) -> bool:
+        """Whether a pipe can be lent without making one."""
+        return bool(self._free_large or self._free_small)
 
     def take(self) -> Pipe:
         """An empty pipe, a large one if there is one. Raises OSError where the process may open no more files."""

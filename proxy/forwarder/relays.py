@@ -120,14 +120,17 @@ class Relays(Collector):
         half_close_timeout_s: float,
     ) -> Flows[Moved]:
         ahead = Flows(Moved(), Moved())
-        with self._counted(ahead):
-            first_to_broker = await _send_ahead(broker, first_to_broker, ahead.to_broker)
-            first_to_client = await _send_ahead(client, first_to_client, ahead.to_client)
+        with self._counted(ahead), trio.move_on_after(half_close_timeout_s) as patience:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_send_ahead, broker, first_to_broker, ahead.to_broker)
+                nursery.start_soon(_send_ahead, client, first_to_client, ahead.to_client)
+        if patience.cancelled_caught:
+            return ahead
         spliced = engine.add(
             client.socket,
             broker.socket,
-            to_broker=first_to_broker,
-            to_client=first_to_client,
+            to_broker=_preloaded(first_to_broker),
+            to_client=_preloaded(first_to_client),
             half_close_timeout_s=half_close_timeout_s,
         )
         flows = Flows(spliced.to_broker, spliced.to_client)
@@ -174,14 +177,17 @@ class Relays(Collector):
         yield operations
 
 
-async def _send_ahead(stream: trio.SocketStream, first: bytes, moved: Moved) -> bytes:
-    """Send what is too much for the smallest pipe; what the relay has to begin with then is returned."""
-    if len(first) <= FIRST_BYTES_MAX:
-        return first
-    with contextlib.suppress(trio.BrokenResourceError):  # the relay will find out
-        await stream.send_all(first)
-    moved.count(len(first))
-    return b""
+def _preloaded(first: bytes) -> bytes:
+    """What the engine begins with: all that fits the smallest pipe, or nothing, where it was sent ahead."""
+    return first if len(first) <= FIRST_BYTES_MAX else b""
+
+
+async def _send_ahead(stream: trio.SocketStream, first: bytes, moved: Moved) -> None:
+    """Send what is too much for the smallest pipe."""
+    if len(first) > FIRST_BYTES_MAX:
+        with contextlib.suppress(trio.BrokenResourceError):  # the relay will find out
+            await stream.send_all(first)
+            moved.count(len(first))
 
 
 def splice_works() -> bool:

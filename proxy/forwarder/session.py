@@ -5,6 +5,7 @@ it, so that a PING is answered and a client that leaves is noticed at any moment
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -29,6 +30,10 @@ from proxy.runtime.tasks import close_politely, seconds
 
 TARGET_REFUSED = "Target broker cannot be validated."
 """What the client learns of a denied target: the same words as the Java proxy's, and no more."""
+
+
+RELAY_LINGER_S = 5.0
+"""How long a side of an ended relay may take to read what it was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,12 @@ class ClientSession:
 
     async def _close(self) -> None:
         with trio.CancelScope(shield=True):
+            if self.cause is Cause.RELAY_ENDED and self._link is not None:
+                # One side may have broken while the other still sent: what it was sent must not be lost to a reset.
+                async with trio.open_nursery() as nursery:
+                    for stream in (self._link.stream, self._wire.stream):
+                        nursery.start_soon(partial(close_politely, stream, linger_s=RELAY_LINGER_S))
+                return
             if self._link is not None:
                 await trio.aclose_forcefully(self._link.stream)
             if self._farewell is not None:

@@ -1,4 +1,4 @@
-"""How many files the cluster's processes may open: a relay needs two, and shells commonly allow 1,024."""
+"""How many files the cluster's processes may open: a relay needs two to six, and shells commonly allow 1,024."""
 
 import resource
 
@@ -6,8 +6,8 @@ from proxy.config.load import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.logs import get_logger
 
-DESCRIPTORS_PER_RELAY = 2
-SPARE = 256
+DESCRIPTORS_PER_RELAY = 4  # two sockets, and a pipe where a receiver does not read
+SPARE = 1024
 """For everything else that a process has open."""
 
 

@@ -267,20 +267,37 @@ async def test_drop_ends_at_once(engine: RelayEngine, lane: Lane) -> None:
     assert len(engine) == 0
 
 
-async def test_without_descriptors_for_a_pipe_only_that_relay_ends(
+async def test_without_descriptors_for_a_pipe_a_relay_waits_for_one(
     engine: RelayEngine, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its edge has passed: it must be called again by itself, and lose nothing."""
     relay = lane.open(engine)
 
     def none_left(_pool: PipePool) -> Pipe:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(PipePool, "take", none_left)
-    with structlog.testing.capture_logs() as logs:
+    with monkeypatch.context() as patch:
+        patch.setattr(PipePool, "take", none_left)
+        patch.setattr(PipePool, "has_free", property(lambda _pool: False))
+        await lane.client.send_all(b"patience")
+        await trio.sleep(0.05)
+        assert not relay.finished.is_set()
+    assert await read(lane.broker, 8) == b"patience"
+
+
+async def test_an_unexpected_error_ends_its_relay_and_no_other(
+    engine: RelayEngine, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relay = lane.open(engine)
+
+    def broken(*_: object, **__: object) -> int:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        patch.setattr(os, "splice", broken)
         await lane.client.send_all(b"x")
         await finished(relay)
     assert "a relay was ended by an unexpected error" in {entry["event"] for entry in logs}
-    monkeypatch.undo()
     client, our_client = tcp_pair()
     our_broker, broker = tcp_pair()
     other = Lane(client, broker, our_client, our_broker)
@@ -288,6 +305,15 @@ async def test_without_descriptors_for_a_pipe_only_that_relay_ends(
     await other.client.send_all(b"fine")
     assert await read(other.broker, 4) == b"fine"
     await other.close()
+
+
+async def test_a_reset_after_a_half_close_ends_the_relay(engine: RelayEngine, lane: Lane) -> None:
+    relay = lane.open(engine)
+    await lane.client.send_eof()
+    assert await read_all(lane.broker) == b""
+    reset(lane.client)
+    await finished(relay)
+    assert len(engine) == 0
 
 
 async def test_a_relay_that_cannot_begin_leaves_nothing_behind(
