@@ -185,8 +185,7 @@ class RelayEngine:
         for _ in range(len(self._line)):
             direction = self._line.popleft()
             direction.in_line = False
-            if direction.source in self._by_source:
-                self._pump(direction)
+            self._pump(direction)
 
     def _serve_those_without_pipe(self) -> None:
         """Their edge has passed, so they must be called: as soon as a pipe is free again."""
@@ -209,7 +208,7 @@ class RelayEngine:
                     continue
                 if mask & select.EPOLLRDHUP:
                     # Its end may stand behind bytes that the sink does not take: from now on they must move.
-                    self._half_closed.setdefault(outgoing.relay, (-1, 0.0))
+                    self._must_move(outgoing.relay)
                 if mask & select.EPOLLOUT and outgoing.opposite.in_pipe:
                     self._pump(outgoing.opposite)
                 if mask & select.EPOLLHUP and outgoing.done and not outgoing.opposite.done:
@@ -221,7 +220,7 @@ class RelayEngine:
                 return
 
     def _pump(self, direction: Direction) -> None:
-        """Give a direction its turn. A defect, or no descriptors for a pipe, ends its relay and no other."""
+        """Give a direction its turn, unless it is done or in line. A defect ends its relay and no other."""
         if direction.in_line or direction.done:
             return
         try:
@@ -304,7 +303,11 @@ class RelayEngine:
         if direction.opposite.done:
             self._finish(direction.relay)
         else:
-            self._half_closed.setdefault(direction.relay, (-1, 0.0))
+            self._must_move(direction.relay)
+
+    def _must_move(self, relay: Relay) -> None:
+        """From now on the relay lives only as long as its bytes move (see _watch_half_closed)."""
+        self._half_closed.setdefault(relay, (-1, 0.0))
 
     def _finish(self, relay: Relay) -> None:
         for direction in (relay.to_broker, relay.to_client):

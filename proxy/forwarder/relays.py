@@ -66,8 +66,7 @@ class Relays(Collector):
     def __init__(self) -> None:
         self._engine = RelayEngine() if splice_works() else None
         self._live: set[Flows[Any]] = set()
-        self._to_broker = Moved()
-        self._to_client = Moved()
+        self._ended = Flows(Moved(), Moved())
 
     async def run(self) -> None:
         """Move bytes until cancelled."""
@@ -139,11 +138,7 @@ class Relays(Collector):
                 await spliced.finished.wait()
             finally:
                 engine.drop(spliced)
-        total = Flows(Moved(), Moved())
-        for one in (ahead, flows):
-            total.to_broker.add(one.to_broker)
-            total.to_client.add(one.to_client)
-        return total
+        return _sum(ahead, flows)
 
     @contextlib.contextmanager
     def _counted(self, flows: Flows[Any]) -> Iterator[None]:
@@ -153,28 +148,30 @@ class Relays(Collector):
             yield
         finally:
             self._live.discard(flows)
-            self._to_broker.add(flows.to_broker)
-            self._to_client.add(flows.to_client)
+            self._ended = _sum(self._ended, flows)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Prometheus: bytes and portions by direction."""
-        to_broker, to_client = Moved(), Moved()
-        to_broker.add(self._to_broker)
-        to_client.add(self._to_client)
-        for flows in self._live:
-            to_broker.add(flows.to_broker)
-            to_client.add(flows.to_client)
+        total = _sum(self._ended, *self._live)
         bytes_moved = CounterMetricFamily(
             "pulsar_proxy_binary_bytes", "Bytes relayed, by direction.", labels=["direction"]
         )
         operations = CounterMetricFamily(
             "pulsar_proxy_binary_ops", "Portions of bytes relayed, by direction.", labels=["direction"]
         )
-        for name, moved in (("to_broker", to_broker), ("to_client", to_client)):
+        for name, moved in (("to_broker", total.to_broker), ("to_client", total.to_client)):
             bytes_moved.add_metric([name], moved.bytes_moved)
             operations.add_metric([name], moved.operations)
         yield bytes_moved
         yield operations
+
+
+def _sum(*relays: Flows[Any]) -> Flows[Moved]:
+    total = Flows(Moved(), Moved())
+    for flows in relays:
+        total.to_broker.add(flows.to_broker)
+        total.to_client.add(flows.to_client)
+    return total
 
 
 def _preloaded(first: bytes) -> bytes:
