@@ -1,20 +1,41 @@
-"""`make bench`: everything the measurements need (which is what the tests need), then the measurements."""
+"""`make bench`: everything the measurements need, then the measurements."""
 
 from __future__ import annotations
 
 import sys
 
-from local.test import ERRORS, become, prepare
+from local import machine
+from local.console import print_status
+from local.distribution import pulsar_home
+from local.environment import Environment
+from local.test import ERRORS, become
+
+_WRITE = "--write"
+
+
+def prepare(arguments: list[str]) -> Environment:
+    """The machine, the environment and the Pulsar distribution, whose proxy is one of those measured."""
+    machine.ensure(machine.BENCH)
+    try:
+        machine.ensure((machine.HAPROXY,))
+    except machine.MachineError:
+        print_status("HAProxy is missing and cannot be installed: it will be left out")
+    environment = Environment()
+    # Only who writes needs matplotlib, which is larger than all the rest.
+    environment.prepare("bench" if _WRITE in arguments else "run")
+    pulsar_home()
+    return environment
 
 
 def main() -> int:
     """Prepare, then become the measurements."""
+    arguments = sys.argv[1:]
     try:
-        environment = prepare()
+        environment = prepare(arguments)
     except ERRORS as error:
         print(f"\nmake bench: {error}", file=sys.stderr)
         return 1
-    return become(environment, "tests.bench", *sys.argv[1:])
+    return become(environment, "tests.bench", *arguments, with_local=True)
 
 
 if __name__ == "__main__":

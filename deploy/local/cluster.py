@@ -87,6 +87,11 @@ class Cluster:
         """Whether the supervisor lives."""
         return self._process is not None and self._process.exit_code() is None
 
+    @property
+    def pid(self) -> int | None:
+        """The supervisor's process id."""
+        return self._process.pid if self._process else None
+
     def log_tail(self) -> str:
         """The end of its log."""
         return self._process.log_tail() if self._process else ""

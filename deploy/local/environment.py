@@ -1,4 +1,4 @@
-"""The tree's virtual environment `.venv`, shared by `make run`, `make test` and `make check`.
+"""The tree's virtual environment `.venv`, shared by `make run`, `make test`, `make check` and `make bench`.
 
 A stamp in it holds the digest of what it was made from, so that a second run costs nothing.
 """
@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _INPUTS = ("pyproject.toml", "constraints.txt")
 # `run` needs a client for the examples it prints, but none of the test tools.
-_REQUIREMENTS = {"run": ("-e", ".", "pulsar-client"), "test": ("-e", ".[test]")}
-_COVERS = {"run": ("run", "test"), "test": ("test",)}
+_REQUIREMENTS = {"run": ("-e", ".", "pulsar-client"), "test": ("-e", ".[test]"), "bench": ("-e", ".[bench]")}
+_COVERS = {"run": ("run", "test"), "test": ("test",), "bench": ("bench",)}
 _PROBE = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -51,7 +51,7 @@ class Environment:
         return self.directory / "bin" / name
 
     def prepare(self, what: str, progress: Progress = print_status) -> None:
-        """Make it hold what `run` or `test` needs."""
+        """Make it hold what `run`, `test` or `bench` (with `--write`) needs."""
         if self.is_ready(what):
             return
         with locked(cache_directory() / "environment.lock", progress):

@@ -22,6 +22,7 @@ from local.process import run_reporting
 
 PYTHON_MINIMUM = (3, 11)
 JAVA_MINIMUM = 17
+BENCH_GO_MINIMUM = (1, 19)  # Debian 12's: the benchmark's generator needs no module, only the standard library
 GO_MINIMUM = (1, 21)  # from here on Go fetches the toolchain that a module asks for by itself
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
@@ -82,10 +83,17 @@ JDK = Need(
 )
 MAVEN = Need("Maven (mvn)", lambda: shutil.which("mvn") is not None, ("maven",))
 PROMTOOL = Need("promtool", lambda: shutil.which("promtool") is not None, ("prometheus",))
+GO = Need(
+    f"Go {'.'.join(map(str, BENCH_GO_MINIMUM))} or newer", lambda: go_version() >= BENCH_GO_MINIMUM, ("golang-go",)
+)
+HAPROXY = Need(
+    "HAProxy", lambda: shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None, ("haproxy",)
+)
 
 PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
 TEST = (VENV, JDK, MAVEN, PROMTOOL)
+BENCH = (VENV, JRE, MAVEN, GO)
 
 
 def ensure(needs: Sequence[Need], progress: Progress = print_status) -> None:

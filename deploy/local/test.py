@@ -23,12 +23,18 @@ def prepare() -> Environment:
     return environment
 
 
-def become(environment: Environment, module: str, *arguments: str) -> NoReturn:
-    """Become `python -m module` in the tree: its last line is the last one, its status is ours."""
+def become(environment: Environment, module: str, *arguments: str, with_local: bool = False) -> NoReturn:
+    """Become `python -m module` in the tree: its last line is the last one, its status is ours.
+
+    `with_local` is for modules that import this package; pytest finds it by itself.
+    """
     sys.stdout.flush()
     os.chdir(environment.root)
     command = [str(environment.python), "-m", module, *arguments]
-    os.execve(environment.python, command, clean_environment())
+    variables = clean_environment()
+    if with_local:
+        variables["PYTHONPATH"] = str(environment.root / "deploy")
+    os.execve(environment.python, command, variables)
 
 
 def main() -> int:

@@ -1,108 +1,88 @@
-"""What the proxy costs on the way to a real broker: the same load straight and through the cluster, interleaved.
+"""This proxy against Pulsar's own and HAProxy, in one run on one machine: see docs/benchmarks.md."""
 
-Figures are medians of the rounds with their range; read the ratios, not the figures: the load comes from one Python
-process on the same machine and is part of what is measured.
-"""
-
-import os
-import statistics
+import argparse
 import sys
 import tempfile
-from collections.abc import Callable
-from functools import partial
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-import trio
-from local.cluster import Cluster
-from local.distribution import pulsar_home
-from local.ports import free_port
-from local.standalone import Standalone
+from local.console import print_status
 
-from tests.bench.load import Endpoint, connects, lookups, pings
+from tests.bench import documents, generator, host
+from tests.bench.contenders import CONTENDERS, HAProxy, haproxy_path
+from tests.bench.generator import BenchError
+from tests.bench.measuring import Bench, Results, run_memory, run_rounds
+from tests.bench.report import Report
+from tests.bench.rows import IDLE, ROWS, Row
 
-ROUNDS = 5
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-Load = Callable[[Endpoint], float]
+_MEMORY_ROUNDS_MAX = 2
 
 
-def _run(load: Callable[..., object], **settings: int) -> Load:
-    return lambda endpoint: float(trio.run(partial(load, endpoint, **settings)))  # type: ignore[arg-type]
+def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    names = ", ".join([*(row.name for row in ROWS), IDLE])
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--rows", default="", help=f"of {names}; `echo` means all that begin so; default: all")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--window", type=float, default=1.5, help="seconds of one measurement; default: %(default)s")
+    parser.add_argument("--write", action="store_true", help="write the results to docs/benchmarks.md and .svg")
+    options = parser.parse_args(arguments)
+    if options.write and (options.rows or options.contenders != parser.get_default("contenders")):
+        parser.error("--write is for all rows and contenders: the page tells of one run")
+    chosen = {name for wanted in options.rows.split(",") for name in _named(wanted)}
+    options.rows = [row for row in ROWS if row.name in chosen]
+    options.idle = IDLE in chosen
+    options.contenders = options.contenders.split(",")
+    if unknown := [name for name in options.contenders if name not in CONTENDERS]:
+        parser.error(f"no such contender: {', '.join(unknown)}")
+    if not options.rows and not options.idle:
+        parser.error(f"no such row; there are {names}")
+    return options
 
 
-# Name, load, how many operations, and whether it goes through a relay or stays in lookup mode.
-MEASUREMENTS: tuple[tuple[str, Load, int, bool], ...] = (
-    ("PING round trip, 1 relay", _run(pings, connections=1, count=3000), 3000, True),
-    ("PING round trip, 32 relays", _run(pings, connections=32, count=6400), 6400, True),
-    ("connect, relay, 16 at once", _run(connects, at_once=16, count=800), 800, True),
-    ("connect, lookup mode, 16 at once", _run(connects, at_once=16, count=800), 800, False),
-    ("lookup, 64 under way", _run(lookups, window=64, count=4000), 4000, False),
-)
+def _named(wanted: str) -> list[str]:
+    names = [*(row.name for row in ROWS), IDLE]
+    return [wanted] if wanted in names else [name for name in names if name.startswith(wanted)]
 
 
-def cpu_seconds(root: int) -> float:
-    """CPU time of a process and all its descendants that still live."""
-    children: dict[int, list[int]] = {}
-    used: dict[int, float] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-            used[int(entry.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
-    total, waiting = 0.0, [root]
-    while waiting:
-        pid = waiting.pop()
-        total += used.get(pid, 0.0)
-        waiting += children.get(pid, [])
-    return total
-
-
-def _supervisor(runtime_dir: Path) -> int:
-    """The supervisor's process: the one that holds the runtime directory's lock."""
-    inode = (runtime_dir / "supervisor.lock").stat().st_ino
-    for line in Path("/proc/locks").read_text().splitlines():
-        fields = line.split()
-        if fields[5].endswith(f":{inode}"):
-            return int(fields[4])
-    raise RuntimeError("no supervisor holds the lock")
-
-
-def measure(broker: Standalone, cluster: Cluster, supervisor: int) -> None:
-    """Measure everything, print a line each."""
-    host = "127.0.0.1"
-    target = broker.service_url.removeprefix("pulsar://")
-    proxy_port = int(cluster.service_url.rpartition(":")[2])
-    print(f"{'':34} {'straight/s':>12} {'proxy/s':>12} {'ratio (range)':>20} {'proxy CPU µs each':>18}")
-    for name, load, count, relayed in MEASUREMENTS:
-        straight, through, cpu = [], [], []
-        for _ in range(ROUNDS):
-            straight.append(load(Endpoint(host, broker.broker_port)))
-            before = cpu_seconds(supervisor)
-            through.append(load(Endpoint(host, proxy_port, target if relayed else "")))
-            cpu.append((cpu_seconds(supervisor) - before) / count * 1e6)
-        ratios = sorted(proxy / direct for proxy, direct in zip(through, straight, strict=True))
-        spread = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
-        rates = f"{statistics.median(straight):12.0f} {statistics.median(through):12.0f}"
-        print(f"{name:34} {rates} {spread:>20} {statistics.median(cpu):18.0f}", flush=True)
+def _measure(contenders: list[str], rows: list[Row], options: argparse.Namespace) -> Results:
+    kinds = [CONTENDERS[name] for name in contenders]
+    results = Results()
+    program = generator.build()
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        directory = Path(name)
+        with generator.broker(program, directory) as broker:
+            bench = Bench(program, broker, directory, options.window)
+            if rows:
+                run_rounds(bench, kinds, rows, options.rounds, results)
+            if options.idle:
+                run_memory(bench, kinds, min(options.rounds, _MEMORY_ROUNDS_MAX), results)
+    return results
 
 
 def main() -> int:
-    """Start a broker and a cluster, measure, end both."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        work = Path(directory)
-        (work / "cluster").mkdir()
-        with Standalone(pulsar_home(), work / "broker") as broker:
-            command = Path(sys.executable).with_name("pulsar-trio-proxy")
-            ports = {"port": free_port(), "admin_port": free_port()}
-            cluster = Cluster(command, work / "cluster", broker.service_url, **ports)
-            cluster.start()
-            try:
-                measure(broker, cluster, _supervisor(work / "cluster" / "run"))
-            finally:
-                cluster.stop()
+    """Measure, print, write if told so."""
+    options = _arguments()
+    contenders = list(options.contenders)
+    if HAProxy.name in contenders and not haproxy_path():
+        print_status.line("HAProxy is not installed: its column is left out")
+        contenders.remove(HAProxy.name)
+    machine = host.description()
+    started_at = time.monotonic()
+    try:
+        results = _measure(contenders, options.rows, options)
+    except BenchError as error:
+        print_status.line(f"make bench: {error}")
+        return 1
+    report = Report(results, options.rows, contenders)
+    print_status.line()
+    for what, value in machine:
+        print_status.line(f"{what}: {value}")
+    print_status.line(f"\n{report.markdown()}\n")
+    print_status.line(f"{options.rounds} rounds in {time.monotonic() - started_at:.0f} s")
+    if options.write:
+        documents.write(report, machine, options.rounds, options.window)
     return 0
 
 

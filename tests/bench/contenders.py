@@ -1,0 +1,225 @@
+"""Who is measured: proxies in front of the same scripted broker, each as shipped where nothing else is said."""
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from local.cluster import Cluster
+from local.distribution import PULSAR, pulsar_home
+from local.ports import free_port
+from local.process import OwnedProcess
+
+from tests.bench.generator import BenchError, Broker
+
+_START_TIMEOUT_S = 90.0
+_STOP_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+
+
+class Contender(ABC):
+    """Something that passes connections on to the broker. What it writes goes below `directory`."""
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    answers_lookups: ClassVar[bool] = True
+    warm_up_s: ClassVar[float] = 0.5
+    """How long each kind of load runs before anything counts."""
+
+    def __init__(self, broker: Broker, directory: Path) -> None:
+        self.broker = broker
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{self.name}-", dir=directory))
+        self.port = free_port()
+
+    @property
+    @abstractmethod
+    def pid(self) -> int | None:
+        """The root of its processes."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Return when clients can connect."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it."""
+
+    @abstractmethod
+    def log_tail(self) -> str:
+        """The end of what it wrote, for an error message."""
+
+
+class Straight(Contender):
+    """No proxy at all: what the generator and the kernel can do by themselves."""
+
+    name = "straight"
+    label = "no proxy"
+
+    def __init__(self, broker: Broker, directory: Path) -> None:
+        super().__init__(broker, directory)
+        self.port = broker.port
+
+    @property
+    def pid(self) -> int | None:
+        return None
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def log_tail(self) -> str:
+        return ""
+
+
+class Ours(Contender):
+    """This project's cluster as it comes: one forwarder for each CPU, one worker of each other kind."""
+
+    name = "ours"
+    label = "pulsar-trio-proxy"
+
+    def __init__(self, broker: Broker, directory: Path) -> None:
+        super().__init__(broker, directory)
+        command = Path(sys.executable).with_name("pulsar-trio-proxy")
+        self._cluster = Cluster(
+            command,
+            self.directory,
+            f"pulsar://{broker.address}",
+            port=self.port,
+            admin_port=free_port(avoid=(self.port,)),
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return self._cluster.pid
+
+    def start(self) -> None:
+        self._cluster.start()
+
+    def stop(self) -> None:
+        self._cluster.stop()
+
+    def log_tail(self) -> str:
+        return self._cluster.log_tail()
+
+
+class _Program(Contender):
+    """A contender that is one command."""
+
+    def __init__(self, broker: Broker, directory: Path) -> None:
+        super().__init__(broker, directory)
+        self._process: OwnedProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """What to execute; writes the configuration it names."""
+
+    def environment(self) -> Mapping[str, str] | None:
+        """Its environment; None: ours."""
+        return None
+
+    def start(self) -> None:
+        self._process = OwnedProcess(self.command(), log=self.directory / "output.log", env=self.environment())
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not _answers(self.port):
+            if self._process.exit_code() is not None or time.monotonic() > deadline:
+                raise BenchError(f"{self.label} did not start:\n{self.log_tail()}")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop(_STOP_TIMEOUT_S)
+
+    def log_tail(self) -> str:
+        return self._process.log_tail() if self._process else ""
+
+
+class Java(_Program):
+    """Apache Pulsar's own proxy: its configuration as shipped, the broker's and its own addresses apart."""
+
+    name = "java"
+    label = f"Pulsar proxy {PULSAR.version}"
+    warm_up_s = 10.0  # after that much the JIT has compiled what it will: 40,000 connects, 500,000 round trips
+
+    def command(self) -> list[str]:
+        home = pulsar_home()
+        settings = {
+            "clusterName": "bench",
+            "brokerServiceURL": f"pulsar://{self.broker.address}",
+            "brokerWebServiceURL": f"http://{self.broker.address}",
+            "bindAddress": "127.0.0.1",
+            "advertisedAddress": "127.0.0.1",
+            "servicePort": str(self.port),
+            "webServicePort": str(free_port(avoid=(self.port,))),
+            "brokerProxyAllowedTargetPorts": str(self.broker.port),
+        }
+        # A Java properties file, where the last of equal keys wins.
+        lines = [(home / "conf" / "proxy.conf").read_text(), *(f"{key}={value}" for key, value in settings.items())]
+        (self.directory / "proxy.conf").write_text("\n".join(lines) + "\n")
+        return [str(home / "bin" / "pulsar"), "proxy"]
+
+    def environment(self) -> Mapping[str, str]:
+        # What the user has set for other proxies must not change this one: memory and collector stay the script's.
+        unwanted = ("PULSAR_", "BOOKIE_", "BK_", "OPTS", "CLASSPATH")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(unwanted)}
+        settings = {"PULSAR_PROXY_CONF": self.directory / "proxy.conf", "PULSAR_LOG_DIR": self.directory / "logs"}
+        return kept | {key: str(value) for key, value in settings.items()}
+
+
+class HAProxy(_Program):
+    """HAProxy, which passes bytes on and knows nothing of Pulsar: what a TCP proxy in C costs."""
+
+    name = "haproxy"
+    label = "HAProxy"
+    answers_lookups = False
+
+    _CONFIG = """\
+global
+    nbthread {threads}
+    maxconn 6000
+defaults
+    mode tcp
+    option splice-auto
+    timeout connect 10s
+    timeout client 1h
+    timeout server 1h
+frontend clients
+    bind 127.0.0.1:{port}
+    default_backend brokers
+backend brokers
+    server broker {broker}
+"""
+
+    def command(self) -> list[str]:
+        path = self.directory / "haproxy.cfg"
+        path.write_text(
+            self._CONFIG.format(threads=os.cpu_count(), port=self.port, broker=self.broker.address),
+        )
+        return [haproxy_path(), "-db", "-f", str(path)]
+
+
+CONTENDERS: dict[str, type[Contender]] = {kind.name: kind for kind in (Ours, Java, HAProxy)}
+
+
+def haproxy_path() -> str:
+    """The program, which Debian keeps where only root looks; empty if it is not installed."""
+    return shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin") or ""
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,3 @@
+module generator
+
+go 1.19

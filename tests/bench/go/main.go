@@ -1,0 +1,55 @@
+// Command generator is both ends of the benchmark: the load, and a scripted broker behind the proxies.
+//
+// Each is one thread around one epoll, so that what is measured is the proxy between them. Nothing but the standard
+// library is used, so that building it fetches nothing.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"time"
+)
+
+// settings are what the command line says; a program reads only those it needs.
+type settings struct {
+	port        int
+	target      string
+	connections int
+	warmUp      time.Duration
+	window      time.Duration
+}
+
+var programs = map[string]func(settings){
+	"broker":  runBroker,
+	"echo":    runEcho,
+	"bulk":    runBulk,
+	"connect": runConnects,
+	"lookup":  runLookups,
+	"idle":    runIdle,
+}
+
+func main() {
+	if len(os.Args) < 2 || programs[os.Args[1]] == nil {
+		die("usage: generator broker|echo|bulk|connect|lookup|idle [options]")
+	}
+	var s settings
+	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
+	flags.IntVar(&s.port, "port", 0, "TCP port on 127.0.0.1: the broker's own, or where the load connects")
+	flags.StringVar(&s.target, "target", "", "host:port of the broker behind the proxy; empty: lookup mode")
+	flags.IntVar(&s.connections, "connections", 1, "connections at a time; of lookups, requests under way on the one")
+	flags.DurationVar(&s.warmUp, "warm-up", 200*time.Millisecond, "the same load before the window")
+	flags.DurationVar(&s.window, "window", 1500*time.Millisecond, "how long to measure")
+	_ = flags.Parse(os.Args[2:])
+	runtime.GOMAXPROCS(1)
+	runtime.LockOSThread()
+	debug.SetGCPercent(-1) // nothing here makes garbage in an amount that matters
+	programs[os.Args[1]](s)
+}
+
+func die(format string, arguments ...any) {
+	fmt.Fprintf(os.Stderr, format+"\n", arguments...)
+	os.Exit(1)
+}

@@ -1,0 +1,163 @@
+"""Rounds of measurements. In each round every row is measured with every contender, one right after the other.
+
+What disturbs the machine for a while disturbs all of them, so ratios within a round say more than figures do.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from local.console import print_status
+
+from tests.bench import generator
+from tests.bench.contenders import Contender, Straight
+from tests.bench.generator import BenchError, Broker
+from tests.bench.processes import cpu_seconds, pss_bytes
+from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, Row
+
+_SETTLE_S = 0.1  # what a proxy still does when a load has ended is part of the cost, say the ends of connections
+_MEMORY_SETTLE_S = 1.0
+_WARM_UP_CONNECTIONS = {"echo": 32, "bulk": 4, "connect": 16, "lookup": 64}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement; `per operation` means per GiB for bulk."""
+
+    rate: float
+    cost: float
+    """CPU of the whole proxy per operation: µs; seconds for bulk."""
+    generator_cost: float
+    """The same of load and broker."""
+    load_busy: float
+    """Share of one CPU that the load itself used."""
+    p50_us: float
+    p99_us: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What idle relays take."""
+
+    process_bytes: int
+    bytes_per_relay: float
+
+
+@dataclass
+class Results:
+    """Samples by row and contender, one for each round."""
+
+    samples: dict[tuple[str, str], list[Sample]] = field(default_factory=dict)
+    memory: dict[str, list[Memory]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where measurements are made."""
+
+    program: Path
+    broker: Broker
+    directory: Path
+    window_s: float
+
+    def measure(self, row: Row, contender: Contender) -> Sample:
+        """One sample."""
+        options = {"port": contender.port, "target": self.broker.address, "connections": row.connections}
+        # Without a proxy it only shows what the generator can do, which is no close call.
+        options["window"] = f"{self.window_s if contender.pid is not None else self.window_s / 2}s"
+        with self._explained(contender), generator.load(self.program, row.program, **options) as load:
+            proxy_before, broker_before = self._proxy_cpu(contender), cpu_seconds(self.broker.pid)
+            window = load.measure()
+            time.sleep(_SETTLE_S)
+            proxy_s = self._proxy_cpu(contender) - proxy_before
+            generator_s = cpu_seconds(self.broker.pid) - broker_before + window.load_cpu_s
+        count = window.bytes / GIB if row.in_bytes else window.operations
+        unit = 1 if row.in_bytes else MICRO
+        return Sample(
+            rate=count / window.seconds,
+            cost=proxy_s / count * unit,
+            generator_cost=generator_s / count * unit,
+            load_busy=window.load_cpu_s / window.seconds,
+            p50_us=window.p50_us,
+            p99_us=window.p99_us,
+        )
+
+    def warm_up(self, contender: Contender, programs: set[str]) -> None:
+        """Run each kind of load for a while, so that compilers and caches are done with it."""
+        for program in programs:
+            if program == "lookup" and not contender.answers_lookups:
+                continue
+            print_status(f"Warming up: {contender.label}, {program}")
+            options = {"port": contender.port, "target": self.broker.address, "window": "0s"}
+            options |= {"connections": _WARM_UP_CONNECTIONS[program], "warm_up": f"{contender.warm_up_s}s"}
+            with self._explained(contender), generator.load(self.program, program, **options) as load:
+                load.measure()
+
+    def memory(self, kind: type[Contender]) -> Memory:
+        """What idle relays take in a contender of their own: one that has served more before has room to spare."""
+        with self.running((kind,)) as (contender,):
+            assert contender.pid is not None
+            options = {"port": contender.port, "target": self.broker.address}
+            with self._explained(contender):
+                with generator.load(self.program, "connect", connections=16, warm_up="0.3s", window="0s", **options):
+                    time.sleep(_MEMORY_SETTLE_S)
+                before = pss_bytes(contender.pid)
+                with generator.load(self.program, "idle", connections=IDLE_RELAYS, **options) as load:
+                    load.go_on()
+                    time.sleep(_MEMORY_SETTLE_S)
+                    grown = pss_bytes(contender.pid) - before
+        return Memory(before, grown / IDLE_RELAYS)
+
+    @contextmanager
+    def running(self, kinds: Sequence[type[Contender]]) -> Iterator[list[Contender]]:
+        """Start contenders; they end when the block is left."""
+        with ExitStack() as stack:
+            contenders = [kind(self.broker, self.directory) for kind in kinds]
+            for contender in contenders:
+                stack.callback(contender.stop)
+                print_status(f"Starting {contender.label}")
+                contender.start()
+            yield contenders
+
+    @staticmethod
+    def _proxy_cpu(contender: Contender) -> float:
+        return cpu_seconds(contender.pid) if contender.pid is not None else 0.0
+
+    @staticmethod
+    @contextmanager
+    def _explained(contender: Contender) -> Iterator[None]:
+        try:
+            yield
+        except BenchError as error:
+            raise BenchError(f"{contender.label}: {error}\n{contender.log_tail()}") from None
+
+
+def run_rounds(
+    bench: Bench, kinds: Sequence[type[Contender]], rows: Sequence[Row], rounds: int, results: Results
+) -> None:
+    """Measure all rows; who comes first changes from row to row and from round to round."""
+    programs = {row.program for row in rows}
+    with bench.running((Straight, *kinds)) as contenders:
+        for contender in contenders:
+            if contender.pid is not None:
+                print_status.line(f"{contender.label}: process {contender.pid}")
+                bench.warm_up(contender, programs)
+        for turn in range(rounds):
+            for number, row in enumerate(rows):
+                first = (turn + number) % len(contenders)
+                for contender in contenders[first:] + contenders[:first]:
+                    if row.program == "lookup" and not contender.answers_lookups:
+                        continue
+                    print_status(f"Round {turn + 1} of {rounds}: {row.title}, {contender.label}")
+                    sample = bench.measure(row, contender)
+                    results.samples.setdefault((row.name, contender.name), []).append(sample)
+
+
+def run_memory(bench: Bench, kinds: Sequence[type[Contender]], rounds: int, results: Results) -> None:
+    """Measure what idle relays take."""
+    for turn in range(rounds):
+        for kind in kinds:
+            print_status(f"Memory, {turn + 1} of {rounds}: {kind.label}")
+            results.memory.setdefault(kind.name, []).append(bench.memory(kind))

@@ -1,0 +1,120 @@
+"""The results as Markdown tables, which are readable on a terminal too."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.bench.contenders import CONTENDERS, HAProxy, Java, Ours, Straight
+from tests.bench.figures import Figure, figure, ratio, text
+from tests.bench.measuring import Memory, Results, Sample
+from tests.bench.rows import IDLE_BYTES_MAX, IDLE_RELAYS, Metric, Row
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results, and the rows and contenders they are of."""
+
+    results: Results
+    rows: Sequence[Row]
+    contenders: Sequence[str]
+
+    def markdown(self) -> str:
+        """All tables."""
+        parts = []
+        if self.rows:
+            parts += ["### CPU time of the proxy (µs an operation; bulk: s a GiB)", self._ratios("cost")]
+            parts += ["### Throughput (operations a second; bulk: GiB a second)", self._ratios("rate")]
+            if latencies := self._latencies():
+                parts += ["### Latency of an echo: median / 99 % (µs)", latencies]
+            parts += [
+                "### The load generator (CPU time in µs an operation; bulk: GiB a second, s a GiB)",
+                self._generator(),
+            ]
+        if self.results.memory:
+            parts += [f"### Memory ({IDLE_RELAYS:,} idle relays)", self._memory()]
+        return "\n\n".join(parts)
+
+    def values(self, row: Row, contender: str, of: Callable[[Sample], float]) -> list[float]:
+        """What the rounds gave for one thing."""
+        return [of(sample) for sample in self.results.samples.get((row.name, contender), [])]
+
+    def metric(self, row: Row, contender: str, metric: Metric) -> list[float]:
+        """Cost or rate, round by round."""
+        return self.values(row, contender, lambda sample: sample.cost if metric == "cost" else sample.rate)
+
+    def _ratios(self, metric: Metric) -> str:
+        head = ["", *(CONTENDERS[name].label for name in self.contenders)]
+        head += ["ours / Java", "target", "ours / HAProxy"]
+        lines = [head]
+        for row in self.rows:
+            ours = self.metric(row, Ours.name, metric)
+            to_java = ratio(ours, self.metric(row, Java.name, metric))
+            to_haproxy = ratio(ours, self.metric(row, HAProxy.name, metric))
+            figures = [text(figure(self.metric(row, name, metric))) for name in self.contenders]
+            lines.append([row.title, *figures, text(to_java), _target(row, metric, to_java), text(to_haproxy)])
+        return _table(lines)
+
+    def _latencies(self) -> str:
+        names = (Straight.name, *self.contenders)
+        rows = [row for row in self.rows if row.has_latency]
+        lines = [[row.title, *(self._latency(row, name) for name in names)] for row in rows]
+        return _table([["", *map(_label, names)], *lines]) if lines else ""
+
+    def _latency(self, row: Row, contender: str) -> str:
+        medians = figure(self.values(row, contender, lambda sample: sample.p50_us))
+        highs = figure(self.values(row, contender, lambda sample: sample.p99_us))
+        return f"{medians.median:,.0f} / {highs.median:,.0f}" if medians and highs else "-"
+
+    def _generator(self) -> str:
+        names = (Straight.name, *self.contenders)
+        head = ["", "operations a second, no proxy", "CPU time of both ends, no proxy"]
+        lines = [[*head, *(f"load busy: {_label(name)}" for name in names)]]
+        for row in self.rows:
+            straight = [
+                text(figure(self.metric(row, Straight.name, "rate"))),
+                text(figure(self.values(row, Straight.name, lambda sample: sample.generator_cost))),
+            ]
+            busy = [figure(self.values(row, name, lambda sample: sample.load_busy)) for name in names]
+            lines.append([row.title, *straight, *(f"{share.median:.0%}" if share else "-" for share in busy)])
+        return _table(lines)
+
+    def _memory(self) -> str:
+        def line(title: str, of: Callable[[Memory], float], target: str) -> list[str]:
+            figures = [figure([of(memory) for memory in self.results.memory.get(name, [])]) for name in names]
+            return [title, *map(text, figures), target]
+
+        names = self.contenders
+        target = f"≤ {IDLE_BYTES_MAX // _KIB}"
+        ours = figure([memory.bytes_per_relay for memory in self.results.memory.get(Ours.name, [])])
+        if ours:
+            target += f": {'met' if ours.median <= IDLE_BYTES_MAX else 'missed'}"
+        return _table(
+            [
+                ["", *(_label(name) for name in names), "target (ours)"],
+                line("an idle relay, KiB", lambda memory: memory.bytes_per_relay / _KIB, target),
+                line("all processes before, MiB", lambda memory: memory.process_bytes / _MIB, ""),
+            ]
+        )
+
+
+def _label(name: str) -> str:
+    return Straight.label if name == Straight.name else CONTENDERS[name].label
+
+
+def _target(row: Row, metric: Metric, measured: Figure | None) -> str:
+    target = row.target(metric)
+    if target is None:
+        return ""
+    return f"{target}: {target.verdict(measured.median)}" if measured else str(target)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+
+    def render(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    head, *rest = lines
+    return "\n".join([render(head), rule, *map(render, rest)])

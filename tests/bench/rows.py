@@ -1,0 +1,71 @@
+"""What is measured."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+GIB = 1 << 30
+MICRO = 1e6
+
+Metric = Literal["cost", "rate"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the ratio ours/Java of a metric must and should be."""
+
+    metric: Metric
+    must: float
+    should: float | None = None
+
+    def __str__(self) -> str:
+        sign = "≤" if self.metric == "cost" else "≥"
+        return f"{sign} {self.must:g}" + (f", aim {self.should:g}" if self.should is not None else "")
+
+    def verdict(self, ratio: float) -> str:
+        """How a ratio stands to it."""
+        if self.should is not None and self._holds(ratio, self.should):
+            return "aim met"
+        return "met" if self._holds(ratio, self.must) else "missed"
+
+    def _holds(self, ratio: float, limit: float) -> bool:
+        return ratio <= limit if self.metric == "cost" else ratio >= limit
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of load. ``connections`` of lookups are requests under way on the one connection."""
+
+    name: str
+    title: str
+    program: str
+    connections: int
+    targets: tuple[Target, ...] = ()
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether it counts GiB; otherwise operations."""
+        return self.program == "bulk"
+
+    @property
+    def has_latency(self) -> bool:
+        """Whether the load waits for each operation by itself."""
+        return self.program == "echo"
+
+    def target(self, metric: Metric) -> Target | None:
+        """The target for a metric."""
+        return next((target for target in self.targets if target.metric == metric), None)
+
+
+ROWS = (
+    Row("echo1", "echo of 100 B, 1 connection", "echo", 1, (Target("cost", 1.2, 1.0),)),
+    Row("echo32", "echo of 100 B, 32 connections", "echo", 32, (Target("cost", 1.0, 0.7),)),
+    Row("echo500", "echo of 100 B, 500 connections", "echo", 500, (Target("cost", 1.0, 0.7),)),
+    Row("bulk1", "bulk, 1 connection", "bulk", 1, (Target("cost", 0.6), Target("rate", 1.2, 1.4))),
+    Row("bulk16", "bulk, 16 connections", "bulk", 16, (Target("cost", 0.6), Target("rate", 1.2, 1.4))),
+    Row("connect", "connect, 16 at once", "connect", 16),
+    Row("lookup", "lookup, 64 under way", "lookup", 64),
+)
+
+IDLE = "idle"
+IDLE_RELAYS = 2000
+IDLE_BYTES_MAX = 8 * 1024

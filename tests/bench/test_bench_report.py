@@ -1,0 +1,79 @@
+"""What the benchmark makes of its measurements; the measurements themselves are no tests."""
+
+import os
+
+import pytest
+
+from tests.bench import documents
+from tests.bench.figures import figure, number, ratio
+from tests.bench.measuring import Memory, Results, Sample
+from tests.bench.processes import cpu_seconds, pss_bytes
+from tests.bench.report import Report
+from tests.bench.rows import ROWS, Target
+
+
+def _sample(cost: float, rate: float) -> Sample:
+    return Sample(rate=rate, cost=cost, generator_cost=1.0, load_busy=0.5, p50_us=100.0, p99_us=200.0)
+
+
+def test_figure_is_the_median_and_the_range() -> None:
+    assert str(figure([3.0, 1.0, 2.0])) == "2.00 (1.00-3.00)"
+    assert str(figure([2.0])) == "2.00"
+    assert figure([]) is None
+
+
+def test_ratio_is_taken_round_by_round() -> None:
+    found = ratio([1.0, 10.0, 4.0], [2.0, 10.0, 1.0])
+    assert found is not None
+    assert found.values == (0.5, 1.0, 4.0)
+    assert found.median == 1.0
+    assert ratio([1.0], []) is None
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.123, "0.12"), (12.34, "12.3"), (12345.6, "12,346")])
+def test_number_has_three_digits_that_count(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("target", "ratio", "verdict"),
+    [
+        (Target("cost", 1.0, 0.7), 0.7, "aim met"),
+        (Target("cost", 1.0, 0.7), 0.9, "met"),
+        (Target("cost", 1.0, 0.7), 1.1, "missed"),
+        (Target("rate", 1.2, 1.4), 1.3, "met"),
+        (Target("rate", 1.2), 1.1, "missed"),
+    ],
+)
+def test_verdict(target: Target, ratio: float, verdict: str) -> None:
+    assert target.verdict(ratio) == verdict
+
+
+def test_report_leaves_out_what_was_not_measured() -> None:
+    row = next(row for row in ROWS if row.name == "echo32")
+    results = Results()
+    for name, cost in (("straight", 0.0), ("ours", 12.0), ("java", 16.0)):
+        results.samples["echo32", name] = [_sample(cost, 1000.0)]
+    results.memory["ours"] = [Memory(process_bytes=10 << 20, bytes_per_relay=4096.0)]
+    text = Report(results, [row], ["ours", "java"]).markdown()
+    assert "0.75" in text
+    assert "≤ 1, aim 0.7: met" in text
+    assert "HAProxy |\n" in text.replace("ours / HAProxy", "HAProxy")
+    assert "4.00" in text
+    assert "≤ 8: met" in text
+
+
+def test_only_what_stands_between_the_markers_is_replaced() -> None:
+    page = documents.PAGE.read_text()
+    once = documents.replaced(page, "new")
+    assert "\n\nnew\n\n" in once
+    assert documents.replaced(once, "new") == once
+    with pytest.raises(ValueError, match="lacks"):
+        documents.replaced("no markers", "new")
+
+
+def test_this_process_uses_cpu_and_memory() -> None:
+    before = cpu_seconds(os.getpid())
+    while cpu_seconds(os.getpid()) < before + 0.01:
+        pass
+    assert pss_bytes(os.getpid()) > 1 << 20
