@@ -64,7 +64,7 @@ class AuthService:
         """Read keys and settings anew. Rounds under way are denied, as after a restart of the worker."""
         self._configure(config)
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
         """Rounds under way end with their forwarders, which were drained before."""
 
     def status(self) -> dict[str, object]:

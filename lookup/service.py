@@ -90,7 +90,7 @@ class LookupService:
         self._begin()
         self._context.nursery.start_soon(old_pool.retire, patience_s)
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, *, hand_over: bool) -> None:  # noqa: ARG002
         """Answer what is under way."""
         await self._in_flight.wait_until_empty(timeout_s=timeout_s)
 

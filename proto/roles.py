@@ -33,6 +33,7 @@ MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
         Method.CLUSTER_STATUS: frozenset({Role.OPERATOR}),
         Method.CLUSTER_DRAIN: frozenset({Role.OPERATOR}),
         Method.CLUSTER_RELOAD: frozenset({Role.OPERATOR}),
+        Method.CLUSTER_UPGRADE: frozenset({Role.OPERATOR}),
     }
 )
 

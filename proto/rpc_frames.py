@@ -29,6 +29,11 @@ class RpcDecoder:
         """Add bytes as they came from the socket."""
         self._buffer += data
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no part of a frame waits for the rest."""
+        return not self._buffer
+
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None until more bytes arrive; raises RpcCorrupt."""
         if len(self._buffer) < _SIZE_BYTES:

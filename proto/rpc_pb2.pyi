@@ -24,6 +24,7 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLUSTER_STATUS: _ClassVar[Method]
     CLUSTER_DRAIN: _ClassVar[Method]
     CLUSTER_RELOAD: _ClassVar[Method]
+    CLUSTER_UPGRADE: _ClassVar[Method]
 
 class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -57,6 +58,7 @@ GET_STATUS: Method
 CLUSTER_STATUS: Method
 CLUSTER_DRAIN: Method
 CLUSTER_RELOAD: Method
+CLUSTER_UPGRADE: Method
 OK: Status
 CLUSTER_AUTHORIZATION_FAILED: Status
 UNSUPPORTED_VERSION: Status
@@ -245,14 +247,16 @@ class Peer(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
 
 class StartRequest(_message.Message):
-    __slots__ = ("config", "seal_key", "peers")
+    __slots__ = ("config", "seal_key", "peers", "index")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     SEAL_KEY_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     config: bytes
     seal_key: bytes
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, config: _Optional[bytes] = ..., seal_key: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    index: int
+    def __init__(self, config: _Optional[bytes] = ..., seal_key: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., index: _Optional[int] = ...) -> None: ...
 
 class SetPeersRequest(_message.Message):
     __slots__ = ("peers",)
@@ -267,10 +271,12 @@ class ConfigureRequest(_message.Message):
     def __init__(self, config: _Optional[bytes] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("timeout_ms",)
+    __slots__ = ("timeout_ms", "hand_over")
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
     timeout_ms: int
-    def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
+    hand_over: bool
+    def __init__(self, timeout_ms: _Optional[int] = ..., hand_over: _Optional[bool] = ...) -> None: ...
 
 class Text(_message.Message):
     __slots__ = ("text",)
@@ -281,3 +287,45 @@ class Text(_message.Message):
 class Empty(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class StoreMessage(_message.Message):
+    __slots__ = ("dropped_relays", "dropped_pipes", "table", "relays", "pipes", "complete", "listeners")
+    DROPPED_RELAYS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_PIPES_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
+    PIPES_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    LISTENERS_FIELD_NUMBER: _ClassVar[int]
+    dropped_relays: _containers.RepeatedScalarFieldContainer[int]
+    dropped_pipes: _containers.RepeatedScalarFieldContainer[int]
+    table: bool
+    relays: _containers.RepeatedCompositeFieldContainer[StoredRelay]
+    pipes: _containers.RepeatedCompositeFieldContainer[StoredPipe]
+    complete: bool
+    listeners: int
+    def __init__(self, dropped_relays: _Optional[_Iterable[int]] = ..., dropped_pipes: _Optional[_Iterable[int]] = ..., table: _Optional[bool] = ..., relays: _Optional[_Iterable[_Union[StoredRelay, _Mapping]]] = ..., pipes: _Optional[_Iterable[_Union[StoredPipe, _Mapping]]] = ..., complete: _Optional[bool] = ..., listeners: _Optional[int] = ...) -> None: ...
+
+class StoredRelay(_message.Message):
+    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    client_address: str
+    principal: str
+    target: str
+    started_at_unix_ms: int
+    expires_at_unix_ms: int
+    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ...) -> None: ...
+
+class StoredPipe(_message.Message):
+    __slots__ = ("id", "wanted_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WANTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    wanted_bytes: int
+    def __init__(self, id: _Optional[int] = ..., wanted_bytes: _Optional[int] = ...) -> None: ...

@@ -1,5 +1,6 @@
-"""The command line: serve, check, status, drain, reload."""
+"""The command line: serve, check, status, drain, reload, upgrade."""
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -19,7 +20,9 @@ from proxy.status_text import status_text
 from proxy.supervisor.control import control_path
 from proxy.supervisor.main import serve as run_supervisor
 
-CALL_TIMEOUT_S = 30.0
+CALL_TIMEOUT_S = 40.0
+UPGRADE_TIMEOUT_S = 300.0
+UPGRADE_LOOK_S = 0.2
 
 _config_option = click.option(
     "--config", "config_file", required=True, type=click.Path(path_type=Path), help="The configuration, a TOML file."
@@ -34,9 +37,10 @@ def main() -> None:
 
 @main.command()
 @_config_option
-def serve(config_file: Path) -> None:
+@click.option("--legacy", type=int, hidden=True, help="Given by an upgrade: what the program before left.")
+def serve(config_file: Path, legacy: int | None) -> None:
     """Run the cluster in the foreground. SIGTERM drains, SIGHUP reloads."""
-    run_supervisor(_load(config_file), config_file, _fail)
+    run_supervisor(_load(config_file), config_file, legacy, _fail)
 
 
 @main.command()
@@ -62,6 +66,31 @@ def reload(config_file: Path) -> None:
     """Make a running cluster take over its changed configuration and key files."""
     _ask(_load(config_file), Method.CLUSTER_RELOAD)
     click.echo("reloaded")
+
+
+@main.command()
+@_config_option
+def upgrade(config_file: Path) -> None:
+    """Replace every process of a running cluster by what is installed now, without a reset; returns when it is done."""
+    path = control_path(_load(config_file).cluster.runtime_dir)
+    before = int(_ask_at(path, Method.CLUSTER_UPGRADE))
+    click.echo("upgrading")
+    try:
+        trio.run(_wait_for_generation, path, before + 1)
+    except trio.TooSlowError:
+        _fail(f"not done within {UPGRADE_TIMEOUT_S:.0f} s; see the cluster's log, and `status`")
+    click.echo("upgraded")
+
+
+async def _wait_for_generation(path: str, generation: int) -> None:
+    """Return once a cluster is at least at a generation, with all workers replaced."""
+    with trio.fail_after(UPGRADE_TIMEOUT_S):
+        while True:
+            await trio.sleep(UPGRADE_LOOK_S)
+            with contextlib.suppress(RpcError, OSError):  # in between, nobody answers for a moment
+                status = msgspec.json.decode(await _call(path, Method.CLUSTER_STATUS))
+                if status["generation"] >= generation and not status["replacing_workers"]:
+                    return
 
 
 @main.command()
@@ -100,10 +129,13 @@ def _load(config_file: Path) -> Config:
 
 
 def _ask(config: Config, method: int) -> str:
-    path = control_path(config.cluster.runtime_dir)
+    return _ask_at(control_path(config.cluster.runtime_dir), method)
+
+
+def _ask_at(path: str, method: int) -> str:
     try:
         if not trio.run(_anybody_listens, path):
-            _fail(f"no cluster is running in {config.cluster.runtime_dir}")
+            _fail(f"no cluster is running in {os.path.dirname(path)}")  # noqa: PTH120 -- a socket's address is text
         return trio.run(_call, path, method)
     except RpcError as error:
         _fail(str(error))

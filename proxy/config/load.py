@@ -198,15 +198,17 @@ def _check_file(key: str, file: str) -> None:
 
 def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
     """The keys that differ and that a running cluster cannot take over by a reload."""
-    changed = []
-    if old.cluster != new.cluster:
-        changed.append("cluster")
-    if old.listener != new.listener:
-        changed.append("listener")
-    if old.admin != new.admin:
-        changed.append("admin")
+    tables = ("cluster", "listener", "admin")
+    changed = [table for table in tables if getattr(old, table) != getattr(new, table)]
+    if old.relay.crash_safe != new.relay.crash_safe:
+        changed.append("relay.crash_safe")
+    return changed
+
+
+def changes_that_need_new_processes(old: Config, new: Config) -> list[str]:
+    """The keys that differ and that a running process cannot take over, but one that follows it can."""
     frame_limits = ("max_command_bytes", "max_broker_frame_bytes")  # the workers' RPC is laid out for them
-    changed += [f"limits.{key}" for key in frame_limits if getattr(old.limits, key) != getattr(new.limits, key)]
+    changed = [f"limits.{key}" for key in frame_limits if getattr(old.limits, key) != getattr(new.limits, key)]
     if old.log != new.log:
         changed.append("log")
     return changed

@@ -127,12 +127,22 @@ class Authentication(Strict, frozen=True):
 class Relay(Strict, frozen=True):
     """Connections that have become a relay between a client and a broker.
 
+    crash_safe: whether the supervisor keeps a copy of each relay's sockets, so that a forwarder that dies or is
+        replaced leaves its relays to its successor; without it they end with their forwarder
+    keep_alive_idle_ms: after this long without a byte the kernel asks a peer whether it is still there (TCP_KEEPIDLE;
+        whole seconds, here and below)
+    keep_alive_probe_interval_ms: time between two such questions (TCP_KEEPINTVL)
+    keep_alive_probes: after so many without an answer the peer is given up (TCP_KEEPCNT)
     half_close_timeout_ms: once one side has ended its direction, the other may go on as long as bytes move at least
         this often
     user_timeout_ms: once a peer has not acknowledged or not taken what was sent to it for this long, its connection is
         given up (TCP_USER_TIMEOUT); 0: only the kernel's own, much longer bounds
     """
 
+    crash_safe: bool = True
+    keep_alive_idle_ms: Annotated[int, Meta(ge=1_000, le=32_767_000)] = 60_000
+    keep_alive_probe_interval_ms: Annotated[int, Meta(ge=1_000, le=32_767_000)] = 10_000
+    keep_alive_probes: Annotated[int, Meta(ge=1, le=127)] = 6
     half_close_timeout_ms: Positive = 60_000
     user_timeout_ms: NonNegative = 120_000
 

@@ -15,7 +15,20 @@ class Admission:
         self._by_address: Counter[str] = Counter()
         self._counters = counters
         self._forwarder = forwarder
+        self._retired = False
         counters.set(forwarder, 0)
+
+    def retire(self) -> None:
+        """Leave this forwarder's place among the counters to its successor."""
+        self._retired = True
+
+    def has_more_than_its_share(self) -> bool:
+        """Whether another forwarder should take the next client."""
+        return self._counters.is_above_mean(self._forwarder)
+
+    def _tell_others(self) -> None:
+        if not self._retired:
+            self._counters.set(self._forwarder, self.connections)
 
     def refusal(self, address: str) -> str | None:
         """Why a client at an IP address may not come in (a short stable name), or None."""
@@ -30,7 +43,7 @@ class Admission:
         """Count a client in."""
         self.connections += 1
         self._by_address[address] += 1
-        self._counters.set(self._forwarder, self.connections)
+        self._tell_others()
 
     def leave(self, address: str) -> None:
         """Count a client out."""
@@ -38,4 +51,4 @@ class Admission:
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]
-        self._counters.set(self._forwarder, self.connections)
+        self._tell_others()

@@ -15,6 +15,7 @@ class Cause(enum.StrEnum):
     AUTHENTICATION_UNAVAILABLE = "authentication_unavailable"
     TARGET_DENIED = "target_denied"
     BROKER_FAILED = "broker_failed"
+    RELAY_NOT_BEGUN = "relay_not_begun"
     LOOKUP_UNAVAILABLE = "lookup_unavailable"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     KEEP_ALIVE_TIMEOUT = "keep_alive_timeout"

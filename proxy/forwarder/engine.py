@@ -2,10 +2,12 @@
 
 Trio waits on the epoll's own descriptor (epolls nest), so one wake-up of Trio serves a whole batch of sockets, and no
 epoll_ctl is made per event. Bytes move by splice, socket → pipe → socket: none of them is ever in this process's
-memory, and what is on its way is where the kernel keeps it.
+memory, and what is on its way is where the kernel keeps it. Which pipe holds whose bytes stands in the relay table, so
+a successor can go on from any instant (proxy.runtime.relay_table).
 
 Edges: a direction is pumped until its source says EAGAIN (more input raises a new edge) or its sink does (room raises
-one), or until its turn is over; then it stands in line for the next round, so that a busy relay starves nobody.
+one). Each turn is one portion; after it the direction stands in line for the next round, so that a busy relay starves
+nobody.
 
 Ends: a direction ends when its source has ended or broken and everything before that was delivered; the sink's writing
 side is then shut down, and the other direction goes on (half-close) as long as its bytes move. Where the sink breaks,
@@ -17,25 +19,29 @@ import errno
 import os
 import select
 import socket
+import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 import trio
 
-from proxy.forwarder.pipes import SMALL_PIPE_BYTES, Pipe, PipePool
+from proto.rpc_pb2 import StoredRelay
+from proxy.forwarder.pipes import Pipe, PipePool
 from proxy.runtime.logs import get_logger
+from proxy.runtime.relay_table import BYTES, OPERATIONS, PIPE, TO_BROKER, TO_CLIENT, RelayTable, row
 
 SPLICE_FLAGS = 3  # SPLICE_F_MOVE | SPLICE_F_NONBLOCK, splice(2)
 SPLICE_BYTES_MAX = 1 << 20
-SPLICES_PER_TURN = 4
-EVENTS_PER_POLL = 256
-POLLS_PER_WAKE_UP = 8
-HALF_CLOSED_LOOK_S = 1.0
-FIRST_BYTES_MAX = SMALL_PIPE_BYTES
-"""What was read ahead of a relay must fit the smallest pipe."""
+EVENTS_PER_POLL = 64
+LINGER_S = 0.001
+BUSY_GAP_S = 0.0003
+"""How long events are waited for without Trio, and how closely they must follow each other for that to be worth it."""
+LOOK_S = 1.0
+FEW_BYTES = 256
+"""A portion below this is taken for all that its source has. A splice takes 16 pieces or more, and pieces that small on
+average are next to impossible: the kernel puts small segments together."""
 
-_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_NO_PIPE_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETOOMANYREFS})
 _PEER_GONE = frozenset(
     {
         errno.ECONNRESET,
@@ -53,109 +59,137 @@ _PEER_GONE = frozenset(
 )
 
 _INPUT = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _EVENTS = _INPUT | select.EPOLLOUT | select.EPOLLET
-
-
-class Socket(Protocol):
-    """What the engine needs of a socket beside its descriptor."""
-
-    def fileno(self) -> int:
-        """The descriptor."""
-        ...
-
-    def shutdown(self, how: int, /) -> None:
-        """End one direction, or both."""
-        ...
 
 
 class Direction:
     """One way of a relay: from a source socket to a sink socket.
 
-    ``pipe`` is lent only while bytes are in it; ``ended`` means that nothing more comes from the source, ``done`` that
-    the sink knows it too.
+    ``pipe`` is lent only while bytes are left in it; ``ends``: the source's end was seen from afar, behind its bytes;
+    ``ended``: it was reached; ``done``: the sink knows it too. ``row`` is where the relay table tells of it.
     """
 
-    __slots__ = (
-        "bytes_moved",
-        "done",
-        "ended",
-        "in_line",
-        "in_pipe",
-        "operations",
-        "opposite",
-        "pipe",
-        "relay",
-        "sink",
-        "sink_socket",
-        "source",
-    )
+    __slots__ = ("done", "ended", "ends", "in_line", "in_pipe", "opposite", "pipe", "relay", "row", "sink", "source")
 
     opposite: "Direction"
     relay: "Relay"
 
-    def __init__(self, source: Socket, sink: Socket) -> None:
-        self.source = source.fileno()
-        self.sink = sink.fileno()
-        self.sink_socket = sink
-        self.operations = 0
+    def __init__(self, source: int, sink: int, table_row: int) -> None:
+        self.source = source
+        self.sink = sink
+        self.row = table_row
         self.pipe: Pipe | None = None
         self.in_pipe = 0
-        self.bytes_moved = 0
-        self.ended = self.done = self.in_line = False
+        self.ends = self.ended = self.done = self.in_line = False
 
 
-@dataclass(slots=True, eq=False)
 class Relay:
-    """Two sockets and the two directions between them; ``finished`` once both are done."""
+    """Two sockets and the two directions between them. ``broken``: one side failed, or the relay was cut short."""
 
-    to_broker: Direction
-    to_client: Direction
-    half_close_timeout_s: float
-    finished: trio.Event = field(default_factory=trio.Event)
+    __slots__ = ("about", "broken", "half_close_timeout_s", "to_broker", "to_client")
+
+    def __init__(self, about: StoredRelay, client: int, broker: int, half_close_timeout_s: float) -> None:
+        self.about = about
+        self.half_close_timeout_s = half_close_timeout_s
+        self.broken = False
+        there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))
+        back = self.to_client = Direction(broker, client, row(about.id, TO_CLIENT))
+        there.opposite, back.opposite = back, there
+        there.relay = back.relay = self
+
+    @property
+    def sockets(self) -> tuple[int, int]:
+        """The client's descriptor and the broker's."""
+        return self.to_broker.source, self.to_client.source
 
 
 class RelayEngine:
-    """See the module. ``add`` and ``drop`` from any task of the process; ``run`` is the one task that moves bytes."""
+    """See the module. ``run`` is the one task that moves bytes; all else may be called from any task.
 
-    def __init__(self) -> None:
+    ``on_end`` is called with each relay that has ended; its sockets are the owner's to close then.
+    """
+
+    def __init__(self, table: RelayTable, pool: PipePool, on_end: Callable[[Relay], None]) -> None:
         self._epoll = select.epoll()
-        self._pool = PipePool()
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._alarm, select.EPOLLIN | select.EPOLLET)
+        self._table = table
+        self._cells = table.cells
+        self._pool = pool
+        self._on_end = on_end
         self._by_source: dict[int, Direction] = {}
         self._line: deque[Direction] = deque()
         self._without_pipe: deque[Direction] = deque()
+        self._unsure: set[Direction] = set()
         self._half_closed: dict[Relay, tuple[int, float]] = {}
+        self._running = trio.CancelScope()
+        self._ready: Pipe | None = None
+        """The pipe that the next portion goes through; the pool's again at the end."""
+        self._served_at = 0.0
+        self.frozen = False
 
     # ---- relays in and out
 
-    def add(
-        self, client: Socket, broker: Socket, *, to_broker: bytes, to_client: bytes, half_close_timeout_s: float
-    ) -> Relay:
-        """Begin to relay between two connected, non-blocking sockets; they stay the caller's to close, after ``drop``.
+    def room_ahead(self, direction: Direction) -> int:
+        """Lend a pipe to a direction that has not begun; how many bytes fit. Raises OSError."""
+        if direction.pipe is None:
+            direction.pipe = self._pool.take()
+            self._cells[direction.row + PIPE] = direction.pipe.id
+        return direction.pipe.size_bytes
 
-        ``to_broker`` and ``to_client`` were read ahead of the relay and go first; at most FIRST_BYTES_MAX each.
-        Raises OSError where the process may open no more files.
-        """
-        there, back = Direction(client, broker), Direction(broker, client)
-        there.opposite, back.opposite = back, there
-        relay = there.relay = back.relay = Relay(there, back, half_close_timeout_s)
+    def preload(self, direction: Direction, first: bytes) -> None:
+        """Put what was read ahead of a relay, not more than ``room_ahead``, where it will be relayed from first."""
+        assert direction.pipe is not None  # room was asked for
+        direction.in_pipe = os.write(direction.pipe.writing, first)
+
+    def start(self, relay: Relay) -> None:
+        """Begin to relay between two connected, non-blocking sockets. Raises OSError, and then has not begun."""
         try:
-            for direction, first in ((there, to_broker), (back, to_client)):
-                if first:
-                    direction.pipe = self._pool.take()
-                    direction.in_pipe = os.write(direction.pipe.writing, first)
-            for direction in (there, back):
+            for direction in (relay.to_broker, relay.to_client):
                 self._by_source[direction.source] = direction
                 # Registering raises the first edges by itself: for input that waits, and for room for first bytes.
                 self._epoll.register(direction.source, _EVENTS)
         except OSError:
-            self._finish(relay)
+            self._leave(relay)
             raise
-        return relay
+
+    def adopt(self, relay: Relay, pipes: Mapping[int, Pipe]) -> None:
+        """Go on with a relay of a predecessor's, given what its pipes hold; or end it, where a pipe did not come."""
+        missing = False
+        for direction in (relay.to_broker, relay.to_client):
+            pipe_id = self._cells[direction.row + PIPE]
+            pipe = pipes.get(pipe_id)
+            missing |= pipe_id != 0 and pipe is None
+            if pipe is not None and (waiting := pipe.waiting()):
+                direction.pipe, direction.in_pipe = pipe, waiting
+            else:
+                self._cells[direction.row + PIPE] = 0
+        self.start(relay)
+        if missing:
+            get_logger().error("a relay was ended, since some of its bytes are lost", client=relay.about.client_address)
+            self.drop(relay)
+
+    def abandon(self, relay: Relay) -> None:
+        """Give back what a relay that has not begun was lent."""
+        for direction in (relay.to_broker, relay.to_client):
+            self._forget_in_flight(direction)
 
     def drop(self, relay: Relay) -> None:
         """End a relay at once, with whatever is on its way."""
         if self._by_source.get(relay.to_broker.source) is relay.to_broker:
+            relay.broken = True
             self._finish(relay)
+
+    def freeze(self) -> list[Relay]:
+        """Move nothing from now on, and leave everything as it is, for a successor; the relays that live."""
+        self.frozen = True
+        self._running.cancel()
+        return [direction.relay for direction in self._by_source.values() if direction is direction.relay.to_broker]
+
+    def bytes_moved(self, relay: Relay) -> tuple[int, int]:
+        """To the broker and to the client, so far."""
+        return self._cells[relay.to_broker.row + BYTES], self._cells[relay.to_client.row + BYTES]
 
     def __len__(self) -> int:
         return len(self._by_source) // 2
@@ -163,33 +197,72 @@ class RelayEngine:
     # ---- the loop
 
     async def run(self) -> None:
-        """Move bytes until cancelled."""
+        """Move bytes until cancelled, which ends all relays, or frozen, which leaves them."""
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_half_closed)
-                while True:
-                    if self._line:
-                        await trio.lowlevel.checkpoint()
-                    else:
-                        await trio.lowlevel.wait_readable(self._epoll.fileno())
-                    self._serve_line()
-                    self._serve_events()
-                    self._serve_those_without_pipe()
+            with self._running:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch)
+                    await self._move_bytes()
         finally:
-            for direction in list(self._by_source.values()):
-                self.drop(direction.relay)
-            self._pool.close()
+            if not self.frozen:
+                for direction in list(self._by_source.values()):
+                    self.drop(direction.relay)
+                if self._ready is not None:
+                    self._pool.give(self._ready)
+                self._pool.close()
             self._epoll.close()
+            os.close(self._alarm)
+
+    async def _move_bytes(self) -> None:
+        while not self.frozen:
+            self._serve()
+            if self._line:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+
+    def _serve(self) -> None:
+        """Serve what the epoll has and who stands in line; where much goes on, also what comes in the next moment.
+
+        A wake-up by way of Trio costs more than a portion's way through a pipe. Where one follows the other closely,
+        the next is therefore waited for here, which delays all else in this process by little more than LINGER_S.
+        """
+        now = time.monotonic()
+        until = now + LINGER_S
+        pause_s = LINGER_S if now - self._served_at < BUSY_GAP_S else 0.0
+        events = self._epoll.poll(0, EVENTS_PER_POLL)
+        while events or self._line:
+            self._serve_events(events)
+            self._serve_line()
+            self._serve_those_without_pipe()
+            now = time.monotonic()
+            if now >= until:
+                break
+            events = self._epoll.poll(0 if self._line else pause_s, EVENTS_PER_POLL)
+        self._served_at = now
+
+    def _serve_events(self, events: list[tuple[int, int]]) -> None:
+        by_source = self._by_source
+        for descriptor, mask in events:
+            outgoing = by_source.get(descriptor)
+            if outgoing is None:  # finished earlier in this batch
+                continue
+            if mask & _ENDED:
+                self._note_end(outgoing, mask)
+            if mask & select.EPOLLOUT and outgoing.opposite.in_pipe:
+                self._pump(outgoing.opposite)
+            if mask & _INPUT and not outgoing.in_pipe:  # else it waits for room, not for input
+                self._pump(outgoing)
 
     def _serve_line(self) -> None:
-        for _ in range(len(self._line)):
+        for _ in range(min(len(self._line), EVENTS_PER_POLL)):
             direction = self._line.popleft()
             direction.in_line = False
             self._pump(direction)
 
     def _serve_those_without_pipe(self) -> None:
         """Their edge has passed, so they must be called: as soon as a pipe is free again."""
-        while self._without_pipe and self._pool.has_free:
+        while self._without_pipe and (self._ready is not None or self._pool.has_free):
             self._stand_in_line(self._without_pipe.popleft())
             if len(self._line) >= EVENTS_PER_POLL:
                 return
@@ -199,25 +272,13 @@ class RelayEngine:
             direction.in_line = True
             self._line.append(direction)
 
-    def _serve_events(self) -> None:
-        for _ in range(POLLS_PER_WAKE_UP):
-            events = self._epoll.poll(0, EVENTS_PER_POLL)
-            for descriptor, mask in events:
-                outgoing = self._by_source.get(descriptor)
-                if outgoing is None:  # finished earlier in this batch
-                    continue
-                if mask & select.EPOLLRDHUP:
-                    # Its end may stand behind bytes that the sink does not take: from now on they must move.
-                    self._must_move(outgoing.relay)
-                if mask & select.EPOLLOUT and outgoing.opposite.in_pipe:
-                    self._pump(outgoing.opposite)
-                if mask & select.EPOLLHUP and outgoing.done and not outgoing.opposite.done:
-                    # It had ended its own direction before; now it takes nothing either. Only a reset says that.
-                    self._sink_broke(outgoing.opposite)
-                elif mask & _INPUT and not outgoing.done:
-                    self._pump(outgoing)
-            if len(events) < EVENTS_PER_POLL:
-                return
+    def _note_end(self, outgoing: Direction, mask: int) -> None:
+        outgoing.ends = True
+        # The end may stand behind bytes that the sink does not take: from now on they must move.
+        self._must_move(outgoing.relay)
+        if mask & select.EPOLLHUP and outgoing.done and not outgoing.opposite.done:
+            # It had ended its own direction before; now it takes nothing either. Only a reset says that.
+            self._sink_broke(outgoing.opposite)
 
     def _pump(self, direction: Direction) -> None:
         """Give a direction its turn, unless it is done or in line. A defect ends its relay and no other."""
@@ -226,69 +287,109 @@ class RelayEngine:
         try:
             self._move(direction)
         except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
+            direction.relay.broken = True
             self._finish(direction.relay)
+            if self._ready is not None:  # nobody else may get what it may hold
+                self._pool.discard(self._ready)
+                self._ready = None
             get_logger().error("a relay was ended by an unexpected error", exc_info=error)
 
     def _move(self, direction: Direction) -> None:
-        """Move bytes until the source is dry, the sink is full, the direction is done, or its turn is over."""
-        for _ in range(SPLICES_PER_TURN):
-            if direction.in_pipe and not self._drain(direction):
-                return
+        """One turn: at most one portion. More is left to the next turn, or to an edge.
+
+        This is the hot path: per portion two system calls, and as little else as possible.
+        """
+        if direction.in_pipe and not self._drain(direction):
+            return
+        pipe = self._ready or self._take_pipe(direction)
+        if pipe is None:
+            return
+        moved = self._fill(direction, pipe)
+        if not moved:
             if direction.ended:
                 self._end(direction)
-                return
-            if not self._fill(direction):
+            return
+        direction.in_pipe = moved
+        try:
+            sent = os.splice(pipe.reading, direction.sink, moved, None, None, SPLICE_FLAGS)
+        except OSError as error:
+            self._lend(direction, pipe)
+            if error.errno != errno.EAGAIN:
+                self._sink_broke(direction)
+            return
+        cells, row = self._cells, direction.row
+        direction.in_pipe = moved - sent
+        cells[row + BYTES] += sent
+        cells[row + OPERATIONS] += 1
+        if sent < moved:
+            self._lend(direction, pipe)
+        else:
+            cells[row + PIPE] = 0
+            # So few bytes are all that there was, and more will raise an edge; an end that was seen already will not.
+            # (Where they lay in more pieces than a splice takes at a time, that is wrong: see _look_again.)
+            if moved < FEW_BYTES and not direction.ends:
+                self._unsure.add(direction)
                 return
         self._stand_in_line(direction)
 
-    def _fill(self, direction: Direction) -> bool:
-        """Splice from the source into a pipe; False where the source is dry. Its end is noted, not acted on."""
+    def _fill(self, direction: Direction, pipe: Pipe) -> int:
+        """Splice from the source into an empty pipe; how many bytes. The source's end is noted, not acted on."""
+        at = direction.row + PIPE
+        self._cells[at] = pipe.id
         try:
-            pipe = self._pool.take()
+            moved = os.splice(direction.source, pipe.writing, SPLICE_BYTES_MAX, None, None, SPLICE_FLAGS)
         except OSError as error:
-            if error.errno not in _NO_DESCRIPTORS:
+            self._cells[at] = 0
+            if error.errno == errno.EAGAIN:
+                return 0
+            if error.errno not in _PEER_GONE:
+                raise
+            direction.relay.broken = direction.ended = True  # nothing more will come, as after an end of file
+            return 0
+        if not moved:
+            self._cells[at] = 0
+            direction.ended = True
+        return moved
+
+    def _take_pipe(self, direction: Direction) -> Pipe | None:
+        """An empty pipe; None where there is none now, and the direction waits for one."""
+        try:
+            self._ready = self._pool.take()
+        except OSError as error:
+            if error.errno not in _NO_PIPE_NOW:
                 raise
             self._without_pipe.append(direction)
-            return False
-        try:
-            moved = os.splice(direction.source, pipe.writing, SPLICE_BYTES_MAX, flags=SPLICE_FLAGS)
-        except BlockingIOError:
-            self._pool.give(pipe)
-            return False
-        except OSError as error:
-            if error.errno not in _PEER_GONE:
-                self._pool.discard(pipe)
-                raise
-            moved = 0  # nothing more will come, as after an end of file
-        if moved:
-            direction.pipe, direction.in_pipe = pipe, moved
-        else:
-            self._pool.give(pipe)
-            direction.ended = True
-        return True
+        return self._ready
+
+    def _lend(self, direction: Direction, pipe: Pipe) -> None:
+        """Leave the pipe to a direction whose bytes are in it; the next one takes another."""
+        direction.pipe = pipe
+        self._ready = None
 
     def _drain(self, direction: Direction) -> bool:
-        """Splice from the pipe into the sink; False where bytes are left, since the sink is full or broken."""
-        pipe = direction.pipe
-        assert pipe is not None  # bytes in a pipe mean that there is one
+        """Splice from a direction's pipe into the sink; False where bytes are left, since it is full or broken."""
+        pipe, cells = direction.pipe, self._cells
+        assert pipe is not None  # bytes are left in a pipe that was lent
         try:
             while direction.in_pipe:
-                moved = os.splice(pipe.reading, direction.sink, direction.in_pipe, flags=SPLICE_FLAGS)
+                moved = os.splice(pipe.reading, direction.sink, direction.in_pipe, None, None, SPLICE_FLAGS)
                 direction.in_pipe -= moved
-                direction.bytes_moved += moved
-                direction.operations += 1
+                cells[direction.row + BYTES] += moved
+                cells[direction.row + OPERATIONS] += 1
         except BlockingIOError:
             return False
         except OSError:
             self._sink_broke(direction)
             return False
-        self._pool.give(pipe)
+        cells[direction.row + PIPE] = 0
         direction.pipe = None
+        self._pool.give(pipe)
         return True
 
     # ---- ends
 
     def _sink_broke(self, direction: Direction) -> None:
+        direction.relay.broken = True
         self._forget_in_flight(direction)
         direction.ended = True
         # The same socket is the opposite direction's source: it will find its end there, after what was sent before.
@@ -298,18 +399,21 @@ class RelayEngine:
     def _end(self, direction: Direction) -> None:
         """Tell the sink that nothing more comes."""
         direction.done = True
-        with contextlib.suppress(OSError):
-            direction.sink_socket.shutdown(socket.SHUT_WR)
+        shut_down(direction.sink, socket.SHUT_WR)
         if direction.opposite.done:
             self._finish(direction.relay)
         else:
             self._must_move(direction.relay)
 
     def _must_move(self, relay: Relay) -> None:
-        """From now on the relay lives only as long as its bytes move (see _watch_half_closed)."""
+        """From now on the relay lives only as long as its bytes move (see _watch)."""
         self._half_closed.setdefault(relay, (-1, 0.0))
 
     def _finish(self, relay: Relay) -> None:
+        self._leave(relay)
+        self._on_end(relay)
+
+    def _leave(self, relay: Relay) -> None:
         for direction in (relay.to_broker, relay.to_client):
             direction.done = True
             self._forget_in_flight(direction)
@@ -317,23 +421,52 @@ class RelayEngine:
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(direction.source)
         self._half_closed.pop(relay, None)
-        relay.finished.set()
 
     def _forget_in_flight(self, direction: Direction) -> None:
         if direction.pipe is not None:
+            self._cells[direction.row + PIPE] = 0
             self._pool.discard(direction.pipe)
             direction.pipe, direction.in_pipe = None, 0
 
-    async def _watch_half_closed(self) -> None:
-        """End the relays of which one direction is done and the other has moved nothing for too long."""
+    async def _watch(self) -> None:
+        """What no edge tells."""
         while True:
-            await trio.sleep(HALF_CLOSED_LOOK_S)
-            now = trio.current_time()
-            for relay, (moved_before, deadline) in list(self._half_closed.items()):
-                moved = relay.to_broker.bytes_moved + relay.to_client.bytes_moved
-                if moved != moved_before:
-                    self._half_closed[relay] = (moved, now + relay.half_close_timeout_s)
-                elif now >= deadline:
-                    self._finish(relay)
-            for _ in range(len(self._without_pipe)):  # descriptors may be free again without a pipe having come back
-                self._pump(self._without_pipe.popleft())
+            await trio.sleep(LOOK_S)
+            if self.frozen:
+                return
+            self._end_the_stuck(trio.current_time())
+            self._look_again()
+
+    def _end_the_stuck(self, now: float) -> None:
+        """End the relays of which one direction is done and the other has moved nothing for too long."""
+        for relay, (moved_before, deadline) in list(self._half_closed.items()):
+            moved = sum(self.bytes_moved(relay))
+            if moved != moved_before:
+                self._half_closed[relay] = (moved, now + relay.half_close_timeout_s)
+            elif now >= deadline:
+                relay.broken = True
+                self._finish(relay)
+
+    def _look_again(self) -> None:
+        """Directions that wait for a pipe, since descriptors may be free again without one having come back; and those
+        whose source was taken for dry.
+        """
+        unsure, self._unsure = self._unsure, set()
+        for direction in unsure:
+            self._pump(direction)
+        for _ in range(len(self._without_pipe)):
+            self._pump(self._without_pipe.popleft())
+        if self._line:
+            os.eventfd_write(self._alarm, 1)  # the loop waits for the epoll alone
+
+
+def shut_down(descriptor: int, how: int) -> None:
+    """End one direction of a socket, or both, whoever else holds a copy of its descriptor."""
+    # The family is not asked for: shutdown does not need it, and to find it out costs three system calls.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        sock.shutdown(how)
+    except OSError:
+        pass  # it has gone already
+    finally:
+        sock.detach()

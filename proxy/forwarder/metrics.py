@@ -28,6 +28,11 @@ class ForwarderMetrics:
             ["reason"],
             registry=registry,
         )
+        self.adopted_relays = Counter(
+            "pulsar_proxy_adopted_relays",
+            "Relays taken over from a predecessor that was killed, crashed, or was replaced.",
+            registry=registry,
+        )
         self.ended_connections = Counter(
             "pulsar_proxy_ended_connections", "Clients' connections that ended, by cause.", ["cause"], registry=registry
         )

@@ -2,33 +2,61 @@
 
 A direction of a relay needs a pipe only while bytes are on their way, so a few pipes serve thousands of idle relays.
 The kernel bounds the pages that all pipes of a user without CAP_SYS_RESOURCE may have (fs.pipe-user-pages-soft: 16,384
-as a rule, which is 64 MiB); above that every new pipe gets two pages. So the first pipes are large, for bulk, and those
-made when all of them are lent out (because as many receivers do not read) are small: even ten thousand stuck relays
-stay below the bound, and each still has a pipe of its own.
+as a rule, which is 64 MiB); above that every new pipe gets two pages. So a few pipes are huge, for bulk (half the CPU
+of large ones), some hundred are large, and those made when all of them are lent out (because as many receivers do not
+read) are small: even ten thousand stuck relays stay below the bound, and each still has a pipe of its own. The
+forwarders of a cluster share the bound, and therefore the numbers.
 """
 
 import contextlib
 import fcntl
+import mmap
 import os
+import struct
+import sys
+import termios
+from collections import Counter
+from collections.abc import Callable, Sequence
 
+HUGE_PIPE_BYTES = 1 << 20
 LARGE_PIPE_BYTES = 1 << 16
 SMALL_PIPE_BYTES = 1 << 12
-LARGE_PIPES_MAX = 256
+HUGE_PIPES_MAX = 16
+LARGE_PIPES_MAX = 512
+"""Of all forwarders together: 12,288 pages."""
 FREE_SMALL_PIPES_MAX = 64
 RESERVE = 16
 """Pipes made beforehand, so that bytes move even when the process may open no more files."""
 
 
 class Pipe:
-    """One pipe; empty whenever it is not lent out."""
+    """One pipe, by its two descriptors; empty whenever it is not lent out.
 
-    __slots__ = ("large", "reading", "writing")
+    ``wanted_bytes`` is the size that was asked for, ``size_bytes`` what the kernel gave, ``pages`` how many portions
+    fit.
+    """
 
-    def __init__(self, *, large: bool) -> None:
-        self.large = large
-        self.reading, self.writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    __slots__ = ("id", "pages", "reading", "size_bytes", "wanted_bytes", "writing")
+
+    def __init__(self, pipe_id: int, reading: int, writing: int, wanted_bytes: int) -> None:
+        self.id = pipe_id
+        self.reading = reading
+        self.writing = writing
+        self.wanted_bytes = wanted_bytes
+        self.size_bytes = int(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
+        self.pages = self.size_bytes // mmap.PAGESIZE
+
+    @classmethod
+    def make(cls, pipe_id: int, size_bytes: int) -> "Pipe":
+        """A new pipe, of the size wanted if the kernel allows it. Raises OSError."""
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(PermissionError):  # the kernel keeps the size it gave, which is none too small
-            fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, LARGE_PIPE_BYTES if large else SMALL_PIPE_BYTES)
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, size_bytes)
+        return cls(pipe_id, reading, writing, size_bytes)
+
+    def waiting(self) -> int:
+        """How many bytes are in it."""
+        return int(struct.unpack("i", fcntl.ioctl(self.reading, termios.FIONREAD, b"\0\0\0\0"))[0])
 
     def close(self) -> None:
         """Close both ends."""
@@ -36,50 +64,87 @@ class Pipe:
         os.close(self.writing)
 
 
-class PipePool:
-    """Lends pipes; makes new ones where none is free."""
+Made = Callable[[Sequence[Pipe]], None]
+Closed = Callable[[Pipe], None]
 
-    def __init__(self) -> None:
-        self._free_large: list[Pipe] = []
-        self._free_small: list[Pipe] = []
-        self._large_made = 0
-        for _ in range(RESERVE):
-            self._free_large.append(Pipe(large=True))
-            self._large_made += 1
+
+class PipePool:
+    """Lends pipes, the largest that are free; makes new ones where none is.
+
+    ``made`` hears of new pipes before anything is in them, and may refuse them with an OSError; ``closed`` hears of
+    those that are gone.
+    """
+
+    def __init__(self, made: Made, closed: Closed, *, forwarders: int) -> None:
+        self._made = made
+        self._closed = closed
+        self._last_id = 0
+        self._most = {
+            HUGE_PIPE_BYTES: max(1, HUGE_PIPES_MAX // forwarders),
+            LARGE_PIPE_BYTES: max(1, LARGE_PIPES_MAX // forwarders),
+        }
+        self._free: dict[int, list[Pipe]] = {HUGE_PIPE_BYTES: [], LARGE_PIPE_BYTES: [], SMALL_PIPE_BYTES: []}
+        self._count: Counter[int] = Counter()
+        """Of the pipes that there are, by the size that was wanted for them: what the kernel gave may be less."""
+
+    def reserve(self) -> None:
+        """Make the first pipes, as many as are missing. Raises OSError."""
+        while sum(len(free) for free in self._free.values()) < RESERVE:
+            self.give(self._make(HUGE_PIPE_BYTES if self._may_make(HUGE_PIPE_BYTES) else LARGE_PIPE_BYTES))
+
+    def adopt(self, pipe: Pipe) -> None:
+        """Count a predecessor's pipe as one that is lent out."""
+        self._last_id = max(self._last_id, pipe.id)
+        self._count[pipe.wanted_bytes] += 1
 
     @property
     def has_free(self) -> bool:
         """Whether a pipe can be lent without making one."""
-        return bool(self._free_large or self._free_small)
+        return any(self._free.values())
 
     def take(self) -> Pipe:
-        """An empty pipe, a large one if there is one. Raises OSError where the process may open no more files."""
-        if self._free_large:
-            return self._free_large.pop()
-        if self._large_made < LARGE_PIPES_MAX:
-            pipe = Pipe(large=True)
-            self._large_made += 1
-            return pipe
-        return self._free_small.pop() if self._free_small else Pipe(large=False)
+        """An empty pipe. Raises OSError where none is free and there can be no more."""
+        for wanted_bytes, free in self._free.items():
+            if free:
+                return free.pop()
+            if self._may_make(wanted_bytes):
+                try:
+                    return self._make(wanted_bytes)
+                except OSError:
+                    if not self.has_free:
+                        raise
+        raise AssertionError("a small pipe may always be made")
+
+    def _may_make(self, wanted_bytes: int) -> bool:
+        return self._count[wanted_bytes] < self._most.get(wanted_bytes, sys.maxsize)
+
+    def _make(self, wanted_bytes: int) -> Pipe:
+        pipe = Pipe.make(self._last_id + 1, wanted_bytes)
+        try:
+            self._made([pipe])
+        except OSError:
+            pipe.close()
+            raise
+        self._last_id += 1
+        self._count[wanted_bytes] += 1
+        return pipe
 
     def give(self, pipe: Pipe) -> None:
         """Take an empty pipe back."""
-        if pipe.large:
-            self._free_large.append(pipe)
-        elif len(self._free_small) < FREE_SMALL_PIPES_MAX:
-            self._free_small.append(pipe)
+        free = self._free[pipe.wanted_bytes]
+        if pipe.wanted_bytes == SMALL_PIPE_BYTES and len(free) >= FREE_SMALL_PIPES_MAX:
+            self.discard(pipe)
         else:
-            pipe.close()
+            free.append(pipe)
 
     def discard(self, pipe: Pipe) -> None:
-        """Close a pipe with bytes in it that nobody wants any more."""
+        """Close a pipe that is lent out, and whatever is in it."""
         pipe.close()
-        if pipe.large:
-            self._large_made -= 1
+        self._count[pipe.wanted_bytes] -= 1
+        self._closed(pipe)
 
     def close(self) -> None:
         """Close the free pipes."""
-        for pipe in (*self._free_large, *self._free_small):
-            pipe.close()
-        self._free_large.clear()
-        self._free_small.clear()
+        for free in self._free.values():
+            while free:
+                self.discard(free.pop())

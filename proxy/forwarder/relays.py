@@ -1,190 +1,326 @@
-"""All relays of a forwarder, and what they have moved.
+"""All relays of a forwarder, from the moment when both sides are connected until both are closed.
 
-Where both sides are plain sockets and the kernel splices, the engine moves the bytes (proxy.forwarder.engine). Anything
-else goes the way through user space (proxy.forwarder.relay), behind the same call.
+Where both sides are plain sockets and the kernel splices, the engine moves the bytes (proxy.forwarder.engine), no task
+belongs to a relay, and the fd store keeps it for this forwarder's successor (proxy.forwarder.keeping). Anything else
+goes the way through user space (proxy.forwarder.relay), behind the same call; such a relay ends with the process.
 """
 
-import contextlib
 import os
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import trio
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from proxy.config.types import Relay
-from proxy.forwarder.engine import FIRST_BYTES_MAX, SPLICE_FLAGS, RelayEngine
-from proxy.forwarder.relay import relay
+from proto.rpc_pb2 import StoredRelay
+from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.engine import SPLICE_FLAGS, Relay, RelayEngine, shut_down
+from proxy.forwarder.keeping import Inheritance, RelayKeeper
+from proxy.forwarder.pipes import SMALL_PIPE_BYTES, PipePool
+from proxy.forwarder.relay import relay as relay_in_user_space
+from proxy.runtime.descriptors import adopt_stream
 from proxy.runtime.logs import get_logger
-from proxy.runtime.tasks import seconds
+from proxy.runtime.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable, row
+from proxy.runtime.store_channel import MessageTooLong, StoreLost
+from proxy.runtime.tasks import InFlight, close_politely, seconds
 
 Stream = trio.abc.HalfCloseableStream
 
+LINGER_S = 5.0
+"""How long a side of a relay that broke may take to read what it was sent."""
 
-class Flow(Protocol):
-    """What one direction has moved so far."""
+REPLACED = "this forwarder is being replaced"
 
-    bytes_moved: int
-    operations: int
-
-
-@dataclass(slots=True)
-class Moved:
-    """A Flow of its own: of a relay in user space, or the sum over those that have ended."""
-
-    bytes_moved: int = 0
-    operations: int = 0
-
-    def count(self, size: int) -> None:
-        """One more portion."""
-        self.bytes_moved += size
-        self.operations += 1
-
-    def add(self, flow: Flow) -> None:
-        """Take over what an ended relay moved."""
-        self.bytes_moved += flow.bytes_moved
-        self.operations += flow.operations
+_TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
+_NO_LOWAT = 0x7FFFFFFF
 
 
-FlowT = TypeVar("FlowT", bound=Flow)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Flows(Generic[FlowT]):
-    """Both directions of one relay."""
-
-    to_broker: FlowT
-    to_client: FlowT
+class RelayNotBegun(Exception):
+    """A relay could not begin; both streams are still the caller's."""
 
 
 class Relays(Collector):
-    """See the module. As a collector it counts live relays too, so that no event has to touch a metric."""
+    """See the module. As a collector it reads the relay table, so that no event has to touch a metric.
 
-    def __init__(self) -> None:
-        self._engine = RelayEngine() if splice_works() else None
-        self._live: set[Flows[Any]] = set()
-        self._ended = Flows(Moved(), Moved())
+    ``on_end`` is called for each relay that has ended, with what the store knew about it.
+    """
+
+    def __init__(
+        self,
+        keeper: RelayKeeper,
+        inheritance: Inheritance,
+        on_end: Callable[[StoredRelay], None],
+        nursery: trio.Nursery,
+        *,
+        forwarders: int,
+    ) -> None:
+        self.in_flight = InFlight()
+        self._keeper = keeper
+        self._on_end = on_end
+        self._nursery = nursery
+        self._closing = False
+        self._in_user_space: set[int] = set()
+        self._table = RelayTable(inheritance.table)
+        self._pool = PipePool(keeper.put_pipes, keeper.drop_pipe, forwarders=forwarders)
+        self._splices = splice_works()
+        self._engine = RelayEngine(self._table, self._pool, self._relay_ended)
 
     async def run(self) -> None:
-        """Move bytes until cancelled."""
-        if self._engine is None:
+        """Move bytes until cancelled, or handed over."""
+        if not self._splices:
             get_logger().warning("the kernel refuses to splice; relays go through user space, which costs more")
-            return
         await self._engine.run()
 
-    async def relay(
+    # ---- a predecessor's
+
+    def adopt(self, left: Inheritance, config: RelayConfig) -> None:
+        """Go on with what a predecessor left. Raises OSError."""
+        self._table.adopt({kept.about.id for kept in left.relays})
+        pipes = {pipe.id: pipe for pipe in left.pipes}
+        for pipe in left.pipes:
+            self._pool.adopt(pipe)
+        for kept in left.relays:
+            relay = Relay(kept.about, kept.client, kept.broker, seconds(config.half_close_timeout_ms))
+            self.in_flight.begin()
+            self._engine.adopt(relay, pipes)
+            for direction in (relay.to_broker, relay.to_client):
+                if direction.pipe is not None:
+                    del pipes[direction.pipe.id]
+        for pipe in pipes.values():
+            if pipe.waiting():  # of a relay that was ended in that very moment, or had never begun
+                self._pool.discard(pipe)
+            else:
+                self._pool.give(pipe)
+        self._pool.reserve()
+
+    async def hand_over(self) -> None:
+        """Leave all relays that the store keeps to a successor, and tell it so."""
+        self._closing = True
+        left = self._engine.freeze()
+        for relay_id in self._in_user_space:
+            self._table.give(relay_id)
+        self._table = RelayTable()  # the other one is the successor's from now on
+        await self._keeper.close()
+        for relay in left:
+            for descriptor in relay.sockets:
+                os.close(descriptor)
+            self.in_flight.end()
+
+    # ---- a new one
+
+    async def begin(
         self,
         client: Stream,
         broker: Stream,
+        about: StoredRelay,
         *,
         first_to_broker: bytes,
         first_to_client: bytes,
-        config: Relay,
-    ) -> Flows[Moved]:
-        """Relay until both directions have ended; closes neither stream. What was read ahead goes first."""
-        half_close_timeout_s = seconds(config.half_close_timeout_ms)
-        for stream in (client, broker):
-            if isinstance(stream, trio.SocketStream):
-                # A peer that takes nothing also keeps the other's end from being seen: it stands behind the bytes.
-                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, config.user_timeout_ms)
-        if (
-            self._engine is None
-            or not isinstance(client, trio.SocketStream)
-            or not isinstance(broker, trio.SocketStream)
-        ):
-            flows = Flows(to_broker := Moved(), to_client := Moved())
-            with self._counted(flows):
-                await relay(
-                    client,
-                    broker,
-                    first_to_broker=first_to_broker,
-                    first_to_client=first_to_client,
-                    half_close_timeout_s=half_close_timeout_s,
-                    count_to_broker=to_broker.count,
-                    count_to_client=to_client.count,
-                )
-            return flows
-        return await self._splice(self._engine, client, broker, first_to_broker, first_to_client, half_close_timeout_s)
+        config: RelayConfig,
+    ) -> None:
+        """Begin to relay; from now on both streams are the relay's. What was read ahead goes first.
 
-    async def _splice(  # noqa: PLR0917 -- private, and called once
+        The client is told nothing before its relay is safe in the fd store. Raises RelayNotBegun.
+        """
+        if self._closing:
+            raise RelayNotBegun(REPLACED)
+        try:
+            about.id = self._table.take()
+        except OverflowError as error:
+            raise RelayNotBegun(str(error)) from None
+        if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
+            await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config)
+            return
+        self.in_flight.begin()
+        self._in_user_space.add(about.id)
+        self._nursery.start_soon(
+            self._relay_in_user_space, client, broker, about, first_to_broker, first_to_client, config
+        )
+
+    async def _begin_to_splice(  # noqa: PLR0917 -- private, and called once
         self,
-        engine: RelayEngine,
         client: trio.SocketStream,
         broker: trio.SocketStream,
+        about: StoredRelay,
         first_to_broker: bytes,
         first_to_client: bytes,
-        half_close_timeout_s: float,
-    ) -> Flows[Moved]:
-        ahead = Flows(Moved(), Moved())
-        with self._counted(ahead), trio.move_on_after(half_close_timeout_s) as patience:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_send_ahead, broker, first_to_broker, ahead.to_broker)
-                nursery.start_soon(_send_ahead, client, first_to_client, ahead.to_client)
-        if patience.cancelled_caught:
-            return ahead
-        spliced = engine.add(
-            client.socket,
-            broker.socket,
-            to_broker=_preloaded(first_to_broker),
-            to_client=_preloaded(first_to_client),
-            half_close_timeout_s=half_close_timeout_s,
-        )
-        flows = Flows(spliced.to_broker, spliced.to_client)
-        with self._counted(flows):
-            try:
-                await spliced.finished.wait()
-            finally:
-                engine.drop(spliced)
-        return _sum(ahead, flows)
-
-    @contextlib.contextmanager
-    def _counted(self, flows: Flows[Any]) -> Iterator[None]:
-        """Count a relay among the live ones, then among those that have ended."""
-        self._live.add(flows)
+        config: RelayConfig,
+    ) -> None:
+        sockets = client.socket.fileno(), broker.socket.fileno()
+        relay = Relay(about, *sockets, seconds(config.half_close_timeout_ms))
+        begun = False
         try:
-            yield
+            for stream in (client, broker):
+                tune_for_relay(stream, config)
+            await self._load(relay, broker, first_to_broker, first_to_client)
+            await self._keeper.put(about, *sockets)
+            if not self._engine.frozen:  # otherwise it is the successor's already
+                self._engine.start(relay)
+            begun = True
+        except (OSError, StoreLost, MessageTooLong, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise RelayNotBegun(f"a relay cannot begin: {error}") from error
         finally:
-            self._live.discard(flows)
-            self._ended = _sum(self._ended, flows)
+            if not begun and not self._engine.frozen:  # a frozen engine's table is the successor's
+                self._engine.abandon(relay)
+                self._release(relay)
+        for stream, descriptor in zip((client, broker), sockets, strict=True):
+            stream.socket.detach()
+            if self._engine.frozen:
+                os.close(descriptor)
+        if not self._engine.frozen:
+            self.in_flight.begin()
+
+    async def _load(
+        self, relay: Relay, broker: trio.SocketStream, first_to_broker: bytes, first_to_client: bytes
+    ) -> None:
+        """Put what was read ahead into pipes: from now on it is in the kernel.
+
+        What the client sent, beyond what fits any pipe, goes ahead to the broker. The client has not been told
+        Connected yet: should this process die now, it begins anew.
+        """
+        ahead = max(0, len(first_to_broker) - SMALL_PIPE_BYTES)
+        if ahead:
+            with trio.move_on_after(relay.half_close_timeout_s) as patience:
+                await broker.send_all(first_to_broker[:ahead])
+            if patience.cancelled_caught:
+                raise RelayNotBegun("the broker does not take what the client sent first")
+            if self._closing:
+                raise RelayNotBegun(REPLACED)
+            self._table.cells[relay.to_broker.row + BYTES] += ahead
+        # No waiting from here on: a pipe that is lent must not be a successor's.
+        if first_to_client:
+            if len(first_to_client) > self._engine.room_ahead(relay.to_client):
+                raise RelayNotBegun(f"the broker said {len(first_to_client)} bytes with CONNECTED, which is too much")
+            self._engine.preload(relay.to_client, first_to_client)
+        if first_to_broker:
+            self._engine.room_ahead(relay.to_broker)
+            self._engine.preload(relay.to_broker, first_to_broker[ahead:])
+
+    # ---- ends
+
+    def _relay_ended(self, relay: Relay) -> None:
+        """Tell of it, and close both sides; where one broke, only once the other has read what it was sent."""
+        self._tell_of_end(relay.about, *self._engine.bytes_moved(relay))
+        if relay.broken and not self._closing:
+            self._nursery.start_soon(self._linger, relay)
+            return
+        for descriptor in relay.sockets:
+            shut_down(descriptor, socket.SHUT_RDWR)  # the store's copy would keep it open
+            os.close(descriptor)
+        self._release(relay)
+
+    async def _linger(self, relay: Relay) -> None:
+        streams = [adopt_stream(descriptor) for descriptor in relay.sockets]
+        try:
+            async with trio.open_nursery() as nursery:
+                for stream in streams:
+                    nursery.start_soon(partial(_read_to_the_end, stream))
+        finally:
+            for stream in streams:
+                if not self._engine.frozen:
+                    shut_down(stream.socket.fileno(), socket.SHUT_RDWR)
+                stream.socket.close()
+            if not self._engine.frozen:
+                self._release(relay)
+
+    def _release(self, relay: Relay) -> None:
+        self._table.give(relay.about.id)
+        self._keeper.drop_relay(relay.about.id)
+
+    def _tell_of_end(self, about: StoredRelay, bytes_to_broker: int, bytes_to_client: int) -> None:
+        self.in_flight.end()
+        get_logger().info(
+            "a relay has ended",
+            client=about.client_address,
+            principal=about.principal,
+            broker=about.target,
+            seconds=round(time.time() - about.started_at_unix_ms / 1000, 3),
+            bytes_to_broker=bytes_to_broker,
+            bytes_to_client=bytes_to_client,
+        )
+        self._on_end(about)
+
+    # ---- the way through user space
+
+    async def _relay_in_user_space(  # noqa: PLR0917 -- private, and called once
+        self,
+        client: Stream,
+        broker: Stream,
+        about: StoredRelay,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        config: RelayConfig,
+    ) -> None:
+        rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
+        try:
+            await relay_in_user_space(
+                client,
+                broker,
+                first_to_broker=first_to_broker,
+                first_to_client=first_to_client,
+                half_close_timeout_s=seconds(config.half_close_timeout_ms),
+                count_to_broker=partial(self._count, rows[0]),
+                count_to_client=partial(self._count, rows[1]),
+            )
+            async with trio.open_nursery() as nursery:
+                for stream in (client, broker):
+                    nursery.start_soon(partial(close_politely, stream, linger_s=LINGER_S))
+        finally:
+            with trio.CancelScope(shield=True):
+                for stream in (client, broker):
+                    await trio.aclose_forcefully(stream)
+            to_broker, to_client = (self._table.cells[at + BYTES] for at in rows)
+            self._tell_of_end(about, to_broker, to_client)
+            self._in_user_space.discard(about.id)
+            self._table.give(about.id)
+
+    def _count(self, at: int, size: int) -> None:
+        self._table.cells[at + BYTES] += size
+        self._table.cells[at + OPERATIONS] += 1
+
+    # ---- metrics
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Prometheus: bytes and portions by direction."""
-        total = _sum(self._ended, *self._live)
+        """Prometheus: bytes and portions by direction. A successor goes on counting where its predecessor ended."""
         bytes_moved = CounterMetricFamily(
             "pulsar_proxy_binary_bytes", "Bytes relayed, by direction.", labels=["direction"]
         )
         operations = CounterMetricFamily(
             "pulsar_proxy_binary_ops", "Portions of bytes relayed, by direction.", labels=["direction"]
         )
-        for name, moved in (("to_broker", total.to_broker), ("to_client", total.to_client)):
-            bytes_moved.add_metric([name], moved.bytes_moved)
-            operations.add_metric([name], moved.operations)
+        for name, way in (("to_broker", TO_BROKER), ("to_client", TO_CLIENT)):
+            bytes_moved.add_metric([name], self._table.total(way, BYTES))
+            operations.add_metric([name], self._table.total(way, OPERATIONS))
         yield bytes_moved
         yield operations
 
 
-def _sum(*relays: Flows[Any]) -> Flows[Moved]:
-    total = Flows(Moved(), Moved())
-    for flows in relays:
-        total.to_broker.add(flows.to_broker)
-        total.to_client.add(flows.to_client)
-    return total
+async def _read_to_the_end(stream: trio.SocketStream) -> None:
+    """Read and drop what still comes, for a bounded time: see close_politely. The stream stays open."""
+    with trio.move_on_after(LINGER_S):
+        try:
+            await stream.send_eof()
+            while await stream.receive_some(65536):
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
 
 
-def _preloaded(first: bytes) -> bytes:
-    """What the engine begins with: all that fits the smallest pipe, or nothing, where it was sent ahead."""
-    return first if len(first) <= FIRST_BYTES_MAX else b""
-
-
-async def _send_ahead(stream: trio.SocketStream, first: bytes, moved: Moved) -> None:
-    """Send what is too much for the smallest pipe."""
-    if len(first) > FIRST_BYTES_MAX:
-        with contextlib.suppress(trio.BrokenResourceError):  # the relay will find out
-            await stream.send_all(first)
-            moved.count(len(first))
+def tune_for_relay(stream: trio.SocketStream, config: RelayConfig) -> None:
+    """What a relay's socket needs beside what every connection has (proxy.runtime.broker_link.tune_socket)."""
+    for option, value in (
+        (socket.TCP_KEEPIDLE, config.keep_alive_idle_ms // 1000),
+        (socket.TCP_KEEPINTVL, config.keep_alive_probe_interval_ms // 1000),
+        (socket.TCP_KEEPCNT, config.keep_alive_probes),
+    ):
+        stream.setsockopt(socket.IPPROTO_TCP, option, value)
+    # A peer that takes nothing also keeps the other's end from being seen: it stands behind the bytes.
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, config.user_timeout_ms)
+    # Trio's streams ask to be woken for each 16 KiB that leave; a relay's kernel buffers may be used in full.
+    stream.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NO_LOWAT)
 
 
 def splice_works() -> bool:

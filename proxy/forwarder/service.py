@@ -1,26 +1,31 @@
 """The forwarding worker's service: takes clients in from the inherited listeners and gives each a session."""
 
+import socket
 from collections import Counter
 from functools import partial
 
 import trio
 
 from proto import commands
-from proto.addresses import HostPort
+from proto.addresses import HostPort, parse_host_port
 from proto.client_machine import State
 from proto.commands import NO_REQUEST_ID
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
+from proto.rpc_pb2 import StoredRelay
+from proxy.config.load import forwarder_count
 from proxy.config.types import Config
+from proxy.forwarder.accepting import accept_clients
 from proxy.forwarder.admission import Admission
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
+from proxy.forwarder.keeping import RelayKeeper
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import Relays
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import tune_socket
 from proxy.runtime.connection_count import ConnectionCounters
-from proxy.runtime.descriptors import adopt_listener
+from proxy.runtime.descriptors import adopt_socket
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
 from proxy.runtime.rpc_server import Handler
@@ -29,6 +34,10 @@ from proxy.runtime.worker import WorkerContext
 
 TURNED_AWAY_AT_ONCE_MAX = 100
 """Clients that are being told at a time that there is no room; the rest are closed without a word."""
+
+HANDSHAKES_GRACE_S = 1.0
+HANDSHAKES_LOOK_S = 0.01
+"""How long a hand-over waits for handshakes under way, and how often it looks."""
 
 
 class ForwarderService:
@@ -46,8 +55,8 @@ class ForwarderService:
         self._auth = self._pool(Role.AUTH, context.config.cluster.auth_workers)
         self._lookup = self._pool(Role.LOOKUP, context.config.cluster.lookup_workers)
         self._backends = Backends(context.config, self._auth, self._lookup)
-        self._relays = Relays()
-        context.registry.register(self._relays)
+        self._relays: Relays
+        self._listeners: list[socket.socket]
         self._sessions: set[ClientSession] = set()
         self._in_flight = InFlight()
         self._accepting = trio.CancelScope()
@@ -60,36 +69,80 @@ class ForwarderService:
         return RpcPool([RpcClient(connect_unix(path), max_frame_bytes=size) for path in paths])
 
     def _count_in(self, state: State) -> int:
-        return sum(1 for session in self._sessions if session.state is state)
+        return self._by_state()[state]
 
     def _by_state(self) -> Counter[State]:
-        return Counter(session.state for session in self._sessions)
+        states = Counter(session.state for session in self._sessions)
+        states[State.RELAYING] += self._relays.in_flight.count
+        return states
 
     def handlers(self) -> dict[int, Handler]:
         """A forwarder serves no other worker."""
         return {}
 
     async def start(self) -> None:
-        """Begin to accept."""
+        """Take over what a predecessor left, then begin to accept."""
         nursery = self._context.nursery
         nursery.start_soon(self._auth.run)
         nursery.start_soon(self._lookup.run)
-        nursery.start_soon(self._relays.run)
+        await self._start_relays()
         nursery.start_soon(self._serve)
+
+    async def _start_relays(self) -> None:
+        context, config = self._context, self._context.config.relay
+        keeper = RelayKeeper(adopt_socket(context.descriptors.store), keeps=config.crash_safe)
+        left = await keeper.inherit()
+        self._listeners = [adopt_socket(descriptor) for descriptor in left.listeners]
+        self._relays = Relays(
+            keeper, left, self._relay_ended, context.nursery, forwarders=forwarder_count(context.config)
+        )
+        for kept in left.relays:
+            self._admission.enter(ip_of(kept.about.client_address))
+            self._metrics.adopted_relays.inc()
+        self._relays.adopt(left, config)
+        context.nursery.start_soon(keeper.run)
+        context.nursery.start_soon(self._relays.run)
+        context.registry.register(self._relays)
+        if left.relays:
+            get_logger().info("took over the relays of a predecessor", relays=len(left.relays))
+
+    def _relay_ended(self, about: StoredRelay) -> None:
+        self._admission.leave(ip_of(about.client_address))
+        self._metrics.ended_connections.labels(cause=Cause.RELAY_ENDED.value).inc()
 
     async def configure(self, config: Config) -> None:
         """New settings for connections that come from now on."""
         self._admission.limits = config.limits
         self._backends = Backends(config, self._auth, self._lookup)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Accept no more; let clients leave in their own time, then close what is left."""
+    async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
+        """Accept no more; let clients leave in their own time, then close what is left.
+
+        ``hand_over``: a successor waits for the relays; what cannot be handed over has as much time as everybody else.
+        """
+        started = trio.current_time()
         self._accepting.cancel()
+        if hand_over:
+            await self._finish_handshakes()
+            self._admission.retire()  # the successor counts in the same place
+            if self._backends.config.relay.crash_safe:
+                await self._relays.hand_over()
         for session in list(self._sessions):
             session.drain()
-        if not await self._in_flight.wait_until_empty(timeout_s=timeout_s):
-            get_logger().warning("the drain's time is over; closing what is left", connections=len(self._sessions))
+        both_empty = True
+        for in_flight in (self._in_flight, self._relays.in_flight):
+            left_s = max(0.0, timeout_s - (trio.current_time() - started))
+            both_empty &= await in_flight.wait_until_empty(timeout_s=left_s)
+        if not both_empty:
+            left = len(self._sessions) + self._relays.in_flight.count
+            get_logger().warning("the drain's time is over; closing what is left", connections=left)
         self._serving.cancel()
+
+    async def _finish_handshakes(self) -> None:
+        """A connection that is a relay before the hand-over moves; one that would be later, has to come again."""
+        with trio.move_on_after(HANDSHAKES_GRACE_S):
+            while any(session.is_shaking_hands for session in self._sessions):  # noqa: ASYNC110 -- once, at the end
+                await trio.sleep(HANDSHAKES_LOOK_S)
 
     def status(self) -> dict[str, object]:
         """Connections by state."""
@@ -99,11 +152,12 @@ class ForwarderService:
     # ---- clients
 
     async def _serve(self) -> None:
-        listeners = [adopt_listener(descriptor) for descriptor in self._context.descriptors.listeners]
         with self._serving:
             async with trio.open_nursery() as clients:
                 with self._accepting:
-                    await trio.serve_listeners(self._serve_client, listeners, handler_nursery=clients)
+                    async with trio.open_nursery() as nursery:
+                        for listener in self._listeners:
+                            nursery.start_soon(accept_clients, listener, self._admission, self._serve_client, clients)
 
     async def _serve_client(self, stream: trio.SocketStream) -> None:
         try:
@@ -132,8 +186,9 @@ class ForwarderService:
             session.cause = Cause.DEFECT
         finally:
             self._sessions.discard(session)
-            self._admission.leave(ip)
-            self._metrics.ended_connections.labels(cause=session.cause.value).inc()
+            if not session.became_relay:  # which ends in its own time: see _relay_ended
+                self._admission.leave(ip)
+                self._metrics.ended_connections.labels(cause=session.cause.value).inc()
 
     async def _turn_away(self, stream: trio.SocketStream, client: str, reason: str) -> None:
         self._metrics.rejected_connections.labels(reason=reason).inc()
@@ -151,3 +206,8 @@ class ForwarderService:
             await trio.aclose_forcefully(stream)
         finally:
             self._turning_away -= 1
+
+
+def ip_of(client_address: str) -> str:
+    """The address without the port."""
+    return parse_host_port(client_address).host

@@ -4,8 +4,8 @@ One task reads frames; whatever takes time (a round of authentication, opening t
 it, so that a PING is answered and a client that leaves is noticed at any moment. Those tasks report back with events.
 """
 
+import time
 from dataclasses import dataclass
-from functools import partial
 
 import trio
 
@@ -16,12 +16,12 @@ from proto.connect_rules import AUTHENTICATION_FAILED, check_connect, lookup_mod
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
-from proto.rpc_pb2 import AuthenticateResponse
+from proto.rpc_pb2 import AuthenticateResponse, StoredRelay
 from proxy.forwarder.backends import ANONYMOUS, SERVER_VERSION, Authentication, Backends, ClientIdentity, TargetRefused
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.lookup_mode import LookupMode
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relays import Relays
+from proxy.forwarder.relays import RelayNotBegun, Relays
 from proxy.forwarder.wire import ClientSlow, ClientWire
 from proxy.runtime.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.logs import get_logger
@@ -31,9 +31,7 @@ from proxy.runtime.tasks import close_politely, seconds
 TARGET_REFUSED = "Target broker cannot be validated."
 """What the client learns of a denied target: the same words as the Java proxy's, and no more."""
 
-
-RELAY_LINGER_S = 5.0
-"""How long a side of an ended relay may take to read what it was sent."""
+RELAY_NOT_BEGUN = "The proxy cannot relay at the moment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,10 @@ class Farewell:
 
 
 class ClientSession:
-    """See the module. ``run`` once; ``drain`` may be called meanwhile."""
+    """See the module. ``run`` once; ``drain`` may be called meanwhile.
+
+    ``became_relay``: how ``run`` ended; if so, the connection is no longer this session's.
+    """
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class ClientSession:
     ) -> None:
         limits = backends.config.limits
         self.address = address
+        self.became_relay = False
         self.cause = Cause.SHUT_DOWN  # unless another is found: whoever is cancelled was in the way of a drain
         self.identity = ANONYMOUS
         self.target = ""
@@ -69,6 +71,7 @@ class ClientSession:
         )
         self._machine = ClientMachine()
         self._started = trio.current_time()
+        self._started_at_unix_ms = int(time.time() * 1000)
         self._wire.deadline = self._started + seconds(limits.handshake_timeout_ms)
         self._ping_outstanding = False
         self._reading = trio.CancelScope()
@@ -85,6 +88,11 @@ class ClientSession:
     def state(self) -> State:
         """Where the connection stands."""
         return self._machine.state
+
+    @property
+    def is_shaking_hands(self) -> bool:
+        """Whether it is not yet decided what the connection will be."""
+        return self.state not in {State.LOOKUP, State.CLOSED}
 
     # ---- life
 
@@ -105,11 +113,7 @@ class ClientSession:
 
     async def _close(self) -> None:
         with trio.CancelScope(shield=True):
-            if self.cause is Cause.RELAY_ENDED and self._link is not None:
-                # One side may have broken while the other still sent: what it was sent must not be lost to a reset.
-                async with trio.open_nursery() as nursery:
-                    for stream in (self._link.stream, self._wire.stream):
-                        nursery.start_soon(partial(close_politely, stream, linger_s=RELAY_LINGER_S))
+            if self.became_relay:  # both streams are the relay's now
                 return
             if self._link is not None:
                 await trio.aclose_forcefully(self._link.stream)
@@ -155,15 +159,18 @@ class ClientSession:
             return
         if action is Action.FAIL:
             self._farewell = Farewell(commands.error(NO_REQUEST_ID, code, message), delay_s)
+        self._end(cause)
+        self._log_failure(detail or message)
+
+    def _log_failure(self, reason: str) -> None:
         get_logger().warning(
             "a client's connection failed",
             client=self.address,
             principal=self.identity.role,
             target=self.target,
-            cause=cause.value,
-            reason=detail or message,
+            cause=self.cause.value,
+            reason=reason,
         )
-        self._end(cause)
 
     # ---- reading
 
@@ -382,20 +389,28 @@ class ClientSession:
         link = self._link
         if link is None:
             raise RuntimeError("a relay without a broker")
-        flows = await self._relays.relay(
-            self._wire.stream,
-            link.stream,
-            first_to_broker=self._held + self._wire.take_rest(),
-            first_to_client=link.connected.frame.encode() + link.connected.rest,
-            config=self._backends.config.relay,
-        )
-        self.cause = Cause.RELAY_ENDED
-        get_logger().info(
-            "a relay has ended",
-            client=self.address,
+        try:
+            await self._relays.begin(
+                self._wire.stream,
+                link.stream,
+                self._about(),
+                first_to_broker=self._held + self._wire.take_rest(),
+                first_to_client=link.connected.frame.encode() + link.connected.rest,
+                config=self._backends.config.relay,
+            )
+        except RelayNotBegun as error:
+            self._farewell = Farewell(commands.error(NO_REQUEST_ID, ServerError.ServiceNotReady, RELAY_NOT_BEGUN))
+            self.cause = Cause.RELAY_NOT_BEGUN
+            self._log_failure(str(error))
+            await self._say_farewell()
+        else:
+            self.became_relay = True
+
+    def _about(self) -> StoredRelay:
+        return StoredRelay(
+            client_address=self.address,
             principal=self.identity.role,
-            broker=self.target,
-            seconds=round(trio.current_time() - self._started, 3),
-            bytes_to_broker=flows.to_broker.bytes_moved,
-            bytes_to_client=flows.to_client.bytes_moved,
+            target=self.target,
+            started_at_unix_ms=self._started_at_unix_ms,
+            expires_at_unix_ms=self.identity.principal.expires_at_unix_ms,
         )

@@ -28,6 +28,10 @@ class ConnectionCounters:
         """Connections in the whole cluster."""
         return sum(self._counters)
 
+    def is_above_mean(self, forwarder: int) -> bool:
+        """Whether a forwarder has more connections than the forwarders have on average."""
+        return self._counters[forwarder] * len(self._counters) > sum(self._counters)
+
     def set(self, forwarder: int, connections: int) -> None:
         """Say how many connections a forwarder has."""
         self._counters[forwarder] = connections

@@ -16,15 +16,16 @@ class Descriptors(msgspec.Struct, frozen=True):
     channel: the supervisor's RPC connection, a Unix stream socket
     liveness: the reading end of a pipe whose writing end only the supervisor holds
     service: the worker's own RPC listener; -1 for forwarders
-    listeners: the clients' listeners; forwarders only
     connections: shared memory with one counter a forwarder (proxy.runtime.connection_count); forwarders only
+    store: the line to the supervisor's fd store (proxy.runtime.store_channel), over which the clients'
+        listeners come, too; forwarders only
     """
 
     channel: int
     liveness: int
     service: int = -1
-    listeners: tuple[int, ...] = ()
     connections: int = -1
+    store: int = -1
 
     def encode(self) -> str:
         """The form in which a worker gets it."""
@@ -37,21 +38,22 @@ class Descriptors(msgspec.Struct, frozen=True):
 
     def all(self) -> tuple[int, ...]:
         """Every descriptor, for the process to be started with."""
-        single = (self.channel, self.liveness, self.service, self.connections)
-        return (*(fd for fd in single if fd >= 0), *self.listeners)
+        single = (self.channel, self.liveness, self.service, self.connections, self.store)
+        return tuple(fd for fd in single if fd >= 0)
 
 
 def adopt_stream(descriptor: int) -> trio.SocketStream:
     """Make an inherited connected socket ours."""
-    return trio.SocketStream(trio.socket.from_stdlib_socket(_adopt(descriptor)))
+    return trio.SocketStream(trio.socket.from_stdlib_socket(adopt_socket(descriptor)))
 
 
 def adopt_listener(descriptor: int) -> trio.SocketListener:
     """Make an inherited listening socket ours."""
-    return trio.SocketListener(trio.socket.from_stdlib_socket(_adopt(descriptor)))
+    return trio.SocketListener(trio.socket.from_stdlib_socket(adopt_socket(descriptor)))
 
 
-def _adopt(descriptor: int) -> socket.socket:
+def adopt_socket(descriptor: int) -> socket.socket:
+    """Make an inherited socket ours, without Trio's wrapping."""
     sock = socket.socket(fileno=descriptor)
     sock.setblocking(False)
     sock.set_inheritable(False)

@@ -5,6 +5,7 @@ waits in the socket's queue, within its deadline.
 """
 
 import itertools
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,8 @@ from proto.rpc_frames import RpcCorrupt, RpcDecoder, encode_rpc
 from proto.rpc_pb2 import Call, Frame, Reply, Status
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
 from proxy.runtime.tasks import Backoff
+
+QUIESCE_LOOK_S = 0.005
 
 RETRIES_MAX = 5
 """A call whose very answer breaks the connection must not go on for ever."""
@@ -69,8 +72,12 @@ class RpcClient:
         self._connect = connect
         self._max_frame_bytes = max_frame_bytes
         self._pending: dict[int, _Pending] = {}
-        self._ids = itertools.count(1)
+        # Not from 1: over a channel that was inherited, the answer to another program's call may still come.
+        self._ids = itertools.count(secrets.randbits(32))
         self._writer: BatchedWriter | None = None
+        self._decoder: RpcDecoder | None = None
+        self._resumed = trio.Event()
+        self._resumed.set()
         self._connected = trio.Event()
         self._over = False
         self.suspect = False
@@ -81,12 +88,40 @@ class RpcClient:
         """How many calls wait for their reply."""
         return len(self._pending)
 
+    async def quiesce(self, *, timeout_s: float) -> bool:
+        """Begin no call until ``resume``, and let those under way end; whether nothing is on its way then: the
+        connection's descriptor may be handed to another program.
+        """
+        if self._resumed.is_set():
+            self._resumed = trio.Event()
+        with trio.move_on_after(timeout_s):
+            while not self._is_quiet():  # noqa: ASYNC110 -- once in a cluster's life
+                await trio.sleep(QUIESCE_LOOK_S)
+            return self._writer is not None
+        return False
+
+    def resume(self) -> None:
+        """Let calls go out again."""
+        self._resumed.set()
+
+    def _is_quiet(self) -> bool:
+        nothing_written = self._writer is None or self._writer.is_empty
+        nothing_read = self._decoder is None or self._decoder.is_empty
+        return not self._pending and nothing_written and nothing_read
+
     def new_id(self) -> int:
         """A number that is unique among this client's, for naming multi-call exchanges."""
         return next(self._ids)
 
     async def run(self) -> None:
-        """Connect, and connect again whenever the connection is lost, until cancelled."""
+        """Connect, and connect again whenever the connection is lost, until cancelled. No call outlives it."""
+        try:
+            await self._keep_connected()
+        finally:
+            self._over = True
+            self._connected.set()
+
+    async def _keep_connected(self) -> None:
         backoff = Backoff(first_s=0.01, most_s=1.0)
         while True:
             try:
@@ -95,8 +130,6 @@ class RpcClient:
                 await trio.sleep(backoff.next_pause_s())
                 continue
             except NoMoreConnections:
-                self._over = True
-                self._connected.set()
                 return
             try:
                 await self._hold(stream, backoff)
@@ -109,7 +142,7 @@ class RpcClient:
             await trio.sleep(backoff.next_pause_s())
 
     async def _hold(self, stream: trio.abc.HalfCloseableStream, backoff: Backoff) -> None:
-        decoder = RpcDecoder(max_frame_bytes=self._max_frame_bytes)
+        decoder = self._decoder = RpcDecoder(max_frame_bytes=self._max_frame_bytes)
         writer = BatchedWriter(stream, max_buffered_bytes=8 * self._max_frame_bytes)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(writer.run)
@@ -171,16 +204,16 @@ class RpcClient:
                 raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None
 
     async def _call_once(self, method: int, body: bytes, deadline: float) -> Reply:
-        while self._writer is None:
+        while (writer := self._writer) is None or not self._resumed.is_set():
             if self._over:
                 raise RpcConnectionLost("the worker has gone")
-            await self._connected.wait()
+            await (self._connected if writer is None else self._resumed).wait()
         correlation_id = next(self._ids)
         timeout_ms = max(1, int((deadline - trio.current_time()) * 1000))
         call = Call(correlation_id=correlation_id, method=method, timeout_ms=timeout_ms, request=body)  # type: ignore[arg-type]
         pending = self._pending[correlation_id] = _Pending()
         try:
-            self._writer.write(encode_rpc(Frame(call=call)))
+            writer.write(encode_rpc(Frame(call=call)))
             await pending.done.wait()
         except WriterFull:
             raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up") from None

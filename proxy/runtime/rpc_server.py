@@ -11,7 +11,7 @@ from proto.rpc_pb2 import Call, Frame, Method, Reply, Status
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
-from proxy.runtime.tasks import seconds
+from proxy.runtime.tasks import InFlight, seconds
 
 RPC_FRAME_OVERHEAD_BYTES = 64 * 1024
 """Room in an RPC frame beside the one large thing that it carries."""
@@ -39,6 +39,12 @@ class RpcServer:
     def __init__(self, handlers: Mapping[int, Handler], *, max_frame_bytes: int) -> None:
         self._handlers = handlers
         self._max_frame_bytes = max_frame_bytes
+        self._accepting = trio.CancelScope()
+        self.connections = InFlight()
+
+    def stop_accepting(self) -> None:
+        """Serve the callers that are here, and leave new ones to whoever else waits at the listeners."""
+        self._accepting.cancel()
 
     async def serve_listener(self, listener: trio.SocketListener, identify: Identify) -> None:
         """Accept callers for ever. A stranger is closed without a reply (KIP-590: not on the privileged listener)."""
@@ -54,13 +60,16 @@ class RpcServer:
                 return
             await self.serve_connection(stream, caller)
 
-        await trio.serve_listeners(serve_one, [listener])
+        async with trio.open_nursery() as callers:
+            with self._accepting:
+                await trio.serve_listeners(serve_one, [listener], handler_nursery=callers)
 
     async def serve_connection(self, stream: trio.abc.HalfCloseableStream, caller: Caller) -> None:
         """Serve one caller until it goes away; its unfinished calls are cancelled then."""
         connection = _Connection(self._handlers, caller, stream, self._max_frame_bytes)
         try:
-            await connection.run()
+            with self.connections:
+                await connection.run()
         except* (RpcCorrupt, trio.BrokenResourceError, trio.ClosedResourceError, WriterFull) as group:
             get_logger().warning(
                 "lost an internal connection", caller=caller.role.value, pid=caller.pid, reason=str(group.exceptions[0])

@@ -16,6 +16,12 @@ class BatchedWriter:
         self._buffer = bytearray()
         self._wake = trio.Event()
         self._sent = trio.Event()
+        self._sending = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was queued has left."""
+        return not self._buffer and not self._sending
 
     def write(self, data: bytes) -> None:
         """Queue bytes; raises WriterFull where the bound is reached (a single message always fits an empty queue)."""
@@ -38,4 +44,6 @@ class BatchedWriter:
             batch, self._buffer = self._buffer, bytearray()
             self._sent.set()
             self._sent = trio.Event()
+            self._sending = True
             await self._stream.send_all(batch)
+            self._sending = False

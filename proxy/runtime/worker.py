@@ -31,6 +31,10 @@ CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Bound of what supervisor and worker tell each other: mostly the metrics of a worker."""
 
 
+DRAIN_GRACE_S = 1.0
+"""How much longer than its timeout a drain may take, to end what is left."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """What a worker's service is built from."""
@@ -68,8 +72,11 @@ class Service(Protocol):
         """Take over a new configuration for what begins from now on; raises ConfigError and then keeps the old."""
         ...
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take nothing new; return when all is finished, at the latest after the timeout."""
+    async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
+        """Take nothing new; return when all is finished, at the latest after the timeout.
+
+        ``hand_over``: a successor stands ready for what can be handed over.
+        """
         ...
 
     def status(self) -> dict[str, object]:
@@ -86,14 +93,14 @@ def service_socket_path(config: Config, role: Role, index: int) -> str:
 
 
 class _Worker:
-    def __init__(self, role: Role, index: int, descriptors: Descriptors, factory: ServiceFactory) -> None:
+    def __init__(self, role: Role, descriptors: Descriptors, factory: ServiceFactory) -> None:
         self._role = role
-        self._index = index
         self._descriptors = descriptors
         self._factory = factory
         self._registry = new_registry()
         self._peers = PeerTable()
         self._service: Service | None = None
+        self._server: RpcServer | None = None
         self._nursery: trio.Nursery
 
     async def run(self) -> None:
@@ -124,10 +131,10 @@ class _Worker:
     async def _start(self, data: bytes, _caller: Caller) -> bytes:
         request = StartRequest.FromString(data)
         config = decode_config(request.config)
-        configure_logs(config.log, self._role, self._index)
+        configure_logs(config.log, self._role, request.index)
         self._peers.replace(request.peers)
         context = WorkerContext(
-            self._role, self._index, config, request.seal_key, self._descriptors, self._registry, self._nursery
+            self._role, request.index, config, request.seal_key, self._descriptors, self._registry, self._nursery
         )
         try:
             service = self._factory(context)
@@ -136,9 +143,9 @@ class _Worker:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         self._service = service
         if self._descriptors.service >= 0:
-            server = RpcServer(service.handlers(), max_frame_bytes=context.rpc_frame_bytes_max())
+            self._server = RpcServer(service.handlers(), max_frame_bytes=context.rpc_frame_bytes_max())
             listener = adopt_listener(self._descriptors.service)
-            self._nursery.start_soon(server.serve_listener, listener, self._peers.identify)
+            self._nursery.start_soon(self._server.serve_listener, listener, self._peers.identify)
         return b""
 
     async def _set_peers(self, data: bytes, _caller: Caller) -> bytes:
@@ -153,7 +160,14 @@ class _Worker:
         return b""
 
     async def _drain(self, data: bytes, _caller: Caller) -> bytes:
-        await self._started().drain(seconds(DrainRequest.FromString(data).timeout_ms))
+        request = DrainRequest.FromString(data)
+        timeout_s = seconds(request.timeout_ms)
+        with trio.move_on_after(timeout_s + DRAIN_GRACE_S):
+            if self._server is not None:
+                # Callers leave when they are drained themselves; new ones are a successor's.
+                self._server.stop_accepting()
+                await self._server.connections.wait_until_empty(timeout_s=timeout_s)
+            await self._started().drain(timeout_s, hand_over=request.hand_over)
         return b""
 
     async def _collect_metrics(self, data: bytes, _caller: Caller) -> bytes:
@@ -180,9 +194,8 @@ def worker_main(role: Role, factory: ServiceFactory) -> None:
     """The command of a worker process; only the supervisor calls it."""
 
     @click.command(help=f"A {role.value} worker. Started by the supervisor, not by hand.")
-    @click.option("--index", type=int, required=True)
     @click.option("--descriptors", required=True)
-    def command(index: int, descriptors: str) -> None:
-        trio.run(_Worker(role, index, Descriptors.decode(descriptors), factory).run, strict_exception_groups=True)
+    def command(descriptors: str) -> None:
+        trio.run(_Worker(role, Descriptors.decode(descriptors), factory).run, strict_exception_groups=True)
 
     command.main(args=sys.argv[1:], prog_name=f"pulsar-trio-proxy-{role.value}")

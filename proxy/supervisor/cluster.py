@@ -1,7 +1,11 @@
 """The cluster of workers: started in order, told about each other, reloaded, drained in order."""
 
+import contextlib
+import os
 import socket
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import Any
 
 import trio
 from prometheus_client import Counter, Gauge
@@ -9,21 +13,30 @@ from prometheus_client import Counter, Gauge
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, DrainRequest, Method, Peer, SetPeersRequest, StartRequest
 from proxy import __version__
-from proxy.config.load import changes_that_need_a_restart, encode_config, forwarder_count
+from proxy.config.load import (
+    changes_that_need_a_restart,
+    changes_that_need_new_processes,
+    encode_config,
+    forwarder_count,
+)
 from proxy.config.types import Config
 from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import new_registry
 from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 from proxy.runtime.tasks import seconds
-from proxy.supervisor.slot import Slot, SlotState
+from proxy.supervisor.fd_store import Shelf, keep_nothing
+from proxy.supervisor.legacy import Legacy, place_name, shelf_state
+from proxy.supervisor.slot import DRAIN_GRACE_S, Slot, SlotState
 from proxy.supervisor.sockets import BACKLOG, RuntimeDirectory, bind_tcp
-from proxy.supervisor.worker_process import WorkerProcess
+from proxy.supervisor.standby import Standby
+from proxy.supervisor.worker_process import Inherited, WorkerProcess
 
 START_TIMEOUT_S = 30.0
 CONFIGURE_TIMEOUT_S = 10.0
 PEERS_TIMEOUT_S = 5.0
-DRAIN_GRACE_S = 5.0
+QUIESCE_TIMEOUT_S = 5.0
+REPLACING_LOOK_S = 0.1
 
 START_ORDER = (Role.AUTH, Role.LOOKUP, Role.FORWARDER)
 """Who must be there before whom; the drain goes the other way."""
@@ -36,44 +49,88 @@ class ReloadRefused(Exception):
 class Cluster:
     """All workers of one supervisor, and what they share."""
 
-    def __init__(self, config: Config, directory: RuntimeDirectory, seal_key: bytes) -> None:
+    def __init__(self, config: Config, directory: RuntimeDirectory, legacy: Legacy) -> None:
         self.config = config
         self.started = False
+        self.begun = trio.Event()
         self.draining = False
+        self.generation = legacy.generation
+        self.replacing = legacy.generation > 1
         self.listeners = [
-            bind_tcp(f"listener[{index}].bind", listener.bind) for index, listener in enumerate(config.listener)
+            legacy.take_listener(listener.bind) or bind_tcp(f"listener[{index}].bind", listener.bind)
+            for index, listener in enumerate(config.listener)
         ]
         self.registry = new_registry()
-        self._seal_key = seal_key
+        self._seal_key = legacy.seal_key
         self._workers_lock = trio.Lock()
         self._services = {
-            (role, index): directory.bind(f"{role.value}-{index}.sock")
+            (role, index): legacy.take_service(role, index) or directory.bind(f"{role.value}-{index}.sock")
             for role, count in ((Role.AUTH, config.cluster.auth_workers), (Role.LOOKUP, config.cluster.lookup_workers))
             for index in range(count)
         }
-        forwarders = forwarder_count(config)
-        self._connections = new_shared_counters(forwarders)
+        # An upgrade cannot take forwarders away: somebody has to go on with their relays.
+        forwarders = max(forwarder_count(config), len(legacy.shelves))
+        self.shelves = [*legacy.shelves, *(Shelf() for _ in range(forwarders - len(legacy.shelves)))]
+        as_before = len(legacy.shelves) == forwarders
+        self._connections = legacy.connections if as_before else new_shared_counters(forwarders)
+        if legacy.connections not in {-1, self._connections}:
+            os.close(legacy.connections)
         self._counters = ConnectionCounters(self._connections)
+        self._standby = Standby(self._spawn_forwarder)
         places = [*self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
         self.slots = [self._slot(role, index) for role, index in places]
+        for slot in self.slots:
+            inherited = legacy.workers.pop((slot.role, slot.index), None)
+            if inherited is not None:
+                slot.inherit(inherited)
+        self._legacy = legacy
+        self._measure()
+
+    def _measure(self) -> None:
         self._restarts = Counter(
             "pulsar_proxy_worker_restarts", "Workers that ended and were replaced.", ["of"], registry=self.registry
         )
         for role in START_ORDER:
             self._restarts.labels(of=role.value)
+        stored = Gauge(
+            "pulsar_proxy_stored_relays", "Relays whose sockets the supervisor keeps a copy of.", registry=self.registry
+        )
+        stored.set_function(lambda: sum(len(shelf.relays) for shelf in self.shelves))
         info = Gauge(
             "pulsar_proxy_build_info", "Always 1; the version is the label.", ["version"], registry=self.registry
         )
         info.labels(version=__version__).set(1)
 
     def _slot(self, role: Role, index: int) -> Slot:
+        if role is Role.FORWARDER:
+            keep_shelf = partial(self._keep_shelf, self.shelves[index])
+            return Slot(role, index, self._next_forwarder, self._start_worker, self._worker_ended, keep_shelf)
+
         async def spawn() -> WorkerProcess:
-            if role is Role.FORWARDER:
-                listeners = [listener.fileno() for listener in self.listeners]
-                return await WorkerProcess.spawn(role, index, listeners=listeners, connections=self._connections)
-            return await WorkerProcess.spawn(role, index, service=self._services[role, index].fileno())
+            return await WorkerProcess.spawn(role, service=self._services[role, index].fileno())
 
         return Slot(role, index, spawn, self._start_worker, self._worker_ended)
+
+    async def _next_forwarder(self) -> WorkerProcess:
+        return self._standby.take() or await self._spawn_forwarder()
+
+    async def _spawn_forwarder(self) -> WorkerProcess:
+        return await WorkerProcess.spawn(Role.FORWARDER, connections=self._connections)
+
+    async def _keep_shelf(self, shelf: Shelf, worker: WorkerProcess) -> None:
+        if worker.store is None:
+            raise RuntimeError("a forwarder without a line to the fd store")
+
+        # Only with its START: a process that has not got that far would keep them open if the supervisor were killed.
+        def listeners() -> list[int]:
+            return [listener.fileno() for listener in self.listeners]
+
+        if self.config.relay.crash_safe:
+            orderly = await shelf.serve(worker.store, listeners, new=not worker.inherited)
+        else:
+            orderly = await keep_nothing(worker.store, listeners, new=not worker.inherited)
+        if not orderly:
+            worker.kill()
 
     def of(self, role: Role) -> list[Slot]:
         """The places of one role."""
@@ -93,7 +150,15 @@ class Cluster:
                     nursery.start_soon(slot.run)
                 for slot in self.of(role):
                     await slot.ready.wait()
+            if self.draining:
+                return
+            if self.config.relay.crash_safe:
+                nursery.start_soon(self._standby.run)
             self.started = True
+            self.begun.set()
+            if self.generation > 1:
+                await self.replace_all()
+                await self._legacy.discard()
             ready.set()
 
     def _listen(self) -> None:
@@ -101,18 +166,20 @@ class Cluster:
         for listener in self.listeners:
             listener.listen(BACKLOG)
 
-    async def _start_worker(self, slot: Slot) -> None:
+    async def _start_worker(self, slot: Slot, worker: WorkerProcess) -> None:
         """Tell the workers who the new one is, and the new one all it needs. Raises RpcError."""
         async with self._workers_lock:
             peers = self._peers()
             async with trio.open_nursery() as nursery:
                 for other in self._running({Role.AUTH, Role.LOOKUP}):
-                    nursery.start_soon(self._tell_peers, other, peers)
+                    if other is not worker:
+                        nursery.start_soon(self._tell_peers, other, peers)
             # Whoever reads what strangers send must not be able to seal a principal.
             seal_key = b"" if slot.role is Role.FORWARDER else self._seal_key
-            request = StartRequest(config=encode_config(self.config), seal_key=seal_key, peers=peers)
-            if slot.worker is not None:
-                await slot.worker.command(Method.START, request, timeout_s=START_TIMEOUT_S)
+            config = encode_config(self.config)
+            request = StartRequest(config=config, seal_key=seal_key, peers=peers, index=slot.index)
+            await worker.command(Method.START, request, timeout_s=START_TIMEOUT_S)
+            slot.worker = worker
             slot.state = SlotState.RUNNING
 
     async def _tell_peers(self, worker: WorkerProcess, peers: list[Peer]) -> None:
@@ -124,9 +191,10 @@ class Cluster:
             worker.kill()
 
     def _peers(self) -> list[Peer]:
-        return [Peer(pid=slot.worker.pid, role=slot.role.value) for slot in self.slots if slot.worker is not None]
+        return [Peer(pid=life.worker.pid, role=slot.role.value) for slot in self.slots for life in slot.lives]
 
     def _running(self, roles: Iterable[Role]) -> list[WorkerProcess]:
+        """The workers of some roles; not those that only finish what they have."""
         return [
             slot.worker
             for slot in self.slots
@@ -142,13 +210,96 @@ class Cluster:
     # ---- reload
 
     async def reload(self, config: Config) -> None:
-        """Give every worker a new configuration; all or nobody. Raises ReloadRefused."""
+        """Give every worker a new configuration; all or nobody. Raises ReloadRefused.
+
+        Most of it a worker takes over as it is, and nobody notices. What it cannot, makes new processes necessary,
+        which follow the old ones without a reset.
+        """
         fixed = changes_that_need_a_restart(self.config, config)
         if fixed:
             raise ReloadRefused(f"a restart is needed to change: {', '.join(fixed)}")
+        new_processes = changes_that_need_new_processes(self.config, config)
         async with self._workers_lock:  # a worker that is starting has the old configuration on its way
-            await self._configure_all(config)
+            if not new_processes:
+                await self._configure_all(config)
             self.config = config
+        if new_processes:
+            get_logger().info("replacing all workers", because_of=",".join(new_processes))
+            await self.replace_all()
+
+    # ---- new processes
+
+    async def replace_all(self) -> None:
+        """Let new processes follow the old ones, one by one; relays go on, lookups under way are finished."""
+        self.replacing = True
+        try:
+            for role in START_ORDER:
+                for slot in self.of(role):
+                    if self.draining:
+                        return
+                    await self._replace(slot)
+        finally:
+            self.replacing = False
+
+    async def _replace(self, slot: Slot) -> None:
+        hand_over = slot.role is Role.FORWARDER and self.config.relay.crash_safe
+        try:
+            done = await slot.replace(hand_over=hand_over, drain_timeout_ms=self.config.limits.drain_timeout_ms)
+        except OSError as error:
+            get_logger().error("a worker was not replaced", who=slot.name, reason=error.strerror)
+        else:
+            get_logger().info("replaced a worker" if done else "a worker's successor did not start", who=slot.name)
+
+    async def wait_for_retired(self) -> None:
+        """Return when no worker is being replaced, and no replaced one is left that still finishes what it has."""
+        while self.replacing:  # noqa: ASYNC110 -- once in an upgrade
+            await trio.sleep(REPLACING_LOOK_S)
+        for slot in self.slots:
+            await slot.wait_for_retired()
+
+    @contextlib.asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[list[Inherited]]:
+        """Nothing changes and no call is under way; the workers as another program in this process may inherit them.
+
+        A worker that does not come to rest is ended: whoever comes next begins with another.
+        """
+        inherited: list[Inherited] = []
+        async with contextlib.AsyncExitStack() as locks:
+            for slot in self.slots:
+                await locks.enter_async_context(slot.unchanging())
+            if self.config.relay.crash_safe:
+                await self._standby.stop_and_wait()
+            for slot in self.slots:
+                for life in list(slot.lives):
+                    one = await life.worker.prepare_to_be_inherited(slot.index, timeout_s=QUIESCE_TIMEOUT_S)
+                    if one is not None:
+                        inherited.append(one)
+                        continue
+                    get_logger().error("a worker does not come to rest; ending it", who=slot.name)
+                    life.worker.kill()
+                    await life.left.wait()
+            try:
+                yield inherited
+            finally:
+                for slot in self.slots:
+                    for life in slot.lives:
+                        life.worker.resume()
+
+    def state(self, workers: list[Inherited]) -> dict[str, Any]:
+        """What another program in this process has to know: fields of proxy.supervisor.legacy.State."""
+        binds = [listener.bind for listener in self.config.listener]
+        return {
+            "generation": self.generation + 1,
+            "runtime_dir": self.config.cluster.runtime_dir,
+            "seal_key": self._seal_key,
+            "listeners": {bind: sock.fileno() for bind, sock in zip(binds, self.listeners, strict=True)},
+            "services": {place_name(*place): sock.fileno() for place, sock in self._services.items()},
+            "connections": self._connections,
+            "shelves": [shelf_state(shelf) for shelf in self.shelves],
+            "workers": workers,
+        }
+
+    # ---- configuration in place
 
     async def _configure_all(self, config: Config) -> None:
         changed: list[WorkerProcess] = []
@@ -182,6 +333,7 @@ class Cluster:
     async def drain(self) -> None:
         """Finish in order: forwarders let their clients leave, then the workers that they needed may go."""
         self.draining = True
+        self._standby.stop()
         for listener in self.listeners:
             listener.close()
         for role in reversed(START_ORDER):
@@ -192,19 +344,24 @@ class Cluster:
 
     async def _drain_slot(self, slot: Slot) -> None:
         timeout_ms = self.config.limits.drain_timeout_ms
+        slot.fill_no_more()
         if slot.worker is not None and slot.state is SlotState.RUNNING:
             try:
                 request = DrainRequest(timeout_ms=timeout_ms)
                 await slot.worker.command(Method.DRAIN, request, timeout_s=seconds(timeout_ms) + DRAIN_GRACE_S)
             except RpcError as error:
                 get_logger().warning("a worker did not drain", who=f"{slot.role}-{slot.index}", reason=str(error))
+        with trio.move_on_after(seconds(timeout_ms)):
+            await slot.wait_for_retired()
         await slot.stop()
+        if slot.role is Role.FORWARDER:
+            self.shelves[slot.index].clear()  # nobody will go on with what it may have left
 
     def stop_at_once(self) -> None:
         """End every worker, now."""
         for slot in self.slots:
-            if slot.worker is not None:
-                slot.worker.kill()
+            for life in slot.lives:
+                life.worker.kill()
 
     def close(self) -> None:
         """Close what was bound."""

@@ -17,19 +17,31 @@ from proxy.supervisor.report import Report
 from proxy.supervisor.sockets import CONTROL_SOCKET
 
 
-class Control:
-    """Serves status, drain and reload."""
+class UpgradeRefused(Exception):
+    """The cluster goes on with the program it has. Says why."""
 
-    def __init__(self, report: Report, drain: Callable[[], None], reload: Callable[[], Awaitable[None]]) -> None:
+
+class Control:
+    """Serves status, drain, reload and upgrade."""
+
+    def __init__(
+        self,
+        report: Report,
+        drain: Callable[[], None],
+        reload: Callable[[], Awaitable[None]],
+        upgrade: Callable[[], Awaitable[int]],
+    ) -> None:
         self._report = report
         self._drain = drain
         self._reload = reload
+        self._upgrade = upgrade
 
     def _handlers(self) -> dict[int, Handler]:
         return {
             Method.CLUSTER_STATUS: self._cluster_status,
             Method.CLUSTER_DRAIN: self._cluster_drain,
             Method.CLUSTER_RELOAD: self._cluster_reload,
+            Method.CLUSTER_UPGRADE: self._cluster_upgrade,
         }
 
     async def serve(self, sock: socket.socket) -> None:
@@ -54,6 +66,14 @@ class Control:
         except (ConfigError, ReloadRefused) as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         return b""
+
+    async def _cluster_upgrade(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        try:
+            generation = await self._upgrade()
+        except UpgradeRefused as refused:
+            raise RpcRefused(Status.INVALID_REQUEST, str(refused)) from None
+        return Text(text=str(generation)).SerializeToString()
 
 
 def control_path(runtime_dir: str) -> str:

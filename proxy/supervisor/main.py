@@ -1,54 +1,69 @@
 """The supervisor's life: bind, start, watch, drain, end."""
 
 import os
-import secrets
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import trio
 
 from proto.roles import Role
-from proto.sealed_principal import SEAL_KEY_BYTES
 from proxy import __version__
 from proxy.config.load import ConfigError, load_config
 from proxy.config.types import Config
 from proxy.runtime.logs import configure_logs, get_logger
 from proxy.supervisor.admin import serve_admin
 from proxy.supervisor.cluster import Cluster, ReloadRefused
-from proxy.supervisor.control import Control
+from proxy.supervisor.control import Control, UpgradeRefused
+from proxy.supervisor.legacy import SIGNALS, Legacy, State, become_next_program, check_command
 from proxy.supervisor.open_files import allow_open_files
 from proxy.supervisor.report import Report
 from proxy.supervisor.sockets import BACKLOG, CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
+
+PREFLIGHT_TIMEOUT_S = 30.0
+REPLY_GRACE_S = 0.1
+"""How long the operator's connection has to take its answer before an upgrade ends it."""
 
 
 class Supervisor:
     """One running cluster."""
 
-    def __init__(self, config: Config, config_file: Path) -> None:
+    def __init__(self, config: Config, config_file: Path, legacy: Legacy) -> None:
         self._config_file = config_file
-        self._directory = RuntimeDirectory(config.cluster.runtime_dir)
-        self._admin = bind_tcp("admin.bind", config.admin.bind)
-        self._cluster = Cluster(config, self._directory, secrets.token_bytes(SEAL_KEY_BYTES))
+        self._directory = RuntimeDirectory(config.cluster.runtime_dir, legacy.runtime_lock)
+        self._admin = legacy.take_admin(config.admin.bind) or bind_tcp("admin.bind", config.admin.bind)
+        self._control = legacy.control
+        self._cluster = Cluster(config, self._directory, legacy)
         self._drain_wanted = trio.Event()
+        self._upgrade_wanted = trio.Event()
         self._reloading = trio.Lock()
+        self._becoming = trio.Lock()
+        if legacy.drain:
+            self._drain_wanted.set()
 
     async def run(self) -> None:
         """Run until drained. Raises StartFailed."""
         report = Report(self._cluster)
-        control = Control(report, self._drain_wanted.set, self._reload)
+        control = Control(report, self._drain_wanted.set, self._reload, self._prepare_upgrade)
         ready = trio.Event()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_signals, nursery)
-                nursery.start_soon(control.serve, self._directory.bind(CONTROL_SOCKET))
+                await nursery.start(self._watch_signals, nursery)
+                if self._control is None:
+                    self._control = self._directory.bind(CONTROL_SOCKET)
+                nursery.start_soon(control.serve, self._control)
                 self._admin.listen(BACKLOG)
                 nursery.start_soon(serve_admin, self._admin, report)
                 nursery.start_soon(self._cluster.run, ready)
                 nursery.start_soon(self._announce, ready)
+                nursery.start_soon(self._upgrade)
                 await self._drain_wanted.wait()
-                get_logger().info("draining", timeout_ms=self._cluster.config.limits.drain_timeout_ms)
-                await self._cluster.drain()
+                if self._cluster.generation > 1:  # there are workers from before: somebody has to talk to them
+                    await self._cluster.begun.wait()
+                async with self._becoming:  # too late for this program: the next one will drain
+                    get_logger().info("draining", timeout_ms=self._cluster.config.limits.drain_timeout_ms)
+                    await self._cluster.drain()
                 nursery.cancel_scope.cancel()
         finally:
             self._cluster.stop_at_once()
@@ -70,8 +85,12 @@ class Supervisor:
             workers=len(self._cluster.slots),
         )
 
-    async def _watch_signals(self, nursery: trio.Nursery) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as received:
+    async def _watch_signals(
+        self, nursery: trio.Nursery, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        with trio.open_signal_receiver(*SIGNALS) as received:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # an upgrade holds them back
+            task_status.started()
             async for number in received:
                 if number == signal.SIGHUP:
                     nursery.start_soon(self._reload_and_log)
@@ -96,19 +115,87 @@ class Supervisor:
             async with self._reloading:
                 config = load_config(self._config_file, os.environ)
                 await self._cluster.reload(config)
+                configure_logs(config.log, Role.SUPERVISOR, 0)
                 get_logger().info("the configuration was reloaded")
+
+    # ---- upgrade
+
+    async def _prepare_upgrade(self) -> int:
+        """See that the program which is installed now can go on, then have it do so; the generation that is running
+        still. Raises UpgradeRefused.
+        """
+        cluster = self._cluster
+        if not cluster.started or cluster.replacing or self._drain_wanted.is_set() or self._upgrade_wanted.is_set():
+            raise UpgradeRefused("the cluster is starting, draining, or replacing its workers already")
+        await self._preflight()
+        self._upgrade_wanted.set()
+        return self._cluster.generation
+
+    async def _preflight(self) -> None:
+        """A program that cannot even read the configuration would take the whole cluster with it."""
+        command = check_command(self._config_file)
+        with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as patience:
+            try:
+                done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+            except OSError as error:
+                raise UpgradeRefused(f"the program that is installed now cannot be run: {error}") from None
+            if done.returncode:
+                raise UpgradeRefused(f"the program that is installed now fails: {done.stderr.decode().strip()[-500:]}")
+        if patience.cancelled_caught:
+            raise UpgradeRefused("the program that is installed now does not answer")
+        try:
+            config = load_config(self._config_file, os.environ)
+        except ConfigError:
+            return  # it has keys that only the new program knows, and that one has read it
+        if config.cluster.runtime_dir != self._cluster.config.cluster.runtime_dir:
+            raise UpgradeRefused("a restart is needed to change: cluster.runtime_dir")
+        if config.relay.crash_safe != self._cluster.config.relay.crash_safe:
+            raise UpgradeRefused("a restart is needed to change: relay.crash_safe")
+
+    async def _upgrade(self) -> None:
+        """Become the next program, as soon as that is wanted and what an earlier upgrade left to do is done."""
+        while True:
+            await self._upgrade_wanted.wait()
+            await trio.sleep(REPLY_GRACE_S)
+            async with self._reloading:
+                await self._cluster.wait_for_retired()
+                async with self._becoming:
+                    if not self._drain_wanted.is_set():
+                        await self._become_next_program()
+            self._upgrade_wanted = trio.Event()
+
+    async def _become_next_program(self) -> None:
+        async with self._cluster.standing_still() as workers:
+            if self._control is None:
+                raise RuntimeError("an upgrade was asked for without a way to ask")
+            state = State(
+                **self._cluster.state(workers),
+                runtime_lock=self._directory.lock,
+                control=self._control.fileno(),
+                admin={self._cluster.config.admin.bind: self._admin.fileno()},
+                drain=self._drain_wanted.is_set(),
+            )
+            get_logger().info("becoming the program that is installed now", relays=state.relays)
+            try:
+                become_next_program(state, self._config_file)
+            except OSError as error:
+                get_logger().error("the cluster goes on with the program it has; restart it soon", reason=str(error))
 
 
 class StopAtOnce(Exception):
     """An operator's second signal."""
 
 
-def serve(config: Config, config_file: Path, fail: Callable[[str], None]) -> None:
-    """Run a cluster in the foreground; ``fail`` is called with the reason where it cannot start or must stop."""
+def serve(config: Config, config_file: Path, legacy_descriptor: int | None, fail: Callable[[str], None]) -> None:
+    """Run a cluster in the foreground; ``fail`` is called with the reason where it cannot start or must stop.
+
+    ``legacy_descriptor``: where the program that this one replaces left what is to go on.
+    """
     configure_logs(config.log, Role.SUPERVISOR, 0)
     allow_open_files(config)
     try:
-        supervisor = Supervisor(config, config_file)
+        legacy = Legacy() if legacy_descriptor is None else Legacy.read(legacy_descriptor)
+        supervisor = Supervisor(_with_runtime_dir(config, legacy), config_file, legacy)
     except StartFailed as error:
         fail(str(error))
         return
@@ -118,6 +205,15 @@ def serve(config: Config, config_file: Path, fail: Callable[[str], None]) -> Non
         fail("; ".join(sorted({str(error) for error in _leaves(group)})))
     except* StopAtOnce:
         fail("ended at once, as asked")
+
+
+def _with_runtime_dir(config: Config, legacy: Legacy) -> Config:
+    """The folder stays: the sockets in it are in use."""
+    if legacy.runtime_dir in {"", config.cluster.runtime_dir}:
+        return config
+    get_logger().error("a restart is needed to change cluster.runtime_dir; the old one stays")
+    cluster = msgspec.structs.replace(config.cluster, runtime_dir=legacy.runtime_dir)
+    return msgspec.structs.replace(config, cluster=cluster)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

@@ -1,24 +1,41 @@
-"""How many files the cluster's processes may open: a relay needs two to six, and shells commonly allow 1,024."""
+"""How many files the cluster's processes may open: a relay needs two to four, and shells commonly allow 1,024."""
 
+import contextlib
 import resource
 
 from proxy.config.load import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.logs import get_logger
 
-DESCRIPTORS_PER_RELAY = 4  # two sockets, and a pipe where a receiver does not read
-SPARE = 1024
-"""For everything else that a process has open."""
+SOCKETS_PER_RELAY = 2
+DESCRIPTORS_PER_RELAY = 4
+"""Two sockets, and a pipe where a receiver does not read."""
+
+SPARE = 4096
+"""For everything else that a process has open; in the supervisor also its copies of the pipes."""
+
+
+def files_needed(config: Config) -> int:
+    """By the process that needs the most: a forwarder with its share of the relays, or the supervisor's fd store."""
+    relays = config.limits.max_connections
+    forwarder = relays * DESCRIPTORS_PER_RELAY // forwarder_count(config)
+    supervisor = relays * SOCKETS_PER_RELAY if config.relay.crash_safe else 0
+    return max(forwarder, supervisor) + SPARE
 
 
 def allow_open_files(config: Config) -> None:
-    """Raise the soft limit to the hard one; workers inherit it. Warn where even that is too low for the settings."""
+    """Raise the limit as far as it goes, at least to what is needed where that is allowed; workers inherit it. Warn
+    where it stays too low for the settings.
+    """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    needed = config.limits.max_connections * DESCRIPTORS_PER_RELAY // forwarder_count(config) + SPARE
+    needed = files_needed(config)
     if hard != resource.RLIM_INFINITY and hard < needed:
+        with contextlib.suppress(ValueError, PermissionError, OSError):  # only for those with CAP_SYS_RESOURCE
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, needed))
+            return
         get_logger().warning(
-            "a forwarder may open fewer files than its share of limits.max_connections needs; raise ulimit -n",
+            "a process may open fewer files than limits.max_connections needs; raise ulimit -n",
             limit=hard,
             needed=needed,
         )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,5 +1,7 @@
 """What the cluster tells operators: metrics of all processes in one, readiness, and status."""
 
+import time
+
 import msgspec
 import trio
 
@@ -42,6 +44,8 @@ class Report:
             "ready": not reasons,
             "not_ready_because": reasons,
             "draining": self._cluster.draining,
+            "generation": self._cluster.generation,
+            "replacing_workers": self._cluster.replacing,
             "listeners": [listener.bind for listener in self._cluster.config.listener],
             "service_url": self._cluster.config.brokers.service_url,
             "authentication": self._cluster.config.authentication.enabled,
@@ -75,7 +79,7 @@ class Report:
         }
         if slot.worker is not None:
             status["pid"] = slot.worker.pid
-            status["uptime_seconds"] = round(trio.current_time() - slot.worker.started, 1)
+            status["uptime_seconds"] = round(time.monotonic() - slot.worker.started, 1)
         if text is not None:
             status.update(msgspec.json.decode(text))
         elif slot.state is SlotState.RUNNING:

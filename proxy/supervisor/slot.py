@@ -1,15 +1,18 @@
-"""A place in the cluster that one worker process fills: keeps it filled, with pauses between failures."""
+"""A place in the cluster that one worker process fills: keeps it filled, with pauses between failures, and lets one
+worker follow another without a gap.
+"""
 
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable
 
 import trio
 
 from proto.roles import Role
-from proto.rpc_pb2 import Empty, Method, Text
+from proto.rpc_pb2 import DrainRequest, Empty, Method, Text
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcError
-from proxy.runtime.tasks import Backoff
+from proxy.runtime.tasks import Backoff, seconds
 from proxy.supervisor.sockets import StartFailed
 from proxy.supervisor.worker_process import WorkerProcess
 
@@ -17,8 +20,17 @@ LOOK_INTERVAL_S = 5.0
 LOOK_TIMEOUT_S = 5.0
 LOOKS_MISSED_MAX = 3
 
-STABLE_AFTER_S = 10.0
+STABLE_AFTER_S = 1.0
 """A worker that lived this long was no failure to start; its successor comes at once."""
+
+PAUSE_MAX_S = {Role.AUTH: 5.0, Role.LOOKUP: 5.0, Role.FORWARDER: 1.0}
+"""The longest pause between failures. Relays may be waiting for a forwarder."""
+
+DRAIN_GRACE_S = 5.0
+"""How much longer than its timeout a drain is waited for."""
+
+AWAKE_TIMEOUT_S = 30.0
+HAND_OVER_TIMEOUT_S = 10.0
 
 
 class SlotState(enum.StrEnum):
@@ -30,106 +42,259 @@ class SlotState(enum.StrEnum):
     STOPPED = "stopped"
 
 
+class Life:
+    """One process in a place. ``left``: it has ended, or its place is another's; ``shelf_free``: nothing more comes
+    from it that its successor would have to know.
+    """
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self.worker = worker
+        self.left = trio.Event()
+        self.ended = trio.Event()
+        self.shelf_free = trio.Event()
+        self.retired = False
+        self.code = 0
+
+
 Spawn = Callable[[], Awaitable[WorkerProcess]]
-Start = Callable[["Slot"], Awaitable[None]]
+Start = Callable[["Slot", WorkerProcess], Awaitable[None]]
+KeepShelf = Callable[[WorkerProcess], Awaitable[None]]
 
 
 class Slot:
-    """One role and number. ``spawn`` makes a process, ``start`` tells it all it needs to be ready."""
+    """One role and number.
 
-    def __init__(self, role: Role, index: int, spawn: Spawn, start: Start, on_end: Callable[["Slot"], None]) -> None:
+    ``spawn`` makes a process; ``start`` tells it all it needs to be ready, and makes it this place's worker.
+    ``keep_shelf`` (forwarders) gives it what its predecessor left, and returns when it has said its last.
+    """
+
+    def __init__(  # noqa: PLR0917 -- one call
+        self,
+        role: Role,
+        index: int,
+        spawn: Spawn,
+        start: Start,
+        on_end: Callable[["Slot"], None],
+        keep_shelf: KeepShelf | None = None,
+    ) -> None:
         self.role = role
         self.index = index
         self.state = SlotState.STARTING
         self.restarts = 0
         self.worker: WorkerProcess | None = None
+        self.lives: list[Life] = []
         self.ready = trio.Event()
         self._spawn = spawn
         self._start = start
         self._on_end = on_end
+        self._keep_shelf = keep_shelf
         self._stopping = False
-        self._backoff = Backoff(first_s=0.1, most_s=5.0)
+        self._backoff = Backoff(first_s=0.1, most_s=PAUSE_MAX_S[role])
+        self._next: Life | None = None
+        self._changing = trio.Lock()
+        self._nursery: trio.Nursery
+        self._inherited: WorkerProcess | None = None
 
     @property
     def name(self) -> str:
         """Role and number, for logs."""
         return f"{self.role}-{self.index}"
 
-    async def run(self) -> None:
-        """Keep the place filled until ``stop``. Raises StartFailed where the very first worker cannot start."""
-        while not self._stopping:
-            started = trio.current_time()
-            try:
-                await self._fill()
-            except OSError as error:  # no descriptors, no memory, no processes to be had
-                if not self.ready.is_set():
-                    raise StartFailed(f"the {self.role} worker {self.index} cannot be started: {error}") from None
-                get_logger().error("a worker cannot be started", who=self.name, reason=str(error))
-            if self._stopping:
-                break
-            self.restarts += 1
-            self.state = SlotState.RESTARTING
-            if trio.current_time() - started >= STABLE_AFTER_S:
-                self._backoff.reset()
-            await trio.sleep(self._backoff.next_pause_s())
-        self.state = SlotState.STOPPED
+    async def wait_for_retired(self) -> None:
+        """Return when no worker that was replaced still finishes what it has."""
+        for life in list(self.lives):
+            if life.retired:
+                await life.ended.wait()
 
-    async def _fill(self) -> None:
-        """One process, from its start to its end."""
-        worker = self.worker = await self._spawn()
-        try:
-            if self._stopping:
-                return
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(worker.talk)
-                nursery.start_soon(self._bring_up)
-                nursery.start_soon(self._watch, worker)
-                code = await worker.wait()
-                nursery.cancel_scope.cancel()
-        finally:
-            worker.kill()
-            self.worker = None
-            self._on_end(self)
-        if self._stopping:
-            return
-        get_logger().error("a worker ended; starting another", who=self.name, pid=worker.pid, code=code)
-        if not self.ready.is_set():
-            raise StartFailed(
-                f"the {self.role} worker {self.index} ended with code {code} before it was ready; see its log"
-            )
-
-    async def _bring_up(self) -> None:
-        try:
-            await self._start(self)
-        except RpcError as error:
-            if self._stopping:
-                return
-            if not self.ready.is_set():
-                raise StartFailed(f"the {self.role} worker {self.index} cannot start: {error}") from None
-            get_logger().error("a worker cannot start", who=self.name, reason=str(error))
-            if self.worker is not None:
-                self.worker.kill()
-            return
+    def inherit(self, worker: WorkerProcess) -> None:
+        """Begin with a worker that runs already (after the supervisor became another by exec)."""
+        self._inherited = worker
+        self.worker = worker
         self.state = SlotState.RUNNING
         self.ready.set()
 
-    async def _watch(self, worker: WorkerProcess) -> None:
+    # ---- the place
+
+    async def run(self) -> None:
+        """Keep the place filled until ``stop``. Raises StartFailed where the very first worker cannot start."""
+        async with trio.open_nursery() as self._nursery:
+            while not self._stopping:
+                await self._fill()
+            self.state = SlotState.STOPPED
+
+    async def _fill(self) -> None:
+        """One worker, until its place is free."""
+        started = trio.current_time()
+        try:
+            life = await self._next_life()
+        except OSError as error:  # no descriptors, no memory, no processes to be had
+            if not self.ready.is_set():
+                raise StartFailed(f"the {self.role} worker {self.index} cannot be started: {error}") from None
+            get_logger().error("a worker cannot be started", who=self.name, reason=str(error))
+        else:
+            await life.left.wait()
+            if life.retired or self._stopping:
+                return
+            self._failed(life)
+        self.restarts += 1
+        self.state = SlotState.RESTARTING
+        if trio.current_time() - started >= STABLE_AFTER_S:
+            self._backoff.reset()
+        else:
+            await trio.sleep(self._backoff.next_pause_s())
+
+    async def _next_life(self) -> Life:
+        async with self._changing:  # not while ``replace`` is about it
+            if self._next is not None:
+                life, self._next = self._next, None
+                return life
+            if self._inherited is not None:
+                worker, self._inherited = self._inherited, None
+                life = self._begin(worker)
+                self._nursery.start_soon(self._watch, life)
+                return life
+            life = self._begin(await self._spawn())
+            if self._stopping:
+                life.worker.kill()
+            else:
+                await self._bring_up(life)
+            return life
+
+    def _begin(self, worker: WorkerProcess) -> Life:
+        life = Life(worker)
+        self.lives.append(life)
+        self._nursery.start_soon(self._live, life)
+        return life
+
+    async def _live(self, life: Life) -> None:
+        """Talk to a process until it has ended and has been heard to the end."""
+        worker = life.worker
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._serve_shelf, life)
+                async with trio.open_nursery() as talking:
+                    talking.start_soon(worker.talk)
+                    life.code = await worker.wait()
+                    talking.cancel_scope.cancel()
+        finally:
+            worker.kill()
+            self.lives.remove(life)
+            if self.worker is worker:
+                self.worker = None
+            life.left.set()
+            life.ended.set()
+
+    async def _serve_shelf(self, life: Life) -> None:
+        if self._keep_shelf is not None:
+            await self._keep_shelf(life.worker)
+        life.shelf_free.set()
+
+    def _failed(self, life: Life) -> None:
+        self._on_end(self)
+        get_logger().error("a worker ended; starting another", who=self.name, pid=life.worker.pid, code=life.code)
+
+    async def _bring_up(self, life: Life) -> bool:
+        """Have a new worker start; whether it runs."""
+        worker = life.worker
+        if self.worker is None:
+            self.worker = worker
+        try:
+            await self._start(self, worker)
+        except RpcError as error:
+            if not self._stopping:
+                if not self.ready.is_set():
+                    raise StartFailed(
+                        f"the {self.role} worker {self.index} cannot start: {error}; see its log"
+                    ) from None
+                get_logger().error("a worker cannot start", who=self.name, pid=worker.pid, reason=str(error))
+            worker.kill()
+            return False
+        self.ready.set()
+        self._nursery.start_soon(self._watch, life)
+        return True
+
+    async def _watch(self, life: Life) -> None:
         """End a worker that hangs: it would keep its clients waiting for ever."""
         missed = 0
         while missed < LOOKS_MISSED_MAX:
-            await trio.sleep(LOOK_INTERVAL_S)
-            if self.state is not SlotState.RUNNING:
-                continue
+            with trio.move_on_after(LOOK_INTERVAL_S):
+                await life.left.wait()
+                return
             try:
-                await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=LOOK_TIMEOUT_S)
+                await life.worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=LOOK_TIMEOUT_S)
                 missed = 0
             except RpcError:
                 missed += 1
-        get_logger().error("a worker hangs; ending it", who=self.name, pid=worker.pid)
-        worker.kill()
+        get_logger().error("a worker hangs; ending it", who=self.name, pid=life.worker.pid)
+        life.worker.kill()
+
+    # ---- one worker after another
+
+    async def replace(self, *, hand_over: bool, drain_timeout_ms: int) -> bool:
+        """Let a new process take the place; whether it runs. The old one finishes what it has, and ends.
+
+        ``hand_over``: the old one first leaves its relays to the fd store, and the new one takes them from there.
+        Otherwise the old one stays in its place until the new one is ready, and for good if that does not start.
+        """
+        async with self._changing:
+            old = next((life for life in self.lives if life.worker is self.worker), None)
+            if old is None:  # it has died in the meantime: whoever comes now is new
+                return True
+            life = self._begin(await self._spawn())
+            if self._stopping:
+                life.worker.kill()
+                return False
+            if hand_over:
+                await self._wait_until_awake(life)
+                await self._take_leave(old, drain_timeout_ms)
+            up = await self._bring_up(life)
+            if up:
+                self._next = life
+                if not old.retired:
+                    self._retire(old, drain_timeout_ms, hand_over=False)
+            if old.retired:
+                old.left.set()
+            return up
+
+    async def _wait_until_awake(self, life: Life) -> None:
+        """Until a new process has done its imports, or failed to: relays need not stand still for that."""
+        with contextlib.suppress(RpcError):  # it has not been started: that it says so is all we want to know
+            await life.worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=AWAKE_TIMEOUT_S)
+
+    async def _take_leave(self, old: Life, drain_timeout_ms: int) -> None:
+        """Until an old forwarder has left its relays to the store."""
+        self._retire(old, drain_timeout_ms, hand_over=True)
+        with trio.move_on_after(HAND_OVER_TIMEOUT_S):
+            await old.shelf_free.wait()
+        if not old.shelf_free.is_set():
+            get_logger().error("a forwarder does not hand its relays over; ending it", who=self.name)
+            old.worker.kill()
+            await old.shelf_free.wait()
+
+    def _retire(self, old: Life, drain_timeout_ms: int, *, hand_over: bool) -> None:
+        old.retired = True
+        self._nursery.start_soon(self._finish, old, drain_timeout_ms, hand_over)
+
+    async def _finish(self, old: Life, drain_timeout_ms: int, hand_over: bool) -> None:  # noqa: FBT001 -- start_soon
+        request = DrainRequest(timeout_ms=drain_timeout_ms, hand_over=hand_over)
+        try:
+            timeout_s = seconds(drain_timeout_ms) + DRAIN_GRACE_S
+            await old.worker.command(Method.DRAIN, request, timeout_s=timeout_s)
+        except RpcError as error:
+            get_logger().warning("a replaced worker did not drain", who=self.name, reason=str(error))
+        await old.worker.stop()
+
+    def unchanging(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """While it lasts, no worker comes into this place."""
+        return self._changing
+
+    def fill_no_more(self) -> None:
+        """Start no other worker."""
+        self._stopping = True
 
     async def stop(self) -> None:
-        """End the worker, and start no other."""
+        """End the place's workers, and start no other."""
         self._stopping = True
-        if self.worker is not None:
-            await self.worker.stop()
+        async with trio.open_nursery() as nursery:
+            for life in list(self.lives):
+                nursery.start_soon(life.worker.stop)

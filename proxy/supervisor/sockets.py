@@ -47,8 +47,11 @@ def bound_address(sock: socket.socket) -> str:
 class RuntimeDirectory:
     """The folder of the Unix sockets: of this user alone, and of one supervisor at a time."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, inherited_lock: int = -1) -> None:
         self.path = Path(path)
+        if inherited_lock >= 0:
+            self._lock = os.fdopen(inherited_lock, "w")
+            return
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = self.path.lstat()
@@ -69,6 +72,11 @@ class RuntimeDirectory:
         except OSError:
             self._lock.close()
             raise StartFailed(f"cluster.runtime_dir: another cluster is running in {path}") from None
+
+    @property
+    def lock(self) -> int:
+        """The descriptor that says whose folder this is, for as long as anybody has it open."""
+        return self._lock.fileno()
 
     def bind(self, name: str) -> socket.socket:
         """A listening Unix socket in the folder, in place of whatever an earlier run left there."""

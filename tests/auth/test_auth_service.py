@@ -558,7 +558,7 @@ async def test_the_oldest_exchange_makes_room(nursery: trio.Nursery, monkeypatch
 
 async def test_start_and_drain_have_nothing_to_wait_for(worker: Worker) -> None:
     await worker.service.start()
-    await worker.service.drain(0.0)
+    await worker.service.drain(0.0, hand_over=False)
     assert worker.service.status() == {"methods": ["token"], "authentications_under_way": 0}
 
 

@@ -332,7 +332,7 @@ async def test_drain_waits_for_what_is_under_way(
     served = serve(limits={"lookup_timeout_ms": 4000})
     nursery.start_soon(served.envelope)
     await trio.sleep(1)
-    await served.service.drain(30)
+    await served.service.drain(30, hand_over=False)
     assert trio.current_time() == pytest.approx(4)
 
 
@@ -343,7 +343,7 @@ async def test_drain_does_not_wait_for_ever(
     served = serve()
     nursery.start_soon(served.envelope)
     await trio.sleep(1)
-    await served.service.drain(2)
+    await served.service.drain(2, hand_over=False)
     assert trio.current_time() == pytest.approx(3)
 
 

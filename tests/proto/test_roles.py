@@ -22,6 +22,7 @@ MATRIX: dict[int, set[str]] = {
     30: {"operator"},  # CLUSTER_STATUS
     31: {"operator"},  # CLUSTER_DRAIN
     32: {"operator"},  # CLUSTER_RELOAD
+    33: {"operator"},  # CLUSTER_UPGRADE
     3: set(),
     99: set(),
     -1: set(),

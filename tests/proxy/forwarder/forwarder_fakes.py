@@ -9,16 +9,16 @@ import msgspec
 import trio
 import trio.testing
 from prometheus_client import CollectorRegistry
+from relay_fakes import new_relays
 
 from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame, FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
-from proto.rpc_pb2 import AuthenticateResponse, EnvelopeResponse, Principal
+from proto.rpc_pb2 import AuthenticateResponse, EnvelopeResponse, Principal, StoredRelay
 from proxy.config.types import Config
 from proxy.forwarder.backends import ClientIdentity
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relays import Relays
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import BrokerLink
 
@@ -182,9 +182,13 @@ class FakeBackends:
         self.broker_failure: Exception | None = None
         self.broker_connected = CommandConnected(server_version="the broker", protocol_version=21)
         self.broker_rest = b""
-        ours, theirs = trio.testing.memory_stream_pair()
-        self.broker_stream: trio.abc.HalfCloseableStream = ours
-        self.broker = Peer(theirs)
+        self.broker_stream: trio.abc.HalfCloseableStream
+        self.broker: Peer
+        self.connect_broker(*trio.testing.memory_stream_pair())
+
+    def connect_broker(self, ours: trio.abc.HalfCloseableStream, theirs: trio.abc.HalfCloseableStream) -> None:
+        """Put a broker at the other side of a connection."""
+        self.broker_stream, self.broker = ours, Peer(theirs)
 
     def new_authentication(self, client_address: str) -> FakeAuthentication:
         assert client_address == CLIENT
@@ -217,15 +221,24 @@ class FakeBackends:
 class Play:
     """A session under test: the client at one side, fakes at the others."""
 
-    def __init__(self, nursery: trio.Nursery, *, lockstep: bool = False, **tables: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        *,
+        lockstep: bool = False,
+        streams: tuple[trio.abc.HalfCloseableStream, trio.abc.HalfCloseableStream] | None = None,
+        **tables: dict[str, Any],
+    ) -> None:
         self.nursery = nursery
         self.registry = CollectorRegistry()
         self.metrics = ForwarderMetrics(self.registry)
-        self.relays = Relays()
+        self.ended_relays: list[StoredRelay] = []
+        self._a_relay_ended = trio.Event()
+        self.relays = new_relays(nursery, self._relay_ended)
         self.registry.register(self.relays)
         self.backends = FakeBackends(make_config(**tables))
         pair = trio.testing.lockstep_stream_pair if lockstep else trio.testing.memory_stream_pair
-        ours, theirs = pair()
+        ours, theirs = pair() if streams is None else streams
         self.stream = ours
         self.client = Peer(theirs)
         self.session = ClientSession(ours, CLIENT, self.backends, self.relays, self.metrics)  # type: ignore[arg-type]
@@ -247,6 +260,17 @@ class Play:
         if self.error is not None:
             raise self.error
         return self.session.cause.value
+
+    def _relay_ended(self, about: StoredRelay) -> None:
+        self.ended_relays.append(about)
+        self._a_relay_ended.set()
+
+    async def relay_ended(self) -> StoredRelay:
+        """Wait for the end of the relay that the session became; what was known about it."""
+        await self.ended.wait()
+        assert self.session.became_relay
+        await self._a_relay_ended.wait()
+        return self.ended_relays[0]
 
     async def in_lookup_mode(self) -> Play:
         """Go through CONNECT."""

@@ -64,3 +64,26 @@ def test_new_limits_count_from_now_on(memory: int) -> None:
     admission.enter("a")
     admission.limits = Limits(max_connections=1)
     assert admission.refusal("b") == "max_connections"
+
+
+def test_shares(memory: int) -> None:
+    first = Admission(Limits(), ConnectionCounters(memory), 0)
+    second = Admission(Limits(), ConnectionCounters(memory), 1)
+    first.enter("a")
+    assert (first.has_more_than_its_share(), second.has_more_than_its_share()) == (True, False)
+    second.enter("b")
+    assert (first.has_more_than_its_share(), second.has_more_than_its_share()) == (False, False)
+
+
+def test_one_that_was_retired_leaves_its_place_to_its_successor(memory: int) -> None:
+    counters = ConnectionCounters(memory)
+    old = Admission(Limits(), counters, 0)
+    old.enter("a")
+    old.enter("b")
+    old.retire()
+    new = Admission(Limits(), counters, 0)
+    new.enter("c")
+    old.leave("a")
+    old.enter("d")
+    assert counters.total() == 1
+    assert (old.connections, new.connections) == (2, 1)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,16 +15,25 @@ import trio
 import trio.testing
 from forwarder_fakes import Peer, connect, make_config
 from prometheus_client import CollectorRegistry
+from relay_fakes import Lane, kept_relay, open_lane, read, tcp_pair, until
 
-from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.broker_handshake import Connected
+from proto.frames import Frame
+from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.roles import Role
+from proto.rpc_pb2 import StoreMessage
 from proxy.forwarder import service as service_module
+from proxy.forwarder.admission import Admission
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.service import ForwarderService
 from proxy.forwarder.session import ClientSession
-from proxy.runtime.connection_count import new_shared_counters
-from proxy.runtime.descriptors import Descriptors
+from proxy.runtime.broker_link import BrokerLink
+from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.descriptors import Descriptors, adopt_socket
+from proxy.runtime.relay_table import RelayTable
+from proxy.runtime.store_channel import StoreChannel, store_sockets
 from proxy.runtime.worker import WorkerContext
+from proxy.supervisor.fd_store import Shelf
 
 
 class FakeSocket:
@@ -39,19 +52,22 @@ class FakeSocket:
         pass
 
 
-class FakeListener(trio.abc.Listener[Any]):
-    """Gives what the test puts in."""
+class FakeListener:
+    """Gives what the test puts in, in place of accept_clients."""
 
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[Any](100)
         self.closed = False
 
-    async def accept(self) -> Any:
-        return await self._receive.receive()
-
-    async def aclose(self) -> None:
-        self.closed = True
-        await trio.lowlevel.checkpoint()
+    async def accept_clients(
+        self, listener: socket.socket, _admission: Admission, serve: Any, clients: trio.Nursery
+    ) -> None:
+        with listener:
+            try:
+                while True:
+                    clients.start_soon(serve, await self._receive.receive())
+            finally:
+                self.closed = True
 
     def come(self, ip: str = "192.0.2.1", *, gone: bool = False, lockstep: bool = False) -> Peer:
         """A client connects."""
@@ -62,13 +78,30 @@ class FakeListener(trio.abc.Listener[Any]):
 
 
 class Served:
-    def __init__(self, listener: FakeListener, nursery: trio.Nursery, tables: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        *,
+        listener: FakeListener,
+        nursery: trio.Nursery,
+        tables: dict[str, Any],
+        shelf: Shelf,
+        counters: int,
+    ) -> None:
         self.listener = listener
         self.registry = CollectorRegistry()
         self.tables = tables
-        descriptors = Descriptors(channel=-1, liveness=-1, listeners=(99,), connections=new_shared_counters(1))
+        self.counters = ConnectionCounters(counters)
+        self.shelf = shelf
+        ours, theirs = store_sockets()
+        self.real_listener = socket.create_server(("127.0.0.1", 0))
+        nursery.start_soon(self._keep, StoreChannel(ours))
+        descriptors = Descriptors(channel=-1, liveness=-1, store=theirs.detach(), connections=counters)
         context = WorkerContext(Role.FORWARDER, 0, make_config(**tables), b"", descriptors, self.registry, nursery)
         self.service = ForwarderService(context)
+
+    async def _keep(self, channel: StoreChannel) -> None:
+        with self.real_listener:
+            await self.shelf.serve(channel, lambda: [self.real_listener.fileno()], new=True)
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -85,22 +118,42 @@ Serve = Callable[..., Awaitable[Served]]
 
 @pytest.fixture
 async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
-    listener = FakeListener()
-    monkeypatch.setattr(service_module, "adopt_listener", lambda descriptor: listener)
+    """A service with clients in memory; ``real=True``: over sockets, as the first forwarder of two."""
     monkeypatch.setattr(service_module, "connect_unix", lambda _path: trio.sleep_forever)
 
     async def no_profile(_self: object) -> None:
         await trio.lowlevel.checkpoint()
 
     monkeypatch.setattr("proxy.forwarder.backends.Backends.broker_profile", no_profile)
+    adopted: list[socket.socket] = []
 
-    async def start(**tables: Any) -> Served:
-        served = Served(listener, nursery, tables)
-        await served.service.start()
+    def adopt(descriptor: int) -> socket.socket:
+        adopted.append(adopt_socket(descriptor))
+        return adopted[-1]
+
+    monkeypatch.setattr(service_module, "adopt_socket", adopt)
+    shelf = Shelf()
+    counters = new_shared_counters(2)
+
+    async def start(*, real: bool = False, **tables: Any) -> Served:
+        listener = FakeListener()
+        with monkeypatch.context() as patch:
+            if not real:
+                patch.setattr(service_module, "accept_clients", listener.accept_clients)
+            served = Served(listener=listener, nursery=nursery, tables=tables, shelf=shelf, counters=counters)
+            await served.service.start()
+            await trio.testing.wait_all_tasks_blocked()
         return served
 
     yield start
     nursery.cancel_scope.cancel()
+    with trio.CancelScope(shield=True):
+        await trio.testing.wait_all_tasks_blocked()
+    for sock in adopted:
+        sock.close()
+    shelf.clear()
+    os.close(shelf.table)
+    os.close(counters)
 
 
 async def test_clients_are_served(serve: Serve) -> None:
@@ -110,7 +163,7 @@ async def test_clients_are_served(serve: Serve) -> None:
     assert served.value("pulsar_proxy_active_connections") == 2
     assert served.value("pulsar_proxy_connections_by_state", state="lookup") == 2
     assert served.value("pulsar_proxy_connections_by_state", state="awaiting_connect") == 0
-    assert served.service.status() == {"connections": 2, "connections_by_state": {"lookup": 2}}
+    assert served.service.status() == {"connections": 2, "connections_by_state": {"lookup": 2, "relaying": 0}}
     await first.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_active_connections") == 1
@@ -214,7 +267,7 @@ async def test_a_defect_that_one_client_meets_does_not_end_the_others(
 async def test_drain_closes_the_listeners_and_lets_idle_clients_go(serve: Serve) -> None:
     served = await serve()
     client = await served.in_lookup_mode()
-    await served.service.drain(30)
+    await served.service.drain(30, hand_over=False)
     await client.must_hear_end()
     assert served.listener.closed
     assert served.value("pulsar_proxy_active_connections") == 0
@@ -228,7 +281,7 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
     client = await served.in_lookup_mode()
     monkeypatch.setattr(ClientSession, "drain", lambda self: None)  # as a relay does
     async with trio.open_nursery() as draining:
-        draining.start_soon(served.service.drain, 20)
+        draining.start_soon(partial(served.service.drain, 20, hand_over=False))
         await trio.sleep(1)
         assert served.listener.closed, "nobody new comes in meanwhile"
     assert trio.current_time() == pytest.approx(20)
@@ -253,3 +306,183 @@ async def test_every_cause_is_a_series_from_the_start(serve: Serve) -> None:
     served = await serve()
     for cause in Cause:
         assert served.value("pulsar_proxy_ended_connections_total", cause=cause.value) == 0
+
+
+# ---- relays that a predecessor left
+
+
+async def leave_relays(shelf: Shelf, *lanes: Lane, ip: str = "192.0.2.9") -> None:
+    """As a forwarder that was killed."""
+    table = RelayTable(shelf.table)
+    for lane in lanes:
+        kept = kept_relay(lane, table.take())
+        kept.about.client_address = f"{ip}:4000"
+        shelf.take(StoreMessage(relays=[kept.about]), [kept.client, kept.broker])
+        await lane.our_client.aclose()
+        await lane.our_broker.aclose()
+
+
+async def test_adopted_relays_are_counted_and_limited(serve: Serve) -> None:
+    first = await serve()
+    async with open_lane() as one, open_lane() as two:
+        await first.service.drain(1, hand_over=True)
+        await leave_relays(first.shelf, one, two)
+        with structlog.testing.capture_logs() as logs:
+            second = await serve(limits={"max_connections_per_address": 2})
+        assert [(entry["log_level"], entry["relays"]) for entry in logs] == [("info", 2)]
+        assert second.value("pulsar_proxy_adopted_relays_total") == 2
+        assert second.value("pulsar_proxy_active_connections") == 2
+        assert second.value("pulsar_proxy_new_connections_total") == 0
+        assert second.value("pulsar_proxy_connections_by_state", state="relaying") == 2
+        assert second.service.status() == {"connections": 2, "connections_by_state": {"relaying": 2}}
+        assert second.counters.total() == 2
+        await second.listener.come("192.0.2.9").must_hear_error()
+        await second.in_lookup_mode(ip="192.0.2.10")
+        await one.client.send_all(b"x")
+        assert await read(one.broker, 1) == b"x"
+        await until(lambda: second.value("pulsar_proxy_binary_bytes_total", direction="to_broker") == 1)
+        for lane in (one, two):
+            await lane.client.aclose()
+            await lane.broker.aclose()
+        await until(lambda: second.value("pulsar_proxy_active_connections") == 1)
+        assert second.value("pulsar_proxy_ended_connections_total", cause="relay_ended") == 2
+        await second.in_lookup_mode(ip="192.0.2.9")
+
+
+async def test_without_crash_safety_nothing_is_adopted(serve: Serve) -> None:
+    served = await serve(relay={"crash_safe": False})
+    await served.in_lookup_mode()
+    assert served.value("pulsar_proxy_adopted_relays_total") == 0
+    await served.service.drain(1, hand_over=True)
+    assert served.service._relays.in_flight.count == 0
+
+
+async def test_a_client_that_becomes_a_relay(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over sockets, from accept to the end."""
+    served = await serve(real=True)
+    our_broker, broker = tcp_pair()
+    with structlog.testing.capture_logs():
+        async with connected(served, our_broker, monkeypatch) as client:
+            await until(lambda: not served.service._sessions)
+            assert served.value("pulsar_proxy_active_connections") == 1
+            assert served.value("pulsar_proxy_connections_by_state", state="relaying") == 1
+            await client.stream.send_all(b"to the broker")
+            assert await read(broker, 13) == b"to the broker"
+            assert len(served.shelf.relays) == 1
+            await client.stream.aclose()
+            await broker.aclose()
+            await until(lambda: served.value("pulsar_proxy_active_connections") == 0)
+        assert served.value("pulsar_proxy_ended_connections_total", cause="relay_ended") == 1
+        await until(lambda: not served.shelf.relays)
+
+
+@asynccontextmanager
+async def connected(
+    served: Served, our_broker: trio.SocketStream, monkeypatch: pytest.MonkeyPatch, *, gate: trio.Event | None = None
+) -> AsyncIterator[Peer]:
+    """A client over a socket whose broker is there, or will be."""
+
+    async def open_broker(*_: Any) -> BrokerLink:
+        if gate is not None:
+            await gate.wait()
+        await trio.lowlevel.checkpoint()
+        greeting = CommandConnected(server_version="the broker", protocol_version=21)
+        frame = Frame(BaseCommand(type=BaseCommand.CONNECTED, connected=greeting).SerializeToString())
+        return BrokerLink(our_broker, Connected(frame, greeting, b""))
+
+    monkeypatch.setattr("proxy.forwarder.backends.Backends.open_broker", open_broker)
+    stream = await trio.open_tcp_stream(*served.real_listener.getsockname())
+    client = Peer(stream)
+    try:
+        await client.say(connect("b0:6650"))
+        if gate is None:
+            await client.must_hear(BaseCommand.CONNECTED)
+        yield client
+    finally:
+        await trio.aclose_forcefully(stream)
+
+
+# ---- handing over
+
+
+async def test_a_hand_over_waits_for_handshakes_and_leaves_relays(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = await serve(real=True)
+    our_broker, broker = tcp_pair()
+    gate, drained = trio.Event(), trio.Event()
+
+    async def drain() -> None:
+        await served.service.drain(30, hand_over=True)
+        drained.set()
+
+    async with connected(served, our_broker, monkeypatch, gate=gate) as client:
+        await until(lambda: len(served.service._sessions) == 1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drain)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not drained.is_set()
+            gate.set()
+            with trio.fail_after(5):
+                await drained.wait()
+        await client.must_hear(BaseCommand.CONNECTED)
+        assert served.value("pulsar_proxy_ended_connections_total", cause="relay_ended") == 0
+        served.counters.set(0, 77)
+        second = await serve()
+        assert second.value("pulsar_proxy_adopted_relays_total") == 1
+        assert second.counters.total() == 1
+        await client.stream.send_all(b"goes on")
+        assert await read(broker, 7) == b"goes on"
+        await broker.aclose()
+
+
+async def test_a_handshake_that_takes_too_long_is_not_waited_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    served = await serve()
+    client = served.listener.come()
+    await trio.testing.wait_all_tasks_blocked()
+    started = trio.current_time()
+    await served.service.drain(30, hand_over=True)
+    assert trio.current_time() - started == pytest.approx(service_module.HANDSHAKES_GRACE_S, abs=0.1)
+    await client.must_hear_end()
+
+
+async def test_after_a_hand_over_the_counter_is_the_successors(serve: Serve) -> None:
+    first = await serve()
+    client = await first.in_lookup_mode()
+    stays = trio.Event()
+    monkey = first.service._sessions.copy().pop()
+    monkey.drain = lambda: None  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+
+        async def drain() -> None:
+            await first.service.drain(30, hand_over=True)
+            stays.set()
+
+        nursery.start_soon(drain)
+        await trio.testing.wait_all_tasks_blocked()
+        second = await serve()
+        for _ in range(3):
+            await second.in_lookup_mode()
+        assert second.counters.total() == 3
+        await client.stream.aclose()
+        with trio.fail_after(5):
+            await stays.wait()
+    assert second.counters.total() == 3
+    assert first.value("pulsar_proxy_active_connections") == 0
+
+
+async def test_a_client_in_the_very_instant_of_a_drain(serve: Serve) -> None:
+    served = await serve()
+    peer = served.listener.come()
+    await trio.testing.wait_all_tasks_blocked()
+    ours, theirs = trio.testing.memory_stream_pair()
+    ours.socket = FakeSocket("192.0.2.1", 4000)  # type: ignore[attr-defined]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(served.service.drain, 5, hand_over=False))
+        await trio.testing.wait_all_tasks_blocked()
+        await served.service._serve_client(ours)  # type: ignore[arg-type]
+    assert await theirs.receive_some(1) == b""
+    assert served.value("pulsar_proxy_new_connections_total") == 1
+    await peer.must_hear_end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +11,15 @@ import structlog.testing
 import trio
 import trio.testing
 from forwarder_fakes import CLIENT, Play, authenticated, connect, lookup
+from relay_fakes import tcp_pair
 
 from proto import commands
 from proto.client_machine import State
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.rpc_pb2 import Principal
 from proxy.forwarder.backends import TargetRefused
-from proxy.forwarder.session import RELAY_LINGER_S
+from proxy.forwarder.relays import LINGER_S, RelayNotBegun
 from proxy.runtime.broker_link import BrokerLinkFailed
 from proxy.runtime.rpc_client import RpcDeadlineExceeded
 
@@ -74,6 +77,99 @@ async def test_an_idle_relay_has_no_deadline(play: Start, autojump_clock: trio.t
     await trio.sleep(24 * 3600)
     await it.client.say(b"x")
     assert await it.backends.broker.read_exactly(1) == b"x"
+
+
+async def test_the_session_ends_where_the_relay_begins(play: Start) -> None:
+    it = play(authentication={"enabled": True})
+    alice = Principal(type="User", name="alice", method="token", expires_at_unix_ms=1_900_000_000_000)
+    it.backends.authentication.answers = [authenticated(alice)]
+    started = time.time() * 1000
+    await it.client.say(connect(TARGET))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.ended.wait()
+    assert it.session.became_relay
+    assert it.relays.in_flight.count == 1
+    await it.backends.broker.say(b"both streams are open")
+    assert await it.client.read_exactly(21) == b"both streams are open"
+    await it.client.stream.aclose()
+    await it.backends.broker.stream.aclose()
+    about = await it.relay_ended()
+    assert (about.client_address, about.principal, about.target) == (CLIENT, "alice", TARGET)
+    assert about.expires_at_unix_ms == 1_900_000_000_000
+    assert started - 1 <= about.started_at_unix_ms <= time.time() * 1000
+
+
+async def test_a_relay_between_plain_sockets_is_the_kernels(play: Start, nursery: trio.Nursery) -> None:
+    streams = tcp_pair()
+    it = play(streams=streams)
+    nursery.start_soon(it.relays.run)
+    it.backends.broker_rest = b"rest"
+    it.backends.connect_broker(*tcp_pair())
+    it.backends.broker_gate = trio.Event()
+    await it.client.say(connect(TARGET), PRODUCER)
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    it.backends.broker_gate.set()
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    assert await it.client.read_exactly(4) == b"rest"
+    assert (await it.backends.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
+    await it.ended.wait()
+    assert it.session.became_relay
+    assert streams[0].socket.fileno() == -1, "its descriptor is the relay's"
+    await it.client.stream.aclose()
+    await it.backends.broker.must_hear_end()
+    assert (await it.relay_ended()).principal == it.session.identity.role
+
+
+@pytest.mark.parametrize("held", [(), (PRODUCER,)])
+async def test_a_relay_that_does_not_begin(play: Start, monkeypatch: pytest.MonkeyPatch, held: Any) -> None:
+    """The client may come again, to this forwarder or another."""
+    it = play()
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        raise RelayNotBegun("for the log")
+
+    monkeypatch.setattr(it.relays, "begin", refuse)
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(connect(TARGET), *held)
+        code, text = await it.client.must_hear_error()
+        assert await it.end() == "relay_not_begun"
+    assert (code, text) == (ServerError.ServiceNotReady, "The proxy cannot relay at the moment")
+    assert not it.session.became_relay
+    [entry] = logs
+    assert (entry["cause"], entry["reason"], entry["target"]) == ("relay_not_begun", "for the log", TARGET)
+    assert await it.backends.broker.read_all() == b"", "the broker's side is closed"
+
+
+async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(*_: Any, **__: Any) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as inner:
+        it = Play(inner)
+        monkeypatch.setattr(it.relays, "begin", hang)
+        await it.client.say(connect(TARGET))
+        await trio.testing.wait_all_tasks_blocked()
+        assert it.session.state is State.RELAYING
+        assert it.session.is_shaking_hands, "it is not a relay yet"
+        inner.cancel_scope.cancel()
+    assert not it.session.became_relay
+    await it.client.must_hear_end()
+    assert await it.backends.broker.read_all() == b""
+
+
+async def test_who_shakes_hands(play: Start) -> None:
+    it = play()
+    assert it.session.is_shaking_hands
+    it.backends.broker_gate = trio.Event()
+    await it.client.say(connect(TARGET))
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.session.is_shaking_hands
+    other = await play().in_lookup_mode()
+    assert not other.session.is_shaking_hands
+    await other.client.stream.aclose()
+    await other.end()
+    assert not other.session.is_shaking_hands
 
 
 # ---- a client in a hurry
@@ -254,7 +350,7 @@ async def test_the_broker_closes(play: Start) -> None:
     await it.backends.broker.stream.aclose()
     assert await it.client.read_all() == b"last words"
     await it.client.stream.aclose()
-    assert await it.end() == "relay_ended"
+    assert (await it.relay_ended()).target == TARGET
 
 
 async def test_the_client_closes(play: Start) -> None:
@@ -265,7 +361,7 @@ async def test_the_client_closes(play: Start) -> None:
     await it.backends.broker.say(b"answer")
     await it.backends.broker.stream.aclose()
     assert await it.client.read_all() == b"answer"
-    assert await it.end() == "relay_ended"
+    assert (await it.relay_ended()).target == TARGET
 
 
 async def test_the_end_of_a_relay_is_logged_with_its_figures(play: Start) -> None:
@@ -275,7 +371,7 @@ async def test_the_end_of_a_relay_is_logged_with_its_figures(play: Start) -> Non
         await it.client.stream.send_eof()
         await it.backends.broker.read_all()
         await it.backends.broker.stream.aclose()
-        await it.end()
+        await it.relay_ended()
     [entry] = logs
     assert (entry["client"], entry["broker"], entry["bytes_to_broker"]) == (CLIENT, TARGET, 5)
 
@@ -285,8 +381,8 @@ async def test_half_close_timeout(play: Start, autojump_clock: trio.testing.Mock
     await it.client.say(connect(TARGET))
     await it.client.must_hear(BaseCommand.CONNECTED)
     await it.client.stream.send_eof()
-    assert await it.end() == "relay_ended"
-    assert trio.current_time() == pytest.approx(4 + RELAY_LINGER_S), "what was sent last may still be read"
+    await it.relay_ended()
+    assert trio.current_time() == pytest.approx(4 + LINGER_S), "what was sent last may still be read"
     assert await it.backends.broker.read_all() == b"", "both sides are closed"
     await it.client.must_hear_end()
 

@@ -96,6 +96,13 @@ class RawServer:
         await self.stream.send_all(encode_rpc(Frame(reply=reply)))
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for what another task brings about, within real time."""
+    with trio.fail_after(5):
+        while not condition():  # noqa: ASYNC110 -- nobody tells
+            await trio.sleep(0.002)
+
+
 async def outcome(call: Callable[[], Awaitable[Any]]) -> Any:
     """What a call gives or raises."""
     try:

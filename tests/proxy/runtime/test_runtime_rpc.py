@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from runtime_fakes import FRAME_BYTES_MAX, RawServer, Wires, outcome
+from runtime_fakes import FRAME_BYTES_MAX, RawServer, Wires, outcome, until
 
 from proto.roles import MAY_CALL, Role
 from proto.rpc_frames import RpcDecoder, encode_rpc
@@ -492,6 +492,141 @@ async def test_a_worker_that_does_not_keep_up(nursery: trio.Nursery, monkeypatch
     nursery.cancel_scope.cancel()
 
 
+# ---- a connection that another program takes over
+
+
+async def test_quiesce_lets_calls_end_and_begins_none(raw: RawServer, client: RpcClient, nursery: trio.Nursery) -> None:
+    results: list[Any] = []
+    quiet: list[bool] = []
+
+    async def one(text: str, timeout_s: float) -> None:
+        results.append(await outcome(partial(ask, client, text, timeout_s=timeout_s)))
+
+    async def quiesce() -> None:
+        quiet.append(await client.quiesce(timeout_s=5))
+
+    nursery.start_soon(one, "under way", 5)
+    first = await raw.read()
+    nursery.start_soon(quiesce)
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(one, "too late", 0.2)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (quiet, client.in_flight) == ([], 1), "the second has not left"
+    await raw.reply(first.correlation_id, "done")
+    await until(lambda: quiet)
+    assert (quiet, results) == ([True], ["done"])
+    await until(lambda: len(results) == 2)
+    assert isinstance(results[1], RpcDeadlineExceeded)
+    with trio.move_on_after(0.02):
+        pytest.fail(f"nothing more may leave: {await raw.read()}")
+
+
+async def test_quiesce_waits_for_the_rest_of_a_frame(raw: RawServer, client: RpcClient, nursery: trio.Nursery) -> None:
+    """Its other half would be the first that the next program reads."""
+    await ask_and_be_answered(raw, client, nursery)
+    late = encode_rpc(Frame(reply=Reply(correlation_id=4711)))
+    await raw.stream.send_all(late[:3])
+    await trio.testing.wait_all_tasks_blocked()
+    assert not await client.quiesce(timeout_s=0.05)
+    await raw.stream.send_all(late[3:])
+    assert await client.quiesce(timeout_s=5)
+
+
+async def test_quiesce_waits_for_what_has_not_left(nursery: trio.Nursery) -> None:
+    """Half a call on the wire, although its caller waits no more: the next program would write into its middle."""
+    ours, theirs = trio.testing.lockstep_stream_pair()
+
+    async def connect() -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        return ours
+
+    client = RpcClient(connect, max_frame_bytes=FRAME_BYTES_MAX)
+    nursery.start_soon(client.run)
+    with pytest.raises(RpcDeadlineExceeded):
+        await ask(client, "half of it", timeout_s=0.02)
+    assert len(await theirs.receive_some(5)) == 5
+    assert not await client.quiesce(timeout_s=0.05)
+    while not await client.quiesce(timeout_s=0.02):
+        with trio.move_on_after(0.02):
+            await theirs.receive_some(100)
+    nursery.cancel_scope.cancel()
+
+
+async def ask_and_be_answered(raw: RawServer, client: RpcClient, nursery: trio.Nursery) -> None:
+    results: list[str] = []
+
+    async def one() -> None:
+        results.append(await ask(client, "x"))
+
+    nursery.start_soon(one)
+    await raw.reply((await raw.read()).correlation_id, "y")
+    await trio.testing.wait_all_tasks_blocked()
+    assert results == ["y"]
+
+
+async def test_nothing_to_hand_over_without_a_connection() -> None:
+    async def nobody() -> trio.abc.HalfCloseableStream:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    assert not await RpcClient(nobody, max_frame_bytes=FRAME_BYTES_MAX).quiesce(timeout_s=1)
+
+
+async def test_a_call_that_never_ends_is_not_waited_for(
+    raw: RawServer, client: RpcClient, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    nursery.start_soon(outcome, partial(ask, client, timeout_s=100))
+    await raw.read()
+    started = trio.current_time()
+    assert not await client.quiesce(timeout_s=3)
+    assert trio.current_time() - started == pytest.approx(3)
+
+
+async def test_resumed_calls_go_out(raw: RawServer, client: RpcClient, nursery: trio.Nursery) -> None:
+    """The other program did not come up."""
+    await ask_and_be_answered(raw, client, nursery)
+    assert await client.quiesce(timeout_s=5)
+    results: list[str] = []
+
+    async def one() -> None:
+        results.append(await ask(client, "patient"))
+
+    nursery.start_soon(one)
+    await trio.testing.wait_all_tasks_blocked()
+    assert client.in_flight == 0
+    client.resume()
+    await raw.reply((await raw.read()).correlation_id, "at last")
+    await trio.testing.wait_all_tasks_blocked()
+    assert results == ["at last"]
+
+
+async def test_no_call_outlives_the_client(raw: RawServer) -> None:
+    client = RpcClient(raw.connect, max_frame_bytes=FRAME_BYTES_MAX)
+    results: list[Any] = []
+
+    async def one(*, retry: bool) -> None:
+        results.append(await outcome(partial(ask, client, timeout_s=1000, retry=retry)))
+
+    async with trio.open_nursery() as calls:
+        async with trio.open_nursery() as running:
+            running.start_soon(client.run)
+            for retry in (False, True):
+                calls.start_soon(partial(one, retry=retry))
+            await raw.read()
+            await trio.testing.wait_all_tasks_blocked()
+            running.cancel_scope.cancel()
+        await until(lambda: len(results) == 2)
+        with trio.fail_after(5):
+            await one(retry=True)
+    assert [type(result) for result in results] == [RpcConnectionLost] * 3
+
+
+async def test_two_programs_do_not_use_the_same_numbers() -> None:
+    """Over an inherited connection, the answer to the other's call may still come."""
+    numbers = {RpcClient(trio.sleep_forever, max_frame_bytes=1).new_id() for _ in range(20)}  # type: ignore[arg-type]
+    assert len(numbers) > 15
+
+
 # ---- a server, and a caller that misbehaves
 
 
@@ -669,3 +804,64 @@ async def test_a_worker_that_was_replaced_is_not_passed_over_for_ever(
 
 async def test_ids_for_exchanges_are_unique(client: RpcClient) -> None:
     assert len({client.new_id() for _ in range(10)}) == 10
+
+
+# ---- a listener, and its end
+
+
+class FakeListener(trio.abc.Listener[Any]):
+    def __init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[Any](10)
+        self.closed = False
+
+    async def accept(self) -> Any:
+        return await self._receive.receive()
+
+    async def aclose(self) -> None:
+        self.closed = True
+        await trio.lowlevel.checkpoint()
+
+    def come(self) -> trio.abc.HalfCloseableStream:
+        ours, theirs = trio.testing.memory_stream_pair()
+        theirs.socket = None  # type: ignore[attr-defined]
+        self._send.send_nowait(theirs)
+        return ours
+
+
+async def test_a_server_that_accepts_no_more_serves_those_who_are_here(nursery: trio.Nursery) -> None:
+    server, listener = RpcServer({Method.ENVELOPE: echo}, max_frame_bytes=FRAME_BYTES_MAX), FakeListener()
+    over = trio.Event()
+
+    async def serve() -> None:
+        await server.serve_listener(listener, lambda _socket: Caller(Role.FORWARDER, 1))
+        over.set()
+
+    nursery.start_soon(serve)
+    stream = listener.come()
+
+    async def connect() -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        return stream
+
+    client = RpcClient(connect, max_frame_bytes=FRAME_BYTES_MAX)
+    scope = trio.CancelScope()
+
+    async def call_for_a_while() -> None:
+        with scope:
+            await client.run()
+
+    nursery.start_soon(call_for_a_while)
+    assert await ask(client, "before") == "before"
+    assert server.connections.count == 1
+    server.stop_accepting()
+    listener.come()
+    await trio.testing.wait_all_tasks_blocked()
+    assert server.connections.count == 1
+    assert listener._receive.statistics().current_buffer_used == 1
+    assert listener.closed
+    assert await ask(client, "after") == "after"
+    assert not over.is_set()
+    scope.cancel()
+    with trio.fail_after(5):
+        assert await server.connections.wait_until_empty(timeout_s=5)
+        await over.wait()

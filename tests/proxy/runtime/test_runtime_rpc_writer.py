@@ -77,3 +77,17 @@ async def test_who_waits_for_room_gets_it(nursery: trio.Nursery) -> None:
     assert stream.sent[:2] == [b"first", b"x" * 10]
     assert sorted(stream.sent[2:]) == [b"a" * 8, b"b" * 8]
     nursery.cancel_scope.cancel()
+
+
+async def test_empty_means_that_all_has_left(nursery: trio.Nursery) -> None:
+    stream = Recorder()
+    writer = BatchedWriter(stream, max_buffered_bytes=10)
+    assert writer.is_empty
+    writer.write(b"x")
+    assert not writer.is_empty
+    nursery.start_soon(writer.run)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not writer.is_empty, "it is being sent"
+    stream.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert writer.is_empty

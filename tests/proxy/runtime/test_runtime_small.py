@@ -287,6 +287,16 @@ def test_counters_are_shared() -> None:
     assert not os.get_inheritable(descriptor)
 
 
+def test_who_has_more_than_the_mean() -> None:
+    counters = ConnectionCounters(new_shared_counters(3))
+    assert not any(counters.is_above_mean(number) for number in range(3))
+    counters.set(0, 2)
+    counters.set(1, 1)
+    assert [counters.is_above_mean(number) for number in range(3)] == [True, False, False]
+    counters.set(2, 3)
+    assert [counters.is_above_mean(number) for number in range(3)] == [False, False, True]
+
+
 # ---- descriptors
 
 
@@ -296,8 +306,8 @@ def test_counters_are_shared() -> None:
         channel=st.integers(0, 99),
         liveness=st.integers(0, 99),
         service=st.integers(-1, 99),
-        listeners=st.lists(st.integers(0, 99)).map(tuple),
         connections=st.integers(-1, 99),
+        store=st.integers(-1, 99),
     )
 )
 def test_descriptors_round_trip(descriptors: Descriptors) -> None:
@@ -306,14 +316,7 @@ def test_descriptors_round_trip(descriptors: Descriptors) -> None:
 
 def test_all_descriptors() -> None:
     assert set(Descriptors(channel=3, liveness=4).all()) == {3, 4}
-    assert set(Descriptors(channel=3, liveness=4, service=5, listeners=(6, 7), connections=8).all()) == {
-        3,
-        4,
-        5,
-        6,
-        7,
-        8,
-    }
+    assert set(Descriptors(channel=3, liveness=4, service=5, connections=8, store=9).all()) == {3, 4, 5, 8, 9}
 
 
 async def test_adopted_sockets_are_ours_alone() -> None:

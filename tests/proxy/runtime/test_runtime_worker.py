@@ -46,6 +46,7 @@ class FakeService:
         self.context = context
         self.story: list[Any] = []
         self.refuse_start = ""
+        self.hangs_in_drain = False
         self.counter = Counter("things", "Things.", registry=context.registry)
 
     def handlers(self) -> dict[int, Any]:
@@ -68,9 +69,11 @@ class FakeService:
             raise ConfigError("limits.max_connections: unlucky")
         self.story.append(("configure", config.limits.max_connections))
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
         await trio.lowlevel.checkpoint()
-        self.story.append(("drain", timeout_s))
+        self.story.append(("drain", timeout_s, hand_over))
+        if self.hangs_in_drain:
+            await trio.sleep_forever()
 
     def status(self) -> dict[str, object]:
         return {"story": len(self.story)}
@@ -116,7 +119,7 @@ class Life:
         monkeypatch.setattr(worker, "adopt_listener", lambda _descriptor: self.listener)
         service = -1 if role is Role.FORWARDER else 5
         descriptors = Descriptors(channel=3, liveness=reading, service=service)
-        self._worker = worker._Worker(role, 1, descriptors, self._make)
+        self._worker = worker._Worker(role, descriptors, self._make)
         self.ended = trio.Event()
 
         async def connect() -> trio.abc.HalfCloseableStream:
@@ -145,8 +148,8 @@ class Life:
     async def call(self, method: int, request: Any, response_type: Any = Empty) -> Any:
         return await self.supervisor.call(method, request, response_type, timeout_s=5)
 
-    async def start(self, *known: Peer, config: Config | None = None) -> None:
-        request = StartRequest(config=encode_config(config or Config()), seal_key=b"key", peers=known)
+    async def start(self, *known: Peer, config: Config | None = None, index: int = 1) -> None:
+        request = StartRequest(config=encode_config(config or Config()), seal_key=b"key", peers=known, index=index)
         await self.call(Method.START, request)
 
     def supervisor_goes(self) -> None:
@@ -220,12 +223,73 @@ async def test_configure_and_drain(life: Begin) -> None:
     await it.start()
     await it.call(Method.CONFIGURE, ConfigureRequest(config=encode_config(Config(limits=Limits(max_connections=5)))))
     await it.call(Method.DRAIN, DrainRequest(timeout_ms=2500))
-    assert it.service.story == ["start", ("configure", 5), ("drain", 2.5)]
+    await it.call(Method.DRAIN, DrainRequest(timeout_ms=100, hand_over=True))
+    assert it.service.story == ["start", ("configure", 5), ("drain", 2.5, False), ("drain", 0.1, True)]
     with pytest.raises(RpcCallRefused, match=r"limits\.max_connections: unlucky") as caught:
         await it.call(
             Method.CONFIGURE, ConfigureRequest(config=encode_config(Config(limits=Limits(max_connections=13))))
         )
     assert caught.value.status == Status.INVALID_REQUEST
+    await finish(it)
+
+
+def caller_of(it: Life, pid: int) -> RpcClient:
+    stream = it.listener.come(pid)
+
+    async def connect() -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        return stream
+
+    return RpcClient(connect, max_frame_bytes=1000)
+
+
+async def test_a_drain_accepts_no_more_callers_and_waits_for_those_that_are_here(
+    life: Begin, nursery: trio.Nursery
+) -> None:
+    """New ones are a successor's, who waits at the same listener."""
+    it = life()
+    await it.start(Peer(pid=10, role="forwarder"))
+    client, leave, drained = caller_of(it, 10), trio.CancelScope(), trio.Event()
+
+    async def stay() -> None:
+        with leave:
+            await client.run()
+
+    async def drain() -> None:
+        await it.call(Method.DRAIN, DrainRequest(timeout_ms=4000))
+        drained.set()
+
+    nursery.start_soon(stay)
+    assert (await client.call(Method.ENVELOPE, Text(text="x"), Text, timeout_s=5)).text == "x"
+    nursery.start_soon(drain)
+    await trio.testing.wait_all_tasks_blocked()
+    it.listener.come(pid=10)
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.listener._receive.statistics().current_buffer_used == 1, "it is a successor's"
+    assert not drained.is_set()
+    assert (await client.call(Method.ENVELOPE, Text(text="still"), Text, timeout_s=5)).text == "still"
+    assert "drain" not in {entry[0] for entry in it.service.story if isinstance(entry, tuple)}
+    leave.cancel()
+    with trio.fail_after(5):
+        await drained.wait()
+    assert it.service.story[-1] == ("drain", 4.0, False)
+    await finish(it)
+
+
+async def test_a_drain_has_its_bounds(
+    life: Begin, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Callers that do not leave, and a service that hangs."""
+    it = life()
+    await it.start(Peer(pid=10, role="forwarder"))
+    client = caller_of(it, 10)
+    nursery.start_soon(client.run)
+    await client.call(Method.ENVELOPE, Text(text="x"), Text, timeout_s=5)
+    it.service.hangs_in_drain = True
+    started = trio.current_time()
+    await it.call(Method.DRAIN, DrainRequest(timeout_ms=2000))
+    assert trio.current_time() - started == pytest.approx(2 + worker.DRAIN_GRACE_S)
+    assert it.service.story[-1] == ("drain", 2.0, False)
     await finish(it)
 
 
@@ -308,7 +372,8 @@ async def test_it_ends_when_its_channel_is_broken(life: Begin, autojump_clock: t
 
 async def test_role_and_number_are_in_the_logs_of_later_calls(life: Begin, capsys: pytest.CaptureFixture[str]) -> None:
     it = life()
-    await it.start()
+    await it.start(index=7)
+    assert it.service.context.index == 7
     capsys.readouterr()
 
     def fail() -> dict[str, object]:
@@ -318,7 +383,7 @@ async def test_role_and_number_are_in_the_logs_of_later_calls(life: Begin, capsy
     with pytest.raises(RpcCallRefused):
         await it.call(Method.GET_STATUS, Empty(), Text)
     [line, *_] = capsys.readouterr().err.splitlines()
-    assert "role=lookup worker=1" in line
+    assert "role=lookup worker=7" in line
     await finish(it)
 
 
@@ -343,22 +408,20 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
     monkeypatch.setattr(trio, "run", lambda run, **_: runs.append(run))
     descriptors = Descriptors(channel=3, liveness=4, service=5)
-    monkeypatch.setattr(sys, "argv", ["x", "--index", "7", "--descriptors", descriptors.encode()])
+    monkeypatch.setattr(sys, "argv", ["x", "--descriptors", descriptors.encode()])
     with pytest.raises(SystemExit) as caught:
         worker_main(Role.AUTH, FakeService)
     assert caught.value.code == 0
     [run] = runs
     it = run.__self__
-    assert (it._role, it._index, it._descriptors) == (Role.AUTH, 7, descriptors)
+    assert (it._role, it._descriptors) == (Role.AUTH, descriptors)
 
 
 @pytest.mark.parametrize("module", ["lookup", "auth", "proxy.forwarder"])
 def test_each_role_has_its_module(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     runs: list[Any] = []
     monkeypatch.setattr(trio, "run", lambda run, **_: runs.append(run.__self__._role))
-    monkeypatch.setattr(
-        sys, "argv", ["x", "--index", "0", "--descriptors", Descriptors(channel=3, liveness=4).encode()]
-    )
+    monkeypatch.setattr(sys, "argv", ["x", "--descriptors", Descriptors(channel=3, liveness=4).encode()])
     with pytest.raises(SystemExit):
         runpy.run_module(module, run_name="__main__", alter_sys=False)
     assert [role.value for role in runs] == [module.rpartition(".")[2]]

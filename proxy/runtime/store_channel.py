@@ -1,0 +1,113 @@
+"""The line between a forwarder and the supervisor's fd store: messages with descriptors beside them (unix(7)).
+
+A socket of sequenced packets: each message arrives whole or not at all. Once one is sent, it arrives even if its sender
+is killed at that very moment, since it and its descriptors are in the kernel.
+"""
+
+import array
+import errno
+import os
+import socket
+from collections.abc import Sequence
+
+import trio
+
+from proto.rpc_pb2 import StoreMessage
+
+DESCRIPTORS_MAX = 250
+"""In one message; the kernel takes 253 (SCM_MAX_FD)."""
+
+MESSAGE_BYTES_MAX = 160 * 1024
+"""Below the usual send buffer (net.core.wmem_default, 208 KiB), of which a packet must leave some for the kernel."""
+
+_INT_BYTES = array.array("i").itemsize
+_TOO_MANY_IN_FLIGHT_PAUSE_S = 0.005
+
+
+class StoreLost(Exception):
+    """The other end of the line is gone."""
+
+
+class MessageTooLong(Exception):
+    """More than one message may hold."""
+
+
+def store_sockets() -> tuple[socket.socket, socket.socket]:
+    """A line: the supervisor's end, and the forwarder's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for sock in (ours, theirs):
+        sock.setblocking(False)
+    return ours, theirs
+
+
+class StoreChannel:
+    """One end of the line. One task may send and one receive at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def send_now(self, message: StoreMessage, descriptors: Sequence[int] = ()) -> None:
+        """Send without waiting. Raises BlockingIOError where there is no room, MessageTooLong, StoreLost."""
+        data = message.SerializeToString()
+        if len(data) > MESSAGE_BYTES_MAX or len(descriptors) > DESCRIPTORS_MAX:
+            raise MessageTooLong(f"{len(data)} bytes and {len(descriptors)} descriptors in one message")
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            self.sock.sendmsg([data], rights)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise StoreLost(error.strerror) from None
+
+    async def send(self, message: StoreMessage, descriptors: Sequence[int] = ()) -> None:
+        """Send. Raises MessageTooLong, StoreLost, OSError. Cancelled before, or sent: never both."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                self.send_now(message, descriptors)
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self.sock)
+            except OSError as error:
+                # The kernel bounds the descriptors that one user may have on their way.
+                if error.errno != errno.ETOOMANYREFS:
+                    raise
+                await trio.sleep(_TOO_MANY_IN_FLIGHT_PAUSE_S)
+            else:
+                return
+
+    async def receive(self) -> tuple[StoreMessage, list[int]] | None:
+        """The next message and its descriptors, now this process's to close; None once the other end is gone.
+        Raises DecodeError.
+
+        Fewer descriptors than the message speaks of mean that this process may open no more files.
+        """
+        # First, not last: between its arrival and its return a message must not be lost to anything.
+        await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                data, ancillary, _flags, _address = self.sock.recvmsg(
+                    MESSAGE_BYTES_MAX, socket.CMSG_SPACE(DESCRIPTORS_MAX * _INT_BYTES), socket.MSG_CMSG_CLOEXEC
+                )
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.sock)
+            except ConnectionResetError:
+                continue  # said once, and before what the other end had sent: that comes now
+            else:
+                break
+        if not data:
+            return None
+        descriptors = array.array("i")
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(content[: len(content) - len(content) % _INT_BYTES])
+        return StoreMessage.FromString(data), list(descriptors)
+
+    def close(self) -> None:
+        """Close this end."""
+        if self.sock.fileno() >= 0:
+            trio.lowlevel.notify_closing(self.sock)
+            self.sock.close()
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors that were received and are not wanted."""
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,151 @@
+"""The fd store: copies of each relay's sockets and of the pipes, for a forwarder's successor.
+
+A shelf belongs to one forwarder's place in the cluster. While a forwarder lives, it says over its line what to keep and
+what to drop; when it is gone, whatever it had said is read to the end, and the next one gets all that is kept. Nothing
+here ever looks into a relay: the sockets are only held.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import trio
+from google.protobuf.message import DecodeError
+
+from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
+from proxy.runtime.logs import get_logger
+from proxy.runtime.relay_table import new_table
+from proxy.runtime.store_channel import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, StoreChannel, StoreLost, close_all
+
+RECORD_BYTES_OVERHEAD = 16
+"""What a record costs in a message beside its own bytes, at most."""
+
+Listeners = Callable[[], Sequence[int]]
+"""Says the descriptors of the clients' listeners at the moment when they are needed; a drain closes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Two descriptors, and what was said about them: a serialized StoredRelay or StoredPipe."""
+
+    about: bytes
+    first: int
+    second: int
+
+    def close(self) -> None:
+        """Close both."""
+        os.close(self.first)
+        os.close(self.second)
+
+
+async def keep_nothing(channel: StoreChannel, listeners: Listeners, *, new: bool) -> bool:
+    """Give a forwarder its clients' listeners and no more; whether its line ended in order."""
+    with contextlib.closing(channel):
+        try:
+            if new:
+                numbers = listeners()
+                await channel.send(StoreMessage(listeners=len(numbers), complete=True), numbers)
+            while (received := await channel.receive()) is not None:
+                close_all(received[1])
+        except (StoreLost, DecodeError, OSError) as error:
+            _log_lost(error)
+            return False
+    return True
+
+
+def _log_lost(error: Exception) -> None:
+    get_logger().error("lost a forwarder's line to the fd store; ending it", reason=str(error) or type(error).__name__)
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What is kept for one place."""
+
+    table: int = field(default_factory=new_table)
+    relays: dict[int, Kept] = field(default_factory=dict)
+    pipes: dict[int, Kept] = field(default_factory=dict)
+    _in_use: trio.Lock = field(default_factory=trio.Lock)
+
+    async def serve(self, channel: StoreChannel, listeners: Listeners, *, new: bool) -> bool:
+        """Keep what a forwarder says until its line has ended; a new one first gets the clients' listeners and what its
+        predecessor left. Whether the line ended in order.
+
+        One forwarder at a time: a successor waits here until its predecessor has said its last.
+        """
+        async with self._in_use:
+            with contextlib.closing(channel):
+                try:
+                    if new:
+                        await self.hand_over(channel, listeners())
+                    await self.keep(channel)
+                except (StoreLost, DecodeError, OSError) as error:
+                    _log_lost(error)
+                    return False
+        return True
+
+    async def keep(self, channel: StoreChannel) -> None:
+        """Do what a forwarder says, until its line has ended and all of it was read."""
+        while (received := await channel.receive()) is not None:
+            self.take(*received)
+
+    def take(self, message: StoreMessage, descriptors: list[int]) -> None:
+        """Do what one message says."""
+        for relay_id in message.dropped_relays:
+            _drop(self.relays, relay_id)
+        for pipe_id in message.dropped_pipes:
+            _drop(self.pipes, pipe_id)
+        if len(descriptors) != 2 * (len(message.relays) + len(message.pipes)):
+            close_all(descriptors)
+            get_logger().error("a relay is not crash-safe: the supervisor may open no more files; raise ulimit -n")
+            return
+        ends = zip(descriptors[::2], descriptors[1::2], strict=True)
+        for relay in message.relays:
+            _drop(self.relays, relay.id)
+            self.relays[relay.id] = Kept(relay.SerializeToString(), *next(ends))
+        for pipe in message.pipes:
+            _drop(self.pipes, pipe.id)
+            self.pipes[pipe.id] = Kept(pipe.SerializeToString(), *next(ends))
+
+    async def hand_over(self, channel: StoreChannel, listeners: Sequence[int]) -> None:
+        """Give a copy of everything to a new forwarder. Raises StoreLost where that one is gone, too."""
+        await channel.send(StoreMessage(table=True, listeners=len(listeners)), (self.table, *listeners))
+        for batch in _batches(self.pipes.values()):
+            pipes = [StoredPipe.FromString(kept.about) for kept in batch]
+            await channel.send(StoreMessage(pipes=pipes), _ends(batch))
+        for batch in _batches(self.relays.values()):
+            relays = [StoredRelay.FromString(kept.about) for kept in batch]
+            await channel.send(StoreMessage(relays=relays), _ends(batch))
+        await channel.send(StoreMessage(complete=True))
+
+    def clear(self) -> None:
+        """Let go of all that is kept; the table stays."""
+        for kept in (*self.relays.values(), *self.pipes.values()):
+            kept.close()
+        self.relays.clear()
+        self.pipes.clear()
+
+
+def _drop(shelf: dict[int, Kept], number: int) -> None:
+    kept = shelf.pop(number, None)
+    if kept is not None:
+        kept.close()
+
+
+def _ends(batch: Iterable[Kept]) -> list[int]:
+    return [end for kept in batch for end in (kept.first, kept.second)]
+
+
+def _batches(shelf: Iterable[Kept]) -> Iterator[list[Kept]]:
+    """As many at a time as one message may hold."""
+    batch: list[Kept] = []
+    size = 0
+    for kept in shelf:
+        more = len(kept.about) + RECORD_BYTES_OVERHEAD
+        if batch and (2 * len(batch) + 2 > DESCRIPTORS_MAX or size + more > MESSAGE_BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(kept)
+        size += more
+    if batch:
+        yield batch

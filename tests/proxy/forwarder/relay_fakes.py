@@ -1,0 +1,378 @@
+"""Relays over real sockets and pipes: lanes between two far ends, and forwarders that follow one another."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+import trio.testing
+from prometheus_client import CollectorRegistry
+
+from proto.rpc_pb2 import StoredRelay
+from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.keeping import Inheritance, KeptRelay, RelayKeeper
+from proxy.forwarder.pipes import Pipe
+from proxy.forwarder.relays import Relays
+from proxy.runtime.relay_table import PIPE, RelayTable, row
+from proxy.runtime.store_channel import StoreChannel, store_sockets
+from proxy.supervisor.fd_store import Shelf
+
+DEFAULTS = RelayConfig()
+PATIENCE_S = 10
+SMALL_BUFFER = 16 * 1024
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def tcp_pair(*, buffer_bytes: int = 0) -> tuple[trio.SocketStream, trio.SocketStream]:
+    """Two ends of a connection; with small buffers, a receiver that does not read is felt soon."""
+    with socket.socket() as listener:
+        if buffer_bytes:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        one = socket.socket()
+        if buffer_bytes:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        one.connect(listener.getsockname())
+        other, _ = listener.accept()
+    streams = []
+    for sock in (one, other):
+        if buffer_bytes:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setblocking(False)
+        streams.append(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+    return streams[0], streams[1]
+
+
+@dataclass
+class Lane:
+    """The far ends, and the two sockets that the proxy holds until a relay has them."""
+
+    client: trio.SocketStream
+    broker: trio.SocketStream
+    our_client: trio.SocketStream
+    our_broker: trio.SocketStream
+
+    @classmethod
+    def new(cls, *, buffer_bytes: int = 0) -> Lane:
+        client, our_client = tcp_pair(buffer_bytes=buffer_bytes)
+        our_broker, broker = tcp_pair(buffer_bytes=buffer_bytes)
+        return cls(client, broker, our_client, our_broker)
+
+    async def close(self) -> None:
+        for stream in (self.client, self.broker, self.our_client, self.our_broker):
+            await trio.aclose_forcefully(stream)
+
+
+@asynccontextmanager
+async def open_lane(*, buffer_bytes: int = 0) -> AsyncIterator[Lane]:
+    """A lane, and its end."""
+    lane = Lane.new(buffer_bytes=buffer_bytes)
+    try:
+        yield lane
+    finally:
+        await lane.close()
+
+
+async def read(stream: trio.SocketStream, size: int) -> bytes:
+    """So many bytes."""
+    found = bytearray()
+    with trio.fail_after(PATIENCE_S):
+        while len(found) < size:
+            data = await stream.receive_some(size - len(found))
+            assert data, f"an early end, after {len(found)} bytes"
+            found += data
+    return bytes(found)
+
+
+async def read_all(stream: trio.SocketStream) -> bytes:
+    """Everything up to the end."""
+    found = bytearray()
+    with trio.fail_after(PATIENCE_S):
+        async for data in stream:
+            found += data
+    return bytes(found)
+
+
+async def fill(stream: trio.SocketStream, *, give_up_s: float = 0.1) -> int:
+    """Send zeros until no more are taken; how many were."""
+    sent = 0
+    while True:
+        with trio.move_on_after(give_up_s) as scope:
+            await trio.lowlevel.wait_writable(stream.socket)
+        if scope.cancelled_caught:
+            return sent
+        sent += await stream.socket.send(bytes(65536))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for what the kernel or another task brings about."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 -- it may be the kernel's
+            await trio.sleep(0.002)
+
+
+def reset(stream: trio.SocketStream) -> None:
+    """Close with a reset instead of an end."""
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    stream.socket.close()
+
+
+def about_relay(**fields: Any) -> StoredRelay:
+    """What the store knows of a relay."""
+    known = {
+        "client_address": "192.0.2.7:4000",
+        "principal": "alice",
+        "target": "b0:6650",
+        "started_at_unix_ms": int(time.time() * 1000),
+    }
+    return StoredRelay(**(known | fields))
+
+
+def keeps_nothing() -> RelayKeeper:
+    """A keeper as ``relay.crash_safe = false`` makes it."""
+    with socket.socket() as unused:
+        return RelayKeeper(unused, keeps=False)
+
+
+def new_relays(nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None) -> Relays:
+    """Relays that no store keeps."""
+    return Relays(keeps_nothing(), Inheritance(), on_end, nursery, forwarders=1)
+
+
+def value(registry: CollectorRegistry, name: str, direction: str) -> float:
+    """A relay metric's value."""
+    found = registry.get_sample_value(name, {"direction": direction})
+    assert found is not None
+    return found
+
+
+class Killed(BaseException):
+    """Where a process would be gone."""
+
+
+class WatchedKeeper(RelayKeeper):
+    """Writes down, in order, what is said to the store; knows what its forwarder has open."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock, keeps=True)
+        self.sock = sock
+        self.said: list[tuple[str, int]] = []
+        self.open: dict[tuple[str, int], list[tuple[int, int]]] = {}
+
+    def note(self, what: str, number: int, *ends: int) -> None:
+        self.open[what, number] = [(end, os.fstat(end).st_ino) for end in ends]
+
+    async def put(self, relay: StoredRelay, client: int, broker: int) -> None:
+        self.note("relay", relay.id, client, broker)
+        try:
+            await super().put(relay, client, broker)
+        except BaseException:
+            del self.open["relay", relay.id]
+            raise
+        self.said.append(("put", relay.id))
+
+    def put_pipes(self, pipes: Sequence[Pipe]) -> None:
+        super().put_pipes(pipes)
+        for pipe in pipes:
+            self.note("pipe", pipe.id, pipe.reading, pipe.writing)
+
+    def drop_relay(self, relay_id: int) -> None:
+        self.said.append(("drop", relay_id))
+        self.open.pop(("relay", relay_id), None)
+        super().drop_relay(relay_id)
+
+    def drop_pipe(self, pipe: Pipe) -> None:
+        self.said.append(("drop pipe", pipe.id))
+        self.open.pop(("pipe", pipe.id), None)
+        super().drop_pipe(pipe)
+
+    async def close(self) -> None:
+        await super().close()
+        for known in [known for known in self.open if known[0] == "relay"]:
+            del self.open[known]  # they are closed next
+
+    def close_all(self) -> None:
+        """As the kernel does for a process that is gone."""
+        self.sock.close()
+        open_ends, self.open = [*itertools.chain.from_iterable(self.open.values())], {}
+        for end, inode in open_ends:
+            try:
+                is_ours = os.fstat(end).st_ino == inode
+            except OSError:
+                continue
+            if is_ours:
+                os.close(end)
+
+
+@asynccontextmanager
+async def busy_line(keeper: RelayKeeper) -> AsyncIterator[Callable[[], None]]:
+    """A line on which somebody else is sending, until what this gives is called."""
+    over = trio.Event()
+
+    async def send(task_status: trio.TaskStatus[None]) -> None:
+        async with keeper._sending:
+            task_status.started()
+            await over.wait()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(send)
+        try:
+            yield over.set
+        finally:
+            over.set()
+
+
+class Forwarder:
+    """The relays of one process, from inheritance to whatever its end is."""
+
+    def __init__(self, sock: socket.socket, config: RelayConfig) -> None:
+        self.keeper = WatchedKeeper(sock)
+        self.config = config
+        self.ended: list[StoredRelay] = []
+        self.adopted: list[StoredRelay] = []
+        self.left: Inheritance
+        self.relays: Relays
+        self.registry = CollectorRegistry()
+        self.gone = trio.Event()
+        self.was_killed = False
+        self._scope = trio.CancelScope()
+
+    async def live(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    self.left = await self.keeper.inherit()
+                    for kept in self.left.relays:
+                        self.keeper.note("relay", kept.about.id, kept.client, kept.broker)
+                    for pipe in self.left.pipes:
+                        self.keeper.note("pipe", pipe.id, pipe.reading, pipe.writing)
+                    self.relays = Relays(self.keeper, self.left, self.ended.append, nursery, forwarders=1)
+                    self.registry.register(self.relays)
+                    self.adopted = [kept.about for kept in self.left.relays]
+                    self.relays.adopt(self.left, self.config)
+                    nursery.start_soon(self.keeper.run)
+                    nursery.start_soon(self.relays.run)
+                    task_status.started()
+                    await trio.sleep_forever()
+        except* Killed:
+            self._die()
+        finally:
+            if self.was_killed:
+                self.keeper.close_all()
+            self.gone.set()
+
+    def _die(self) -> None:
+        self.was_killed = True
+        self.relays._engine.frozen = True  # nothing that runs on the way out may touch what a killed one leaves
+        self.relays._table = RelayTable()
+
+    def blow(self) -> None:
+        """End as by SIGKILL, in the middle of whatever is being done."""
+        self._die()
+        raise Killed
+
+    async def kill(self) -> None:
+        """End as by SIGKILL, between two turns."""
+        self._die()
+        self._scope.cancel()
+        await self.gone.wait()
+
+    async def leave(self) -> None:
+        """End as by the supervisor's word."""
+        self._scope.cancel()
+        await self.gone.wait()
+
+    async def begin(
+        self, lane: Lane, *, to_broker: bytes = b"", to_client: bytes = b"", about: StoredRelay | None = None
+    ) -> StoredRelay:
+        about = about or about_relay()
+        await self.relays.begin(
+            lane.our_client,
+            lane.our_broker,
+            about,
+            first_to_broker=to_broker,
+            first_to_client=to_client,
+            config=self.config,
+        )
+        return about
+
+    def moved(self, direction: str) -> int:
+        """The metric of bytes."""
+        return int(value(self.registry, "pulsar_proxy_binary_bytes_total", direction))
+
+    def operations(self, direction: str) -> int:
+        """The metric of portions."""
+        return int(value(self.registry, "pulsar_proxy_binary_ops_total", direction))
+
+    def pipe_of(self, relay_id: int, way: int) -> int:
+        """Which pipe the table says is bound."""
+        return self.relays._table.cells[row(relay_id, way) + PIPE]
+
+
+class Place:
+    """A forwarder's place in the cluster: a real shelf of the fd store, and one forwarder after another."""
+
+    def __init__(self, nursery: trio.Nursery, config: RelayConfig = DEFAULTS) -> None:
+        self._nursery = nursery
+        self._config = config
+        self.shelf = Shelf()
+        self.forwarders: list[Forwarder] = []
+
+    async def forwarder(self, config: RelayConfig | None = None) -> Forwarder:
+        """The next one; it waits for its predecessor's last word."""
+        ours, theirs = store_sockets()
+        self._nursery.start_soon(self._serve, StoreChannel(ours))
+        forwarder = Forwarder(theirs, config or self._config)
+        self.forwarders.append(forwarder)
+        with trio.fail_after(PATIENCE_S):
+            await self._nursery.start(forwarder.live)
+        return forwarder
+
+    async def _serve(self, channel: StoreChannel) -> None:
+        await self.shelf.serve(channel, list, new=True)
+
+    async def settle(self) -> None:
+        """Wait until the store has read what was said."""
+        await trio.testing.wait_all_tasks_blocked(0.005)
+
+    async def close(self) -> None:
+        for forwarder in self.forwarders:
+            await forwarder.leave()
+            forwarder.keeper.close_all()
+        await self.settle()
+        self.shelf.clear()
+        os.close(self.shelf.table)
+
+
+@asynccontextmanager
+async def open_place(config: RelayConfig = DEFAULTS) -> AsyncIterator[Place]:
+    """A place, and its end."""
+    async with trio.open_nursery() as nursery:
+        place = Place(nursery, config)
+        try:
+            yield place
+        finally:
+            with trio.CancelScope(shield=True):
+                await place.close()
+            nursery.cancel_scope.cancel()
+
+
+def kept_relay(lane: Lane, relay_id: int) -> KeptRelay:
+    """A relay as a store hands it over, with descriptors of its own."""
+    return KeptRelay(
+        about_relay(id=relay_id), os.dup(lane.our_client.socket.fileno()), os.dup(lane.our_broker.socket.fileno())
+    )
