@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 import trio
 
 from proto.rpc_pb2 import StoredRelay
+from proxy.forwarder.alarm import Alarm
 from proxy.forwarder.pipes import Pipe, PipePool
 from proxy.runtime.logs import get_logger
 from proxy.runtime.relay_table import BYTES, OPERATIONS, PIPE, TO_BROKER, TO_CLIENT, RelayTable, row
@@ -59,6 +60,7 @@ _PEER_GONE = frozenset(
 )
 
 _INPUT = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+_OUTPUT = select.EPOLLOUT
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _EVENTS = _INPUT | select.EPOLLOUT | select.EPOLLET
 
@@ -67,10 +69,10 @@ class Direction:
     """One way of a relay: from a source socket to a sink socket.
 
     ``pipe`` is lent only while bytes are left in it; ``ends``: the source's end was seen from afar, behind its bytes;
-    ``ended``: it was reached; ``done``: the sink knows it too. ``row`` is where the relay table tells of it.
+    ``done``: it was reached, and the sink knows it. ``row`` is where the relay table tells of it.
     """
 
-    __slots__ = ("done", "ended", "ends", "in_line", "in_pipe", "opposite", "pipe", "relay", "row", "sink", "source")
+    __slots__ = ("done", "ends", "in_line", "in_pipe", "opposite", "pipe", "relay", "row", "sink", "source")
 
     opposite: "Direction"
     relay: "Relay"
@@ -81,7 +83,7 @@ class Direction:
         self.row = table_row
         self.pipe: Pipe | None = None
         self.in_pipe = 0
-        self.ends = self.ended = self.done = self.in_line = False
+        self.ends = self.done = self.in_line = False
 
 
 class Relay:
@@ -107,17 +109,21 @@ class Relay:
 class RelayEngine:
     """See the module. ``run`` is the one task that moves bytes; all else may be called from any task.
 
-    ``on_end`` is called with each relay that has ended; its sockets are the owner's to close then.
+    ``on_end`` is called with each relay that has ended; its sockets are the owner's to close then. ``may_linger`` says
+    whether nobody else in this process is in a hurry.
     """
 
-    def __init__(self, table: RelayTable, pool: PipePool, on_end: Callable[[Relay], None]) -> None:
+    def __init__(
+        self, table: RelayTable, pool: PipePool, on_end: Callable[[Relay], None], may_linger: Callable[[], bool]
+    ) -> None:
         self._epoll = select.epoll()
-        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._alarm = Alarm()
         self._epoll.register(self._alarm, select.EPOLLIN | select.EPOLLET)
         self._table = table
         self._cells = table.cells
         self._pool = pool
         self._on_end = on_end
+        self._may_linger = may_linger
         self._by_source: dict[int, Direction] = {}
         self._line: deque[Direction] = deque()
         self._without_pipe: deque[Direction] = deque()
@@ -211,7 +217,7 @@ class RelayEngine:
                     self._pool.give(self._ready)
                 self._pool.close()
             self._epoll.close()
-            os.close(self._alarm)
+            self._alarm.close()
 
     async def _move_bytes(self) -> None:
         while not self.frozen:
@@ -225,20 +231,26 @@ class RelayEngine:
         """Serve what the epoll has and who stands in line; where much goes on, also what comes in the next moment.
 
         A wake-up by way of Trio costs more than a portion's way through a pipe. Where one follows the other closely,
-        the next is therefore waited for here, which delays all else in this process by little more than LINGER_S.
+        and nobody shakes hands, the next is therefore waited for here, which delays all else in this process by little
+        more than LINGER_S.
         """
         now = time.monotonic()
         until = now + LINGER_S
-        pause_s = LINGER_S if now - self._served_at < BUSY_GAP_S else 0.0
+        lingers = now - self._served_at < BUSY_GAP_S and self._may_linger()
+        if lingers:
+            self._alarm.set(LINGER_S)
         events = self._epoll.poll(0, EVENTS_PER_POLL)
         while events or self._line:
             self._serve_events(events)
-            self._serve_line()
-            self._serve_those_without_pipe()
+            if self._line:
+                self._serve_line()
+            if self._without_pipe:
+                self._serve_those_without_pipe()
             now = time.monotonic()
             if now >= until:
                 break
-            events = self._epoll.poll(0 if self._line else pause_s, EVENTS_PER_POLL)
+            # Without a timeout: the alarm ends it.
+            events = self._epoll.poll(-1 if lingers and not self._line else 0, EVENTS_PER_POLL)
         self._served_at = now
 
     def _serve_events(self, events: list[tuple[int, int]]) -> None:
@@ -249,7 +261,7 @@ class RelayEngine:
                 continue
             if mask & _ENDED:
                 self._note_end(outgoing, mask)
-            if mask & select.EPOLLOUT and outgoing.opposite.in_pipe:
+            if mask & _OUTPUT and outgoing.opposite.in_pipe:
                 self._pump(outgoing.opposite)
             if mask & _INPUT and not outgoing.in_pipe:  # else it waits for room, not for input
                 self._pump(outgoing)
@@ -280,76 +292,76 @@ class RelayEngine:
             # It had ended its own direction before; now it takes nothing either. Only a reset says that.
             self._sink_broke(outgoing.opposite)
 
-    def _pump(self, direction: Direction) -> None:
-        """Give a direction its turn, unless it is done or in line. A defect ends its relay and no other."""
+    def _pump(self, direction: Direction) -> None:  # noqa: PLR0911 -- the hot path: a call costs more than it says
+        """Give a direction its turn, unless it is done or in line: at most one portion; more is left to the next turn,
+        or to an edge. Per portion two system calls, and as little else as possible.
+
+        A defect ends its relay and no other.
+        """
         if direction.in_line or direction.done:
             return
         try:
-            self._move(direction)
-        except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
-            direction.relay.broken = True
-            self._finish(direction.relay)
-            if self._ready is not None:  # nobody else may get what it may hold
-                self._pool.discard(self._ready)
-                self._ready = None
-            get_logger().error("a relay was ended by an unexpected error", exc_info=error)
-
-    def _move(self, direction: Direction) -> None:
-        """One turn: at most one portion. More is left to the next turn, or to an edge.
-
-        This is the hot path: per portion two system calls, and as little else as possible.
-        """
-        if direction.in_pipe and not self._drain(direction):
-            return
-        pipe = self._ready or self._take_pipe(direction)
-        if pipe is None:
-            return
-        moved = self._fill(direction, pipe)
-        if not moved:
-            if direction.ended:
-                self._end(direction)
-            return
-        direction.in_pipe = moved
-        try:
-            sent = os.splice(pipe.reading, direction.sink, moved, None, None, SPLICE_FLAGS)
-        except OSError as error:
-            self._lend(direction, pipe)
-            if error.errno != errno.EAGAIN:
-                self._sink_broke(direction)
-            return
-        cells, row = self._cells, direction.row
-        direction.in_pipe = moved - sent
-        cells[row + BYTES] += sent
-        cells[row + OPERATIONS] += 1
-        if sent < moved:
-            self._lend(direction, pipe)
-        else:
-            cells[row + PIPE] = 0
-            # So few bytes are all that there was, and more will raise an edge; an end that was seen already will not.
-            # (Where they lay in more pieces than a splice takes at a time, that is wrong: see _look_again.)
-            if moved < FEW_BYTES and not direction.ends:
-                self._unsure.add(direction)
+            if direction.in_pipe and not self._drain(direction):
                 return
-        self._stand_in_line(direction)
+            pipe = self._ready or self._take_pipe(direction)
+            if pipe is None:
+                return
+            cells, row = self._cells, direction.row
+            cells[row + PIPE] = pipe.id
+            try:
+                moved = os.splice(direction.source, pipe.writing, SPLICE_BYTES_MAX, None, None, SPLICE_FLAGS)
+            except OSError as error:
+                self._source_failed(direction, error)
+                return
+            if not moved:
+                cells[row + PIPE] = 0
+                self._end(direction)
+                return
+            direction.in_pipe = moved
+            try:
+                sent = os.splice(pipe.reading, direction.sink, moved, None, None, SPLICE_FLAGS)
+            except OSError as error:
+                self._sink_failed(direction, pipe, error)
+                return
+            direction.in_pipe = moved - sent
+            cells[row + BYTES] += sent
+            cells[row + OPERATIONS] += 1
+            if sent == moved:
+                cells[row + PIPE] = 0
+                # So few bytes are all that there was, and more will raise an edge; an end that was seen already will
+                # not. (Where they lay in more pieces than a splice takes at a time, that is wrong: see _look_again.)
+                if moved < FEW_BYTES and not direction.ends:
+                    self._unsure.add(direction)
+                    return
+            else:
+                self._lend(direction, pipe)
+            self._stand_in_line(direction)
+        except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
+            self._defect(direction, error)
 
-    def _fill(self, direction: Direction, pipe: Pipe) -> int:
-        """Splice from the source into an empty pipe; how many bytes. The source's end is noted, not acted on."""
-        at = direction.row + PIPE
-        self._cells[at] = pipe.id
-        try:
-            moved = os.splice(direction.source, pipe.writing, SPLICE_BYTES_MAX, None, None, SPLICE_FLAGS)
-        except OSError as error:
-            self._cells[at] = 0
-            if error.errno == errno.EAGAIN:
-                return 0
-            if error.errno not in _PEER_GONE:
-                raise
-            direction.relay.broken = direction.ended = True  # nothing more will come, as after an end of file
-            return 0
-        if not moved:
-            self._cells[at] = 0
-            direction.ended = True
-        return moved
+    def _source_failed(self, direction: Direction, error: OSError) -> None:
+        """Nothing came: since there is nothing now, or since nothing ever will."""
+        self._cells[direction.row + PIPE] = 0
+        if error.errno == errno.EAGAIN:
+            return
+        if error.errno not in _PEER_GONE:
+            raise error
+        direction.relay.broken = True
+        self._end(direction)
+
+    def _sink_failed(self, direction: Direction, pipe: Pipe, error: OSError) -> None:
+        """Nothing went: since there is no room now, or since there never will be."""
+        self._lend(direction, pipe)
+        if error.errno != errno.EAGAIN:
+            self._sink_broke(direction)
+
+    def _defect(self, direction: Direction, error: Exception) -> None:
+        direction.relay.broken = True
+        self._finish(direction.relay)
+        if self._ready is not None:  # nobody else may get what it may hold
+            self._pool.discard(self._ready)
+            self._ready = None
+        get_logger().error("a relay was ended by an unexpected error", exc_info=error)
 
     def _take_pipe(self, direction: Direction) -> Pipe | None:
         """An empty pipe; None where there is none now, and the direction waits for one."""
@@ -391,7 +403,6 @@ class RelayEngine:
     def _sink_broke(self, direction: Direction) -> None:
         direction.relay.broken = True
         self._forget_in_flight(direction)
-        direction.ended = True
         # The same socket is the opposite direction's source: it will find its end there, after what was sent before.
         self._end(direction)
         self._pump(direction.opposite)
@@ -406,7 +417,7 @@ class RelayEngine:
             self._must_move(direction.relay)
 
     def _must_move(self, relay: Relay) -> None:
-        """From now on the relay lives only as long as its bytes move (see _watch)."""
+        """From now on the relay lives only as long as its bytes move (see _end_the_stuck)."""
         self._half_closed.setdefault(relay, (-1, 0.0))
 
     def _finish(self, relay: Relay) -> None:
@@ -457,7 +468,7 @@ class RelayEngine:
         for _ in range(len(self._without_pipe)):
             self._pump(self._without_pipe.popleft())
         if self._line:
-            os.eventfd_write(self._alarm, 1)  # the loop waits for the epoll alone
+            self._alarm.ring()  # the loop waits for the epoll alone
 
 
 def shut_down(descriptor: int, how: int) -> None:

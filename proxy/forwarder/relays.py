@@ -56,6 +56,7 @@ class Relays(Collector):
         nursery: trio.Nursery,
         *,
         forwarders: int,
+        may_linger: Callable[[], bool],
     ) -> None:
         self.in_flight = InFlight()
         self._keeper = keeper
@@ -66,7 +67,7 @@ class Relays(Collector):
         self._table = RelayTable(inheritance.table)
         self._pool = PipePool(keeper.put_pipes, keeper.drop_pipe, forwarders=forwarders)
         self._splices = splice_works()
-        self._engine = RelayEngine(self._table, self._pool, self._relay_ended)
+        self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger)
 
     async def run(self) -> None:
         """Move bytes until cancelled, or handed over."""

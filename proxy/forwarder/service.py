@@ -36,8 +36,7 @@ TURNED_AWAY_AT_ONCE_MAX = 100
 """Clients that are being told at a time that there is no room; the rest are closed without a word."""
 
 HANDSHAKES_GRACE_S = 1.0
-HANDSHAKES_LOOK_S = 0.01
-"""How long a hand-over waits for handshakes under way, and how often it looks."""
+"""How long a hand-over waits for handshakes under way."""
 
 
 class ForwarderService:
@@ -59,6 +58,7 @@ class ForwarderService:
         self._listeners: list[socket.socket]
         self._sessions: set[ClientSession] = set()
         self._in_flight = InFlight()
+        self._handshakes = InFlight()
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._turning_away = 0
@@ -94,7 +94,12 @@ class ForwarderService:
         left = await keeper.inherit()
         self._listeners = [adopt_socket(descriptor) for descriptor in left.listeners]
         self._relays = Relays(
-            keeper, left, self._relay_ended, context.nursery, forwarders=forwarder_count(context.config)
+            keeper,
+            left,
+            self._relay_ended,
+            context.nursery,
+            forwarders=forwarder_count(context.config),
+            may_linger=lambda: not self._handshakes.count,
         )
         for kept in left.relays:
             self._admission.enter(ip_of(kept.about.client_address))
@@ -123,7 +128,8 @@ class ForwarderService:
         started = trio.current_time()
         self._accepting.cancel()
         if hand_over:
-            await self._finish_handshakes()
+            # One that becomes a relay before the hand-over moves; one that would later, has to come again.
+            await self._handshakes.wait_until_empty(timeout_s=HANDSHAKES_GRACE_S)
             self._admission.retire()  # the successor counts in the same place
             if self._backends.config.relay.crash_safe:
                 await self._relays.hand_over()
@@ -137,12 +143,6 @@ class ForwarderService:
             left = len(self._sessions) + self._relays.in_flight.count
             get_logger().warning("the drain's time is over; closing what is left", connections=left)
         self._serving.cancel()
-
-    async def _finish_handshakes(self) -> None:
-        """A connection that is a relay before the hand-over moves; one that would be later, has to come again."""
-        with trio.move_on_after(HANDSHAKES_GRACE_S):
-            while any(session.is_shaking_hands for session in self._sessions):  # noqa: ASYNC110 -- once, at the end
-                await trio.sleep(HANDSHAKES_LOOK_S)
 
     def status(self) -> dict[str, object]:
         """Connections by state."""
@@ -176,7 +176,9 @@ class ForwarderService:
             return
         self._metrics.new_connections.inc()
         self._admission.enter(ip)
-        session = ClientSession(stream, address, self._backends, self._relays, self._metrics)
+        session = ClientSession(
+            stream, address, self._backends, self._relays, self._metrics, handshakes=self._handshakes
+        )
         self._sessions.add(session)
         try:
             with self._in_flight:

@@ -26,7 +26,7 @@ from proxy.forwarder.wire import ClientSlow, ClientWire
 from proxy.runtime.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcError
-from proxy.runtime.tasks import close_politely, seconds
+from proxy.runtime.tasks import InFlight, close_politely, seconds
 
 TARGET_REFUSED = "Target broker cannot be validated."
 """What the client learns of a denied target: the same words as the Java proxy's, and no more."""
@@ -45,7 +45,8 @@ class Farewell:
 class ClientSession:
     """See the module. ``run`` once; ``drain`` may be called meanwhile.
 
-    ``became_relay``: how ``run`` ended; if so, the connection is no longer this session's.
+    ``handshakes`` counts it for as long as it is not decided what the connection will be. ``became_relay``: how ``run``
+    ended; if so, the connection is no longer this session's.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class ClientSession:
         backends: Backends,
         relays: Relays,
         metrics: ForwarderMetrics,
+        *,
+        handshakes: InFlight,
     ) -> None:
         limits = backends.config.limits
         self.address = address
@@ -66,6 +69,8 @@ class ClientSession:
         self._relays = relays
         self._limits = limits
         self._metrics = metrics
+        self._handshakes = handshakes
+        self._shaking_hands = False
         self._wire = ClientWire(
             stream, max_frame_bytes=limits.max_command_bytes, write_timeout_ms=limits.keep_alive_interval_ms
         )
@@ -89,15 +94,12 @@ class ClientSession:
         """Where the connection stands."""
         return self._machine.state
 
-    @property
-    def is_shaking_hands(self) -> bool:
-        """Whether it is not yet decided what the connection will be."""
-        return self.state not in {State.LOOKUP, State.CLOSED}
-
     # ---- life
 
     async def run(self) -> None:
-        """Lead the client through; returns when its connection is closed."""
+        """Lead the client through; returns when its connection is closed, or a relay."""
+        self._shaking_hands = True
+        self._handshakes.begin()
         try:
             async with trio.open_nursery() as self._nursery:
                 self._lookup_mode = LookupMode(self._backends, self._metrics, self.address, self._nursery, self._send)
@@ -109,7 +111,14 @@ class ClientSession:
                     await self._say_farewell()
                 self._nursery.cancel_scope.cancel()
         finally:
+            self._end_handshake()
             await self._close()
+
+    def _end_handshake(self) -> None:
+        """It is decided what the connection will be."""
+        if self._shaking_hands:
+            self._shaking_hands = False
+            self._handshakes.end()
 
     async def _close(self) -> None:
         with trio.CancelScope(shield=True):
@@ -341,6 +350,7 @@ class ClientSession:
             self._await_next_command()
             await self._send(commands.connected(connected))
             self._measure("total", self._started)
+            self._end_handshake()
             if self._draining:
                 self.drain()
 

@@ -83,6 +83,8 @@ class Cluster:
             inherited = legacy.workers.pop((slot.role, slot.index), None)
             if inherited is not None:
                 slot.inherit(inherited)
+            if self.generation > 1:
+                slot.ready.set()  # a first start that fails must not end what the program before left
         self._legacy = legacy
         self._measure()
 
@@ -123,7 +125,7 @@ class Cluster:
 
         # Only with its START: a process that has not got that far would keep them open if the supervisor were killed.
         def listeners() -> list[int]:
-            return [listener.fileno() for listener in self.listeners]
+            return [listener.fileno() for listener in self.listeners if listener.fileno() >= 0]
 
         if self.config.relay.crash_safe:
             orderly = await shelf.serve(worker.store, listeners, new=not worker.inherited)
@@ -345,6 +347,9 @@ class Cluster:
     async def _drain_slot(self, slot: Slot) -> None:
         timeout_ms = self.config.limits.drain_timeout_ms
         slot.fill_no_more()
+        with trio.move_on_after(DRAIN_GRACE_S):  # a hand-over under way: the relays are its successor's to drain
+            async with slot.unchanging():
+                pass
         if slot.worker is not None and slot.state is SlotState.RUNNING:
             try:
                 request = DrainRequest(timeout_ms=timeout_ms)

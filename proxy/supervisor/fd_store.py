@@ -22,7 +22,9 @@ RECORD_BYTES_OVERHEAD = 16
 """What a record costs in a message beside its own bytes, at most."""
 
 Listeners = Callable[[], Sequence[int]]
-"""Says the descriptors of the clients' listeners at the moment when they are needed; a drain closes them."""
+"""Says the descriptors of the clients' listeners at the moment when they are sent: a drain closes them, and then their
+numbers may be anybody's.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ async def keep_nothing(channel: StoreChannel, listeners: Listeners, *, new: bool
         try:
             if new:
                 numbers = listeners()
-                await channel.send(StoreMessage(listeners=len(numbers), complete=True), numbers)
+                channel.send_now(StoreMessage(listeners=len(numbers), complete=True), numbers)
             while (received := await channel.receive()) is not None:
                 close_all(received[1])
         except (StoreLost, DecodeError, OSError) as error:
@@ -109,7 +111,7 @@ class Shelf:
 
     async def hand_over(self, channel: StoreChannel, listeners: Sequence[int]) -> None:
         """Give a copy of everything to a new forwarder. Raises StoreLost where that one is gone, too."""
-        await channel.send(StoreMessage(table=True, listeners=len(listeners)), (self.table, *listeners))
+        channel.send_now(StoreMessage(table=True, listeners=len(listeners)), (self.table, *listeners))
         for batch in _batches(self.pipes.values()):
             pipes = [StoredPipe.FromString(kept.about) for kept in batch]
             await channel.send(StoreMessage(pipes=pipes), _ends(batch))

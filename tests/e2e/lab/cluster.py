@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ from .waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 HOST = "127.0.0.1"
+NOBODY = 65534
 Tables = Mapping[str, Mapping[str, Any]]
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -69,7 +71,7 @@ def _value(value: object) -> str:
 class ProxyCluster:
     """One `serve` with its own ports, runtime directory and log. Use as a context manager, or start and stop."""
 
-    def __init__(self, tables: Tables, *, ready_timeout_s: float = 30.0) -> None:
+    def __init__(self, tables: Tables, *, ready_timeout_s: float = 30.0, unprivileged: bool = False) -> None:
         # Not pytest's tmp_path: the runtime directory holds Unix sockets, whose paths are limited to 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="ptp-"))
         self._removal = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
@@ -80,6 +82,7 @@ class ProxyCluster:
         self.runtime_dir = self.directory / "run"
         self.service_url = f"pulsar://localhost:{self.port}"
         self._ready_timeout_s = ready_timeout_s
+        self._prefix = self._without_privileges() if unprivileged else []
         self._process: OwnedProcess | None = None
         own: Tables = {
             "cluster": {"name": "e2e", "runtime_dir": str(self.runtime_dir), "forwarders": 2},
@@ -94,11 +97,24 @@ class ProxyCluster:
         """Replace the configuration file; a running cluster takes it over when told to reload."""
         self.config_path.write_text(to_toml(tables))
 
+    def _without_privileges(self) -> list[str]:
+        """How to start it as a user who may do nothing special: as nobody, if we are root."""
+        if os.geteuid() != 0:
+            return []
+        as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        # By way of a shell, since setpriv itself may start what those whom it starts may not.
+        probe = [*as_nobody, "sh", "-c", f"{sys.executable} -c 'import proxy.cli'"]
+        if subprocess.run(probe, capture_output=True, cwd=ROOT, check=False).returncode:
+            # Our files are nobody's business. Root without capabilities is to the kernel a user like any other.
+            return ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
+        os.chown(self.directory, NOBODY, NOBODY)
+        return as_nobody
+
     # ---- life
 
     def start(self, *, ready: bool = True) -> None:
         """Start, and return when it is ready, or, with `ready=False`, when it accepts clients."""
-        command = [sys.executable, "-m", "proxy", "serve", "--config", str(self.config_path)]
+        command = [*self._prefix, sys.executable, "-m", "proxy", "serve", "--config", str(self.config_path)]
         self._process = process = OwnedProcess(command, log=self.log_path, cwd=ROOT)
         started_at = time.monotonic()
         while not (self.get("/readyz").status == 200 if ready else self._accepts()):

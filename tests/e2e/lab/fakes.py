@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +17,7 @@ from .schema import NO_REQUEST_ID, Command
 from .wire import frame
 
 Behaviour = Callable[[socket.socket], None]
+ANSWER_LATEST_S = 100.0
 
 
 class FakeBroker:
@@ -178,10 +179,26 @@ def connected_with_first_bytes(connection: socket.socket) -> None:
 
 @dataclass
 class LookupBroker:
-    """A behaviour: a broker that answers PING, CONNECT and, with what `answer` says, every LOOKUP."""
+    """A behaviour: a broker that answers PING, CONNECT and, with what `answer` says, every LOOKUP.
+
+    It answers no lookup as long as `pausing`.
+    """
 
     answer: dict[str, object]
     lookups: list[Any] = field(default_factory=list)
+    _may_answer: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._may_answer.set()
+
+    @contextlib.contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Lookups that come now are answered when the block is left."""
+        self._may_answer.clear()
+        try:
+            yield
+        finally:
+            self._may_answer.set()
 
     def __call__(self, connection: socket.socket) -> None:
         """Serve one connection."""
@@ -189,13 +206,23 @@ class LookupBroker:
         while data := connection.recv(1 << 16):
             decoder.receive_data(data)
             while (received := decoder.next_frame()) is not None:
-                connection.sendall(self._reply(Command.FromString(received.command)))
+                self._reply(connection, Command.FromString(received.command))
 
-    def _reply(self, command: Any) -> bytes:
+    def _reply(self, connection: socket.socket, command: Any) -> None:
         if command.type == BaseCommand.PING:
-            return frame(BaseCommand.PONG, pong={})
-        if command.type == BaseCommand.CONNECT:
-            return connected()
-        self.lookups.append(command)
-        body = {"request_id": command.lookup_topic.request_id, **self.answer}
-        return frame(BaseCommand.LOOKUP_RESPONSE, lookup_topic_response=body)
+            connection.sendall(frame(BaseCommand.PONG, pong={}))
+        elif command.type == BaseCommand.CONNECT:
+            connection.sendall(connected())
+        else:
+            self.lookups.append(command)
+            body = {"request_id": command.lookup_topic.request_id, **self.answer}
+            answer = frame(BaseCommand.LOOKUP_RESPONSE, lookup_topic_response=body)
+            if self._may_answer.is_set():
+                connection.sendall(answer)
+            else:
+                threading.Thread(target=self._answer_later, args=(connection, answer), daemon=True).start()
+
+    def _answer_later(self, connection: socket.socket, answer: bytes) -> None:
+        self._may_answer.wait(ANSWER_LATEST_S)
+        with contextlib.suppress(OSError):
+            connection.sendall(answer)

@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config.load import (
     ConfigError,
     changes_that_need_a_restart,
+    changes_that_need_new_processes,
     checked,
     decode_config,
     encode_config,
@@ -350,6 +351,7 @@ _PARTS = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(name=st.lists(_PARTS, max_size=4), value=st.text(max_size=20))
 def test_any_variable_gives_a_configuration_or_an_error(name: list[str], value: str) -> None:
     path = Path(os.devnull)
@@ -385,15 +387,54 @@ def test_checked_returns_what_it_was_given() -> None:
         ("[cluster]\nforwarders = 7", ["cluster"]),
         ("[[listener]]\nbind = '0.0.0.0:7'", ["listener"]),
         ("[admin]\nbind = '0.0.0.0:7'", ["admin"]),
-        ("[log]\nlevel = 'debug'", ["log"]),
-        # The RPC between the workers is laid out for these two.
-        ("[limits]\nmax_command_bytes = 2048", ["limits.max_command_bytes"]),
-        ("[limits]\nmax_broker_frame_bytes = 2048", ["limits.max_broker_frame_bytes"]),
-        ("[cluster]\nname = 'x'\n[log]\nlevel = 'debug'", ["cluster", "log"]),
+        ("[relay]\ncrash_safe = false", ["relay.crash_safe"]),
+        ("[relay]\nhalf_close_timeout_ms = 5\nkeep_alive_probes = 3", []),
+        ("[log]\nlevel = 'debug'\n[limits]\nmax_command_bytes = 2048\nmax_broker_frame_bytes = 2048", []),
+        ("[cluster]\nname = 'x'\n[relay]\ncrash_safe = false", ["cluster", "relay.crash_safe"]),
     ],
 )
 def test_changes_that_need_a_restart(files: Files, text: str, changed: list[str]) -> None:
     assert changes_that_need_a_restart(Config(), files.load(text)) == changed
+    assert changes_that_need_a_restart(files.load(text), files.load(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("", []),
+        ("[brokers]\nservice_url = 'pulsar://other'\n[limits]\nmax_connections = 5", []),
+        ("[log]\nlevel = 'debug'", ["log"]),
+        # The RPC between the workers is laid out for these two.
+        ("[limits]\nmax_command_bytes = 2048", ["limits.max_command_bytes"]),
+        ("[limits]\nmax_broker_frame_bytes = 2048", ["limits.max_broker_frame_bytes"]),
+        ("[limits]\nmax_command_bytes = 2048\n[log]\nlevel = 'debug'", ["limits.max_command_bytes", "log"]),
+        ("[cluster]\nforwarders = 7\n[relay]\ncrash_safe = false", []),
+    ],
+)
+def test_changes_that_need_new_processes(files: Files, text: str, changed: list[str]) -> None:
+    assert changes_that_need_new_processes(Config(), files.load(text)) == changed
+    assert changes_that_need_new_processes(files.load(text), files.load(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "accepted"),
+    [
+        ("keep_alive_idle_ms", 1000, True),
+        ("keep_alive_idle_ms", 999, False),
+        ("keep_alive_idle_ms", 32_767_001, False),
+        ("keep_alive_probe_interval_ms", 999, False),
+        ("keep_alive_probes", 127, True),
+        ("keep_alive_probes", 128, False),
+        ("keep_alive_probes", 0, False),
+        ("crash_safe", 1, False),
+    ],
+)
+def test_relays_have_what_the_kernel_takes(files: Files, key: str, value: int, accepted: bool) -> None:
+    text = f"[relay]\n{key} = {value}"
+    if accepted:
+        assert getattr(files.load(text).relay, key) == value
+    else:
+        assert files.error(text).startswith(f"relay.{key}: ")
 
 
 def test_forwarders(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from proxy.forwarder.backends import ClientIdentity
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import BrokerLink
+from proxy.runtime.tasks import InFlight
 
 CLIENT = "192.0.2.7:4000"
 SECRET = b"s3cret-t0ken"
@@ -236,12 +237,20 @@ class Play:
         self._a_relay_ended = trio.Event()
         self.relays = new_relays(nursery, self._relay_ended)
         self.registry.register(self.relays)
+        self.handshakes = InFlight()
         self.backends = FakeBackends(make_config(**tables))
         pair = trio.testing.lockstep_stream_pair if lockstep else trio.testing.memory_stream_pair
         ours, theirs = pair() if streams is None else streams
         self.stream = ours
         self.client = Peer(theirs)
-        self.session = ClientSession(ours, CLIENT, self.backends, self.relays, self.metrics)  # type: ignore[arg-type]
+        self.session = ClientSession(
+            ours,
+            CLIENT,
+            self.backends,
+            self.relays,
+            self.metrics,
+            handshakes=self.handshakes,  # type: ignore[arg-type]
+        )
         self.ended = trio.Event()
         self.error: BaseException | None = None
         nursery.start_soon(self._run)

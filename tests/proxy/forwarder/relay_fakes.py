@@ -150,7 +150,7 @@ def keeps_nothing() -> RelayKeeper:
 
 def new_relays(nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None) -> Relays:
     """Relays that no store keeps."""
-    return Relays(keeps_nothing(), Inheritance(), on_end, nursery, forwarders=1)
+    return Relays(keeps_nothing(), Inheritance(), on_end, nursery, forwarders=1, may_linger=lambda: True)
 
 
 def value(registry: CollectorRegistry, name: str, direction: str) -> float:
@@ -260,7 +260,9 @@ class Forwarder:
                         self.keeper.note("relay", kept.about.id, kept.client, kept.broker)
                     for pipe in self.left.pipes:
                         self.keeper.note("pipe", pipe.id, pipe.reading, pipe.writing)
-                    self.relays = Relays(self.keeper, self.left, self.ended.append, nursery, forwarders=1)
+                    self.relays = Relays(
+                        self.keeper, self.left, self.ended.append, nursery, forwarders=1, may_linger=lambda: True
+                    )
                     self.registry.register(self.relays)
                     self.adopted = [kept.about for kept in self.left.relays]
                     self.relays.adopt(self.left, self.config)

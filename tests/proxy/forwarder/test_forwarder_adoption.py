@@ -588,7 +588,7 @@ async def test_a_relay_without_its_row_and_pipes_goes_on(nursery: trio.Nursery, 
     pipe = Pipe.make(3, SMALL_PIPE_BYTES)
     left.pipes.append(pipe)
     ended: list[Any] = []
-    relays = Relays(keeps_nothing(), left, ended.append, nursery, forwarders=1)
+    relays = Relays(keeps_nothing(), left, ended.append, nursery, forwarders=1, may_linger=lambda: True)
     relays.adopt(left, relays_module.RelayConfig())
     nursery.start_soon(relays.run)
     await lane.client.send_all(b"x")

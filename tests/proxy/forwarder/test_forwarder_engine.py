@@ -31,7 +31,7 @@ class Engine:
     def __init__(self) -> None:
         self.table = RelayTable()
         self.pool = PipePool(lambda _made: None, lambda _closed: None, forwarders=1)
-        self.real = RelayEngine(self.table, self.pool, self._over)
+        self.real = RelayEngine(self.table, self.pool, self._over, lambda: True)
         self._ends: dict[int, trio.Event] = {}
 
     def _over(self, relay: Relay) -> None:

@@ -151,7 +151,7 @@ async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch
         await it.client.say(connect(TARGET))
         await trio.testing.wait_all_tasks_blocked()
         assert it.session.state is State.RELAYING
-        assert it.session.is_shaking_hands, "it is not a relay yet"
+        assert it.handshakes.count == 1, "it is not a relay yet"
         inner.cancel_scope.cancel()
     assert not it.session.became_relay
     await it.client.must_hear_end()
@@ -160,16 +160,17 @@ async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch
 
 async def test_who_shakes_hands(play: Start) -> None:
     it = play()
-    assert it.session.is_shaking_hands
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.handshakes.count == 1
     it.backends.broker_gate = trio.Event()
     await it.client.say(connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
-    assert it.session.is_shaking_hands
+    assert it.handshakes.count == 1
     other = await play().in_lookup_mode()
-    assert not other.session.is_shaking_hands
+    assert not other.handshakes.count
     await other.client.stream.aclose()
     await other.end()
-    assert not other.session.is_shaking_hands
+    assert not other.handshakes.count
 
 
 # ---- a client in a hurry

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 import trio
 
 from proto.roles import Role
-from proto.rpc_pb2 import Empty, Text
+from proto.rpc_pb2 import Empty, Method, Text
 from proxy.config.types import Config
-from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.rpc_client import RpcConnectionLost, RpcDeadlineExceeded
+from proxy.runtime.store_channel import StoreChannel, store_sockets
+from proxy.supervisor.worker_process import Inherited
 
 _pids = itertools.count(1000)
 
@@ -22,6 +26,30 @@ def make_config(**tables: dict[str, Any]) -> Config:
     return msgspec.convert(tables, Config)
 
 
+def same_file(one: int, other: int) -> bool:
+    """Whether two descriptors are of the same open file."""
+    return os.path.sameopenfile(one, other)
+
+
+def no_listeners() -> Sequence[int]:
+    """What the fd store is told of a cluster that listens nowhere."""
+    return ()
+
+
+async def hang(_request: object) -> None:
+    """An answer that never comes."""
+    await trio.sleep_forever()
+
+
+def after(seconds: float) -> Callable[[object], Awaitable[None]]:
+    """An answer that takes its time."""
+
+    async def answer(_request: object) -> None:
+        await trio.sleep(seconds)
+
+    return answer
+
+
 class FakeWorker:
     """proxy.supervisor.worker_process.WorkerProcess without a process."""
 
@@ -29,13 +57,19 @@ class FakeWorker:
         self.role = role
         self.index = index
         self.pid = next(_pids)
-        self.started = trio.current_time()
+        self.started = time.monotonic()
+        self.born = trio.current_time()
         self.code: int | None = None
         self.calls: list[tuple[int, Any]] = []
         self.timeouts: list[float] = []
         self.answers: dict[int, Callable[[Any], Any]] = {}
         self.story: list[str] = []
+        self.inherited = False
+        self.store: StoreChannel | None = None
+        self.line: StoreChannel | None = None
+        self.adopted: list[int] = []
         self._ended = trio.Event()
+        self._under_way: set[trio.CancelScope] = set()
         self._log = log if log is not None else []
 
     @property
@@ -49,16 +83,30 @@ class FakeWorker:
         await trio.lowlevel.checkpoint()
         self.calls.append((method, request))
         self.timeouts.append(timeout_s)
+        if method == Method.START:
+            self.index = getattr(request, "index", self.index)
         self._log.append((self.name, method))
         if self._ended.is_set():
-            raise RpcError("the worker went away")
+            raise RpcConnectionLost("the worker went away")
         answer = self.answers.get(method)
         result = None if answer is None else answer(request)
         if hasattr(result, "__await__"):
-            result = await result
+            result = await self._in_time(result, timeout_s)
         if isinstance(result, Exception):
             raise result
         return Text(text=result or "") if response_type is Text else Empty()
+
+    async def _in_time(self, answer: Any, timeout_s: float) -> Any:
+        """No call outlives its process, or its deadline."""
+        with trio.CancelScope(deadline=trio.current_time() + timeout_s) as scope:
+            self._under_way.add(scope)
+            try:
+                return await answer
+            finally:
+                self._under_way.discard(scope)
+        if self._ended.is_set():
+            raise RpcConnectionLost("the worker went away")
+        raise RpcDeadlineExceeded("no answer")
 
     async def command(self, method: int, request: Any, *, timeout_s: float) -> None:
         await self.call(method, request, Empty, timeout_s=timeout_s)
@@ -79,22 +127,47 @@ class FakeWorker:
         self.end(-9)
 
     def end(self, code: int) -> None:
-        """The process ends."""
+        """The process ends, and with it all that was under way."""
         if self.code is None:
             self.code = code
             self._ended.set()
+            self.leave_line()
+            for scope in self._under_way:
+                scope.cancel()
+
+    def open_line(self) -> StoreChannel:
+        """A real line to the fd store; the forwarder's end of it."""
+        ours, theirs = store_sockets()
+        self.store, self.line = StoreChannel(ours), StoreChannel(theirs)
+        return self.line
+
+    def leave_line(self) -> None:
+        """The forwarder has said its last to the fd store."""
+        if self.line is not None:
+            self.line.close()
+
+    async def prepare_to_be_inherited(self, index: int, *, timeout_s: float) -> Inherited | None:
+        await trio.lowlevel.checkpoint()
+        self.timeouts.append(timeout_s)
+        if self._ended.is_set():
+            return None
+        self.story.append("pause")
+        store = self.store.sock.fileno() if self.store is not None else -1
+        uptime_s = trio.current_time() - self.born
+        return Inherited(self.role.value, index, self.pid, uptime_s, self.pid + 1, self.pid + 2, store)
+
+    def resume(self) -> None:
+        self.story.append("resume")
 
 
 class FakeSocket:
-    """A bound socket."""
-
-    _descriptors = itertools.count(500)
+    """A bound socket; its descriptor is real."""
 
     def __init__(self, name: str, log: list[Any]) -> None:
         self.name = name
         self.listening = False
         self.closed = False
-        self._descriptor = next(self._descriptors)
+        self._descriptor = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._log = log
 
     def fileno(self) -> int:
@@ -107,6 +180,8 @@ class FakeSocket:
         self._log.append((self.name, "listen"))
 
     def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
         self.closed = True
         self._log.append((self.name, "close"))
 
@@ -117,6 +192,7 @@ class FakeDirectory:
     def __init__(self, log: list[Any]) -> None:
         self.sockets: dict[str, FakeSocket] = {}
         self.cleared = False
+        self.lock = 499
         self._log = log
 
     def bind(self, name: str) -> FakeSocket:
@@ -136,17 +212,26 @@ class Workshop:
         self.given: list[dict[str, Any]] = []
         self.prepare: Callable[[FakeWorker], None] = lambda _worker: None
 
-    async def spawn(self, role: Role, index: int, **given: Any) -> FakeWorker:
+    async def spawn(self, role: Role, **given: Any) -> FakeWorker:
         await trio.lowlevel.checkpoint()
-        worker = FakeWorker(role, index, self.log)
+        worker = FakeWorker(role, log=self.log)
+        if role is Role.FORWARDER:
+            worker.open_line()
         self.prepare(worker)
         self.workers.append(worker)
         self.given.append(given)
-        self.log.append((worker.name, "spawn"))
+        self.log.append((role.value, "spawn"))
         return worker
 
     def of(self, role: Role) -> list[FakeWorker]:
         return [worker for worker in self.workers if worker.role is role]
+
+    def close(self) -> None:
+        """Close the lines that are left."""
+        for worker in self.workers:
+            for channel in (worker.store, worker.line):
+                if channel is not None:
+                    channel.sock.close()
 
 
 class SpawnSequence(Sequence[FakeWorker]):

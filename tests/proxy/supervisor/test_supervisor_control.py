@@ -18,10 +18,10 @@ from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy import cli
 from proxy.config.load import ConfigError
 from proxy.runtime.peers import Caller
-from proxy.runtime.rpc_client import RpcCallRefused, RpcClient, connect_unix
+from proxy.runtime.rpc_client import RpcCallRefused, RpcClient, RpcConnectionLost, connect_unix
 from proxy.runtime.rpc_server import RpcServer
 from proxy.supervisor.cluster import ReloadRefused
-from proxy.supervisor.control import Control, control_path
+from proxy.supervisor.control import Control, UpgradeRefused, control_path
 from proxy.supervisor.sockets import CONTROL_SOCKET, RuntimeDirectory
 
 STATUS: dict[str, Any] = {
@@ -47,7 +47,9 @@ class Operated:
         self.drained = 0
         self.reloaded = 0
         self.reload_error: Exception | None = None
-        self.control = Control(FakeReport(), self._drain, self._reload)  # type: ignore[arg-type]
+        self.upgraded = 0
+        self.upgrade_error: Exception | None = None
+        self.control = Control(FakeReport(), self._drain, self._reload, self._upgrade)  # type: ignore[arg-type]
 
     def _drain(self) -> None:
         self.drained += 1
@@ -57,6 +59,13 @@ class Operated:
         if self.reload_error is not None:
             raise self.reload_error
         self.reloaded += 1
+
+    async def _upgrade(self) -> int:
+        await trio.lowlevel.checkpoint()
+        if self.upgrade_error is not None:
+            raise self.upgrade_error
+        self.upgraded += 1
+        return 41
 
     def client(self, nursery: trio.Nursery, role: Role = Role.OPERATOR) -> RpcClient:
         server = RpcServer(self.control._handlers(), max_frame_bytes=1 << 20)
@@ -96,6 +105,16 @@ async def test_reload(operated: Operated, nursery: trio.Nursery) -> None:
         with pytest.raises(RpcCallRefused, match=str(error)) as caught:
             await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=5)
         assert caught.value.status == Status.INVALID_REQUEST
+
+
+async def test_upgrade(operated: Operated, nursery: trio.Nursery) -> None:
+    client = operated.client(nursery)
+    answer = await client.call(Method.CLUSTER_UPGRADE, Empty(), Text, timeout_s=5)
+    assert (answer.text, operated.upgraded) == ("41", 1), "the generation that is to be followed by another"
+    operated.upgrade_error = UpgradeRefused("the program that is installed now fails: x")
+    with pytest.raises(RpcCallRefused, match="the program that is installed now fails: x") as caught:
+        await client.call(Method.CLUSTER_UPGRADE, Empty(), Text, timeout_s=5)
+    assert caught.value.status == Status.INVALID_REQUEST
 
 
 def test_only_an_operator_may(operated: Operated) -> None:
@@ -235,7 +254,76 @@ def test_drain_command_returns_when_the_cluster_has_ended(
     assert len(waited) == 1
 
 
-@pytest.mark.parametrize("command", ["status", "drain", "reload"])
+Statuses = list[tuple[float, Any]]
+
+
+@pytest.fixture
+def upgrading(run: Run, running: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> Statuses:
+    """What the cluster says, and from when on; the clock jumps."""
+    statuses: Statuses = []
+    running[Method.CLUSTER_UPGRADE] = "3"
+    real_run, real_call = trio.run, cli._call
+
+    async def call(path: str, method: int) -> str:
+        if method == Method.CLUSTER_STATUS:
+            [*_, running[method]] = [status for since, status in statuses if since <= trio.current_time()]
+        return await real_call(path, method)
+
+    monkeypatch.setattr(cli, "_call", call)
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    monkeypatch.setattr(trio, "run", lambda function, *arguments: real_run(function, *arguments, clock=clock))
+    return statuses
+
+
+def status_of(generation: int, *, replacing: bool) -> str:
+    return json.dumps(STATUS | {"generation": generation, "replacing_workers": replacing})
+
+
+def test_upgrade_command_returns_when_all_is_new(
+    run: Run, upgrading: Statuses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended_at: list[float] = []
+    wait = cli._wait_for_generation
+
+    async def waited(path: str, generation: int) -> None:
+        await wait(path, generation)
+        ended_at.append(trio.current_time())
+
+    monkeypatch.setattr(cli, "_wait_for_generation", waited)
+    upgrading += [
+        (0, status_of(3, replacing=False)),  # it has not begun
+        (1, RpcConnectionLost("the worker went away")),
+        (2, ConnectionResetError(104, "Connection reset by peer")),
+        (3, status_of(4, replacing=True)),
+        (7, status_of(4, replacing=False)),
+    ]
+    result = run("upgrade")
+    assert (result.exit_code, result.output) == (0, "upgrading\nupgraded\n")
+    assert ended_at == [pytest.approx(7, abs=cli.UPGRADE_LOOK_S + 0.01)]
+
+
+def test_another_upgrade_may_have_followed(run: Run, upgrading: Statuses) -> None:
+    upgrading += [(0, status_of(6, replacing=False))]
+    assert run("upgrade").exit_code == 0
+
+
+@pytest.mark.parametrize("status", [status_of(3, replacing=False), status_of(4, replacing=True), OSError(2, "gone")])
+def test_an_upgrade_that_is_not_done_in_time(run: Run, upgrading: Statuses, status: Any) -> None:
+    upgrading += [(0, status)]
+    result = run("upgrade")
+    assert (result.exit_code, result.stdout) == (1, "upgrading\n")
+    assert "not done within 300 s; see the cluster's log, and `status`" in result.stderr
+
+
+def test_an_upgrade_that_is_refused(run: Run, running: dict[int, Any]) -> None:
+    running[Method.CLUSTER_UPGRADE] = RpcCallRefused(Status.INVALID_REQUEST, "the program that is installed now fails")
+    result = run("upgrade")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the program that is installed now fails" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "drain", "reload", "upgrade"])
 def test_no_cluster_is_running(run: Run, command: str, tmp_path: Path) -> None:
     result = run(command)
     assert result.exit_code == 1
@@ -333,11 +421,19 @@ def test_serve(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
     monkeypatch.setattr(cli, "run_supervisor", lambda *arguments: served.extend(arguments))
     assert run("serve").exit_code == 0
-    loaded, path, fail = served
-    assert (loaded.limits.drain_timeout_ms, path) == (1234, config)
+    loaded, path, legacy, fail = served
+    assert (loaded.limits.drain_timeout_ms, path, legacy) == (1234, config, None)
     with pytest.raises(SystemExit) as caught:
         fail("why")
     assert caught.value.code == 1
+
+
+def test_serve_what_an_earlier_program_left(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(cli, "run_supervisor", lambda *arguments: served.extend(arguments))
+    assert run("serve", "--legacy", "17").exit_code == 0
+    assert served[2] == 17
+    assert "--legacy" not in CliRunner().invoke(cli.main, ["serve", "--help"]).output, "it is not for people"
 
 
 def test_version(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ import trio.testing
 from supervisor_fakes import FakeDirectory, FakeSocket, make_config
 
 from proxy.config.types import Config
-from proxy.supervisor import main, open_files
+from proxy.supervisor import main
 from proxy.supervisor.cluster import ReloadRefused
-from proxy.supervisor.main import StopAtOnce, Supervisor, serve
-from proxy.supervisor.open_files import allow_open_files
+from proxy.supervisor.control import Control, UpgradeRefused
+from proxy.supervisor.legacy import SIGNALS, Legacy, State
+from proxy.supervisor.main import PREFLIGHT_TIMEOUT_S, REPLY_GRACE_S, StopAtOnce, Supervisor, serve
+from proxy.supervisor.open_files import DESCRIPTORS_PER_RELAY, SPARE, allow_open_files, files_needed
 from proxy.supervisor.sockets import StartFailed
+from proxy.supervisor.worker_process import Inherited
 
 
 class FakeCluster:
@@ -35,11 +39,24 @@ class FakeCluster:
         self.reloaded: list[Config] = []
         self.reload_error: Exception | None = None
         self.registry = None
+        self.started = True
+        self.draining = False
+        self.replacing = False
+        self.generation = 3
+        self.begun = trio.Event()
+        self.begin_gate = trio.Event()
+        self.begin_gate.set()
+        self.retired_gate = trio.Event()
+        self.retired_gate.set()
+        self.still_gate = trio.Event()
+        self.still_gate.set()
 
     async def run(self, ready: trio.Event) -> None:
         await trio.lowlevel.checkpoint()
         if self.failure is not None:
             raise self.failure
+        await self.begin_gate.wait()
+        self.begun.set()
         ready.set()
         await trio.sleep_forever()
 
@@ -52,6 +69,28 @@ class FakeCluster:
         if self.reload_error is not None:
             raise self.reload_error
         self.reloaded.append(config)
+
+    async def wait_for_retired(self) -> None:
+        await self.retired_gate.wait()
+
+    @contextlib.asynccontextmanager
+    async def standing_still(self) -> AsyncIterator[list[Inherited]]:
+        self.log.append("stand still")
+        await self.still_gate.wait()
+        yield [Inherited("lookup", 0, 4711, 1.0, 601, 602)]
+        self.log.append("go on")
+
+    def state(self, workers: list[Inherited]) -> dict[str, Any]:
+        return {
+            "generation": self.generation + 1,
+            "runtime_dir": self.config.cluster.runtime_dir,
+            "seal_key": b"k" * 32,
+            "listeners": {"0.0.0.0:6650": 603},
+            "services": {},
+            "connections": 604,
+            "shelves": [],
+            "workers": workers,
+        }
 
     def stop_at_once(self) -> None:
         self.log.append("stop at once")
@@ -69,17 +108,25 @@ class Setup:
         self.config = make_config()
         self.cluster = FakeCluster(self.config, self.log)
         self.keys: list[bytes] = []
+        self.legacy = Legacy()
+        self.masks: list[tuple[int, Any]] = []
         self._send, self._receive = trio.open_memory_channel[int](10)
-        monkeypatch.setattr(main, "RuntimeDirectory", lambda _path: self.directory)
+        monkeypatch.setattr(main, "RuntimeDirectory", self._directory)
         monkeypatch.setattr(main, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
         monkeypatch.setattr(main, "Cluster", self._cluster)
         monkeypatch.setattr(main, "serve_admin", self._serve_admin)
-        monkeypatch.setattr(main.Control, "serve", self._serve_control)
+        monkeypatch.setattr(Control, "serve", self._serve_control)
+        monkeypatch.setattr(signal, "pthread_sigmask", lambda how, which: self.masks.append((how, which)))
         monkeypatch.setattr(main, "allow_open_files", lambda _config: None)
         monkeypatch.setattr(trio, "open_signal_receiver", self._signals)
 
-    def _cluster(self, _config: Config, _directory: Any, key: bytes) -> FakeCluster:
-        self.keys.append(key)
+    def _directory(self, path: str, lock: int) -> FakeDirectory:
+        self.log.append((path, lock))
+        return self.directory
+
+    def _cluster(self, config: Config, _directory: Any, legacy: Legacy) -> FakeCluster:
+        self.keys.append(legacy.seal_key)
+        self.cluster.config = config
         return self.cluster
 
     @staticmethod
@@ -100,7 +147,7 @@ class Setup:
 
     async def run(self, nursery: trio.Nursery) -> trio.Event:
         """Run a supervisor; the event of its end."""
-        supervisor = Supervisor(self.config, self.config_file)
+        supervisor = self.supervisor = Supervisor(self.config, self.config_file, self.legacy)
         ended = trio.Event()
 
         async def one() -> None:
@@ -143,6 +190,32 @@ async def test_a_second_signal_ends_at_once(setup: Setup) -> None:
     assert setup.directory.cleared
 
 
+@pytest.mark.parametrize("generation", [1, 2])
+async def test_a_signal_that_waited_for_this_program(setup: Setup, nursery: trio.Nursery, generation: int) -> None:
+    """The exec held it back: it comes before anybody talks to the workers that are there from before. A first program
+    has none of these, and need not wait.
+    """
+    setup.cluster.generation = generation
+    setup.cluster.begin_gate = trio.Event()
+    setup.signal(signal.SIGTERM)
+    ended = await setup.run(nursery)
+    assert ("drain" in setup.log) is (generation == 1)
+    setup.cluster.begin_gate.set()
+    await ended.wait()
+    assert setup.log.count("drain") == 1
+
+
+async def test_a_second_signal_does_not_wait_for_workers_from_before(setup: Setup) -> None:
+    setup.cluster.begin_gate = trio.Event()
+    setup.signal(signal.SIGTERM)
+    setup.signal(signal.SIGTERM)
+    with pytest.RaisesGroup(StopAtOnce, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await setup.run(nursery)
+    assert "drain" not in setup.log
+    assert "stop at once" in setup.log
+
+
 async def test_sighup_reloads(setup: Setup, nursery: trio.Nursery) -> None:
     ended = await setup.run(nursery)
     setup.config_file.write_text("[limits]\nmax_connections = 5\n")
@@ -179,9 +252,291 @@ async def test_a_reload_that_is_refused_is_logged(setup: Setup, nursery: trio.Nu
 async def test_the_seal_key_is_new_with_every_start(setup: Setup) -> None:
     """Security."""
     for _ in range(2):
-        Supervisor(setup.config, setup.config_file)
+        Supervisor(setup.config, setup.config_file, Legacy())
     assert len(set(setup.keys)) == 2
     assert {len(key) for key in setup.keys} == {32}
+
+
+async def test_signals_are_let_in_once_somebody_takes_them(
+    setup: Setup, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade holds them back."""
+    order: list[str] = []
+    real = setup._signals
+
+    @contextlib.contextmanager
+    def signals(*numbers: int) -> Iterator[AsyncIterator[int]]:
+        order.append(f"receive, {len(setup.masks)} unblocked")
+        with real(*numbers) as received:
+            yield received
+
+    monkeypatch.setattr(trio, "open_signal_receiver", signals)
+    await setup.run(nursery)
+    assert order == ["receive, 0 unblocked"]
+    assert setup.masks == [(signal.SIG_UNBLOCK, SIGNALS)]
+    nursery.cancel_scope.cancel()
+
+
+# ---- upgrade
+
+
+class Became(BaseException):
+    """Another program is here now."""
+
+
+class Upgrades:
+    """A supervisor that may become another program, and what that was told."""
+
+    def __init__(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.setup = setup
+        self.states: list[State] = []
+        self.error: OSError | None = None
+        self.check: Callable[[], Any] = lambda: subprocess.CompletedProcess([], 0, b"", b"")
+        self.commands: list[list[str]] = []
+        monkeypatch.setattr(main, "become_next_program", self._become)
+        monkeypatch.setattr(trio, "run_process", self._run_process)
+
+    def _become(self, state: State, config_file: Path) -> None:
+        assert config_file == self.setup.config_file
+        self.states.append(state)
+        self.setup.log.append("become")
+        if self.error is not None:
+            raise self.error
+        raise Became
+
+    async def _run_process(self, command: list[str], **_: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        self.commands.append(command)
+        done = self.check()
+        return await done if hasattr(done, "__await__") else done
+
+    async def ask(self) -> int:
+        return await self.setup.supervisor._prepare_upgrade()
+
+
+@pytest.fixture
+def upgrades(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> Upgrades:
+    return Upgrades(setup, monkeypatch)
+
+
+async def test_upgrade(setup: Setup, upgrades: Upgrades, autojump_clock: trio.testing.MockClock) -> None:
+    answered_at: list[float] = []
+    with pytest.RaisesGroup(Became, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await setup.run(nursery)
+            admin = setup.supervisor._admin.fileno()
+            control = setup.directory.sockets["control.sock"].fileno()
+            assert await upgrades.ask() == 3
+            answered_at.append(trio.current_time())
+            await trio.sleep(REPLY_GRACE_S / 2)
+            assert upgrades.states == [], "the operator's answer comes first"
+            await trio.sleep_forever()
+    [command] = upgrades.commands
+    assert command[-3:] == ["check", "--config", str(setup.config_file)]
+    [state] = upgrades.states
+    assert (state.generation, state.runtime_lock, state.control) == (4, setup.directory.lock, control)
+    assert state.admin == {"127.0.0.1:8080": admin}
+    assert [worker.pid for worker in state.workers] == [4711]
+    assert state.drain is False
+    assert setup.log.index("stand still") < setup.log.index("become")
+
+
+async def test_upgrade_waits_for_those_who_finish(
+    setup: Setup, upgrades: Upgrades, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup.cluster.retired_gate = trio.Event()
+    with pytest.RaisesGroup(Became, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await setup.run(nursery)
+            await upgrades.ask()
+            await trio.sleep(100)
+            assert "stand still" not in setup.log
+            setup.cluster.retired_gate.set()
+            await trio.sleep_forever()
+
+
+async def test_no_reload_in_the_middle_of_an_upgrade(
+    setup: Setup, upgrades: Upgrades, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup.cluster.retired_gate = trio.Event()
+    await setup.run(nursery)
+    await upgrades.ask()
+    await trio.sleep(1)
+    setup.signal(signal.SIGHUP)
+    await trio.sleep(1)
+    assert setup.cluster.reloaded == []
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("why", ["starting", "replacing", "draining", "under way"])
+async def test_an_upgrade_at_the_wrong_time(
+    setup: Setup, upgrades: Upgrades, nursery: trio.Nursery, why: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup.cluster.drain_gate = setup.cluster.retired_gate = trio.Event()
+    await setup.run(nursery)
+    setup.cluster.started = why != "starting"
+    setup.cluster.replacing = why == "replacing"
+    if why == "draining":
+        setup.signal(signal.SIGTERM)
+        await trio.testing.wait_all_tasks_blocked()
+    elif why == "under way":
+        await upgrades.ask()
+    with pytest.raises(UpgradeRefused, match="starting, draining, or "):
+        await upgrades.ask()
+    assert len(upgrades.commands) == (1 if why == "under way" else 0)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_program_that_fails_its_check(
+    setup: Setup, upgrades: Upgrades, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    await setup.run(nursery)
+    long = b"x" * 1000 + b"\npulsar-trio-proxy: limits: there is no such key\n"
+    upgrades.check = lambda: subprocess.CompletedProcess([], 1, b"", long)
+    with pytest.raises(UpgradeRefused, match=r"(?s)that is installed now fails: .*there is no such key$") as caught:
+        await upgrades.ask()
+    assert len(str(caught.value)) < 600
+    await trio.sleep(10)
+    assert upgrades.states == []
+    upgrades.check = trio.sleep_forever
+    asked_at = trio.current_time()
+    with pytest.raises(UpgradeRefused, match="does not answer"):
+        await upgrades.ask()
+    assert trio.current_time() - asked_at == pytest.approx(PREFLIGHT_TIMEOUT_S)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_program_that_is_not_there(
+    setup: Setup, upgrades: Upgrades, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    def gone() -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    upgrades.check = gone
+    await setup.run(nursery)
+    with pytest.raises(UpgradeRefused, match=r"cannot be run: .*No such file"):
+        await upgrades.ask()
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[cluster]\nruntime_dir = '/elsewhere'", r"a restart is needed to change: cluster\.runtime_dir"),
+        ("[relay]\ncrash_safe = false", r"a restart is needed to change: relay\.crash_safe"),
+        ("[cluster]\nforwarders = 7\n[limits]\nmax_command_bytes = 70000", None),
+        ("[of_a_newer_version]\nx = 1", None),  # that one has read it, and found it in order
+    ],
+)
+async def test_what_an_upgrade_may_change(  # noqa: PLR0917 -- fixtures
+    setup: Setup,
+    upgrades: Upgrades,
+    nursery: trio.Nursery,
+    text: str,
+    reason: str | None,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    await setup.run(nursery)
+    setup.config_file.write_text(text)
+    if reason is None:
+        assert await upgrades.ask() == 3
+    else:
+        with pytest.raises(UpgradeRefused, match=reason):
+            await upgrades.ask()
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("when", ["preflight", "grace", "wait"])
+async def test_the_end_that_was_asked_for_comes_before_an_upgrade(
+    setup: Setup, upgrades: Upgrades, nursery: trio.Nursery, when: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    gate = trio.Event()
+    setup.cluster.drain_gate = trio.Event()
+    if when == "wait":
+        setup.cluster.retired_gate = gate
+
+    async def check() -> Any:
+        await gate.wait()
+        return subprocess.CompletedProcess([], 0, b"", b"")
+
+    if when == "preflight":
+        upgrades.check = check
+    ended = await setup.run(nursery)
+    nursery.start_soon(upgrades.ask)
+    await trio.sleep(1 if when != "grace" else REPLY_GRACE_S / 2)
+    setup.signal(signal.SIGTERM)
+    await trio.testing.wait_all_tasks_blocked()
+    gate.set()
+    await trio.sleep(10)
+    assert upgrades.states == []
+    assert "drain" in setup.log
+    setup.cluster.drain_gate.set()
+    await ended.wait()
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_next_program_drains_what_this_one_could_not(
+    setup: Setup, upgrades: Upgrades, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup.cluster.still_gate = trio.Event()
+    with pytest.RaisesGroup(Became, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await setup.run(nursery)
+            await upgrades.ask()
+            await trio.sleep(1)
+            setup.signal(signal.SIGTERM)
+            await trio.sleep(1)
+            assert "drain" not in setup.log, "nobody would answer"
+            setup.cluster.still_gate.set()
+            await trio.sleep_forever()
+    assert [state.drain for state in upgrades.states] == [True]
+
+
+async def test_a_drain_that_is_inherited(setup: Setup, upgrades: Upgrades, nursery: trio.Nursery) -> None:
+    setup.legacy.drain = True
+    setup.cluster.begin_gate = trio.Event()
+    ended = await setup.run(nursery)
+    assert "drain" not in setup.log, "nobody talks to the workers yet"
+    with pytest.raises(UpgradeRefused, match="starting, draining, or "):
+        await upgrades.ask()
+    setup.cluster.begin_gate.set()
+    await ended.wait()
+    assert "drain" in setup.log
+
+
+async def test_an_exec_that_fails(
+    setup: Setup, upgrades: Upgrades, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ended = await setup.run(nursery)
+    upgrades.error = OSError(8, "Exec format error")
+    await upgrades.ask()
+    with structlog.testing.capture_logs() as logs:
+        await trio.sleep(1)
+    assert [entry["log_level"] for entry in logs] == ["info", "error"]
+    assert setup.log[-1] == "go on"
+    assert not ended.is_set()
+    assert await upgrades.ask() == 3, "it may be tried again"
+    await trio.sleep(1)
+    assert len(upgrades.states) == 2
+    setup.signal(signal.SIGTERM)
+    await ended.wait()
+
+
+async def test_nobody_could_have_asked(setup: Setup, upgrades: Upgrades) -> None:
+    supervisor = Supervisor(setup.config, setup.config_file, Legacy())
+    with pytest.raises(RuntimeError, match="without a way to ask"):
+        await supervisor._become_next_program()
+
+
+async def test_what_an_earlier_program_left_is_used(setup: Setup, nursery: trio.Nursery) -> None:
+    control, admin = FakeSocket("left control", setup.log), FakeSocket("left admin", setup.log)
+    setup.legacy = Legacy(runtime_lock=77, control=control, admin={"127.0.0.1:8080": admin})  # type: ignore[arg-type, dict-item]
+    await setup.run(nursery)
+    assert setup.log[0] == (setup.config.cluster.runtime_dir, 77)
+    assert ("left admin", "listen") in setup.log
+    assert setup.directory.sockets == {}, "operators' connections wait in the one that is there"
+    assert setup.supervisor._control is control  # type: ignore[comparison-overlap]
+    nursery.cancel_scope.cancel()
 
 
 # ---- the command's frame
@@ -203,7 +558,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_serve_ends_without_a_failure(setup: Setup, failures: list[str]) -> None:
     setup.signal(signal.SIGTERM)
-    serve(setup.config, setup.config_file, failures.append)
+    serve(setup.config, setup.config_file, None, failures.append)
     assert failures == []
 
 
@@ -215,7 +570,7 @@ def test_what_cannot_be_bound_is_said_in_one_sentence(
         raise StartFailed("admin.bind: cannot bind")
 
     monkeypatch.setattr(main, "bind_tcp", cannot)
-    serve(setup.config, setup.config_file, failures.append)
+    serve(setup.config, setup.config_file, None, failures.append)
     assert failures == ["admin.bind: cannot bind"]
 
 
@@ -223,7 +578,7 @@ def test_what_cannot_be_bound_is_said_in_one_sentence(
 def test_a_worker_that_cannot_start_is_said_in_one_sentence(setup: Setup, failures: list[str]) -> None:
     group = ExceptionGroup("", [ExceptionGroup("", [StartFailed("b")]), StartFailed("a"), StartFailed("b")])
     setup.cluster.failure = group
-    serve(setup.config, setup.config_file, failures.append)
+    serve(setup.config, setup.config_file, None, failures.append)
     assert failures == ["a; b"]
     assert setup.directory.cleared
 
@@ -233,7 +588,7 @@ def test_an_end_at_once_is_a_failure(setup: Setup, failures: list[str]) -> None:
     setup.cluster.drain_gate = trio.Event()
     setup.signal(signal.SIGTERM)
     setup.signal(signal.SIGTERM)
-    serve(setup.config, setup.config_file, failures.append)
+    serve(setup.config, setup.config_file, None, failures.append)
     assert failures == ["ended at once, as asked"]
 
 
@@ -246,24 +601,87 @@ def test_fail_may_exit(setup: Setup) -> None:
         raise SystemExit(1)
 
     with pytest.raises(SystemExit):
-        serve(setup.config, setup.config_file, exit_)
+        serve(setup.config, setup.config_file, None, exit_)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("runtime_dir", ["/run/pulsar-trio-proxy", "/run/of-the-program-before"])
+def test_serve_what_an_earlier_program_left(
+    setup: Setup, failures: list[str], runtime_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder stays, whatever the file says by now: the sockets in it are in use."""
+    read: list[int] = []
+
+    def left(descriptor: int) -> Legacy:
+        read.append(descriptor)
+        return Legacy(runtime_dir=runtime_dir, seal_key=b"s" * 32, runtime_lock=5)
+
+    monkeypatch.setattr(Legacy, "read", left)
+    setup.signal(signal.SIGTERM)
+    with structlog.testing.capture_logs() as logs:
+        serve(setup.config, setup.config_file, 17, failures.append)
+    assert (read, failures, setup.keys) == ([17], [], [b"s" * 32])
+    assert setup.log[0] == (runtime_dir, 5)
+    assert setup.cluster.config.cluster.runtime_dir == runtime_dir
+    changed = runtime_dir != setup.config.cluster.runtime_dir
+    assert ("error" in {entry["log_level"] for entry in logs}) is changed
 
 
 # ---- open files
 
 
+class Limits:
+    """RLIMIT_NOFILE of a process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, hard: int, *, may_raise: bool) -> None:
+        self.now = (256, hard)
+        self._may_raise = may_raise
+        monkeypatch.setattr(resource, "getrlimit", lambda _kind: self.now)
+        monkeypatch.setattr(resource, "setrlimit", self._set)
+
+    def _set(self, _kind: int, limit: tuple[int, int]) -> None:
+        _soft, hard = self.now
+        if limit[1] > hard != resource.RLIM_INFINITY and not self._may_raise:
+            raise ValueError("not allowed to raise maximum limit")
+        self.now = limit
+
+
 @pytest.mark.parametrize(
-    ("hard", "connections", "warned"),
-    [(1024, 10_000, True), (65_536, 10_000, False), (resource.RLIM_INFINITY, 10_000_000, False)],
+    ("hard", "connections", "may_raise", "limit", "warned"),
+    [
+        (65_536, 10_000, False, 65_536, False),
+        (1024, 10_000, False, 1024, True),
+        (1024, 10_000, True, None, False),
+        (resource.RLIM_INFINITY, 10_000_000, False, resource.RLIM_INFINITY, False),
+    ],
 )
-def test_the_limit_on_open_files_is_raised(
-    monkeypatch: pytest.MonkeyPatch, hard: int, connections: int, warned: bool
+@pytest.mark.parametrize("crash_safe", [True, False])
+def test_the_limit_on_open_files_is_raised(  # noqa: PLR0917 -- parameters
+    monkeypatch: pytest.MonkeyPatch,
+    hard: int,
+    connections: int,
+    may_raise: bool,
+    limit: int | None,
+    warned: bool,
+    crash_safe: bool,
 ) -> None:
-    limits: list[Any] = []
-    monkeypatch.setattr(open_files.resource, "getrlimit", lambda _kind: (256, hard))
-    monkeypatch.setattr(open_files.resource, "setrlimit", lambda _kind, limit: limits.append(limit))
-    config = make_config(limits={"max_connections": connections}, cluster={"forwarders": 4})
+    limits = Limits(monkeypatch, hard, may_raise=may_raise)
+    config = make_config(
+        limits={"max_connections": connections}, cluster={"forwarders": 4}, relay={"crash_safe": crash_safe}
+    )
     with structlog.testing.capture_logs() as logs:
         allow_open_files(config)
-    assert limits == [(hard, hard)]
+    wanted = files_needed(config) if limit is None else limit
+    assert limits.now == (wanted, wanted)
     assert bool(logs) is warned
+
+
+@pytest.mark.parametrize(("forwarders", "crash_safe"), [(1, True), (1, False), (8, True), (8, False)])
+def test_who_needs_the_most_files(forwarders: int, crash_safe: bool) -> None:
+    """A forwarder, with the pipes of its share of the relays; or the supervisor, with two sockets of each of them."""
+    config = make_config(
+        limits={"max_connections": 80_000}, cluster={"forwarders": forwarders}, relay={"crash_safe": crash_safe}
+    )
+    needed = files_needed(config) - SPARE
+    per_forwarder = 80_000 * DESCRIPTORS_PER_RELAY // forwarders
+    assert needed == (max(per_forwarder, 2 * 80_000) if crash_safe else per_forwarder)

@@ -33,6 +33,8 @@ class Setup:
             slots=[],
             draining=False,
             started=True,
+            generation=1,
+            replacing=False,
         )
         self.cluster.of = lambda role: [slot for slot in self.cluster.slots if slot.role is role]
         for role in roles or (Role.AUTH, Role.LOOKUP, Role.FORWARDER, Role.FORWARDER):
@@ -111,6 +113,19 @@ async def test_not_ready_while_draining() -> None:
     assert await setup.report.not_ready_reasons() == ["draining"]
 
 
+async def test_not_ready_while_starting() -> None:
+    setup = Setup()
+    setup.cluster.started = False
+    assert await setup.report.not_ready_reasons() == ["starting"]
+
+
+async def test_a_place_without_a_worker_is_not_asked() -> None:
+    """Between the death of one and the next."""
+    setup = Setup()
+    setup.cluster.of(Role.FORWARDER)[0].worker = None
+    assert await setup.report.not_ready_reasons() == []
+
+
 async def test_alive_while_not_ready() -> None:
     setup = Setup()
     setup.cluster.draining = True
@@ -126,12 +141,13 @@ async def test_status(autojump_clock: trio.testing.MockClock) -> None:
     setup.worker(Role.FORWARDER, 1).answers[Method.GET_STATUS] = lambda _request: RpcError("no answer")
     dead = setup.cluster.of(Role.AUTH)[0]
     dead.state, dead.worker, dead.restarts = SlotState.RESTARTING, None, 3
-    await trio.sleep(12.3)
+    setup.worker(Role.LOOKUP).started -= 12.3
     status = await setup.report.status()
     assert (status["cluster"], status["draining"], status["ready"]) == ("prod", False, False)
     assert status["not_ready_because"] == ["no auth worker answers"]
     assert status["listeners"] == ["0.0.0.0:6650"]
-    auth, lookup, first, second = status["workers"]  # type: ignore[misc]
+    workers: Any = status["workers"]
+    auth, lookup, first, second = workers
     assert auth == {"role": "auth", "worker": 0, "state": "restarting", "restarts": 3}
     assert (lookup["state"], lookup["pid"], lookup["uptime_seconds"]) == (
         "running",
@@ -140,6 +156,16 @@ async def test_status(autojump_clock: trio.testing.MockClock) -> None:
     )
     assert first["connections"] == 7
     assert second["state"] == "not answering"
+
+
+async def test_status_during_an_upgrade() -> None:
+    setup = Setup()
+    status = await setup.report.status()
+    assert (status["generation"], status["replacing_workers"]) == (1, False)
+    setup.cluster.generation, setup.cluster.replacing = 2, True
+    status = await setup.report.status()
+    assert (status["generation"], status["replacing_workers"]) == (2, True)
+    assert status["ready"] is True, "clients need not notice"
 
 
 async def test_status_over_http() -> None:
@@ -235,7 +261,7 @@ async def test_it_is_served_on_the_socket_that_was_bound(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("hypercorn.trio.serve", serve)
     with (tmp_path / "x").open("w") as file:
-        await serve_admin(file, Setup().report)  # type: ignore[arg-type]
+        await serve_admin(file, Setup().report)
     application, config = served
     assert isinstance(application, AdminApplication)
     assert config.bind[0].startswith("fd://")

@@ -140,6 +140,20 @@ def test_one_cluster_at_a_time(directory: RuntimeDirectory) -> None:
         RuntimeDirectory(str(directory.path))
 
 
+def test_a_folder_that_an_earlier_program_left(directory: RuntimeDirectory) -> None:
+    """After an upgrade it is this process's already, and nobody could have it in between."""
+    inherited = os.dup(directory.lock)
+    directory.clear()
+    (directory.path / "lookup-0.sock").touch()
+    again = RuntimeDirectory(str(directory.path), inherited)
+    assert again.lock == inherited
+    assert (directory.path / "lookup-0.sock").exists(), "the sockets in it are in use"
+    with pytest.raises(StartFailed, match="another cluster is running in"):
+        RuntimeDirectory(str(directory.path))
+    again.clear()
+    RuntimeDirectory(str(directory.path)).clear()
+
+
 def test_after_one_the_next(tmp_path: Path) -> None:
     for _ in range(2):
         directory = RuntimeDirectory(str(tmp_path))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +15,14 @@ import trio
 import trio.testing
 
 from proto.roles import Role
-from proto.rpc_pb2 import Empty, Method, Text
-from proxy.runtime.descriptors import Descriptors, adopt_stream
+from proto.rpc_pb2 import Empty, Method, StoreMessage, Text
+from proxy.runtime.descriptors import Descriptors, adopt_socket, adopt_stream
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.rpc_server import RpcServer
+from proxy.runtime.store_channel import StoreChannel
 from proxy.supervisor import worker_process
-from proxy.supervisor.worker_process import EXIT_TIMEOUT_S, MODULES, WorkerProcess
+from proxy.supervisor.worker_process import EXIT_TIMEOUT_S, MODULES, Child, Inherited, WorkerProcess
 
 
 class FakeProcess:
@@ -33,6 +37,7 @@ class FakeProcess:
         self.descriptors = Descriptors.decode(command[command.index("--descriptors") + 1])
         self.channel = os.dup(self.descriptors.channel)
         self.liveness = os.dup(self.descriptors.liveness)
+        self.store = os.dup(self.descriptors.store) if self.descriptors.store >= 0 else None
         self._ended = trio.Event()
 
     async def wait(self) -> int:
@@ -58,8 +63,23 @@ class FakeProcess:
             return False
 
     def close(self) -> None:
-        for descriptor in (self.channel, self.liveness):
-            os.close(descriptor)
+        for descriptor in (self.channel, self.liveness, self.store):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+class StoreChannelOf:
+    """A forwarder's end of its line to the fd store."""
+
+    def __init__(self, process: FakeProcess) -> None:
+        assert process.store is not None
+        self._sock = adopt_socket(os.dup(process.store))
+
+    def __enter__(self) -> StoreChannel:
+        return StoreChannel(self._sock)
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
 
 
 @pytest.fixture
@@ -85,24 +105,49 @@ def spawned(processes: list[FakeProcess]) -> Iterator[Spawn]:
     workers: list[WorkerProcess] = []
 
     async def spawn(**given: Any) -> WorkerProcess:
-        workers.append(await WorkerProcess.spawn(Role.LOOKUP, 3, **given))
+        workers.append(await WorkerProcess.spawn(given.pop("role", Role.LOOKUP), **given))
         return workers[-1]
 
     yield spawn
     for worker in workers:
         worker.kill()
-        if worker._channel is not None:  # ``talk`` was never called
-            worker._channel.close()
+        worker._channel.close()
+        if worker.store is not None:
+            worker.store.sock.close()
 
 
 async def test_the_command(processes: list[FakeProcess], spawned: Spawn) -> None:
     worker = await spawned(service=77)
     [process] = processes
-    assert process.command[:6] == [sys.executable, "-P", "-m", "lookup", "--index", "3"]
+    assert process.command[:5] == [sys.executable, "-P", "-m", "lookup", "--descriptors"]
     assert process.descriptors.service == 77
     assert set(process.options["pass_fds"]) == {process.descriptors.channel, process.descriptors.liveness, 77}
     assert process.options["process_group"] == 0, "Ctrl-C is for the supervisor alone"
     assert worker.pid == 4711
+    assert (worker.store, worker.inherited) == (None, False)
+
+
+async def test_a_forwarders_descriptors(processes: list[FakeProcess], spawned: Spawn) -> None:
+    worker = await spawned(role=Role.FORWARDER, connections=83)
+    [process] = processes
+    told = process.descriptors
+    assert (told.service, told.connections) == (-1, 83)
+    assert set(process.options["pass_fds"]) == {told.channel, told.liveness, told.store, 83}
+    with StoreChannelOf(process) as theirs:
+        await theirs.send(StoreMessage(dropped_relays=[5]))
+        assert worker.store is not None
+        assert await worker.store.receive() == (StoreMessage(dropped_relays=[5]), [])
+
+
+async def test_only_the_worker_holds_the_other_ends(processes: list[FakeProcess], spawned: Spawn) -> None:
+    """Or its death would not be the end of its lines."""
+    worker = await spawned(role=Role.FORWARDER)
+    [process] = processes
+    process.close()
+    processes.clear()
+    assert worker.store is not None
+    assert await worker.store.receive() is None
+    assert worker._channel.recv(1) == b""
 
 
 def test_every_kind_of_worker_has_its_module() -> None:
@@ -117,7 +162,10 @@ async def test_only_the_supervisor_holds_the_pipes_other_end(processes: list[Fak
     assert process.supervisor_is_gone()
 
 
-async def test_a_process_that_cannot_be_started_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("role", [Role.LOOKUP, Role.FORWARDER])
+async def test_a_process_that_cannot_be_started_leaves_nothing_open(
+    role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def open_process(*_: Any, **__: Any) -> None:
         await trio.lowlevel.checkpoint()
         raise OSError(12, "Cannot allocate memory")
@@ -125,18 +173,26 @@ async def test_a_process_that_cannot_be_started_leaves_nothing_open(monkeypatch:
     monkeypatch.setattr(trio.lowlevel, "open_process", open_process)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Cannot allocate"):
-        await WorkerProcess.spawn(Role.LOOKUP, 3)
+        await WorkerProcess.spawn(role)
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-async def test_descriptors_that_cannot_be_had_leave_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left() -> None:
-        raise OSError(24, "Too many open files")
+@pytest.mark.parametrize(("role", "had"), [(Role.LOOKUP, 0), (Role.FORWARDER, 0), (Role.FORWARDER, 1)])
+async def test_descriptors_that_cannot_be_had_leave_nothing_open(
+    role: Role, had: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socketpair = socket.socketpair
+    left = iter(range(had))
 
-    monkeypatch.setattr(worker_process.socket, "socketpair", none_left)
+    def none_left(*arguments: Any) -> Any:
+        if next(left, None) is None:
+            raise OSError(24, "Too many open files")
+        return socketpair(*arguments)
+
+    monkeypatch.setattr(socket, "socketpair", none_left)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="Too many open files"):
-        await WorkerProcess.spawn(Role.LOOKUP, 3)
+        await WorkerProcess.spawn(role)
     assert set(os.listdir("/proc/self/fd")) == before
 
 
@@ -200,3 +256,238 @@ async def test_kill_twice(processes: list[FakeProcess], spawned: Spawn) -> None:
     worker.kill()
     assert processes[0].killed == 1
     assert worker_process.EXIT_TIMEOUT_S == EXIT_TIMEOUT_S
+
+
+# ---- a child of the program before this one
+
+
+Children = Callable[[str], Child]
+
+
+@pytest.fixture
+async def children() -> AsyncIterator[Children]:
+    """Real processes that nobody else waits for."""
+    await trio.lowlevel.checkpoint()
+    pids: list[int] = []
+
+    def start(script: str) -> Child:
+        pids.append(os.posix_spawn("/bin/sh", ["sh", "-c", script], {}))
+        return Child(pids[-1])
+
+    yield start
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)  # noqa: ASYNC222 -- it has been killed
+
+
+async def test_a_childs_exit_code(children: Children) -> None:
+    child = children("exit 7")
+    assert await child.wait() == 7
+    assert child.returncode == 7
+    assert await child.wait() == 7
+
+
+async def test_a_child_is_killed(children: Children) -> None:
+    child = children("exec sleep 300")
+    assert child.returncode is None
+    with trio.move_on_after(0.05) as scope:
+        await child.wait()
+    assert scope.cancelled_caught
+    child.kill()
+    child.kill()
+    assert await child.wait() == -signal.SIGKILL
+    child.kill()  # its number may be somebody else's by now
+
+
+async def test_the_number_of_one_that_has_ended_is_not_used(
+    children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = children("exit 0")
+    await child.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda *_: pytest.fail("a stranger was killed"))
+        child.kill()
+
+
+async def test_two_wait_for_a_child(children: Children, nursery: trio.Nursery) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    child = children("exec sleep 300")
+    codes: list[int] = []
+
+    async def wait() -> None:
+        codes.append(await child.wait())
+
+    async with trio.open_nursery() as waiting:
+        for _ in range(3):
+            waiting.start_soon(wait)
+        with trio.move_on_after(0.05):
+            await child.wait()  # and one that loses patience
+        child.kill()
+    assert codes == [-9, -9, -9]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_child_that_is_none() -> None:
+    with pytest.raises(ProcessLookupError):
+        Child(2**22 - 3)
+
+
+class Before:
+    """What the program before left open of one worker; the worker's ends."""
+
+    def __init__(self, pid: int) -> None:
+        self.channel, self.theirs = socket.socketpair()
+        self.reading, self.liveness = os.pipe()
+        self.store, self.store_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = pid
+
+    def inherited(self, role: Role) -> Inherited:
+        channel, store = os.dup(self.channel.fileno()), os.dup(self.store.fileno())
+        for number in (channel, store, self.liveness):
+            os.set_inheritable(number, True)
+        return Inherited(role.value, 3, self.pid, 100.0, channel, self.liveness, store)
+
+    def close(self) -> None:
+        for sock in (self.channel, self.theirs, self.store, self.store_theirs):
+            sock.close()
+        os.close(self.reading)
+
+
+@pytest.fixture
+async def before(children: Children) -> AsyncIterator[Before]:
+    await trio.lowlevel.checkpoint()
+    before = Before(children("exec sleep 300").pid)
+    yield before
+    before.close()
+
+
+async def answer_status(_data: bytes, _caller: Caller) -> bytes:
+    await trio.lowlevel.checkpoint()
+    return Text(text="as before").SerializeToString()
+
+
+def serve_worker(channel: int, nursery: trio.Nursery, handler: Any = answer_status) -> None:
+    """Be the worker behind a channel."""
+    server = RpcServer({Method.GET_STATUS: handler}, max_frame_bytes=1000)
+    nursery.start_soon(server.serve_connection, adopt_stream(os.dup(channel)), Caller(Role.SUPERVISOR, 1))
+
+
+async def test_a_worker_is_taken_over(before: Before, nursery: trio.Nursery) -> None:
+    told = before.inherited(Role.FORWARDER)
+    worker = WorkerProcess.take_over(told)
+    assert (worker.role, worker.pid, worker.inherited) == (Role.FORWARDER, before.pid, True)
+    assert worker.started == pytest.approx(worker_process.time.monotonic() - 100, abs=5)  # type: ignore[attr-defined]
+    assert not any(os.get_inheritable(number) for number in (told.channel, told.liveness, told.store))
+    nursery.start_soon(worker.talk)
+    serve_worker(before.theirs.fileno(), nursery)
+    assert (await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)).text == "as before"
+    before.store_theirs.send(StoreMessage(dropped_relays=[5]).SerializeToString())
+    assert worker.store is not None
+    assert await worker.store.receive() == (StoreMessage(dropped_relays=[5]), [])
+    os.set_blocking(before.reading, False)
+    with pytest.raises(BlockingIOError):
+        os.read(before.reading, 1)
+    worker.kill()
+    assert await worker.wait() == -9
+    assert os.read(before.reading, 1) == b""
+    worker.store.close()
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_without_a_store_is_taken_over(before: Before) -> None:
+    told = before.inherited(Role.LOOKUP)
+    os.close(told.store)
+    worker = WorkerProcess.take_over(Inherited("lookup", 0, before.pid, 1.0, told.channel, told.liveness))
+    assert (worker.role, worker.store) == (Role.LOOKUP, None)
+    worker.kill()
+    assert await worker.wait() == -9
+
+
+# ---- a worker for the next program
+
+
+async def test_what_the_next_program_is_told(
+    processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery
+) -> None:
+    worker = await spawned(role=Role.FORWARDER)
+    nursery.start_soon(worker.talk)
+    serve_worker(processes[0].channel, nursery)
+    await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)
+    told = await worker.prepare_to_be_inherited(5, timeout_s=5)
+    assert told is not None
+    assert (told.role, told.index, told.pid) == ("forwarder", 5, 4711)
+    assert 0 <= told.uptime_s < 5
+    assert (told.channel, told.liveness) == (worker._channel.fileno(), worker._liveness)
+    assert worker.store is not None
+    assert told.store == worker.store.sock.fileno()
+    assert not processes[0].supervisor_is_gone()
+    with trio.move_on_after(0.05) as scope:
+        await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)
+    assert scope.cancelled_caught, "nothing is on its way from now on"
+    worker.resume()
+    await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_worker_without_a_store_for_the_next_program(
+    processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery
+) -> None:
+    worker = await spawned()
+    nursery.start_soon(worker.talk)
+    await trio.testing.wait_all_tasks_blocked()
+    told = await worker.prepare_to_be_inherited(0, timeout_s=5)
+    assert told is not None
+    assert told.store == -1
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_call_under_way_is_waited_for(
+    processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    worker = await spawned()
+    nursery.start_soon(worker.talk)
+    ended: list[str] = []
+
+    async def slowly(data: bytes, caller: Caller) -> bytes:
+        await trio.sleep(2)
+        return await answer_status(data, caller)
+
+    async def call() -> None:
+        ended.append((await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=10)).text)
+
+    serve_worker(processes[0].channel, nursery, slowly)
+    nursery.start_soon(call)
+    await trio.sleep(1)
+    assert await worker.prepare_to_be_inherited(0, timeout_s=5) is not None
+    assert trio.current_time() == pytest.approx(2, abs=0.1)
+    assert ended == ["as before"]
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("why", ["hangs", "ended", "let go", "never spoken to"])
+async def test_one_that_cannot_be_inherited(
+    processes: list[FakeProcess],
+    spawned: Spawn,
+    nursery: trio.Nursery,
+    why: str,
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    worker = await spawned()
+    if why != "never spoken to":
+        nursery.start_soon(worker.talk)
+    await trio.testing.wait_all_tasks_blocked()
+    if why == "hangs":
+        nursery.start_soon(ask, worker)
+        await trio.sleep(1)
+    elif why == "ended":
+        processes[0].end(1)
+    elif why == "let go":
+        worker._close_liveness()
+    assert await worker.prepare_to_be_inherited(0, timeout_s=5) is None
+    nursery.cancel_scope.cancel()
+
+
+async def ask(worker: WorkerProcess) -> None:
+    with pytest.raises(RpcError):
+        await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)

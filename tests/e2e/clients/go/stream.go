@@ -38,15 +38,15 @@ func manyTopics(r *run) (result, error) {
 	return result{"topics": topics, "received": received, "in_order": inOrder}, nil
 }
 
-// sendUntilStopped sends about 1,000 messages a second until a line comes on standard input.
-func sendUntilStopped(o *outbox, produced *atomic.Bool) {
+// sendUntilStopped sends about rate messages a second until a line comes on standard input.
+func sendUntilStopped(o *outbox, produced *atomic.Bool, rate int) {
 	var stop atomic.Bool
 	go func() {
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		stop.Store(true)
 	}()
 	for !stop.Load() {
-		for i := 0; i < 10; i++ {
+		for i := 0; i < rate/100; i++ {
 			o.send("", int(atomic.LoadInt32(&o.sent)))
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -69,7 +69,7 @@ func stream(r *run) (result, error) {
 		return nil, err
 	}
 	var produced atomic.Bool
-	go sendUntilStopped(o, &produced)
+	go sendUntilStopped(o, &produced, r.number("rate", 1000))
 	t, reported, last := newTally(), 0, time.Now()
 	for !(produced.Load() && len(t.seen) == int(atomic.LoadInt32(&o.sent))) {
 		message, err := receive(consumer, 500*time.Millisecond)

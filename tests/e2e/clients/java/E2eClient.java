@@ -292,7 +292,8 @@ public final class E2eClient {
         Consumer<byte[]> consumer = consumer(topic);
         Outbox outbox = new Outbox(producer(topic).create());
         AtomicBoolean produced = new AtomicBoolean();
-        Thread sender = new Thread(() -> sendUntilStopped(outbox, produced), "sender");
+        int rate = number("rate", 1000);
+        Thread sender = new Thread(() -> sendUntilStopped(outbox, produced, rate), "sender");
         sender.setDaemon(true);
         sender.start();
         Tally tally = new Tally();
@@ -319,7 +320,7 @@ public final class E2eClient {
         return result;
     }
 
-    private static void sendUntilStopped(Outbox outbox, AtomicBoolean produced) {
+    private static void sendUntilStopped(Outbox outbox, AtomicBoolean produced, int rate) {
         AtomicBoolean stop = new AtomicBoolean();
         Thread listener = new Thread(() -> {
             try {
@@ -333,7 +334,7 @@ public final class E2eClient {
         listener.start();
         try {
             while (!stop.get()) {
-                for (int i = 0; i < 10; i++) {
+                for (int i = 0; i < rate / 100; i++) {
                     outbox.send(null, outbox.sent.get());
                 }
                 Thread.sleep(10);

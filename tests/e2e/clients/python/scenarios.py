@@ -271,11 +271,12 @@ class Stream:
         self.stop = threading.Event()
         self.produced = threading.Event()
         self.tally = Tally()
+        self.at_a_time = int(options.get("rate", "1000")) // 100
 
     def produce(self) -> None:
-        """About 1,000 messages a second until stopped."""
+        """About `rate` messages a second until stopped."""
         while not self.stop.wait(0.01):
-            for _ in range(10):
+            for _ in range(self.at_a_time):
                 self.outbox.send(b"%d" % self.outbox.sent)
         self.outbox.producer.flush()
         self.produced.set()

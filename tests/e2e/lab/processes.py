@@ -1,0 +1,64 @@
+"""What the kernel tells of the cluster's processes: who is there, what they have open, how much memory they use."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def children(pid: int, words: str = "") -> list[int]:
+    """A process's children that live and have these words in their command line, running long or just begun."""
+    return [child for child in _pids() if _parent(child) == pid and words in _command_line(child)]
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in PROC.iterdir() if path.name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    """Its parent's id; 0 where it has gone or nobody has waited for it yet."""
+    try:
+        state, parent = (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return 0
+    return 0 if state == "Z" else int(parent)
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return (PROC / f"{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one process uses."""
+
+    descriptors: int
+    pipe_ends: int
+    memory_kib: int
+
+    @classmethod
+    def of(cls, pid: int) -> Use:
+        """Right now."""
+        opened = [_target(path) for path in (PROC / f"{pid}/fd").iterdir()]
+        return cls(len(opened), sum(target.startswith("pipe:") for target in opened), memory_kib(pid))
+
+
+def _target(descriptor: Path) -> str:
+    try:
+        return os.readlink(descriptor)
+    except OSError:  # closed in that moment
+        return ""
+
+
+def memory_kib(pid: int) -> int:
+    """Proportional set size, without the pages of files: its share of those depends on who else on this machine has
+    mapped the same libraries.
+    """
+    lines = (PROC / f"{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))

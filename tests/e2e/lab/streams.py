@@ -1,0 +1,166 @@
+"""Many relays with random bytes in both directions, each direction checked by its SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import trio
+
+from proto import commands
+from proto.frames import FrameDecoder
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
+
+HOST = "127.0.0.1"
+SLOWEST_END_S = 20.0
+_FRAME_BYTES_MAX = 1 << 20
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass
+class OneWay:
+    """One direction of one stream: what its sender sent, and what its receiver got."""
+
+    sent_bytes: int = 0
+    got_bytes: int = 0
+    over: trio.Event = field(default_factory=trio.Event)
+    longest_silence_s: float = 0.0
+    sent: hashlib._Hash = field(default_factory=hashlib.sha256)
+    got: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes arrived, none of them twice or changed."""
+        return self.sent_bytes == self.got_bytes and self.sent.digest() == self.got.digest()
+
+
+@dataclass
+class Streams:
+    """So many relays through a proxy, to a broker of our own in this process.
+
+    ``portion_bytes_max``: the random sizes; ``pause_s_max``: how long a sender may rest between two of them;
+    ``broker_port``: where the broker listens, 0: anywhere.
+    """
+
+    proxy_port: int
+    count: int
+    portion_bytes_max: int = 400_000
+    pause_s_max: float = 0.01
+    broker_port: int = 0
+    ways: list[OneWay] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    _stop: trio.Event = field(default_factory=trio.Event)
+    _random: random.Random = field(default_factory=lambda: random.Random(1))
+
+    async def run(self, chaos: Callable[[], Awaitable[None]]) -> None:
+        """Open all streams, let them run during ``chaos``, then end them and wait for their last byte."""
+        async with trio.open_nursery() as nursery:
+            listeners = await trio.open_tcp_listeners(self.broker_port, host=HOST)
+            broker_port = listeners[0].socket.getsockname()[1]
+            nursery.start_soon(trio.serve_listeners, self._be_broker, listeners)
+            async with trio.open_nursery() as clients:
+                for _ in range(self.count):
+                    stream, rest = await self._connect(broker_port)
+                    clients.start_soon(self._be_client, stream, rest)
+                await chaos()
+                self._stop.set()
+                clients.cancel_scope.deadline = trio.current_time() + SLOWEST_END_S
+            with trio.move_on_after(SLOWEST_END_S):  # a client may be done before its broker's side
+                for way in self.ways:
+                    await way.over.wait()
+            nursery.cancel_scope.cancel()
+
+    @property
+    def not_whole(self) -> list[OneWay]:
+        """Directions of which not every byte arrived as it was sent."""
+        return [way for way in self.ways if not way.is_whole]
+
+    @property
+    def moved_bytes(self) -> int:
+        """All that arrived."""
+        return sum(way.got_bytes for way in self.ways)
+
+    @property
+    def longest_silence_s(self) -> float:
+        """The longest time for which a receiver got nothing."""
+        return max(way.longest_silence_s for way in self.ways)
+
+    # ---- both ends
+
+    async def _connect(self, broker_port: int) -> tuple[trio.SocketStream, bytes]:
+        stream = await trio.open_tcp_stream(HOST, self.proxy_port)
+        hello = CommandConnect(client_version="streams", protocol_version=commands.PROTOCOL_VERSION)
+        hello.proxy_to_broker_url = f"{HOST}:{broker_port}"
+        await stream.send_all(commands.connect(hello))
+        command, rest = await _first_frame(stream)
+        assert command.type == BaseCommand.CONNECTED, command
+        return stream, rest
+
+    async def _be_client(self, stream: trio.SocketStream, rest: bytes) -> None:
+        there, back = OneWay(), OneWay()
+        self.ways += [there, back]
+        number = len(self.ways) - 2
+        await stream.send_all(number.to_bytes(4, "big"))  # which stream this is
+        await self._both_ways(stream, rest, there, back)
+
+    async def _be_broker(self, stream: trio.SocketStream) -> None:
+        command, rest = await _first_frame(stream)
+        if command.type != BaseCommand.CONNECT:  # a health check's PING
+            await stream.aclose()
+            return
+        await stream.send_all(
+            commands.connected(
+                CommandConnected(server_version="streams", protocol_version=command.connect.protocol_version)
+            )
+        )
+        while len(rest) < 4:
+            data = await stream.receive_some(4096)
+            if not data:  # a lookup worker's
+                return
+            rest += data
+        number = int.from_bytes(rest[:4], "big")
+        await self._both_ways(stream, rest[4:], self.ways[number + 1], self.ways[number])
+
+    async def _both_ways(self, stream: trio.SocketStream, rest: bytes, sending: OneWay, getting: OneWay) -> None:
+        async with stream, trio.open_nursery() as nursery:
+            nursery.start_soon(self._send, stream, sending)
+            nursery.start_soon(self._receive, stream, rest, getting)
+
+    async def _send(self, stream: trio.SocketStream, way: OneWay) -> None:
+        try:
+            while not self._stop.is_set():
+                portion = self._random.randbytes(self._random.choice((1, 100, 3_000, 65_536, self.portion_bytes_max)))
+                await stream.send_all(portion)
+                way.sent.update(portion)
+                way.sent_bytes += len(portion)
+                await trio.sleep(self._random.random() * self.pause_s_max)
+            await stream.send_eof()
+        except trio.BrokenResourceError as error:
+            self.errors.append(f"sending: {error.__cause__}")
+
+    async def _receive(self, stream: trio.SocketStream, rest: bytes, way: OneWay) -> None:
+        way.got.update(rest)
+        way.got_bytes += len(rest)
+        last = trio.current_time()
+        try:
+            while data := await stream.receive_some(_CHUNK_BYTES):
+                way.got.update(data)
+                way.got_bytes += len(data)
+                now = trio.current_time()
+                way.longest_silence_s = max(way.longest_silence_s, now - last)
+                last = now
+        except trio.BrokenResourceError as error:
+            self.errors.append(f"receiving: {error.__cause__}")
+        finally:
+            way.over.set()
+
+
+async def _first_frame(stream: trio.SocketStream) -> tuple[BaseCommand, bytes]:
+    decoder = FrameDecoder(max_frame_bytes=_FRAME_BYTES_MAX)
+    while (frame := decoder.next_frame()) is None:
+        data = await stream.receive_some(65536)
+        assert data, "the connection was closed before its first frame"
+        decoder.receive_data(data)
+    return commands.parse_command(frame.command), decoder.take_rest()
