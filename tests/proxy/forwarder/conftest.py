@@ -1,13 +1,32 @@
-"""Sessions to play with."""
+"""Sessions and relays to play with."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import trio
 from forwarder_fakes import Play
+from relay_fakes import Lane, Place, open_lane, open_place
 
 
 @pytest.fixture
 def play(nursery: trio.Nursery) -> Callable[..., Play]:
     """Start a session; takes the configuration's tables."""
     return lambda **kwargs: Play(nursery, **kwargs)
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    async with open_place() as place:
+        yield place
+
+
+@pytest.fixture
+async def lane() -> AsyncIterator[Lane]:
+    async with open_lane() as lane:
+        yield lane
+
+
+@pytest.fixture
+async def narrow_lane() -> AsyncIterator[Lane]:
+    async with open_lane(buffer_bytes=4096) as lane:
+        yield lane

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,24 +36,6 @@ from proxy.forwarder.relays import Relays
 from proxy.runtime.relay_table import PIPE, TO_BROKER, TO_CLIENT, RelayTable, row
 
 WAYS = ["killed", "handed over"]
-
-
-@pytest.fixture
-async def place() -> AsyncIterator[Place]:
-    async with open_place() as place:
-        yield place
-
-
-@pytest.fixture
-async def lane() -> AsyncIterator[Lane]:
-    async with open_lane() as lane:
-        yield lane
-
-
-@pytest.fixture
-async def narrow_lane() -> AsyncIterator[Lane]:
-    async with open_lane(buffer_bytes=4096) as lane:
-        yield lane
 
 
 async def successor(place: Place, way: str) -> Forwarder:

@@ -10,7 +10,6 @@ import hashlib
 import os
 import random
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
 import structlog.testing
@@ -61,18 +60,6 @@ class Engine:
     def cells(self, relay: Relay, cell: int) -> tuple[int, int]:
         rows = [row(relay.about.id, way) for way in (TO_BROKER, TO_CLIENT)]
         return self.table.cells[rows[0] + cell], self.table.cells[rows[1] + cell]
-
-
-@pytest.fixture
-async def lane() -> AsyncIterator[Lane]:
-    async with open_lane() as lane:
-        yield lane
-
-
-@pytest.fixture
-async def narrow_lane() -> AsyncIterator[Lane]:
-    async with open_lane(buffer_bytes=4096) as lane:
-        yield lane
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,7 +23,6 @@ from relay_fakes import (
     fill,
     new_relays,
     open_lane,
-    open_place,
     read,
     read_all,
     reset,
@@ -41,24 +40,6 @@ from proxy.forwarder.relays import RelayNotBegun, splice_works
 from proxy.runtime import relay_table
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
 from proxy.runtime.store_channel import MESSAGE_BYTES_MAX, StoreLost
-
-
-@pytest.fixture
-async def place() -> AsyncIterator[Place]:
-    async with open_place() as place:
-        yield place
-
-
-@pytest.fixture
-async def lane() -> AsyncIterator[Lane]:
-    async with open_lane() as lane:
-        yield lane
-
-
-@pytest.fixture
-async def narrow_lane() -> AsyncIterator[Lane]:
-    async with open_lane(buffer_bytes=4096) as lane:
-        yield lane
 
 
 @pytest.fixture
