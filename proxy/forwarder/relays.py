@@ -17,7 +17,8 @@ from prometheus_client.registry import Collector
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.engine import SPLICE_FLAGS, Relay, RelayEngine, shut_down
+from proxy.forwarder.directions import Relay, shut_down
+from proxy.forwarder.engine import SPLICE_FLAGS, RelayEngine
 from proxy.forwarder.keeping import Inheritance, RelayKeeper
 from proxy.forwarder.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay import relay as relay_in_user_space

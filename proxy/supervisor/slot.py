@@ -251,7 +251,7 @@ class Slot:
             if up:
                 self._next = life
                 if not old.retired:
-                    self._retire(old, drain_timeout_ms, hand_over=False)
+                    self._retire(old, drain_timeout_ms)
             if old.retired:
                 old.left.set()
             return up
@@ -263,7 +263,7 @@ class Slot:
 
     async def _take_leave(self, old: Life, drain_timeout_ms: int) -> None:
         """Until an old forwarder has left its relays to the store."""
-        self._retire(old, drain_timeout_ms, hand_over=True)
+        self._retire(old, drain_timeout_ms)
         with trio.move_on_after(HAND_OVER_TIMEOUT_S):
             await old.shelf_free.wait()
         if not old.shelf_free.is_set():
@@ -271,12 +271,12 @@ class Slot:
             old.worker.kill()
             await old.shelf_free.wait()
 
-    def _retire(self, old: Life, drain_timeout_ms: int, *, hand_over: bool) -> None:
+    def _retire(self, old: Life, drain_timeout_ms: int) -> None:
         old.retired = True
-        self._nursery.start_soon(self._finish, old, drain_timeout_ms, hand_over)
+        self._nursery.start_soon(self._finish, old, drain_timeout_ms)
 
-    async def _finish(self, old: Life, drain_timeout_ms: int, hand_over: bool) -> None:  # noqa: FBT001 -- start_soon
-        request = DrainRequest(timeout_ms=drain_timeout_ms, hand_over=hand_over)
+    async def _finish(self, old: Life, drain_timeout_ms: int) -> None:
+        request = DrainRequest(timeout_ms=drain_timeout_ms, hand_over=True)
         try:
             timeout_s = seconds(drain_timeout_ms) + DRAIN_GRACE_S
             await old.worker.command(Method.DRAIN, request, timeout_s=timeout_s)

@@ -19,7 +19,8 @@ from relay_fakes import Lane, about_relay, descriptors, fill, open_lane, read, r
 
 from proxy.forwarder import engine as engine_module
 from proxy.forwarder import pipes
-from proxy.forwarder.engine import Relay, RelayEngine
+from proxy.forwarder.directions import Relay
+from proxy.forwarder.engine import RelayEngine
 from proxy.forwarder.pipes import Pipe, PipePool
 from proxy.runtime.relay_table import OPERATIONS, PIPE, TO_BROKER, TO_CLIENT, RelayTable, row
 

@@ -620,19 +620,23 @@ async def test_all_are_replaced_one_by_one(
 
 
 @pytest.mark.parametrize("crash_safe", [True, False])
-async def test_only_forwarders_hand_over(
+async def test_only_forwarders_leave_before_their_successor_begins(
     setup: Setup, nursery: trio.Nursery, crash_safe: bool, autojump_clock: trio.testing.MockClock
 ) -> None:
     limits = {"drain_timeout_ms": 4321}
     cluster = await (setup.crash_safe(nursery, limits=limits) if crash_safe else setup.started(nursery, limits=limits))
-    old = [(slot.role, slot.worker) for slot in cluster.slots]
+    old = [slot.worker for slot in cluster.slots]
     await cluster.replace_all()
     await trio.testing.wait_all_tasks_blocked()
-    for role, worker in old:
+    for worker in old:
         calls: Any = worker.calls  # type: ignore[union-attr]
         [request] = [request for method, request in calls if method == Method.DRAIN]
-        assert request.timeout_ms == 4321
-        assert request.hand_over is (crash_safe and role is Role.FORWARDER)
+        assert (request.timeout_ms, request.hand_over) == (4321, True)
+    for slot in cluster.slots:
+        order = [what for name, what in setup.log if name == slot.name and what in {Method.START, Method.DRAIN}]
+        leaves_first = crash_safe and slot.role is Role.FORWARDER
+        last = [Method.DRAIN, Method.START] if leaves_first else [Method.START, Method.DRAIN]
+        assert order == [Method.START, *last]
     nursery.cancel_scope.cancel()
 
 

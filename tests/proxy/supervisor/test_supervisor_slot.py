@@ -567,7 +567,7 @@ async def test_replace(place: Place, nursery: trio.Nursery, autojump_clock: trio
     assert place.slot.worker is new
     assert place.slot.state is SlotState.RUNNING
     await trio.sleep(10)
-    assert [(request.timeout_ms, request.hand_over) for request in called(old, Method.DRAIN)] == [(3000, False)]
+    assert [(request.timeout_ms, request.hand_over) for request in called(old, Method.DRAIN)] == [(3000, True)]
     assert old.timeouts[-1] == pytest.approx(3 + DRAIN_GRACE_S)
     assert old.story[0] == "stop"
     assert place.alive == [new]

@@ -1,0 +1,60 @@
+"""What the relay engine keeps of a relay: two sockets, and the two directions between them."""
+
+import socket
+
+from proto.rpc_pb2 import StoredRelay
+from proxy.forwarder.pipes import Pipe
+from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT, row
+
+
+class Direction:
+    """One way of a relay: from a source socket to a sink socket.
+
+    ``pipe`` is lent only while bytes are left in it; ``ends``: the source's end was seen from afar, behind its bytes;
+    ``done``: it was reached, and the sink knows it. ``row`` is where the relay table tells of it.
+    """
+
+    __slots__ = ("done", "ends", "in_line", "in_pipe", "opposite", "pipe", "relay", "row", "sink", "source")
+
+    opposite: "Direction"
+    relay: "Relay"
+
+    def __init__(self, source: int, sink: int, table_row: int) -> None:
+        self.source = source
+        self.sink = sink
+        self.row = table_row
+        self.pipe: Pipe | None = None
+        self.in_pipe = 0
+        self.ends = self.done = self.in_line = False
+
+
+class Relay:
+    """Two sockets and the two directions between them. ``broken``: one side failed, or the relay was cut short."""
+
+    __slots__ = ("about", "broken", "half_close_timeout_s", "to_broker", "to_client")
+
+    def __init__(self, about: StoredRelay, client: int, broker: int, half_close_timeout_s: float) -> None:
+        self.about = about
+        self.half_close_timeout_s = half_close_timeout_s
+        self.broken = False
+        there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))
+        back = self.to_client = Direction(broker, client, row(about.id, TO_CLIENT))
+        there.opposite, back.opposite = back, there
+        there.relay = back.relay = self
+
+    @property
+    def sockets(self) -> tuple[int, int]:
+        """The client's descriptor and the broker's."""
+        return self.to_broker.source, self.to_client.source
+
+
+def shut_down(descriptor: int, how: int) -> None:
+    """End one direction of a socket, or both, whoever else holds a copy of its descriptor."""
+    # The family is not asked for: shutdown does not need it, and to find it out costs three system calls.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
+    try:
+        sock.shutdown(how)
+    except OSError:
+        pass  # it has gone already
+    finally:
+        sock.detach()
