@@ -205,6 +205,19 @@ def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
     return changed
 
 
+def new_binds(old: Config, new: Config) -> list[tuple[str, str]]:
+    """Addresses that only the new configuration binds, with their keys."""
+    listeners = {listener.bind for listener in old.listener}
+    added = [
+        (f"listener[{index}].bind", listener.bind)
+        for index, listener in enumerate(new.listener)
+        if listener.bind not in listeners
+    ]
+    if new.admin.bind != old.admin.bind:
+        added.append(("admin.bind", new.admin.bind))
+    return added
+
+
 def changes_that_need_new_processes(old: Config, new: Config) -> list[str]:
     """The keys that differ and that a running process cannot take over, but one that follows it can."""
     frame_limits = ("max_command_bytes", "max_broker_frame_bytes")  # the workers' RPC is laid out for them

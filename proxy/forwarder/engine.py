@@ -21,7 +21,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import trio
 
@@ -119,21 +119,34 @@ class RelayEngine:
             self._leave(relay)
             raise
 
-    def adopt(self, relay: Relay, pipes: Mapping[int, Pipe]) -> None:
-        """Go on with a relay of a predecessor's, given what its pipes hold; or end it, where a pipe did not come."""
+    def adopt(self, relay: Relay, pipes: dict[int, Pipe]) -> None:
+        """Go on with a relay of a predecessor's; or end it, where a pipe did not come. Those of ``pipes`` bound
+        to it are taken out. Raises OSError, and then has not begun.
+        """
         missing = False
         for direction in (relay.to_broker, relay.to_client):
             pipe_id = self._cells[direction.row + PIPE]
-            pipe = pipes.get(pipe_id)
-            missing |= pipe_id != 0 and pipe is None
-            if pipe is not None and (waiting := pipe.waiting()):
+            pipe = pipes.pop(pipe_id, None)
+            if pipe is None:
+                missing |= pipe_id != 0  # the table goes on saying so until the sockets are shut down
+            elif waiting := pipe.waiting():
                 direction.pipe, direction.in_pipe = pipe, waiting
             else:
                 self._cells[direction.row + PIPE] = 0
+                self._pool.give(pipe)
         self.start(relay)
         if missing:
             get_logger().error("a relay was ended, since some of its bytes are lost", client=relay.about.client_address)
             self.drop(relay)
+
+    def close_pipes(self) -> None:
+        """Close this process's ends of all pipes, which are a successor's now."""
+        for direction in self._by_source.values():
+            if direction.pipe is not None:
+                direction.pipe.close()
+        if self._ready is not None:
+            self._ready.close()
+        self._pool.close_free()
 
     def abandon(self, relay: Relay) -> None:
         """Give back what a relay that has not begun was lent."""
@@ -145,6 +158,13 @@ class RelayEngine:
         if self._by_source.get(relay.to_broker.source) is relay.to_broker:
             relay.broken = True
             self._finish(relay)
+
+    def end_all(self) -> None:
+        """End all relays at once; not those that are a successor's."""
+        if self.frozen:
+            return
+        for direction in list(self._by_source.values()):
+            self.drop(direction.relay)
 
     def freeze(self) -> list[Relay]:
         """Move nothing from now on, and leave everything as it is, for a successor; the relays that live."""
@@ -162,19 +182,16 @@ class RelayEngine:
     # ---- the loop
 
     async def run(self) -> None:
-        """Move bytes until cancelled, which ends all relays, or frozen, which leaves them."""
+        """Move bytes until cancelled or frozen. Relays are left as they are: whatever ends this process unasked, a
+        successor goes on with them.
+        """
         try:
             with self._running:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch)
                     await self._move_bytes()
         finally:
-            if not self.frozen:
-                for direction in list(self._by_source.values()):
-                    self.drop(direction.relay)
-                if self._ready is not None:
-                    self._pool.give(self._ready)
-                self._pool.close()
+            self.frozen = True
             self._epoll.close()
             self._alarm.close()
 
@@ -234,7 +251,9 @@ class RelayEngine:
     def _serve_those_without_pipe(self) -> None:
         """Their edge has passed, so they must be called: as soon as a pipe is free again."""
         while self._without_pipe and (self._ready is not None or self._pool.has_free):
-            self._stand_in_line(self._without_pipe.popleft())
+            direction = self._without_pipe.popleft()
+            direction.in_line = False
+            self._stand_in_line(direction)
             if len(self._line) >= EVENTS_PER_POLL:
                 return
 
@@ -329,6 +348,7 @@ class RelayEngine:
         except OSError as error:
             if error.errno not in _NO_PIPE_NOW:
                 raise
+            direction.in_line = True
             self._without_pipe.append(direction)
         return self._ready
 
@@ -380,6 +400,10 @@ class RelayEngine:
         self._half_closed.setdefault(relay, (-1, 0.0))
 
     def _finish(self, relay: Relay) -> None:
+        for direction in (relay.to_broker, relay.to_client):
+            if not direction.done:
+                # Before its bytes are forgotten: a successor must not go on behind a hole.
+                shut_down(direction.sink, socket.SHUT_WR)
         self._leave(relay)
         self._on_end(relay)
 
@@ -425,6 +449,8 @@ class RelayEngine:
         for direction in unsure:
             self._pump(direction)
         for _ in range(len(self._without_pipe)):
-            self._pump(self._without_pipe.popleft())
+            direction = self._without_pipe.popleft()
+            direction.in_line = False
+            self._pump(direction)
         if self._line:
             self._alarm.ring()  # the loop waits for the epoll alone

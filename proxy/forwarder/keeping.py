@@ -4,6 +4,7 @@ A relay is safe once its message is sent: descriptors on their way are in the ke
 to its end before it hands anything to a successor. Nothing is acknowledged.
 """
 
+import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ class RelayKeeper:
         try:
             self._channel.send_now(message, [end for pipe in pipes for end in (pipe.reading, pipe.writing)])
         except StoreLost:
-            raise BlockingIOError from None  # the supervisor is gone, and with it, in a moment, this process
+            # The supervisor is gone, or has given this process up: which will end in a moment.
+            raise BlockingIOError(errno.EAGAIN, "the line to the fd store has ended") from None
 
     def drop_relay(self, relay_id: int) -> None:
         """A relay has ended; its sockets are shut down already, since the store's copies keep them open."""

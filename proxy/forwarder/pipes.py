@@ -10,7 +10,6 @@ forwarders of a cluster share the bound, and therefore the numbers.
 
 import contextlib
 import fcntl
-import mmap
 import os
 import struct
 import sys
@@ -32,11 +31,10 @@ RESERVE = 16
 class Pipe:
     """One pipe, by its two descriptors; empty whenever it is not lent out.
 
-    ``wanted_bytes`` is the size that was asked for, ``size_bytes`` what the kernel gave, ``pages`` how many portions
-    fit.
+    ``wanted_bytes`` is the size that was asked for, ``size_bytes`` what the kernel gave.
     """
 
-    __slots__ = ("id", "pages", "reading", "size_bytes", "wanted_bytes", "writing")
+    __slots__ = ("id", "reading", "size_bytes", "wanted_bytes", "writing")
 
     def __init__(self, pipe_id: int, reading: int, writing: int, wanted_bytes: int) -> None:
         self.id = pipe_id
@@ -44,7 +42,6 @@ class Pipe:
         self.writing = writing
         self.wanted_bytes = wanted_bytes
         self.size_bytes = int(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
-        self.pages = self.size_bytes // mmap.PAGESIZE
 
     @classmethod
     def make(cls, pipe_id: int, size_bytes: int) -> "Pipe":
@@ -143,8 +140,8 @@ class PipePool:
         self._count[pipe.wanted_bytes] -= 1
         self._closed(pipe)
 
-    def close(self) -> None:
-        """Close the free pipes."""
+    def close_free(self) -> None:
+        """Close this process's ends of the free pipes; nobody hears of it, since they are a successor's now."""
         for free in self._free.values():
             while free:
-                self.discard(free.pop())
+                free.pop().close()

@@ -5,6 +5,7 @@ belongs to a relay, and the fd store keeps it for this forwarder's successor (pr
 goes the way through user space (proxy.forwarder.relay), behind the same call; such a relay ends with the process.
 """
 
+import contextlib
 import os
 import socket
 import time
@@ -71,7 +72,7 @@ class Relays(Collector):
         self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger)
 
     async def run(self) -> None:
-        """Move bytes until cancelled, or handed over."""
+        """Move bytes until cancelled or handed over; relays are left as they are either way."""
         if not self._splices:
             get_logger().warning("the kernel refuses to splice; relays go through user space, which costs more")
         await self._engine.run()
@@ -79,7 +80,7 @@ class Relays(Collector):
     # ---- a predecessor's
 
     def adopt(self, left: Inheritance, config: RelayConfig) -> None:
-        """Go on with what a predecessor left. Raises OSError."""
+        """Go on with what a predecessor left."""
         self._table.adopt({kept.about.id for kept in left.relays})
         pipes = {pipe.id: pipe for pipe in left.pipes}
         for pipe in left.pipes:
@@ -87,16 +88,22 @@ class Relays(Collector):
         for kept in left.relays:
             relay = Relay(kept.about, kept.client, kept.broker, seconds(config.half_close_timeout_ms))
             self.in_flight.begin()
-            self._engine.adopt(relay, pipes)
-            for direction in (relay.to_broker, relay.to_client):
-                if direction.pipe is not None:
-                    del pipes[direction.pipe.id]
+            try:
+                self._engine.adopt(relay, pipes)
+            except OSError as error:
+                get_logger().error("a relay cannot be taken over", client=kept.about.client_address, reason=str(error))
+                self._relay_ended(relay)
         for pipe in pipes.values():
             if pipe.waiting():  # of a relay that was ended in that very moment, or had never begun
                 self._pool.discard(pipe)
             else:
                 self._pool.give(pipe)
-        self._pool.reserve()
+        with contextlib.suppress(OSError):  # there may be no more descriptors; the engine copes
+            self._pool.reserve()
+
+    def end_all(self) -> None:
+        """End all relays that this process can end: the time of a drain is over."""
+        self._engine.end_all()
 
     async def hand_over(self) -> None:
         """Leave all relays that the store keeps to a successor, and tell it so."""
@@ -106,6 +113,7 @@ class Relays(Collector):
             self._table.give(relay_id)
         self._table = RelayTable()  # the other one is the successor's from now on
         await self._keeper.close()
+        self._engine.close_pipes()
         for relay in left:
             for descriptor in relay.sockets:
                 os.close(descriptor)
@@ -206,7 +214,7 @@ class Relays(Collector):
     def _relay_ended(self, relay: Relay) -> None:
         """Tell of it, and close both sides; where one broke, only once the other has read what it was sent."""
         self._tell_of_end(relay.about, *self._engine.bytes_moved(relay))
-        if relay.broken and not self._closing:
+        if relay.broken:
             self._nursery.start_soon(self._linger, relay)
             return
         for descriptor in relay.sockets:

@@ -143,6 +143,7 @@ class ForwarderService:
             left = len(self._sessions) + self._relays.in_flight.count
             get_logger().warning("the drain's time is over; closing what is left", connections=left)
         self._serving.cancel()
+        self._relays.end_all()
 
     def status(self) -> dict[str, object]:
         """Connections by state."""

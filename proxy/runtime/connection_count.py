@@ -7,14 +7,14 @@ connections that are being accepted at that very moment. The supervisor zeroes t
 import mmap
 import os
 
+from proxy.runtime.shared_memory import new_shared_memory
+
 _COUNTER_BYTES = 8
 
 
 def new_shared_counters(forwarders: int) -> int:
     """A descriptor of memory for so many counters, all zero; for the supervisor to pass on."""
-    descriptor = os.memfd_create("connection-counters", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, forwarders * _COUNTER_BYTES)
-    return descriptor
+    return new_shared_memory("connection-counters", forwarders * _COUNTER_BYTES)
 
 
 class ConnectionCounters:

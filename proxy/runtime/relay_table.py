@@ -10,7 +10,8 @@ first says how many ids were ever in use.
 """
 
 import mmap
-import os
+
+from proxy.runtime.shared_memory import new_shared_memory
 
 RELAYS_MAX = (1 << 17) - 1
 """Relays of one forwarder. The memory is sparse: rows that were never used cost nothing."""
@@ -32,9 +33,7 @@ TO_CLIENT = 1
 
 def new_table() -> int:
     """A descriptor of memory for a table, all zero."""
-    descriptor = os.memfd_create("relay-table", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, _BYTES)
-    return descriptor
+    return new_shared_memory("relay-table", _BYTES)
 
 
 def row(relay_id: int, way: int) -> int:

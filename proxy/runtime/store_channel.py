@@ -11,6 +11,7 @@ import socket
 from collections.abc import Sequence
 
 import trio
+from google.protobuf.message import DecodeError
 
 from proto.rpc_pb2 import StoreMessage
 
@@ -92,13 +93,18 @@ class StoreChannel:
                 continue  # said once, and before what the other end had sent: that comes now
             else:
                 break
-        if not data:
-            return None
         descriptors = array.array("i")
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.frombytes(content[: len(content) - len(content) % _INT_BYTES])
-        return StoreMessage.FromString(data), list(descriptors)
+        if not data:
+            close_all(descriptors)
+            return None
+        try:
+            return StoreMessage.FromString(data), list(descriptors)
+        except DecodeError:
+            close_all(descriptors)
+            raise
 
     def close(self) -> None:
         """Close this end."""

@@ -31,8 +31,8 @@ CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Bound of what supervisor and worker tell each other: mostly the metrics of a worker."""
 
 
-DRAIN_GRACE_S = 1.0
-"""How much longer than its timeout a drain may take, to end what is left."""
+DRAIN_GRACE_S = 3.0
+"""How much longer than its timeout a drain may take, to hand over and to end what is left."""
 
 
 @dataclass(frozen=True, slots=True)

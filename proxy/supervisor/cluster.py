@@ -27,8 +27,8 @@ from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 from proxy.runtime.tasks import seconds
 from proxy.supervisor.fd_store import Shelf, keep_nothing
 from proxy.supervisor.legacy import Legacy, place_name, shelf_state
-from proxy.supervisor.slot import DRAIN_GRACE_S, Slot, SlotState
-from proxy.supervisor.sockets import BACKLOG, RuntimeDirectory, bind_tcp
+from proxy.supervisor.slot import DRAIN_GRACE_S, Life, Slot, SlotState
+from proxy.supervisor.sockets import BACKLOG, RuntimeDirectory, StartFailed, bind_tcp
 from proxy.supervisor.standby import Standby
 from proxy.supervisor.worker_process import Inherited, WorkerProcess
 
@@ -56,10 +56,10 @@ class Cluster:
         self.draining = False
         self.generation = legacy.generation
         self.replacing = legacy.generation > 1
-        self.listeners = [
-            legacy.take_listener(listener.bind) or bind_tcp(f"listener[{index}].bind", listener.bind)
-            for index, listener in enumerate(config.listener)
-        ]
+        self.listeners: list[socket.socket] = []
+        self._binds: list[str] = []
+        for index, listener in enumerate(config.listener):
+            self._bind(f"listener[{index}].bind", listener.bind, legacy)
         self.registry = new_registry()
         self._seal_key = legacy.seal_key
         self._workers_lock = trio.Lock()
@@ -87,6 +87,20 @@ class Cluster:
                 slot.ready.set()  # a first start that fails must not end what the program before left
         self._legacy = legacy
         self._measure()
+
+    def _bind(self, key: str, bind: str, legacy: Legacy) -> None:
+        sock = legacy.take_listener(bind)
+        if sock is None:
+            try:
+                sock = bind_tcp(key, bind)
+            except StartFailed as error:
+                if self.generation == 1:
+                    raise
+                # What the program before left must not end by this.
+                get_logger().error("the cluster goes on without a listener", reason=str(error))
+                return
+        self.listeners.append(sock)
+        self._binds.append(bind)
 
     def _measure(self) -> None:
         self._restarts = Counter(
@@ -265,7 +279,7 @@ class Cluster:
 
         A worker that does not come to rest is ended: whoever comes next begins with another.
         """
-        inherited: list[Inherited] = []
+        at_rest: list[tuple[Slot, Life, Inherited]] = []
         async with contextlib.AsyncExitStack() as locks:
             for slot in self.slots:
                 await locks.enter_async_context(slot.unchanging())
@@ -275,13 +289,14 @@ class Cluster:
                 for life in list(slot.lives):
                     one = await life.worker.prepare_to_be_inherited(slot.index, timeout_s=QUIESCE_TIMEOUT_S)
                     if one is not None:
-                        inherited.append(one)
+                        at_rest.append((slot, life, one))
                         continue
                     get_logger().error("a worker does not come to rest; ending it", who=slot.name)
                     life.worker.kill()
                     await life.left.wait()
             try:
-                yield inherited
+                # One that has died in the meantime has left nothing but numbers, which are others' now.
+                yield [one for slot, life, one in at_rest if life in slot.lives]
             finally:
                 for slot in self.slots:
                     for life in slot.lives:
@@ -289,12 +304,11 @@ class Cluster:
 
     def state(self, workers: list[Inherited]) -> dict[str, Any]:
         """What another program in this process has to know: fields of proxy.supervisor.legacy.State."""
-        binds = [listener.bind for listener in self.config.listener]
         return {
             "generation": self.generation + 1,
             "runtime_dir": self.config.cluster.runtime_dir,
             "seal_key": self._seal_key,
-            "listeners": {bind: sock.fileno() for bind, sock in zip(binds, self.listeners, strict=True)},
+            "listeners": {bind: sock.fileno() for bind, sock in zip(self._binds, self.listeners, strict=True)},
             "services": {place_name(*place): sock.fileno() for place, sock in self._services.items()},
             "connections": self._connections,
             "shelves": [shelf_state(shelf) for shelf in self.shelves],

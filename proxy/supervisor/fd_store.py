@@ -15,8 +15,11 @@ from google.protobuf.message import DecodeError
 
 from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
 from proxy.runtime.logs import get_logger
-from proxy.runtime.relay_table import new_table
+from proxy.runtime.relay_table import RELAYS_MAX, new_table
 from proxy.runtime.store_channel import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, StoreChannel, StoreLost, close_all
+
+PIPES_MAX = 2 * RELAYS_MAX + 1024
+"""One for each direction, and those in hand."""
 
 RECORD_BYTES_OVERHEAD = 16
 """What a record costs in a message beside its own bytes, at most."""
@@ -92,7 +95,7 @@ class Shelf:
             self.take(*received)
 
     def take(self, message: StoreMessage, descriptors: list[int]) -> None:
-        """Do what one message says."""
+        """Do what one message says. Raises StoreLost where it says what no forwarder would."""
         for relay_id in message.dropped_relays:
             _drop(self.relays, relay_id)
         for pipe_id in message.dropped_pipes:
@@ -101,6 +104,9 @@ class Shelf:
             close_all(descriptors)
             get_logger().error("a relay is not crash-safe: the supervisor may open no more files; raise ulimit -n")
             return
+        if any(not 0 < relay.id <= RELAYS_MAX for relay in message.relays) or len(self.pipes) > PIPES_MAX:
+            close_all(descriptors)
+            raise StoreLost("a forwarder that wants more kept than it can have")
         ends = zip(descriptors[::2], descriptors[1::2], strict=True)
         for relay in message.relays:
             _drop(self.relays, relay.id)

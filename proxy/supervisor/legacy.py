@@ -97,10 +97,11 @@ class Legacy:
             memory.seek(0)
             state = msgspec.msgpack.decode(memory.read(), type=State)
         for number in state.descriptors():
-            os.set_inheritable(number, False)
+            with contextlib.suppress(OSError):  # of a worker that died across the exec
+                os.set_inheritable(number, False)
         workers = {}
         for one in state.workers:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(OSError):
                 workers[Role(one.role), one.index] = WorkerProcess.take_over(one)
         return cls(
             generation=state.generation,
@@ -182,7 +183,8 @@ def _keep_open(numbers: set[int]) -> None:
 def become_next_program(state: State, config_file: Path) -> NoReturn:
     """Leave everything to whatever is installed now. No return: this program ends in the middle of this call.
 
-    Raises OSError where that cannot be executed; then everything is as it was.
+    Raises OSError where that cannot be executed; then everything is as it was,
+    but that there is no standby any more.
     """
     memory = os.memfd_create("legacy", 0)  # without CLOEXEC
     remaining = memoryview(msgspec.msgpack.encode(state))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import trio
 
 from proto.roles import Role
 from proxy import __version__
-from proxy.config.load import ConfigError, load_config
+from proxy.config.load import ConfigError, load_config, new_binds
 from proxy.config.types import Config
 from proxy.runtime.logs import configure_logs, get_logger
 from proxy.supervisor.admin import serve_admin
@@ -22,6 +23,7 @@ from proxy.supervisor.report import Report
 from proxy.supervisor.sockets import BACKLOG, CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
 
 PREFLIGHT_TIMEOUT_S = 30.0
+SIGNALS_GRACE_S = 0.01
 REPLY_GRACE_S = 0.1
 """How long the operator's connection has to take its answer before an upgrade ends it."""
 
@@ -32,7 +34,7 @@ class Supervisor:
     def __init__(self, config: Config, config_file: Path, legacy: Legacy) -> None:
         self._config_file = config_file
         self._directory = RuntimeDirectory(config.cluster.runtime_dir, legacy.runtime_lock)
-        self._admin = legacy.take_admin(config.admin.bind) or bind_tcp("admin.bind", config.admin.bind)
+        self._admin = _bind_admin(config, legacy)
         self._control = legacy.control
         self._cluster = Cluster(config, self._directory, legacy)
         self._drain_wanted = trio.Event()
@@ -151,6 +153,11 @@ class Supervisor:
             raise UpgradeRefused("a restart is needed to change: cluster.runtime_dir")
         if config.relay.crash_safe != self._cluster.config.relay.crash_safe:
             raise UpgradeRefused("a restart is needed to change: relay.crash_safe")
+        try:
+            for key, bind in new_binds(self._cluster.config, config):
+                bind_tcp(key, bind).close()
+        except StartFailed as error:
+            raise UpgradeRefused(f"{error}; where the address is the cluster's own, a restart is needed") from None
 
     async def _upgrade(self) -> None:
         """Become the next program, as soon as that is wanted and what an earlier upgrade left to do is done."""
@@ -160,14 +167,22 @@ class Supervisor:
             async with self._reloading:
                 await self._cluster.wait_for_retired()
                 async with self._becoming:
-                    if not self._drain_wanted.is_set():
-                        await self._become_next_program()
+                    try:
+                        await self._preflight()  # once more: what is installed may have changed while others finished
+                    except UpgradeRefused as refused:
+                        get_logger().error("the cluster goes on with the program it has", reason=str(refused))
+                    else:
+                        if not self._drain_wanted.is_set():
+                            await self._become_next_program()
             self._upgrade_wanted = trio.Event()
 
     async def _become_next_program(self) -> None:
         async with self._cluster.standing_still() as workers:
             if self._control is None:
                 raise RuntimeError("an upgrade was asked for without a way to ask")
+            # From here on signals wait for the next program; those that came before are heard first.
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            await trio.sleep(SIGNALS_GRACE_S)
             state = State(
                 **self._cluster.state(workers),
                 runtime_lock=self._directory.lock,
@@ -179,6 +194,7 @@ class Supervisor:
             try:
                 become_next_program(state, self._config_file)
             except OSError as error:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 get_logger().error("the cluster goes on with the program it has; restart it soon", reason=str(error))
 
 
@@ -205,6 +221,20 @@ def serve(config: Config, config_file: Path, legacy_descriptor: int | None, fail
         fail("; ".join(sorted({str(error) for error in _leaves(group)})))
     except* StopAtOnce:
         fail("ended at once, as asked")
+
+
+def _bind_admin(config: Config, legacy: Legacy) -> socket.socket:
+    """The operators' port; after an upgrade the old one, where the new one cannot be had. Raises StartFailed."""
+    inherited = legacy.take_admin(config.admin.bind)
+    if inherited is not None:
+        return inherited
+    try:
+        return bind_tcp("admin.bind", config.admin.bind)
+    except StartFailed as error:
+        if not legacy.admin:
+            raise
+        get_logger().error("the old admin port stays", reason=str(error))
+        return legacy.admin.popitem()[1]
 
 
 def _with_runtime_dir(config: Config, legacy: Legacy) -> Config:

@@ -7,20 +7,17 @@ from proxy.config.load import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.logs import get_logger
 
-SOCKETS_PER_RELAY = 2
 DESCRIPTORS_PER_RELAY = 4
 """Two sockets, and a pipe where a receiver does not read."""
 
 SPARE = 4096
-"""For everything else that a process has open; in the supervisor also its copies of the pipes."""
+"""For everything else that a process has open."""
 
 
 def files_needed(config: Config) -> int:
-    """By the process that needs the most: a forwarder with its share of the relays, or the supervisor's fd store."""
-    relays = config.limits.max_connections
-    forwarder = relays * DESCRIPTORS_PER_RELAY // forwarder_count(config)
-    supervisor = relays * SOCKETS_PER_RELAY if config.relay.crash_safe else 0
-    return max(forwarder, supervisor) + SPARE
+    """By the process that needs the most: the supervisor, whose fd store copies everything, or else a forwarder."""
+    in_all = config.limits.max_connections * DESCRIPTORS_PER_RELAY
+    return (in_all if config.relay.crash_safe else in_all // forwarder_count(config)) + SPARE
 
 
 def allow_open_files(config: Config) -> None:

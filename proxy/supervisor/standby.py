@@ -76,9 +76,7 @@ class Standby:
         return worker
 
     def stop(self) -> None:
-        """End the process, if there is one, and start no other. It holds copies of the listeners, so it must not
-        outlive their use.
-        """
+        """End the process, if there is one, and start no other."""
         self._running.cancel()
 
     async def stop_and_wait(self) -> None:

@@ -202,8 +202,7 @@ class WatchedKeeper(RelayKeeper):
 
     async def close(self) -> None:
         await super().close()
-        for known in [known for known in self.open if known[0] == "relay"]:
-            del self.open[known]  # they are closed next
+        self.open.clear()  # all of it is closed next
 
     def close_all(self) -> None:
         """As the kernel does for a process that is gone."""

@@ -318,17 +318,47 @@ async def test_a_reset_after_a_half_close_ends_the_relay(engine: Engine, lane: L
     assert len(engine.real) == 0
 
 
-async def test_the_engines_own_end_is_that_of_all_relays(lane: Lane, narrow_lane: Lane) -> None:
-    before = descriptors()
+async def test_all_relays_are_ended_on_demand(engine: Engine, lane: Lane, narrow_lane: Lane) -> None:
+    relays = [engine.open(lane), engine.open(narrow_lane)]
+    await fill(narrow_lane.client)
+    engine.real.end_all()
+    assert all(engine.is_over(relay) and relay.broken for relay in relays)
+    assert len(engine.real) == 0
+    assert engine.cells(relays[1], PIPE) == (0, 0), "what was on its way is forgotten"
+
+
+async def test_whatever_ends_the_engine_leaves_relays_as_they_are(lane: Lane, narrow_lane: Lane) -> None:
+    """A defect anywhere in the process cancels everything: a successor must find the sockets open."""
     engine = Engine()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.real.run)
         relays = [engine.open(lane), engine.open(narrow_lane)]
         await fill(narrow_lane.client)
         nursery.cancel_scope.cancel()
-    assert all(engine.is_over(relay) and relay.broken for relay in relays)
-    assert len(engine.real) == 0
-    assert descriptors() == before, "no pipe is left"
+    assert not any(engine.is_over(relay) for relay in relays)
+    assert engine.cells(relays[1], PIPE)[0], "its bytes are still bound to it"
+    await lane.client.send_all(b"to a successor")
+    assert await read(lane.our_client, 14) == b"to a successor"
+    engine.real.close_pipes()
+
+
+async def test_no_bytes_are_forgotten_before_their_sink_is_shut(
+    engine: Engine, narrow_lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in between, its successor would go on behind a hole."""
+    relay = engine.open(narrow_lane)
+    await fill(narrow_lane.client)
+    bound = []
+    real = engine_module.shut_down
+
+    def watched(descriptor: int, how: int) -> None:
+        bound.append(engine.cells(relay, PIPE)[0])
+        real(descriptor, how)
+
+    monkeypatch.setattr(engine_module, "shut_down", watched)
+    engine.real.drop(relay)
+    assert len(bound) == 2
+    assert all(bound)
 
 
 # ---- what goes wrong

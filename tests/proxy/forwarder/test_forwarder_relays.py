@@ -472,15 +472,28 @@ async def test_the_process_ends_while_a_broken_relay_lingers(place: Place, lane:
     await lane.client.send_all(b"to nobody")
     await until(lambda: it.ended)
     await it.leave()
-    assert ("drop", about.id) in it.keeper.said
+    assert it.ended == [about]
     await lane.client.aclose()
 
 
-async def test_the_engines_end_is_that_of_its_relays(place: Place, lane: Lane) -> None:
+async def test_the_process_ends_by_itself_and_its_relays_go_on(place: Place, lane: Lane) -> None:
+    """As after a defect somewhere in it: not killed, but cancelled."""
+    it = await place.forwarder()
+    await it.begin(lane, to_client=b"hi")
+    await read(lane.client, 2)
+    await it.leave()
+    assert not it.ended
+    it.keeper.close_all()  # as the end of a process does
+    await place.forwarder()
+    await lane.client.send_all(b"still here")
+    assert await read(lane.broker, 10) == b"still here"
+
+
+async def test_all_are_ended_when_a_drains_time_is_over(place: Place, lane: Lane) -> None:
     it = await place.forwarder()
     about = await it.begin(lane, to_client=b"hi")
     await read(lane.client, 2)
-    await it.leave()
+    it.relays.end_all()
     assert it.ended == [about]
     with pytest.raises((trio.BrokenResourceError, AssertionError)):
         await read(lane.client, 1)
