@@ -59,10 +59,10 @@ _PEER_GONE = frozenset(
     }
 )
 
-_INPUT = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _OUTPUT = select.EPOLLOUT
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-_EVENTS = _INPUT | select.EPOLLOUT | select.EPOLLET
+_INPUT = select.EPOLLIN | _ENDED
+_EVENTS = _INPUT | _OUTPUT | select.EPOLLET
 
 
 class RelayEngine:
@@ -78,7 +78,6 @@ class RelayEngine:
         self._epoll = select.epoll()
         self._alarm = Alarm()
         self._epoll.register(self._alarm, select.EPOLLIN | select.EPOLLET)
-        self._table = table
         self._cells = table.cells
         self._pool = pool
         self._on_end = on_end

@@ -11,7 +11,7 @@ import trio
 from prometheus_client import Counter, Gauge
 
 from proto.roles import Role
-from proto.rpc_pb2 import ConfigureRequest, DrainRequest, Method, Peer, SetPeersRequest, StartRequest
+from proto.rpc_pb2 import ConfigureRequest, Method, Peer, SetPeersRequest, StartRequest
 from proxy import __version__
 from proxy.config.load import (
     changes_that_need_a_restart,
@@ -24,10 +24,9 @@ from proxy.runtime.connection_count import ConnectionCounters, new_shared_counte
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import new_registry
 from proxy.runtime.rpc_client import RpcCallRefused, RpcError
-from proxy.runtime.tasks import seconds
 from proxy.supervisor.fd_store import Shelf, keep_nothing
 from proxy.supervisor.legacy import Legacy, place_name, shelf_state
-from proxy.supervisor.slot import DRAIN_GRACE_S, Life, Slot, SlotState
+from proxy.supervisor.slot import Life, Slot, SlotState
 from proxy.supervisor.sockets import BACKLOG, RuntimeDirectory, StartFailed, bind_tcp
 from proxy.supervisor.standby import Standby
 from proxy.supervisor.worker_process import Inherited, WorkerProcess
@@ -51,7 +50,6 @@ class Cluster:
 
     def __init__(self, config: Config, directory: RuntimeDirectory, legacy: Legacy) -> None:
         self.config = config
-        self.started = False
         self.begun = trio.Event()
         self.draining = False
         self.generation = legacy.generation
@@ -87,6 +85,11 @@ class Cluster:
                 slot.ready.set()  # a first start that fails must not end what the program before left
         self._legacy = legacy
         self._measure()
+
+    @property
+    def started(self) -> bool:
+        """Whether every place has been filled once."""
+        return self.begun.is_set()
 
     def _bind(self, key: str, bind: str, legacy: Legacy) -> None:
         sock = legacy.take_listener(bind)
@@ -170,7 +173,6 @@ class Cluster:
                 return
             if self.config.relay.crash_safe:
                 nursery.start_soon(self._standby.run)
-            self.started = True
             self.begun.set()
             if self.generation > 1:
                 await self.replace_all()
@@ -359,20 +361,7 @@ class Cluster:
             get_logger().info("drained", who=role.value)
 
     async def _drain_slot(self, slot: Slot) -> None:
-        timeout_ms = self.config.limits.drain_timeout_ms
-        slot.fill_no_more()
-        with trio.move_on_after(DRAIN_GRACE_S):  # a hand-over under way: the relays are its successor's to drain
-            async with slot.unchanging():
-                pass
-        if slot.worker is not None and slot.state is SlotState.RUNNING:
-            try:
-                request = DrainRequest(timeout_ms=timeout_ms)
-                await slot.worker.command(Method.DRAIN, request, timeout_s=seconds(timeout_ms) + DRAIN_GRACE_S)
-            except RpcError as error:
-                get_logger().warning("a worker did not drain", who=f"{slot.role}-{slot.index}", reason=str(error))
-        with trio.move_on_after(seconds(timeout_ms)):
-            await slot.wait_for_retired()
-        await slot.stop()
+        await slot.drain(self.config.limits.drain_timeout_ms)
         if slot.role is Role.FORWARDER:
             self.shelves[slot.index].clear()  # nobody will go on with what it may have left
 

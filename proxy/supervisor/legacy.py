@@ -183,8 +183,7 @@ def _keep_open(numbers: set[int]) -> None:
 def become_next_program(state: State, config_file: Path) -> NoReturn:
     """Leave everything to whatever is installed now. No return: this program ends in the middle of this call.
 
-    Raises OSError where that cannot be executed; then everything is as it was,
-    but that there is no standby any more.
+    Raises OSError where that cannot be executed; then everything is as it was, but that there is no standby any more.
     """
     memory = os.memfd_create("legacy", 0)  # without CLOEXEC
     remaining = memoryview(msgspec.msgpack.encode(state))

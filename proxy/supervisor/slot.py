@@ -277,12 +277,28 @@ class Slot:
 
     async def _finish(self, old: Life, drain_timeout_ms: int) -> None:
         request = DrainRequest(timeout_ms=drain_timeout_ms, hand_over=True)
-        try:
-            timeout_s = seconds(drain_timeout_ms) + DRAIN_GRACE_S
-            await old.worker.command(Method.DRAIN, request, timeout_s=timeout_s)
-        except RpcError as error:
-            get_logger().warning("a replaced worker did not drain", who=self.name, reason=str(error))
+        await self._ask_to_drain(old.worker, request, "a replaced worker did not drain")
         await old.worker.stop()
+
+    async def _ask_to_drain(self, worker: WorkerProcess, request: DrainRequest, failure: str) -> None:
+        try:
+            await worker.command(Method.DRAIN, request, timeout_s=seconds(request.timeout_ms) + DRAIN_GRACE_S)
+        except RpcError as error:
+            get_logger().warning(failure, who=self.name, reason=str(error))
+
+    # ---- the end
+
+    async def drain(self, timeout_ms: int) -> None:
+        """Let the place's workers finish what they have, end them, and start no other."""
+        self.fill_no_more()
+        with trio.move_on_after(DRAIN_GRACE_S):  # a hand-over under way: the relays are its successor's to drain
+            async with self._changing:
+                pass
+        if self.worker is not None and self.state is SlotState.RUNNING:
+            await self._ask_to_drain(self.worker, DrainRequest(timeout_ms=timeout_ms), "a worker did not drain")
+        with trio.move_on_after(seconds(timeout_ms)):
+            await self.wait_for_retired()
+        await self.stop()
 
     def unchanging(self) -> contextlib.AbstractAsyncContextManager[object]:
         """While it lasts, no worker comes into this place."""
