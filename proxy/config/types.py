@@ -14,6 +14,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Workers = Annotated[int, Meta(ge=1, le=256)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
+CongestionControl = Annotated[str, Meta(min_length=1, max_length=15, pattern="^[a-z][a-z0-9_-]*$")]
 
 MIB = 1024 * 1024
 PULSAR_FRAME_BYTES_MAX = 5 * MIB + 10 * 1024
@@ -127,6 +128,10 @@ class Authentication(Strict, frozen=True):
 class Relay(Strict, frozen=True):
     """Connections that have become a relay between a client and a broker.
 
+    broker_congestion_control: who decides how fast bytes are sent to brokers (TCP_CONGESTION): `system` (sysctl
+        net.ipv4.tcp_congestion_control), the name of one, or `unpaced`: the system's unless that is BBR, whose timer
+        for each packet costs most of a proxy's CPU time where brokers are near; then `reno`
+    client_congestion_control: the same towards clients, which may be far away
     crash_safe: whether the supervisor keeps a copy of each relay's sockets, so that a forwarder that dies or is
         replaced leaves its relays to its successor; without it they end with their forwarder
     keep_alive_idle_ms: after this long without a byte the kernel asks a peer whether it is still there (TCP_KEEPIDLE;
@@ -139,6 +144,8 @@ class Relay(Strict, frozen=True):
         given up (TCP_USER_TIMEOUT); 0: only the kernel's own, much longer bounds
     """
 
+    broker_congestion_control: CongestionControl = "unpaced"
+    client_congestion_control: CongestionControl = "system"
     crash_safe: bool = True
     keep_alive_idle_ms: Annotated[int, Meta(ge=1_000, le=32_767_000)] = 60_000
     keep_alive_probe_interval_ms: Annotated[int, Meta(ge=1_000, le=32_767_000)] = 10_000

@@ -6,6 +6,7 @@ goes the way through user space (proxy.forwarder.relay), behind the same call; s
 """
 
 import contextlib
+import functools
 import os
 import socket
 import time
@@ -38,6 +39,12 @@ REPLACED = "this forwarder is being replaced"
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
 _NO_LOWAT = 0x7FFFFFFF
+
+SYSTEM = "system"
+UNPACED = "unpaced"
+_CONTROL_NAME_BYTES = 16  # TCP_CA_NAME_MAX
+_PACES = b"bbr"
+_NEVER_PACES = "reno"  # in every kernel, and allowed to every process
 
 
 class RelayNotBegun(Exception):
@@ -163,8 +170,8 @@ class Relays(Collector):
         relay = Relay(about, *sockets, seconds(config.half_close_timeout_ms))
         begun = False
         try:
-            for stream in (client, broker):
-                tune_for_relay(stream, config)
+            tune_for_relay(client, config, config.client_congestion_control)
+            tune_for_relay(broker, config, config.broker_congestion_control)
             await self._load(relay, broker, first_to_broker, first_to_client)
             await self._keeper.put(about, *sockets)
             if not self._engine.frozen:  # otherwise it is the successor's already
@@ -319,7 +326,7 @@ async def _read_to_the_end(stream: trio.SocketStream) -> None:
             pass
 
 
-def tune_for_relay(stream: trio.SocketStream, config: RelayConfig) -> None:
+def tune_for_relay(stream: trio.SocketStream, config: RelayConfig, congestion_control: str) -> None:
     """What a relay's socket needs beside what every connection has (proxy.runtime.broker_link.tune_socket)."""
     for option, value in (
         (socket.TCP_KEEPIDLE, config.keep_alive_idle_ms // 1000),
@@ -331,6 +338,33 @@ def tune_for_relay(stream: trio.SocketStream, config: RelayConfig) -> None:
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, config.user_timeout_ms)
     # Trio's streams ask to be woken for each 16 KiB that leave; a relay's kernel buffers may be used in full.
     stream.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NO_LOWAT)
+    use_congestion_control(stream, congestion_control)
+
+
+def use_congestion_control(stream: trio.SocketStream, name: str) -> None:
+    """Choose who decides how fast a socket sends (``relay.client_congestion_control``); a refusal is logged once."""
+    if name == SYSTEM:
+        return
+    if name == UNPACED:
+        current = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONTROL_NAME_BYTES)
+        if not current.startswith(_PACES):
+            return
+        name = _NEVER_PACES
+    try:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as error:
+        _tell_of_refusal(name, str(error))
+
+
+@functools.cache
+def _tell_of_refusal(name: str, reason: str) -> None:
+    """Once a process: what one socket is refused, all are."""
+    get_logger().warning(
+        "the kernel refuses this congestion control to relays, which go on with the system's: see sysctl"
+        " net.ipv4.tcp_allowed_congestion_control, and load its module",
+        congestion_control=name,
+        reason=reason,
+    )
 
 
 def splice_works() -> bool:
