@@ -1,53 +1,75 @@
-"""The proxy's own credentials towards brokers."""
+"""The proxy's own credentials towards brokers, by method."""
 
-import trio
+from pathlib import Path
 
-from auth.state import BrokerAuthentication, BrokerAuthState, CredentialsUnavailable
+from auth.state import BrokerAuthentication, BrokerAuthState
+from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
+from proxy.runtime.watched import Watched
 
-REREAD_INTERVAL_S = 1.0
-TOKEN_FILE_BYTES_MAX = 64 * 1024
+SECRET_BYTES_MAX = 64 * 1024
+KEY = "brokers.credentials.file"
 
 
-class TokenCredentials:
-    """A token from a file, read again so that it can be rotated: at most once a second, in a thread.
+class SecretCredentials:
+    """The same secret for all brokers, from a file that may change at any time: a token, or user and password.
 
-    Every challenge is answered with the token as it is now: that is what a broker asks for when the old one is about
+    Every challenge is answered with the secret as it is now: that is what a broker asks for when the old one is about
     to expire (PIP-55).
     """
 
-    method = "token"
+    def __init__(self, method: str, file: str) -> None:
+        self.method = method
+        self._secret = Watched(KEY, [file], lambda: read_secret(file))
 
-    def __init__(self, file: str) -> None:
-        self._path = trio.Path(file)
-        self._token = b""
-        self._read_at = float("-inf")
-        self._reading = trio.Lock()
-
-    def get_auth_data(self, broker_host: str) -> BrokerAuthState:  # noqa: ARG002 -- a token is the same everywhere
-        """One state serves all brokers, since a token has no rounds."""
+    def get_auth_data(self, broker_host: str) -> BrokerAuthState:  # noqa: ARG002 -- it is the same everywhere
+        """One state serves all brokers, since it has no rounds."""
         return self
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
-        """The token; raises CredentialsUnavailable."""
-        async with self._reading:  # many who ask at once read it once
-            if trio.current_time() - self._read_at >= REREAD_INTERVAL_S:
-                self._token = await self._read()
-                self._read_at = trio.current_time()
-        return self._token
+        """The secret."""
+        return await self._secret.current()
 
-    async def _read(self) -> bytes:
-        try:
-            token = (await self._path.read_bytes())[: TOKEN_FILE_BYTES_MAX + 1].strip()
-        except OSError as error:
-            raise CredentialsUnavailable(
-                f"brokers.credentials.file: {self._path} cannot be read: {error.strerror}"
-            ) from None
-        if not token or len(token) > TOKEN_FILE_BYTES_MAX:
-            raise CredentialsUnavailable(f"brokers.credentials.file: {self._path} holds no token")
-        return token
+
+class FixedCredentials:
+    """What does not change: a token in the configuration; nothing at all where TLS has shown the certificate."""
+
+    def __init__(self, method: str, data: bytes) -> None:
+        self.method = method
+        self._data = data
+
+    def get_auth_data(self, broker_host: str) -> BrokerAuthState:  # noqa: ARG002 -- it is the same everywhere
+        """One state serves all brokers."""
+        return self
+
+    async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
+        """The data."""
+        return self._data
+
+
+def read_secret(file: str) -> bytes:
+    """A file's content without the white space around it; raises ConfigError, OSError."""
+    with Path(file).open("rb") as stream:
+        secret = stream.read(SECRET_BYTES_MAX + 1).strip()
+    if not secret or len(secret) > SECRET_BYTES_MAX:
+        raise ConfigError(f"{KEY}: {file} is empty, or longer than {SECRET_BYTES_MAX} bytes")
+    return secret
 
 
 def broker_authentication(config: BrokerCredentials | None) -> BrokerAuthentication | None:
-    """What the configuration asks for; None where the proxy does not authenticate itself."""
-    return None if config is None else TokenCredentials(config.file)
+    """What the configuration asks for; None where the proxy does not authenticate itself. Raises ConfigError."""
+    if config is None:
+        return None
+    if config.method == "sasl":
+        from auth.broker_sasl import SaslCredentials
+
+        return SaslCredentials(config)
+    if config.method == "oauth2":
+        from auth.broker_oauth2 import OAuth2Credentials
+
+        return OAuth2Credentials(config)
+    if config.method == "tls":
+        return FixedCredentials("tls", b"")
+    if config.token:
+        return FixedCredentials("token", config.token.encode())
+    return SecretCredentials(config.method, config.file)

@@ -1,14 +1,30 @@
 """The auth worker's metrics, under the Java proxy's names where it has them."""
 
+from collections.abc import Collection
+from typing import Protocol
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
 
-_KNOWN_METHODS = frozenset({"none", "token"})
+
+class Providers(Protocol):
+    """Who judges which method."""
+
+    @property
+    def methods(self) -> Collection[str]:
+        """The methods that somebody judges."""
+        ...
+
+    def provider_name(self, method: str) -> str:
+        """Who judges a method."""
+        ...
 
 
 class AuthMetrics:
     """Counts by method and reason. Methods are the client's to name, so unknown ones share one label."""
+
+    providers: Providers
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._success = Counter(
@@ -33,11 +49,11 @@ class AuthMetrics:
 
     def succeeded(self, method: str) -> None:
         """Count a success."""
-        self._success.labels(provider_name=_provider(method), auth_method=_method(method)).inc()
+        self._success.labels(**self._labels(method)).inc()
 
     def failed(self, method: str, reason: str) -> None:
         """Count a failure."""
-        self._failures.labels(provider_name=_provider(method), auth_method=_method(method), reason=reason).inc()
+        self._failures.labels(**self._labels(method), reason=reason).inc()
         if reason == "expired" and method == "token":
             self._expired.inc()
 
@@ -45,10 +61,9 @@ class AuthMetrics:
         """Measure a round."""
         self._rounds.observe(duration_s)
 
-
-def _method(method: str) -> str:
-    return method if method in _KNOWN_METHODS else "other"
-
-
-def _provider(method: str) -> str:
-    return {"token": "TokenProvider"}.get(method, "none")
+    def _labels(self, method: str) -> dict[str, str]:
+        known = method in self.providers.methods or method == "none"
+        return {
+            "provider_name": self.providers.provider_name(method),
+            "auth_method": method if known else "other",
+        }

@@ -1,32 +1,138 @@
 """Which provider judges which method, made from the configuration."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import EntryPoint, entry_points
 
-from auth.providers.token import TokenProvider
-from auth.state import AuthenticationDenied, AuthState, ClientContext, Provider
+from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, Provider
+from proxy.config.errors import ConfigError
 from proxy.config.types import Authentication
+
+PLUGINS = "pulsar_trio_proxy.authentication"
+"""The group of entry points where providers from elsewhere are found."""
+
+NO_METHODS = frozenset({"", "none"})
+"""What clients that do not authenticate themselves call their method."""
 
 
 def configured_providers(config: Authentication) -> Iterator[Provider]:
-    """The providers that the configuration asks for; raises ConfigError where one cannot be made."""
+    """The providers that the configuration asks for; raises ConfigError where one cannot be made.
+
+    Each is imported only where it is asked for: some need libraries that not everybody has installed.
+    """
     if config.token is not None:
+        from auth.providers.token import TokenProvider
+
         yield TokenProvider(config.token)
+    if config.tls is not None:
+        from auth.providers.tls import TlsProvider
+
+        yield TlsProvider()
+    if config.basic is not None:
+        from auth.providers.basic import BasicProvider
+
+        yield BasicProvider(config.basic)
+    if config.scram is not None:
+        from auth.providers.scram import scram_providers
+
+        yield from scram_providers(config.scram)
+    if config.sasl is not None:
+        from auth.providers.sasl import SaslProvider
+
+        yield SaslProvider(config.sasl)
+    if config.oidc is not None:
+        from auth.providers.oidc import OidcProvider
+
+        yield OidcProvider(config.oidc)
+    yield from _plugins(config)
+
+
+def _plugins(config: Authentication) -> Iterator[Provider]:
+    found = {entry.name: entry for entry in entry_points(group=PLUGINS)}
+    for name, options in config.plugins.items():
+        key = f"authentication.plugins.{name}"
+        if name not in found:
+            raise ConfigError(f"{key}: no installed package has an entry point of that name in {PLUGINS}")
+        yield _plugin(key, found[name], options)
+
+
+def _plugin(key: str, entry: EntryPoint, options: dict[str, object]) -> Provider:
+    """A provider made by somebody else's code: ``entry`` names a callable that takes the table of options."""
+    try:
+        provider: Provider = entry.load()(options)
+        method = provider.method
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{key}: {entry.value} makes no provider: {type(error).__name__}: {error}") from error
+    if not isinstance(method, str) or method in NO_METHODS:
+        raise ConfigError(f"{key}: {entry.value} makes a provider without a method")
+    return provider
 
 
 class ProviderRegistry:
     """Method → provider. A method that nobody configured is denied, always."""
 
-    def __init__(self, config: Authentication, providers: Callable[[Authentication], Iterator[Provider]]) -> None:
-        self._providers = {provider.method: provider for provider in providers(config)}
+    def __init__(self, config: Authentication, providers: Callable[[Authentication], Iterable[Provider]]) -> None:
+        self._anonymous_role = config.anonymous_role
+        self._providers: dict[str, Provider] = {}
+        for provider in providers(config):
+            first = self._providers.get(provider.method)
+            self._providers[provider.method] = provider if first is None else _EitherProvider(first, provider)
 
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods that clients may use."""
         return tuple(sorted(self._providers))
 
+    def provider_name(self, method: str) -> str:
+        """The name of the provider of a method, for a metric's label; "none" where there is none."""
+        provider = self._providers.get(method)
+        return "none" if provider is None else type(provider).__name__.lstrip("_")
+
     def new_auth_state(self, method: str, client: ClientContext) -> AuthState:
         """A state for one client; raises AuthenticationDenied for an unknown method."""
         provider = self._providers.get(method)
-        if provider is None:
-            raise AuthenticationDenied("unknown_method", f"no provider for method {method[:64]!r}")
-        return provider.new_auth_state(client)
+        if provider is not None:
+            return provider.new_auth_state(client)
+        if method in NO_METHODS and self._anonymous_role:
+            return OneStageAuthState(_Anonymous(self._anonymous_role), client)
+        raise AuthenticationDenied("unknown_method", f"no provider for method {method[:64]!r}")
+
+
+class _Anonymous:
+    """Everybody who brings nothing, under the role of ``authentication.anonymous_role``."""
+
+    method = "none"
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+
+    async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
+        return Identity(self._role)
+
+
+class _EitherProvider:
+    """Two providers for one method (tokens of our own keys, and of an issuer): who is taken by either is taken in."""
+
+    def __init__(self, first: Provider, second: Provider) -> None:
+        self.method = first.method
+        self._both = (first, second)
+
+    def new_auth_state(self, client: ClientContext) -> AuthState:
+        """A state of one round."""
+        return OneStageAuthState(self, client)
+
+    async def identify(self, data: bytes, client: ClientContext) -> Identity:
+        """The first identity that one of them finds; the first one's denial where neither does."""
+        denied: AuthenticationDenied | None = None
+        for provider in self._both:
+            state = provider.new_auth_state(client)
+            try:
+                challenge = await state.authenticate(data)
+            except AuthenticationDenied as error:
+                denied = denied or error
+                continue
+            if challenge is None and state.is_complete():
+                return state.get_identity()
+            denied = denied or AuthenticationDenied("several_rounds", "two providers share a method of several rounds")
+        raise denied or AuthenticationDenied("invalid")

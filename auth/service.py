@@ -1,10 +1,12 @@
 """The auth worker's service: rounds of authentication for forwarders, the proxy's credentials for those who dial."""
 
 import time
+from dataclasses import dataclass, replace
 
 import trio
 
 from auth.broker_credentials import broker_authentication
+from auth.chain import Claim, principal_behind
 from auth.metrics import AuthMetrics
 from auth.registry import ProviderRegistry, configured_providers
 from auth.rounds import Rounds
@@ -15,6 +17,7 @@ from auth.state import (
     BrokerAuthState,
     ClientContext,
     CredentialsUnavailable,
+    is_fit_for_a_role,
 )
 from proto.broker_handshake import ROUNDS_MAX as CHALLENGES_MAX
 from proto.rpc_pb2 import (
@@ -35,6 +38,18 @@ from proxy.runtime.tasks import seconds
 from proxy.runtime.worker import WorkerContext
 
 
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """One client's authentication between two rounds.
+
+    ``complete``: nothing is missing but that the client has seen the server's last word.
+    """
+
+    state: AuthState
+    claim: Claim
+    complete: bool = False
+
+
 class AuthService:
     """See the module. Holds what the configuration says, and the states of rounds under way."""
 
@@ -48,8 +63,10 @@ class AuthService:
         registry = ProviderRegistry(config.authentication, configured_providers)
         broker = broker_authentication(config.brokers.credentials)
         self._registry, self._broker = registry, broker
+        self._proxy_roles = frozenset(config.authentication.proxy_roles)
+        self._metrics.providers = registry
         timeout_s = seconds(config.limits.handshake_timeout_ms)
-        self._clients: Rounds[AuthState] = Rounds(lifetime_s=timeout_s)
+        self._clients: Rounds[_Exchange] = Rounds(lifetime_s=timeout_s)
         # CONNECT's own round, and as many challenges as the handshake itself allows.
         self._exchanges: Rounds[BrokerAuthState] = Rounds(lifetime_s=timeout_s, rounds_max=CHALLENGES_MAX + 2)
 
@@ -95,23 +112,34 @@ class AuthService:
         clients = self._clients  # a reload in the meantime ends this exchange: its state was made from the old keys
         number = 0
         if request.first_round:
-            state = self._registry.new_auth_state(request.method, ClientContext(request.client_address))
+            client = ClientContext(request.client_address, request.client_certificate)
+            claim = Claim(request.original_principal, request.through_proxy)
+            exchange = _Exchange(self._registry.new_auth_state(request.method, client), claim)
         else:
             # A state that is not here was finished, forgotten, or lost with a worker: never begin anew in the middle.
             found = clients.take(key, request.method)
-            state, number = found.state, found.number
-        challenge = await state.authenticate(request.data)
-        if state.is_complete():
-            self._complete(request.method, state, response)
+            exchange, number = found.state, found.number
+        if exchange.complete:
+            _expect_nothing(request.data)
+            self._complete(request.method, exchange, response)
+            return
+        challenge = await exchange.state.authenticate(request.data)
+        complete = exchange.state.is_complete()
+        if complete and not challenge:
+            self._complete(request.method, exchange, response)
         elif challenge is None:
             raise AuthenticationDenied("no_challenge", "the provider neither finished nor asked for more")
         else:
-            clients.put(key, request.method, state, number=number + 1)
+            # The server's last word has no place in Pulsar's Connected: it goes out as a challenge, before it.
+            clients.put(key, request.method, replace(exchange, complete=complete), number=number + 1)
             response.challenge = challenge
 
-    def _complete(self, method: str, state: AuthState, response: AuthenticateResponse) -> None:
-        identity = state.get_identity()
-        principal = Principal(type="User", name=identity.role, method=method)
+    def _complete(self, method: str, exchange: _Exchange, response: AuthenticateResponse) -> None:
+        identity = exchange.state.get_identity()
+        if not is_fit_for_a_role(identity.role):
+            raise AuthenticationDenied("bad_role", "the role is empty, too long, or has control characters")
+        behind = principal_behind(identity.role, exchange.claim, self._proxy_roles)
+        principal = Principal(type="User", name=behind.principal, method=method, proxy=behind.proxy)
         if identity.expires_at_unix_ms is not None:
             if identity.expires_at_unix_ms <= time.time() * 1000:
                 raise AuthenticationDenied("expired", "the credential has expired")
@@ -151,3 +179,8 @@ class AuthService:
         exchanges.make_room()
         exchanges.put(key, broker.method, state, number=number + 1)
         return answer
+
+
+def _expect_nothing(data: bytes) -> None:
+    if data:
+        raise AuthenticationDenied("unexpected_round", "data in answer to the server's last word")

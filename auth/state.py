@@ -8,6 +8,8 @@ The other direction, the proxy at a broker, is BrokerAuthentication: made per br
 from dataclasses import dataclass
 from typing import Protocol
 
+ROLE_CHARACTERS_MAX = 1024
+
 
 class AuthenticationDenied(Exception):
     """A client is not who it says, or nobody.
@@ -29,11 +31,20 @@ class Identity:
     expires_at_unix_ms: int | None = None
 
 
+def is_fit_for_a_role(text: str) -> bool:
+    """Whether a text can be a role: not empty, of bounded length, and harmless in logs."""
+    return bool(text.strip()) and len(text) <= ROLE_CHARACTERS_MAX and text.isprintable()
+
+
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What a provider may know of a client beside its data."""
+    """What a provider may know of a client beside its data.
+
+    ``certificate``: what the client showed in TLS, as DER; the listener has checked it. Empty: none.
+    """
 
     address: str
+    certificate: bytes = b""
 
 
 class AuthState(Protocol):
@@ -42,7 +53,8 @@ class AuthState(Protocol):
     async def authenticate(self, data: bytes) -> bytes | None:
         """Take one round's data. Returns the challenge for the client, or None when complete.
 
-        Raises AuthenticationDenied; the state is of no use afterwards.
+        A mechanism whose last word is the server's returns it with the round that completes it: the client gets it as
+        a challenge, to which it answers nothing. Raises AuthenticationDenied; the state is of no use afterwards.
         """
         ...
 
@@ -71,6 +83,8 @@ class Provider(Protocol):
 
 class OneStageProvider(Protocol):
     """A provider that knows after one round."""
+
+    method: str
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """Judge the data; raises AuthenticationDenied."""

@@ -1,7 +1,8 @@
 """The lookup worker's connections to brokers: one for each broker and principal, shared by all of its clients.
 
 Per principal, because the broker decides by the *connection's* original principal what a lookup may see (4.0.8; the
-lookup's own original_principal field is not used). Bounded; idle connections end.
+lookup's own original_principal field is not used); and per forwarded credentials, where there are any. Bounded; idle
+connections end.
 """
 
 from collections.abc import Awaitable, Callable
@@ -11,16 +12,28 @@ import trio
 
 from lookup.broker_connection import BrokerConnection
 from proto.addresses import HostPort
-from proto.connect_rules import BrokerIdentity, proxy_connect
+from proto.connect_rules import BrokerIdentity, OriginalCredentials, proxy_connect
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proxy import __version__
 from proxy.config.types import Config
-from proxy.runtime.broker_link import NOT_CONNECTED, BrokerDialer, BrokerLinkFailed
+from proxy.runtime.broker_link import NOT_CONNECTED, BrokerGreeter, BrokerLinkFailed
 from proxy.runtime.credentials import credentials_for
+from proxy.runtime.dialing import Dialer
 from proxy.runtime.rpc_client import RpcPool
 from proxy.runtime.tasks import repeat, seconds
 
-Key = tuple[HostPort, str]
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf a broker is asked, as the broker sees it: what its connection's handshake says."""
+
+    principal: str
+    credentials: OriginalCredentials | None = None
+
+
+ANYBODY = Asker("")
+
+Key = tuple[HostPort, Asker]
 Addresses = Callable[[], Awaitable[tuple[str, ...]]]
 
 
@@ -51,7 +64,12 @@ class BrokerPool:
     """See the module. ``profile`` is what a broker last said in its CONNECTED, or None."""
 
     def __init__(
-        self, config: Config, auth: RpcPool, nursery: trio.Nursery, profile: CommandConnected | None = None
+        self,
+        config: Config,
+        dialer: Dialer,
+        auth: RpcPool,
+        nursery: trio.Nursery,
+        profile: CommandConnected | None = None,
     ) -> None:
         self._config = config
         self._auth = auth
@@ -59,9 +77,7 @@ class BrokerPool:
         self._slots: dict[Key, _Slot] = {}
         self._scope = trio.CancelScope()
         self._retired = False
-        self._dialer = BrokerDialer(
-            config.brokers, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
-        )
+        self._greeter = BrokerGreeter(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
         self.profile = profile
 
     def __len__(self) -> int:
@@ -72,33 +88,33 @@ class BrokerPool:
         with self._scope:
             await repeat(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle)
 
-    async def connection(self, broker: HostPort, addresses: Addresses, principal: str) -> BrokerConnection:
-        """The connection to a broker for a principal, opened if need be.
+    async def connection(self, broker: HostPort, addresses: Addresses, asker: Asker) -> BrokerConnection:
+        """The connection to a broker on somebody's behalf, opened if need be.
 
         ``addresses`` is asked for the broker's (checked) addresses only where one must be opened; it may raise, as
         BrokerLinkFailed is raised where it cannot be opened.
         """
         if self._retired:
             raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
-        slot = self._slots.get((broker, principal))
+        slot = self._slots.get((broker, asker))
         if slot is None:
             self._make_room()
-            slot = self._slots[broker, principal] = _Slot()
+            slot = self._slots[broker, asker] = _Slot()
         if slot.connection is not None and not slot.connection.closed:
             return slot.connection
         if slot.attempt is None:
             # A task of its own: whoever asked first may give up before it, and the others must not begin again then.
             slot.attempt = _Attempt()
-            self._nursery.start_soon(self._try_to_open, slot, slot.attempt, broker, addresses, principal)
+            self._nursery.start_soon(self._try_to_open, slot, slot.attempt, broker, addresses, asker)
         attempt = slot.attempt
         await attempt.done.wait()
         return attempt.outcome()
 
     async def _try_to_open(
-        self, slot: _Slot, attempt: _Attempt, broker: HostPort, addresses: Addresses, principal: str
+        self, slot: _Slot, attempt: _Attempt, broker: HostPort, addresses: Addresses, asker: Asker
     ) -> None:
         try:
-            attempt.connection = slot.connection = await self._open(broker, await addresses(), principal)
+            attempt.connection = slot.connection = await self._open(broker, await addresses(), asker)
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
             attempt.failure = failure
         finally:
@@ -107,17 +123,17 @@ class BrokerPool:
         if self._retired and slot.connection is not None:
             slot.connection.close()
 
-    async def _open(self, broker: HostPort, addresses: tuple[str, ...], principal: str) -> BrokerConnection:
+    async def _open(self, broker: HostPort, addresses: tuple[str, ...], asker: Asker) -> BrokerConnection:
         configured = self._config.brokers.credentials is not None
         credentials = credentials_for(self._auth, broker.host, configured=configured)
 
-        def make_connect(identity: BrokerIdentity) -> CommandConnect:
-            return proxy_connect(identity, __version__)
+        def make_connect(method: str, data: bytes) -> CommandConnect:
+            return proxy_connect(BrokerIdentity(method, data, asker.principal, asker.credentials), __version__)
 
         async def fresh() -> tuple[str, bytes]:
             return await credentials_for(self._auth, broker.host, configured=configured).answer(None)
 
-        link = await self._dialer.open(broker, addresses, credentials, make_connect, principal)
+        link = await self._greeter.open(broker, addresses, credentials, make_connect)
         self.profile = link.connected.message
         connection = BrokerConnection(
             broker,

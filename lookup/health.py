@@ -15,7 +15,7 @@ from proto.errors import RemoteProtocolError
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand
 from proxy.config.types import Config
-from proxy.runtime.broker_link import dial
+from proxy.runtime.dialing import Dialer, NotDialled
 from proxy.runtime.logs import get_logger
 from proxy.runtime.resolve import ResolutionFailed, new_resolver_threads, resolve
 from proxy.runtime.tasks import repeat, seconds
@@ -32,8 +32,9 @@ class BrokerHealth:
 class HealthChecks:
     """Looks at every broker of ``service_url`` now and then."""
 
-    def __init__(self, config: Config, gauge: Gauge, before: "HealthChecks | None" = None) -> None:
+    def __init__(self, config: Config, dialer: Dialer, gauge: Gauge, before: "HealthChecks | None" = None) -> None:
         self._config = config
+        self._dialer = dialer
         self._threads = new_resolver_threads()
         self._gauge = gauge
         self._brokers = parse_service_url(config.brokers.service_url)
@@ -78,29 +79,26 @@ class HealthChecks:
                 return await self._ping(broker)
             except ResolutionFailed as error:
                 detail = str(error)
-            except OSError as error:
-                detail = str(error.strerror)
+            except NotDialled as error:
+                detail = str(error)
             except (trio.BrokenResourceError, RemoteProtocolError) as error:
                 detail = f"it does not speak Pulsar: {error}"
         return BrokerHealth(reachable=False, detail=detail)
 
     async def _ping(self, broker: HostPort) -> BrokerHealth:
-        error: OSError | None = None
         timeout_s = seconds(self._config.brokers.connect_timeout_ms)
-        for address in await resolve(broker.host, timeout_s=timeout_s, threads=self._threads):
+        addresses = await resolve(broker.host, timeout_s=timeout_s, threads=self._threads)
+        failure = NotDialled("unreachable", "no address")
+        for address in addresses:
             try:
-                with trio.fail_after(timeout_s):
-                    stream = await dial(address, broker.port)
-            except trio.TooSlowError:
-                error = TimeoutError(0, f"{address}: no answer within {self._config.brokers.connect_timeout_ms} ms")
-                continue
-            except OSError as failed:
-                error = failed
+                stream = await self._dialer.dial_any(broker, (address,))
+            except NotDialled as error:
+                failure = error
                 continue
             async with stream:
                 await _expect_pong(stream)
             return BrokerHealth(reachable=True, detail=f"answers at {address}")
-        raise error or OSError(0, "no address")
+        raise failure
 
     def seen(self) -> dict[HostPort, BrokerHealth]:
         """What the last looks showed."""

@@ -11,9 +11,9 @@ from functools import partial
 import trio
 
 from lookup.broker_connection import BrokerConnectionLost
-from lookup.broker_pool import BrokerPool
+from lookup.broker_pool import Asker, BrokerPool
 from lookup.targets import TargetDenied, TargetRules
-from proto.addresses import AddressInvalid, HostPort, parse_service_url
+from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
 from proto.lookups import (
     LookupKind,
@@ -34,7 +34,7 @@ REDIRECTS_MAX = 10
 
 AddressesOf = Callable[[HostPort], Awaitable[tuple[str, ...]]]
 
-_OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "timeout", "handshake"})
+_OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "tls", "timeout", "handshake"})
 
 
 class LookupFailed(Exception):
@@ -57,21 +57,22 @@ class Lookups:
         self._rules = rules
         self._known_down = known_down
         self._brokers = parse_service_url(config.brokers.service_url)
+        self._tls = speaks_tls(config.brokers.service_url)
         self._turn = itertools.count()
         self._threads = new_resolver_threads()
 
-    async def answer(self, command: BaseCommand, kind: LookupKind, principal: str, client: str) -> BaseCommand:
+    async def answer(self, command: BaseCommand, kind: LookupKind, asker: Asker, client: str) -> BaseCommand:
         """The final answer for the client, under the client's own request id; an error is an answer too."""
         request_id = client_request_id(command, kind)
         timeout_s = seconds(self._config.limits.lookup_timeout_ms)
 
         def log() -> Logger:
             resource = subject_of(command, kind)
-            return get_logger().bind(client=client, principal=principal, request=kind.name, resource=resource)
+            return get_logger().bind(client=client, principal=asker.principal, request=kind.name, resource=resource)
 
         try:
             with trio.fail_after(timeout_s):
-                answer = await self._ask_and_follow(command, kind, principal)
+                answer = await self._ask_and_follow(command, kind, asker)
         except trio.TooSlowError:
             text = "The broker did not answer in time"
             failed = LookupFailed(ServerError.ServiceNotReady, text, f"no answer within {timeout_s} s")
@@ -86,8 +87,8 @@ class Lookups:
         log().warning("a lookup failed", reason=str(failed))
         return failure(kind, request_id, failed.code, failed.message)
 
-    async def _ask_and_follow(self, command: BaseCommand, kind: LookupKind, principal: str) -> BaseCommand:
-        answer = await self._ask_any(command, kind, principal)
+    async def _ask_and_follow(self, command: BaseCommand, kind: LookupKind, asker: Asker) -> BaseCommand:
+        answer = await self._ask_any(command, kind, asker)
         if kind.response_type != BaseCommand.LOOKUP_RESPONSE or answer.type != BaseCommand.LOOKUP_RESPONSE:
             return answer
         request = BaseCommand()
@@ -97,14 +98,14 @@ class Lookups:
             if response.response == CommandLookupTopicResponse.Failed:
                 return answer
             if response.response == CommandLookupTopicResponse.Connect:
-                return _through_proxy(answer)
+                return self._through_proxy(answer)
             request.lookup_topic.authoritative = response.authoritative
-            broker = self._redirected_to(str(response.broker_service_url))
-            answer = await self._ask(broker, self._checked_addresses, request, kind, principal)
+            broker = self._redirected_to(self._url(response))
+            answer = await self._ask(broker, self._checked_addresses, request, kind, asker)
             if answer.type != BaseCommand.LOOKUP_RESPONSE:
                 return answer
         if answer.lookup_topic_response.response == CommandLookupTopicResponse.Connect:
-            return _through_proxy(answer)
+            return self._through_proxy(answer)
         if answer.lookup_topic_response.response == CommandLookupTopicResponse.Failed:
             return answer
         raise LookupFailed(
@@ -113,12 +114,12 @@ class Lookups:
             f"more than {REDIRECTS_MAX} redirects for {command.lookup_topic.topic}",
         )
 
-    async def _ask_any(self, command: BaseCommand, kind: LookupKind, principal: str) -> BaseCommand:
+    async def _ask_any(self, command: BaseCommand, kind: LookupKind, asker: Asker) -> BaseCommand:
         """Ask the configured brokers, in turn, until one can be asked."""
         failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, "no broker is configured")
         for broker in self._brokers_in_turn():
             try:
-                return await self._ask(broker, self._addresses, command, kind, principal)
+                return await self._ask(broker, self._addresses, command, kind, asker)
             except _NextBroker as error:
                 failed = error
         raise LookupFailed(failed.code, failed.message, str(failed))
@@ -130,13 +131,13 @@ class Lookups:
         yield from sorted(rotated, key=self._known_down)
 
     async def _ask(
-        self, broker: HostPort, addresses: AddressesOf, command: BaseCommand, kind: LookupKind, principal: str
+        self, broker: HostPort, addresses: AddressesOf, command: BaseCommand, kind: LookupKind, asker: Asker
     ) -> BaseCommand:
         """Ask one broker. A lookup may be asked twice, so a connection that broke under it is replaced once."""
         lost = ""
         for _ in range(2):
             try:
-                connection = await self._pool.connection(broker, partial(addresses, broker), principal)
+                connection = await self._pool.connection(broker, partial(addresses, broker), asker)
                 return await connection.request(command, kind)
             except BrokerLinkFailed as error:
                 kind_of_failure = _NextBroker if error.reason in _OTHER_BROKER_MAY_HELP else LookupFailed
@@ -168,6 +169,29 @@ class Lookups:
             raise _bad_redirect(error) from None
         return broker
 
+    def _url(self, response: CommandLookupTopicResponse) -> str:
+        """Of the two addresses of a broker the one that the proxy dials."""
+        return str(response.broker_service_url_tls if self._tls else response.broker_service_url)
+
+    def _through_proxy(self, answer: BaseCommand) -> BaseCommand:
+        """The final answer: the broker's own, but its client comes through the proxy (PIP-1).
+
+        Both URLs are the one that the proxy dials: a client picks by whether *it* speaks TLS, which says nothing about
+        the way from the proxy to the broker.
+        """
+        response = answer.lookup_topic_response
+        url = self._url(response)
+        if not url:
+            kind = "with" if self._tls else "without"
+            raise LookupFailed(
+                ServerError.ServiceNotReady,
+                "The topic's broker cannot be reached by the proxy",
+                f"the broker has no address {kind} TLS: see the scheme of brokers.service_url",
+            )
+        response.broker_service_url = response.broker_service_url_tls = url
+        response.proxy_through_service_url = True
+        return answer
+
 
 class _NextBroker(LookupFailed):
     """This broker cannot be asked; another one perhaps."""
@@ -176,21 +200,3 @@ class _NextBroker(LookupFailed):
 def _bad_redirect(error: Exception) -> LookupFailed:
     text = "The topic's broker cannot be validated"
     return LookupFailed(ServerError.ServiceNotReady, text, f"a broker redirects to {error}")
-
-
-def _through_proxy(answer: BaseCommand) -> BaseCommand:
-    """The final answer: the broker's own, but its client comes through the proxy (PIP-1).
-
-    Both URLs are the one that the proxy dials: a client picks by whether *it* speaks TLS, which says nothing about
-    the way from the proxy to the broker.
-    """
-    response = answer.lookup_topic_response
-    if not response.broker_service_url:
-        raise LookupFailed(
-            ServerError.ServiceNotReady,
-            "The topic's broker cannot be reached by the proxy",
-            f"the broker has no address without TLS, only {response.broker_service_url_tls}",
-        )
-    response.broker_service_url_tls = response.broker_service_url
-    response.proxy_through_service_url = True
-    return answer

@@ -4,13 +4,14 @@ import time
 
 import trio
 
-from lookup.broker_pool import BrokerPool
+from lookup.broker_pool import Asker, BrokerPool
 from lookup.health import HealthChecks, broker_up_gauge
 from lookup.lookups import Lookups
 from lookup.metrics import LookupMetrics
 from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
+from proto.connect_rules import OriginalCredentials
 from proto.lookups import KINDS, LookupKind, client_request_id, error_of, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.roles import Role
@@ -25,6 +26,7 @@ from proto.rpc_pb2 import (
 )
 from proto.sealed_principal import SealBroken, unseal
 from proxy.config.types import Config
+from proxy.runtime.dialing import Dialer
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
@@ -59,10 +61,11 @@ class LookupService:
 
     def _use(self, config: Config, health: HealthChecks | None, profile: CommandConnected | None) -> None:
         """Build everything that depends on the configuration, on top of what is known of the brokers."""
+        dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
         self._config = config
         self._rules = TargetRules(config.brokers)
-        self._pool = BrokerPool(config, self._auth, self._context.nursery, profile)
-        self._health = HealthChecks(config, self._broker_up, health)
+        self._pool = BrokerPool(config, dialer, self._auth, self._context.nursery, profile)
+        self._health = HealthChecks(config, dialer, self._broker_up, health)
         self._lookups = Lookups(config, self._pool, self._rules, self._health.known_down)
 
     def handlers(self) -> dict[int, Handler]:
@@ -119,7 +122,7 @@ class LookupService:
             )
             response.error, response.error_message = refused.error, str(refused)  # type: ignore[assignment]
             return response.SerializeToString()
-        answer = await self._measured_answer(command, kind, principal, request.client_address)
+        answer = await self._measured_answer(command, kind, _asker(request, principal), request.client_address)
         response.response = answer.SerializeToString()
         return response.SerializeToString()
 
@@ -142,9 +145,7 @@ class LookupService:
             raise _EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text)
         return principal.name
 
-    async def _measured_answer(
-        self, command: BaseCommand, kind: LookupKind, principal: str, client: str
-    ) -> BaseCommand:
+    async def _measured_answer(self, command: BaseCommand, kind: LookupKind, asker: Asker, client: str) -> BaseCommand:
         started = trio.current_time()
         self._metrics.received(kind.name)
         if self._in_flight.count >= self._config.limits.max_concurrent_lookups:
@@ -152,7 +153,7 @@ class LookupService:
             text = "The proxy has too many lookups under way"
             return failure(kind, client_request_id(command, kind), ServerError.TooManyRequests, text)
         with self._in_flight:
-            answer = await self._lookups.answer(command, kind, principal, client)
+            answer = await self._lookups.answer(command, kind, asker, client)
         self._metrics.answered(kind.name, error_of(answer), trio.current_time() - started)
         return answer
 
@@ -176,6 +177,12 @@ class LookupService:
         if self._pool.profile is not None:
             response.connected = self._pool.profile.SerializeToString()
         return response.SerializeToString()
+
+
+def _asker(request: EnvelopeRequest, principal: str) -> Asker:
+    if not request.original_auth_data:
+        return Asker(principal)
+    return Asker(principal, OriginalCredentials(request.original_auth_method, request.original_auth_data))
 
 
 def _inner_request(request: EnvelopeRequest) -> tuple[BaseCommand, LookupKind]:

@@ -1,4 +1,6 @@
-"""Addresses as Pulsar writes them: ``host:port`` targets and ``pulsar://host:port,host:port`` service URLs."""
+"""Addresses as Pulsar writes them: ``host:port`` targets and ``pulsar://host:port,host:port`` or
+``pulsar+ssl://…`` service URLs.
+"""
 
 import ipaddress
 import re
@@ -8,7 +10,8 @@ _PORT_MAX = 65535
 _HOST_MAX = 253  # DNS: RFC 1035, section 2.3.4
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?\Z")
 _PORT = re.compile(r"[0-9]{1,5}\Z")
-_SCHEMES = {"pulsar": 6650}
+_TLS_SCHEME = "pulsar+ssl"
+_SCHEMES = {"pulsar": 6650, _TLS_SCHEME: 6651}
 
 
 class AddressInvalid(ValueError):
@@ -61,9 +64,14 @@ def parse_service_url(url: str) -> tuple[HostPort, ...]:
     """Parse ``pulsar://host1:6650,host2:6650`` into its addresses, in order; raises AddressInvalid."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _SCHEMES:
-        raise AddressInvalid(f"{_shown(url)} does not begin with pulsar://")
+        raise AddressInvalid(f"{_shown(url)} does not begin with pulsar:// or pulsar+ssl://")
     hosts = rest.rstrip("/").split(",")
     return tuple(parse_host_port(host.strip(), default_port=_SCHEMES[scheme]) for host in hosts)
+
+
+def speaks_tls(url: str) -> bool:
+    """Whether a service URL asks for TLS."""
+    return url.startswith(f"{_TLS_SCHEME}://")
 
 
 def _shown(text: str) -> str:

@@ -1,12 +1,20 @@
 """What a client's CONNECT may say, and what of it goes on to the broker (PIP-1, steps 1 and 3)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from proto.commands import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN
+from proto.commands import PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, auth_method_of
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 
 AUTHENTICATION_FAILED = "Failed to authenticate"
 """All that a client learns of why: anything more would help whoever guesses."""
+
+NO_PROXY_VERSION = "Must not provide proxyVersion"
+
+INVALID_ROLES = "invalid_roles"
+"""A denial's reason: the client's role and its original principal do not go together."""
+
+NOT_A_PROXY = "not_a_proxy"
+"""A denial's reason: the client says that it is a proxy, which its role is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +32,31 @@ class BrokerIdentity:
     method: str = ""
     data: bytes = b""
     original_principal: str = ""
+    original: "OriginalCredentials | None" = None
 
 
-def check_connect(command: BaseCommand) -> Refusal | None:
-    """What is wrong with a CONNECT before any authentication, or None."""
+@dataclass(frozen=True, slots=True)
+class OriginalCredentials:
+    """A client's own credentials, for brokers that look at them (``forward_authorization_credentials``)."""
+
+    method: str
+    data: str = field(repr=False)
+
+
+def denial(reason: str) -> Refusal:
+    """What a client is told of a denial: as little as the brokers do."""
+    if reason == INVALID_ROLES:
+        return Refusal(ServerError.AuthorizationError, "Invalid roles.")
+    if reason == NOT_A_PROXY:
+        return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
+    return Refusal(ServerError.AuthenticationError, AUTHENTICATION_FAILED)
+
+
+def check_connect(command: BaseCommand, *, proxies_allowed: bool) -> Refusal | None:
+    """What is wrong with a CONNECT before any authentication, or None.
+
+    ``proxies_allowed``: whether proxies may come, which is then for the auth worker to judge.
+    """
     connect = command.connect
     if connect.protocol_version < PROTOCOL_VERSION_MIN:
         return Refusal(
@@ -36,9 +65,25 @@ def check_connect(command: BaseCommand) -> Refusal | None:
             f"the client speaks {connect.protocol_version}",
         )
     # The broker decides by this field whether it talks to a proxy: a client must not choose it.
-    if connect.HasField("proxy_version"):
-        return Refusal(ServerError.NotAllowedError, "Must not provide proxyVersion")
+    if connect.HasField("proxy_version") and not proxies_allowed:
+        return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
     return None
+
+
+def original_credentials(connect: CommandConnect, *, from_proxy: bool) -> OriginalCredentials | None:
+    """The credentials of a CONNECT that can be forwarded; a proxy's are those that it forwards itself.
+
+    Not for mechanisms of several rounds: what they say first proves nothing to anybody else (apache/pulsar#19291).
+    """
+    if from_proxy:
+        method, data = str(connect.original_auth_method), str(connect.original_auth_data)
+    else:
+        method = auth_method_of(connect)
+        try:
+            data = connect.auth_data.decode()
+        except UnicodeDecodeError:  # the field that it would travel in holds text
+            return None
+    return OriginalCredentials(method, data) if data else None
 
 
 def broker_connect(client: CommandConnect, identity: BrokerIdentity, proxy_version: str) -> CommandConnect:
@@ -49,7 +94,7 @@ def broker_connect(client: CommandConnect, identity: BrokerIdentity, proxy_versi
     """
     message = CommandConnect()
     message.CopyFrom(client)
-    for field in (
+    for name in (
         "auth_method",
         "auth_method_name",
         "auth_data",
@@ -58,7 +103,7 @@ def broker_connect(client: CommandConnect, identity: BrokerIdentity, proxy_versi
         "original_auth_data",
         "original_auth_method",
     ):
-        message.ClearField(field)
+        message.ClearField(name)
     return _identified(message, identity, proxy_version)
 
 
@@ -78,6 +123,9 @@ def _identified(message: CommandConnect, identity: BrokerIdentity, proxy_version
         message.auth_data = identity.data
     if identity.original_principal:
         message.original_principal = identity.original_principal
+    if identity.original is not None:
+        message.original_auth_method = identity.original.method
+        message.original_auth_data = identity.original.data
     message.proxy_version = proxy_version
     return message
 

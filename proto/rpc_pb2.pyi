@@ -105,16 +105,18 @@ class Reply(_message.Message):
     def __init__(self, correlation_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., response: _Optional[bytes] = ...) -> None: ...
 
 class Principal(_message.Message):
-    __slots__ = ("type", "name", "method", "expires_at_unix_ms")
+    __slots__ = ("type", "name", "method", "expires_at_unix_ms", "proxy")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    PROXY_FIELD_NUMBER: _ClassVar[int]
     type: str
     name: str
     method: str
     expires_at_unix_ms: int
-    def __init__(self, type: _Optional[str] = ..., name: _Optional[str] = ..., method: _Optional[str] = ..., expires_at_unix_ms: _Optional[int] = ...) -> None: ...
+    proxy: str
+    def __init__(self, type: _Optional[str] = ..., name: _Optional[str] = ..., method: _Optional[str] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ...) -> None: ...
 
 class SealedPrincipal(_message.Message):
     __slots__ = ("principal", "mac")
@@ -125,18 +127,24 @@ class SealedPrincipal(_message.Message):
     def __init__(self, principal: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class AuthenticateRequest(_message.Message):
-    __slots__ = ("authentication_id", "first_round", "method", "data", "client_address")
+    __slots__ = ("authentication_id", "first_round", "method", "data", "client_address", "client_certificate", "original_principal", "through_proxy")
     AUTHENTICATION_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROUND_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_PROXY_FIELD_NUMBER: _ClassVar[int]
     authentication_id: int
     first_round: bool
     method: str
     data: bytes
     client_address: str
-    def __init__(self, authentication_id: _Optional[int] = ..., first_round: _Optional[bool] = ..., method: _Optional[str] = ..., data: _Optional[bytes] = ..., client_address: _Optional[str] = ...) -> None: ...
+    client_certificate: bytes
+    original_principal: str
+    through_proxy: bool
+    def __init__(self, authentication_id: _Optional[int] = ..., first_round: _Optional[bool] = ..., method: _Optional[str] = ..., data: _Optional[bytes] = ..., client_address: _Optional[str] = ..., client_certificate: _Optional[bytes] = ..., original_principal: _Optional[str] = ..., through_proxy: _Optional[bool] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
     __slots__ = ("challenge", "authenticated", "denied")
@@ -181,18 +189,22 @@ class BrokerCredentialsResponse(_message.Message):
     def __init__(self, method: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class EnvelopeRequest(_message.Message):
-    __slots__ = ("request", "principal_type", "principal_name", "sealed_principal", "client_address")
+    __slots__ = ("request", "principal_type", "principal_name", "sealed_principal", "client_address", "original_auth_method", "original_auth_data")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_TYPE_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_NAME_FIELD_NUMBER: _ClassVar[int]
     SEALED_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_AUTH_METHOD_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_AUTH_DATA_FIELD_NUMBER: _ClassVar[int]
     request: bytes
     principal_type: str
     principal_name: str
     sealed_principal: bytes
     client_address: str
-    def __init__(self, request: _Optional[bytes] = ..., principal_type: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., client_address: _Optional[str] = ...) -> None: ...
+    original_auth_method: str
+    original_auth_data: str
+    def __init__(self, request: _Optional[bytes] = ..., principal_type: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., client_address: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., original_auth_data: _Optional[str] = ...) -> None: ...
 
 class EnvelopeResponse(_message.Message):
     __slots__ = ("error", "error_message", "response")

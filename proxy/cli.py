@@ -12,7 +12,8 @@ import trio
 
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
-from proxy.config.load import ConfigError, load_config
+from proxy.config.errors import ConfigError
+from proxy.config.load import load_config
 from proxy.config.types import Config
 from proxy.runtime.rpc_client import RpcClient, RpcError, connect_unix
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX

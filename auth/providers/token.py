@@ -1,5 +1,6 @@
 """Method ``token``: JSON Web Tokens, as Pulsar's AuthenticationProviderToken takes them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState
-from proxy.config.load import ConfigError
+from proxy.config.errors import ConfigError
 from proxy.config.types import TokenAuthentication
+from proxy.runtime.watched import Watched
+
+Key = tuple[Any, tuple[str, ...]]
+"""A key, and the algorithms that it may be used with."""
 
 TOKEN_BYTES_MAX = 64 * 1024
-ROLE_CHARACTERS_MAX = 1024
 RSA_BITS_MIN = 2048  # RFC 7518, section 3.3
 NEVER_S = 253_402_300_799  # the end of the year 9999
 
@@ -45,11 +49,11 @@ class TokenProvider:
 
     def __init__(self, config: TokenAuthentication) -> None:
         self._config = config
-        self._keys: list[tuple[Any, tuple[str, ...]]] = []
-        if config.secret_key:
-            self._keys.append(_secret_key(config.secret_key))
-        if config.public_key:
-            self._keys.append(_public_key(config.public_key))
+        files = (
+            *_files(config.secret_key, config.further_secret_keys),
+            *_files(config.public_key, config.further_public_keys),
+        )
+        self._keys = Watched("authentication.token", files, lambda: _all_keys(config))
 
     def new_auth_state(self, client: ClientContext) -> AuthState:
         """A state for one client."""
@@ -61,7 +65,7 @@ class TokenProvider:
             raise AuthenticationDenied("missing", "no token")
         if len(data) > TOKEN_BYTES_MAX:
             raise AuthenticationDenied("malformed", f"a token of {len(data)} bytes")
-        claims = self._claims(data)
+        claims = self._claims(data, await self._keys.current())
         return Identity(self._role(claims), self._expires_at(claims))
 
     def _expires_at(self, claims: dict[str, Any]) -> int | None:
@@ -73,14 +77,14 @@ class TokenProvider:
             return None
         return expires_at_s * 1000 + self._config.allowed_clock_skew_ms
 
-    def _claims(self, token: bytes) -> dict[str, Any]:
+    def _claims(self, token: bytes, keys: Sequence[Key]) -> dict[str, Any]:
         denied: AuthenticationDenied | None = None
-        for key, algorithms in self._keys:
+        for key, algorithms in keys:
             try:
                 return self._decoded(token, key, algorithms)
             except jwt.PyJWTError as error:
                 denial = AuthenticationDenied(_reason(error), _detail(error))
-                # With two keys, the one whose kind of algorithm the token does not even name tells least.
+                # With several keys, the one whose kind of algorithm the token does not even name tells least.
                 if denied is None or denied.reason == "bad_algorithm":
                     denied = denial
             except Exception as error:  # noqa: BLE001 -- a stranger's bytes: whatever they break in a parser, they are denied
@@ -113,8 +117,6 @@ class TokenProvider:
             role = role[0]
         if not isinstance(role, str) or not role.strip():
             raise AuthenticationDenied("no_role", f"the token has no role in its claim {self._config.role_claim}")
-        if len(role) > ROLE_CHARACTERS_MAX or not role.isprintable():
-            raise AuthenticationDenied("bad_role", "the token's role is too long or has control characters")
         return role
 
 
@@ -127,7 +129,16 @@ def _detail(error: jwt.PyJWTError) -> str:
     return "".join(character for character in str(error)[:200] if character.isprintable())
 
 
-def _secret_key(file: str) -> tuple[Any, tuple[str, ...]]:
+def _files(first: str, further: Sequence[str]) -> tuple[str, ...]:
+    return (*([first] if first else ()), *further)
+
+
+def _all_keys(config: TokenAuthentication) -> tuple[Key, ...]:
+    secrets = [_secret_key(file) for file in _files(config.secret_key, config.further_secret_keys)]
+    return (*secrets, *(_public_key(file) for file in _files(config.public_key, config.further_public_keys)))
+
+
+def _secret_key(file: str) -> Key:
     key = _read("authentication.token.secret_key", file)
     if not key:
         raise ConfigError(f"authentication.token.secret_key: {file} is empty")
@@ -138,7 +149,7 @@ def _secret_key(file: str) -> tuple[Any, tuple[str, ...]]:
     return key, algorithms
 
 
-def _public_key(file: str) -> tuple[Any, tuple[str, ...]]:
+def _public_key(file: str) -> Key:
     data = _read("authentication.token.public_key", file)
     try:
         key = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_der_public_key(data)

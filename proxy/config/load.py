@@ -3,7 +3,6 @@
 Every mistake is a ConfigError that names the key. Nothing is bound or started before all of it has been checked.
 """
 
-import ipaddress
 import os
 import tomllib
 import types
@@ -14,17 +13,11 @@ from typing import Any
 
 import msgspec
 
-from proto.addresses import AddressInvalid, parse_host_port, parse_service_url
-from proxy.config.types import Config
-
-RUNTIME_DIR_BYTES_MAX = 80
-"""The path of a Unix socket holds about 107 bytes."""
+from proxy.config.checks import checked
+from proxy.config.errors import ConfigError
+from proxy.config.types import Config, Listener
 
 ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used; its text names the key and says what is wrong with it."""
 
 
 def load_config(path: Path, environment: Mapping[str, str]) -> Config:
@@ -143,66 +136,20 @@ def _is_table(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-# ---- what types cannot say
-
-
-def checked(config: Config) -> Config:
-    """The configuration itself, if it holds together; raises ConfigError."""
-    if len(os.fsencode(config.cluster.runtime_dir)) > RUNTIME_DIR_BYTES_MAX:
-        raise ConfigError(f"cluster.runtime_dir: longer than {RUNTIME_DIR_BYTES_MAX} bytes")
-    if not config.listener:
-        raise ConfigError("listener: at least one is needed")
-    for index, listener in enumerate(config.listener):
-        _check(f"listener[{index}].bind", parse_host_port, listener.bind)
-    _check("admin.bind", parse_host_port, config.admin.bind)
-    _check("brokers.service_url", parse_service_url, config.brokers.service_url)
-    for network in config.brokers.allowed_addresses:
-        if network != "*":
-            _check("brokers.allowed_addresses", ipaddress.ip_network, network)
-    if config.brokers.credentials is not None:
-        _check_file("brokers.credentials.file", config.brokers.credentials.file)
-    _check_authentication(config)
-    return config
-
-
-def _check_authentication(config: Config) -> None:
-    authentication = config.authentication
-    if authentication.enabled and authentication.token is None:
-        raise ConfigError("authentication.enabled: no provider is configured, e.g. [authentication.token]")
-    token = authentication.token
-    if token is None:
-        return
-    if not token.secret_key and not token.public_key:
-        raise ConfigError("authentication.token: secret_key or public_key is needed")
-    for key, file in (("secret_key", token.secret_key), ("public_key", token.public_key)):
-        if file:
-            _check_file(f"authentication.token.{key}", file)
-
-
-def _check(key: str, parse: Any, value: str) -> None:
-    try:
-        parse(value)
-    except (AddressInvalid, ValueError) as error:
-        raise ConfigError(f"{key}: {error}") from None
-
-
-def _check_file(key: str, file: str) -> None:
-    try:
-        with Path(file).open("rb") as stream:
-            stream.read(1)
-    except OSError as error:
-        raise ConfigError(f"{key}: {file} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # a NUL in the name
-        raise ConfigError(f"{key}: {file!r} cannot be read: {error}") from None
-
-
 def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
     """The keys that differ and that a running cluster cannot take over by a reload."""
-    tables = ("cluster", "listener", "admin")
+    tables = ("cluster", "admin")
     changed = [table for table in tables if getattr(old, table) != getattr(new, table)]
+    if [_ground(listener) for listener in old.listener] != [_ground(listener) for listener in new.listener]:
+        changed.append("listener")
     if old.relay.crash_safe != new.relay.crash_safe:
         changed.append("relay.crash_safe")
     return changed
+
+
+def _ground(listener: Listener) -> tuple[str, bool]:
+    """What of a listener stands as long as it is open; which certificate it shows may change."""
+    return listener.bind, listener.tls is not None
 
 
 def new_binds(old: Config, new: Config) -> list[tuple[str, str]]:

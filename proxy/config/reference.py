@@ -31,7 +31,8 @@ PULSAR_TRIO_PROXY__LISTENER__0__BIND=0.0.0.0:6650
 ```
 
 SIGHUP or `pulsar-trio-proxy reload` takes over changes, key files included, for connections that come from then on.
-`[cluster]`, `[[listener]]`, `[admin]` and `[log]` need a restart; a reload that would change them is refused.
+`[cluster]`, `[admin]`, which listeners there are and whether they speak TLS need a restart; a reload that would change
+these is refused.
 """
 
 
@@ -94,6 +95,8 @@ def _type_text(kind: Any) -> str:
     table, repeated = _table_of(kind)
     if table is not None:
         return "tables" if repeated else "table"
+    if typing.get_origin(kind) is dict:
+        return "tables of any keys"
     if typing.get_origin(kind) is tuple:
         return f"list of {_type_text(typing.get_args(kind)[0])}"
     if typing.get_origin(kind) is typing.Literal:

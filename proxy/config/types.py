@@ -4,7 +4,7 @@ Every type is frozen and forbids unknown fields, so a misspelt key is an error t
 name. Only what is built has a key: a key that does nothing would be a lie.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +14,7 @@ Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Workers = Annotated[int, Meta(ge=1, le=256)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
+TlsVersion = Literal["1.2", "1.3"]
 CongestionControl = Annotated[str, Meta(min_length=1, max_length=15, pattern="^[a-z][a-z0-9_-]*$")]
 
 MIB = 1024 * 1024
@@ -42,34 +43,95 @@ class Cluster(Strict, frozen=True):
     auth_workers: Workers = 1
 
 
+class ListenerTls(Strict, frozen=True):
+    """TLS towards the clients of one listener. The files are read again when they change.
+
+    certificate: PEM file with the server's certificate, and behind it those that lead to its root
+    key: PEM file with the certificate's private key, without a passphrase
+    client_ca: PEM file with the authorities that may sign clients' certificates; empty: clients are not asked for one
+    require_client_certificate: whether a client without a certificate is turned away
+    minimum_version: the oldest version of TLS that is spoken
+    """
+
+    certificate: NonEmpty
+    key: NonEmpty
+    client_ca: str = ""
+    require_client_certificate: bool = False
+    minimum_version: TlsVersion = "1.2"
+
+
 class Listener(Strict, frozen=True):
     """Where clients connect; one table `[[listener]]` for each.
 
     bind: `address:port`; an IPv6 address stands in brackets
+    congestion_control: who decides how fast bytes are sent to clients, as `brokers.congestion_control`
+    tls: certificate and key of a listener for `pulsar+ssl://`; absent: it is one for `pulsar://`
     """
 
     bind: NonEmpty = "0.0.0.0:6650"
+    congestion_control: CongestionControl = "system"
+    tls: ListenerTls | None = None
+
+
+class BrokerTls(Strict, frozen=True):
+    """TLS towards brokers, where `brokers.service_url` begins with `pulsar+ssl://`. Files are read again when they
+    change.
+
+    trust: PEM file with the authorities that sign brokers' certificates; empty: the system's
+    certificate: PEM file with the proxy's own certificate; empty: it has none
+    key: PEM file with its private key, without a passphrase
+    verify_hostname: whether a broker's certificate must be for the name by which it is dialled
+    minimum_version: the oldest version of TLS that is spoken
+    """
+
+    trust: str = ""
+    certificate: str = ""
+    key: str = ""
+    verify_hostname: bool = True
+    minimum_version: TlsVersion = "1.2"
 
 
 class BrokerCredentials(Strict, frozen=True):
     """Who the proxy is at the brokers. Its role must be among the brokers' `proxyRoles`.
 
-    method: how the proxy authenticates itself
-    file: file that holds the token; it is read again when it changes, so it may be rotated at any time
+    method: how the proxy authenticates itself; `tls` is by `brokers.tls.certificate`
+    file: the secret, read again when it changes, so it may be rotated at any time. `token`: the token; `basic`:
+        `user:password`; `sasl`: the keytab; `oauth2`: JSON with `client_id` and `client_secret`
+    token: the token itself, for method `token` in place of a file (from the environment, say)
+    principal: for `sasl`, the proxy's Kerberos principal, such as `proxy/host@REALM`
+    broker_service: for `sasl`, the first part of the brokers' principals: `broker` for `broker/<host>@REALM`
+    issuer_url: for `oauth2`, where `/.well-known/openid-configuration` names the endpoint for tokens
+    audience: for `oauth2`, for whom the token is wanted
+    scope: for `oauth2`, which rights are wanted
+    trust: for `oauth2`, PEM file with the authorities that sign the issuer's certificate; empty: the system's
     """
 
-    method: Literal["token"]
-    file: NonEmpty
+    method: Literal["token", "basic", "tls", "sasl", "oauth2"]
+    file: str = ""
+    token: str = ""
+    principal: str = ""
+    broker_service: NonEmpty = "broker"
+    issuer_url: str = ""
+    audience: str = ""
+    scope: str = ""
+    trust: str = ""
 
 
 class Brokers(Strict, frozen=True):
     """The brokers behind the proxy.
 
-    service_url: `pulsar://host:port`, or several hosts with commas between them
+    service_url: `pulsar://host:port`, or several hosts with commas between them; with `pulsar+ssl://` TLS is spoken
+        to all brokers
     allowed_hosts: patterns (`*`, `?`) of broker hosts that a client may be relayed to
     allowed_addresses: networks (`10.0.0.0/8`) or addresses that a broker host may resolve to; `*` allows all
     allowed_ports: ports that a client may be relayed to
+    tls: how TLS is spoken to brokers
     credentials: who the proxy is at the brokers; absent: the proxy does not authenticate itself
+    forward_authorization_credentials: whether a client's own credentials (of methods with one round, as tokens) are
+        passed on behind the proxy's, for brokers with `authenticateOriginalAuthData`
+    congestion_control: who decides how fast bytes are sent to brokers (TCP_CONGESTION): `system` (sysctl
+        net.ipv4.tcp_congestion_control), the name of one, or `unpaced`: the system's unless that is BBR, whose timer
+        for each packet costs most of a relay's CPU time where brokers are near; then `reno`
     connect_timeout_ms: longest time for one TCP connection to a broker
     handshake_timeout_ms: longest time for connection and handshake with a broker together;
         shorter than `limits.handshake_timeout_ms`, so that a client still learns of it
@@ -83,7 +145,10 @@ class Brokers(Strict, frozen=True):
     allowed_hosts: tuple[NonEmpty, ...] = ("*",)
     allowed_addresses: tuple[NonEmpty, ...] = ("*",)
     allowed_ports: tuple[Port, ...] = (6650, 6651)
+    tls: BrokerTls = BrokerTls()
     credentials: BrokerCredentials | None = None
+    forward_authorization_credentials: bool = False
+    congestion_control: CongestionControl = "unpaced"
     connect_timeout_ms: Positive = 5_000
     handshake_timeout_ms: Positive = 8_000
     probe_interval_ms: Positive = 5_000
@@ -92,12 +157,15 @@ class Brokers(Strict, frozen=True):
 
 
 class TokenAuthentication(Strict, frozen=True):
-    """Clients bring a JSON Web Token (method `token`). At least one of the two keys is needed.
+    """Clients bring a JSON Web Token (method `token`). At least one key is needed. Keys are read again when their
+    files change.
 
     secret_key: file with the shared secret, its raw bytes as `pulsar tokens create-secret-key` writes them
         (HS256, HS384, HS512)
     public_key: file with the public key, PEM or DER as `pulsar tokens create-key-pair` writes it
         (RSA: RS and PS, EC: ES, each with 256, 384 and 512)
+    further_secret_keys: more of them, any of which may have signed a token (while keys are being exchanged, say)
+    further_public_keys: more of them
     role_claim: the claim that is the client's role; of a list the first entry counts
     audience_claim: the claim that names for whom a token is meant
     audience: what that claim must hold; empty: it is not looked at
@@ -106,32 +174,118 @@ class TokenAuthentication(Strict, frozen=True):
 
     secret_key: str = ""
     public_key: str = ""
+    further_secret_keys: tuple[NonEmpty, ...] = ()
+    further_public_keys: tuple[NonEmpty, ...] = ()
     role_claim: NonEmpty = "sub"
     audience_claim: NonEmpty = "aud"
     audience: str = ""
     allowed_clock_skew_ms: NonNegative = 0
 
 
+class TlsAuthentication(Strict, frozen=True):
+    """Clients bring a certificate in TLS (method `tls`); the common name (CN) of its subject is their role. The
+    listener's `tls.client_ca` says which certificates count.
+    """
+
+
+class BasicAuthentication(Strict, frozen=True):
+    """Clients bring `user:password` (method `basic`); the user is their role.
+
+    file: users, as `htpasswd` writes them: bcrypt (`htpasswd -B`), and the older forms that Pulsar takes: apr1, crypt
+        with SHA-256, SHA-512, MD5 and DES. Read again when it changes
+    threads_max: passwords that one auth worker checks at a time
+    """
+
+    file: NonEmpty
+    threads_max: Workers = 2
+
+
+class ScramAuthentication(Strict, frozen=True):
+    """Clients prove that they know a password without saying it (methods `SCRAM-SHA-256`, `SCRAM-SHA-512`; RFC 5802,
+    RFC 7677); the user is their role.
+
+    file: one line a user and mechanism, as `pulsar-trio-proxy scram-credential` writes it. Read again when it changes
+    """
+
+    file: NonEmpty
+
+
+class SaslAuthentication(Strict, frozen=True):
+    """Clients use Kerberos (method `sasl`, mechanism GSSAPI; RFC 4752); their principal is their role.
+
+    principal: the proxy's own principal, `<service>/<host that clients connect to>@REALM`
+    keytab: file with its key
+    allowed_principals: regular expression that a client's whole principal must match
+    threads_max: exchanges that one auth worker works on at a time
+    """
+
+    principal: NonEmpty
+    keytab: NonEmpty
+    allowed_principals: NonEmpty = ".*"
+    threads_max: Workers = 16
+
+
+class OidcAuthentication(Strict, frozen=True):
+    """Clients bring a token of an OpenID Connect issuer (method `token`, as for `authentication.token`, which may be
+    there, too).
+
+    allowed_issuers: URLs of issuers, as their tokens' claim `iss` says them; each has
+        `/.well-known/openid-configuration` below it
+    allowed_audiences: a token's claim `aud` must hold one of these
+    role_claim: the claim that is the client's role; of a list the first entry counts
+    allowed_clock_skew_ms: how far the clocks of issuer and proxy may differ
+    trust: PEM file with the authorities that sign the issuers' certificates; empty: the system's
+    require_https: whether an issuer without TLS is a mistake
+    keys_lifetime_ms: an issuer's keys are asked for again after this long
+    keys_retry_interval_ms: a key that is not known is looked for at the issuer no more often than this
+    request_timeout_ms: longest time for an answer of an issuer
+    """
+
+    allowed_issuers: tuple[NonEmpty, ...]
+    allowed_audiences: tuple[NonEmpty, ...]
+    role_claim: NonEmpty = "sub"
+    allowed_clock_skew_ms: NonNegative = 0
+    trust: str = ""
+    require_https: bool = True
+    keys_lifetime_ms: Positive = 5 * 60_000
+    keys_retry_interval_ms: Positive = 10_000
+    request_timeout_ms: Positive = 5_000
+
+
 class Authentication(Strict, frozen=True):
-    """Who may come in.
+    """Who may come in. At least one provider (one of the tables below) is needed where it is enabled.
 
     enabled: whether clients must authenticate themselves; without it, everybody who reaches the proxy may use it
     failure_delay_ms: how long a failed authentication waits for its answer, whatever the reason was
+    anonymous_role: role of clients that name no method; empty: they are denied
+    proxy_roles: roles of proxies before this one: they, and only they, say behind which principal a connection is
+        (`original_principal`), as brokers' `proxyRoles`
     token: the provider for method `token`
+    tls: the provider for method `tls`
+    basic: the provider for method `basic`
+    scram: the provider for methods `SCRAM-SHA-256` and `SCRAM-SHA-512`
+    sasl: the provider for method `sasl`
+    oidc: the provider for method `token` that asks OpenID Connect issuers for their keys
+    plugins: options of providers from elsewhere, a table for each, under the name of its entry point in the group
+        `pulsar_trio_proxy.authentication`
     """
 
     enabled: bool = False
     failure_delay_ms: Annotated[int, Meta(ge=0, le=10_000)] = 100
+    anonymous_role: str = ""
+    proxy_roles: tuple[NonEmpty, ...] = ()
     token: TokenAuthentication | None = None
+    tls: TlsAuthentication | None = None
+    basic: BasicAuthentication | None = None
+    scram: ScramAuthentication | None = None
+    sasl: SaslAuthentication | None = None
+    oidc: OidcAuthentication | None = None
+    plugins: dict[str, dict[str, Any]] = {}
 
 
 class Relay(Strict, frozen=True):
     """Connections that have become a relay between a client and a broker.
 
-    broker_congestion_control: who decides how fast bytes are sent to brokers (TCP_CONGESTION): `system` (sysctl
-        net.ipv4.tcp_congestion_control), the name of one, or `unpaced`: the system's unless that is BBR, whose timer
-        for each packet costs most of a proxy's CPU time where brokers are near; then `reno`
-    client_congestion_control: the same towards clients, which may be far away
     crash_safe: whether the supervisor keeps a copy of each relay's sockets, so that a forwarder that dies or is
         replaced leaves its relays to its successor; without it they end with their forwarder
     keep_alive_idle_ms: after this long without a byte the kernel asks a peer whether it is still there (TCP_KEEPIDLE;
@@ -144,8 +298,6 @@ class Relay(Strict, frozen=True):
         given up (TCP_USER_TIMEOUT); 0: only the kernel's own, much longer bounds
     """
 
-    broker_congestion_control: CongestionControl = "unpaced"
-    client_congestion_control: CongestionControl = "system"
     crash_safe: bool = True
     keep_alive_idle_ms: Annotated[int, Meta(ge=1_000, le=32_767_000)] = 60_000
     keep_alive_probe_interval_ms: Annotated[int, Meta(ge=1_000, le=32_767_000)] = 10_000

@@ -9,6 +9,7 @@ class Cause(enum.StrEnum):
     CLIENT_CLOSED = "client_closed"
     CLIENT_BROKE_OFF = "client_broke_off"
     PROTOCOL_ERROR = "protocol_error"
+    TLS_FAILED = "tls_failed"
     FRAME_TOO_LARGE = "frame_too_large"
     NOT_ALLOWED = "not_allowed"
     AUTHENTICATION_FAILED = "authentication_failed"

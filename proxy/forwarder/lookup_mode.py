@@ -10,7 +10,8 @@ from proto.frames import Frame, encode_frame
 from proto.lookups import client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse, Status
-from proxy.forwarder.backends import Backends, ClientIdentity
+from proxy.forwarder.authentication import ClientIdentity
+from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcCallRefused, RpcError

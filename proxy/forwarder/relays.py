@@ -6,12 +6,12 @@ goes the way through user space (proxy.forwarder.relay), behind the same call; s
 """
 
 import contextlib
-import functools
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import cast
 
 import trio
 from prometheus_client.core import CounterMetricFamily
@@ -29,6 +29,7 @@ from proxy.runtime.logs import get_logger
 from proxy.runtime.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable, row
 from proxy.runtime.store_channel import MessageTooLong, StoreLost
 from proxy.runtime.tasks import InFlight, close_politely, seconds
+from proxy.runtime.tls import TlsStream
 
 Stream = trio.abc.HalfCloseableStream
 
@@ -39,12 +40,6 @@ REPLACED = "this forwarder is being replaced"
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
 _NO_LOWAT = 0x7FFFFFFF
-
-SYSTEM = "system"
-UNPACED = "unpaced"
-_CONTROL_NAME_BYTES = 16  # TCP_CA_NAME_MAX
-_PACES = b"bbr"
-_NEVER_PACES = "reno"  # in every kernel, and allowed to every process
 
 
 class RelayNotBegun(Exception):
@@ -151,6 +146,12 @@ class Relays(Collector):
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
             await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config)
             return
+        try:
+            for stream in (client, broker):
+                tune_for_relay(transport_of(stream), config)
+        except OSError as error:  # it has gone again
+            self._table.give(about.id)
+            raise RelayNotBegun(f"a relay cannot begin: {error}") from error
         self.in_flight.begin()
         self._in_user_space.add(about.id)
         self._nursery.start_soon(
@@ -170,8 +171,8 @@ class Relays(Collector):
         relay = Relay(about, *sockets, seconds(config.half_close_timeout_ms))
         begun = False
         try:
-            tune_for_relay(client, config, config.client_congestion_control)
-            tune_for_relay(broker, config, config.broker_congestion_control)
+            for stream in (client, broker):
+                tune_for_relay(stream, config)
             await self._load(relay, broker, first_to_broker, first_to_client)
             await self._keeper.put(about, *sockets)
             if not self._engine.frozen:  # otherwise it is the successor's already
@@ -326,7 +327,12 @@ async def _read_to_the_end(stream: trio.SocketStream) -> None:
             pass
 
 
-def tune_for_relay(stream: trio.SocketStream, config: RelayConfig, congestion_control: str) -> None:
+def transport_of(stream: Stream) -> trio.SocketStream:
+    """The TCP connection below a stream."""
+    return stream.transport if isinstance(stream, TlsStream) else cast("trio.SocketStream", stream)
+
+
+def tune_for_relay(stream: trio.SocketStream, config: RelayConfig) -> None:
     """What a relay's socket needs beside what every connection has (proxy.runtime.broker_link.tune_socket)."""
     for option, value in (
         (socket.TCP_KEEPIDLE, config.keep_alive_idle_ms // 1000),
@@ -338,33 +344,6 @@ def tune_for_relay(stream: trio.SocketStream, config: RelayConfig, congestion_co
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, config.user_timeout_ms)
     # Trio's streams ask to be woken for each 16 KiB that leave; a relay's kernel buffers may be used in full.
     stream.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NO_LOWAT)
-    use_congestion_control(stream, congestion_control)
-
-
-def use_congestion_control(stream: trio.SocketStream, name: str) -> None:
-    """Choose who decides how fast a socket sends (``relay.client_congestion_control``); a refusal is logged once."""
-    if name == SYSTEM:
-        return
-    if name == UNPACED:
-        current = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONTROL_NAME_BYTES)
-        if not current.startswith(_PACES):
-            return
-        name = _NEVER_PACES
-    try:
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-    except OSError as error:
-        _tell_of_refusal(name, str(error))
-
-
-@functools.cache
-def _tell_of_refusal(name: str, reason: str) -> None:
-    """Once a process: what one socket is refused, all are."""
-    get_logger().warning(
-        "the kernel refuses this congestion control to relays, which go on with the system's: see sysctl"
-        " net.ipv4.tcp_allowed_congestion_control, and load its module",
-        congestion_control=name,
-        reason=reason,
-    )
 
 
 def splice_works() -> bool:

@@ -17,19 +17,22 @@ from proxy.config.load import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.accepting import accept_clients
 from proxy.forwarder.admission import Admission
+from proxy.forwarder.authentication import ClientEnd
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
+from proxy.forwarder.doors import doors
 from proxy.forwarder.keeping import RelayKeeper
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import Relays
 from proxy.forwarder.session import ClientSession
-from proxy.runtime.broker_link import tune_socket
 from proxy.runtime.connection_count import ConnectionCounters
 from proxy.runtime.descriptors import adopt_socket
+from proxy.runtime.dialing import tune_socket
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
 from proxy.runtime.rpc_server import Handler
-from proxy.runtime.tasks import InFlight, close_politely
+from proxy.runtime.tasks import InFlight, close_politely, seconds
+from proxy.runtime.tls import TlsFailed
 from proxy.runtime.worker import WorkerContext
 
 TURNED_AWAY_AT_ONCE_MAX = 100
@@ -54,6 +57,7 @@ class ForwarderService:
         self._auth = self._pool(Role.AUTH, context.config.cluster.auth_workers)
         self._lookup = self._pool(Role.LOOKUP, context.config.cluster.lookup_workers)
         self._backends = Backends(context.config, self._auth, self._lookup)
+        self._doors = doors(context.config)
         self._relays: Relays
         self._listeners: list[socket.socket]
         self._sessions: set[ClientSession] = set()
@@ -117,8 +121,9 @@ class ForwarderService:
 
     async def configure(self, config: Config) -> None:
         """New settings for connections that come from now on."""
+        backends, new_doors = Backends(config, self._auth, self._lookup), doors(config)  # may raise
         self._admission.limits = config.limits
-        self._backends = Backends(config, self._auth, self._lookup)
+        self._backends, self._doors = backends, new_doors
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
         """Accept no more; let clients leave in their own time, then close what is left.
@@ -157,10 +162,11 @@ class ForwarderService:
             async with trio.open_nursery() as clients:
                 with self._accepting:
                     async with trio.open_nursery() as nursery:
-                        for listener in self._listeners:
-                            nursery.start_soon(accept_clients, listener, self._admission, self._serve_client, clients)
+                        for index, listener in enumerate(self._listeners):
+                            serve = partial(self._serve_client, index)
+                            nursery.start_soon(accept_clients, listener, self._admission, serve, clients)
 
-    async def _serve_client(self, stream: trio.SocketStream) -> None:
+    async def _serve_client(self, index: int, stream: trio.SocketStream) -> None:
         try:
             ip, port = stream.socket.getpeername()[:2]
             tune_socket(stream.socket)
@@ -177,21 +183,33 @@ class ForwarderService:
             return
         self._metrics.new_connections.inc()
         self._admission.enter(ip)
-        session = ClientSession(
-            stream, address, self._backends, self._relays, self._metrics, handshakes=self._handshakes
-        )
-        self._sessions.add(session)
+        session: ClientSession | None = None
+        cause = Cause.SHUT_DOWN
         try:
             with self._in_flight:
+                session = await self._new_session(index, stream, address)
+                self._sessions.add(session)
                 await session.run()
+                cause = session.cause
+        except TlsFailed as error:
+            get_logger().warning("no TLS with a client", client=address, reason=str(error))
+            cause = Cause.TLS_FAILED
         except Exception as error:  # noqa: BLE001 -- a defect that one client meets must not end all the others
-            get_logger().error("a client's connection met a defect", client=session.address, exc_info=error)
-            session.cause = Cause.DEFECT
+            get_logger().error("a client's connection met a defect", client=address, exc_info=error)
+            cause = Cause.DEFECT
         finally:
-            self._sessions.discard(session)
-            if not session.became_relay:  # which ends in its own time: see _relay_ended
+            if session is not None:
+                self._sessions.discard(session)
+            if session is None or not session.became_relay:  # which ends in its own time: see _relay_ended
                 self._admission.leave(ip)
-                self._metrics.ended_connections.labels(cause=session.cause.value).inc()
+                self._metrics.ended_connections.labels(cause=cause.value).inc()
+
+    async def _new_session(self, index: int, transport: trio.SocketStream, address: str) -> ClientSession:
+        backends = self._backends
+        timeout_s = seconds(backends.config.limits.handshake_timeout_ms)
+        stream, certificate = await self._doors[index].enter(transport, timeout_s=timeout_s)
+        client = ClientEnd(address, certificate)
+        return ClientSession(stream, client, backends, self._relays, self._metrics, handshakes=self._handshakes)
 
     async def _turn_away(self, stream: trio.SocketStream, client: str, reason: str) -> None:
         self._metrics.rejected_connections.labels(reason=reason).inc()

@@ -12,12 +12,21 @@ import trio
 from proto import commands
 from proto.client_machine import Action, ClientMachine, Event, State, event_of
 from proto.commands import NO_REQUEST_ID, command_name
-from proto.connect_rules import AUTHENTICATION_FAILED, check_connect, lookup_mode_connected
+from proto.connect_rules import check_connect, lookup_mode_connected
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
-from proto.rpc_pb2 import AuthenticateResponse, StoredRelay
-from proxy.forwarder.backends import ANONYMOUS, SERVER_VERSION, Authentication, Backends, ClientIdentity, TargetRefused
+from proto.rpc_pb2 import StoredRelay
+from proxy.forwarder.authentication import (
+    ANONYMOUS,
+    SERVER_VERSION,
+    Authentication,
+    Challenge,
+    ClientEnd,
+    ClientIdentity,
+    Denial,
+)
+from proxy.forwarder.backends import Backends, TargetRefused
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.lookup_mode import LookupMode
 from proxy.forwarder.metrics import ForwarderMetrics
@@ -52,7 +61,7 @@ class ClientSession:
     def __init__(
         self,
         stream: trio.abc.HalfCloseableStream,
-        address: str,
+        client: ClientEnd,
         backends: Backends,
         relays: Relays,
         metrics: ForwarderMetrics,
@@ -60,7 +69,8 @@ class ClientSession:
         handshakes: InFlight,
     ) -> None:
         limits = backends.config.limits
-        self.address = address
+        self.address = client.address
+        self._client = client
         self.became_relay = False
         self.cause = Cause.SHUT_DOWN  # unless another is found: whoever is cancelled was in the way of a drain
         self.identity = ANONYMOUS
@@ -81,7 +91,7 @@ class ClientSession:
         self._ping_outstanding = False
         self._reading = trio.CancelScope()
         self._connect: CommandConnect
-        self._authentication: Authentication | None = None
+        self._authentication: Authentication
         self._farewell: Farewell | None = None
         self._link: BrokerLink | None = None
         self._held = b""
@@ -282,23 +292,25 @@ class ClientSession:
         """CONNECT, or the answer to a challenge. Without authentication the way is clear at once: a client in a hurry
         must not be told, depending on a moment, that its next frame is out of turn.
         """
-        first = command.type == BaseCommand.CONNECT
-        if first:
-            refusal = check_connect(command)
+        authentication = self._backends.config.authentication
+        if command.type == BaseCommand.CONNECT:
+            proxies_allowed = authentication.enabled and bool(authentication.proxy_roles)
+            refusal = check_connect(command, proxies_allowed=proxies_allowed)
             if refusal is not None:
                 self._fail(Event.DENIED, Cause.NOT_ALLOWED, refusal.code, refusal.message)
                 return
             self._connect = command.connect
             self.target = self._connect.proxy_to_broker_url[:300]
-        if self._backends.config.authentication.enabled:
-            self._nursery.start_soon(self._authenticate, command, first)
+            self._authentication = self._backends.new_authentication(self._client, self._connect)
+        if authentication.enabled:
+            self._nursery.start_soon(self._authenticate, command)
         else:
             await self._accepted(ANONYMOUS)
 
-    async def _authenticate(self, command: BaseCommand, first: bool) -> None:  # noqa: FBT001 -- for start_soon
+    async def _authenticate(self, command: BaseCommand) -> None:
         """One round with the auth worker."""
         try:
-            response = await self._ask_auth_worker(command, first=first)
+            verdict = await self._authentication.round(command)
         except RpcError as error:
             self._fail(
                 Event.DENIED,
@@ -308,34 +320,21 @@ class ClientSession:
                 f"no verdict from the auth worker: {error}",
             )
             return
-        await self._judged(response)
-
-    async def _ask_auth_worker(self, command: BaseCommand, *, first: bool) -> AuthenticateResponse:
-        if first or self._authentication is None:
-            self._authentication = self._backends.new_authentication(self.address)
-            return await self._authentication.first_round(command.connect)
-        answer = command.auth_response.response
-        return await self._authentication.next_round(answer.auth_method_name, answer.auth_data)
-
-    async def _judged(self, response: AuthenticateResponse) -> None:
-        outcome = response.WhichOneof("outcome")
-        if outcome == "authenticated":
-            verdict = response.authenticated
-            await self._accepted(ClientIdentity(verdict.principal, verdict.sealed_principal))
-        elif outcome == "challenge":
-            if self._machine.handle(Event.CHALLENGED) is Action.SEND_CHALLENGE:
-                method = commands.auth_method_of(self._connect)
-                version = min(self._connect.protocol_version, commands.PROTOCOL_VERSION)
-                await self._send(commands.auth_challenge(SERVER_VERSION, version, method, response.challenge))
-        else:
-            self._fail(
-                Event.DENIED,
-                Cause.AUTHENTICATION_FAILED,
-                ServerError.AuthenticationError,
-                AUTHENTICATION_FAILED,
-                f"authentication denied: {response.denied.reason or 'no verdict'}",
-                delay_s=seconds(self._backends.config.authentication.failure_delay_ms),
-            )
+        match verdict:
+            case ClientIdentity():
+                await self._accepted(verdict)
+            case Challenge():
+                if self._machine.handle(Event.CHALLENGED) is Action.SEND_CHALLENGE:
+                    await self._send(verdict.frame)
+            case Denial():
+                self._fail(
+                    Event.DENIED,
+                    Cause.AUTHENTICATION_FAILED,
+                    verdict.refusal.code,
+                    verdict.refusal.message,
+                    f"authentication denied: {verdict.reason}",
+                    delay_s=seconds(self._backends.config.authentication.failure_delay_ms),
+                )
 
     async def _accepted(self, identity: ClientIdentity) -> None:
         self.identity = identity

@@ -1,6 +1,5 @@
 """A connection to a broker, dialled and through its handshake: what relays and lookups both begin with."""
 
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,11 +8,10 @@ import trio
 from proto import commands
 from proto.addresses import HostPort
 from proto.broker_handshake import BrokerHandshake, Challenged, Connected, Refused, SendData
-from proto.connect_rules import BrokerIdentity
 from proto.errors import RemoteProtocolError
 from proto.pulsar_pb2 import CommandConnect, ServerError
-from proxy.config.types import Brokers
 from proxy.runtime.credentials import Credentials
+from proxy.runtime.dialing import Dialer, NotDialled
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import seconds
 
@@ -42,10 +40,10 @@ class BrokerLink:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerDialer:
-    """How to get a link: time limits, frame limit, and how a CONNECT is made from an identity."""
+class BrokerGreeter:
+    """How to get a link: how to dial, frame limit, and how a CONNECT is made from an identity."""
 
-    limits: Brokers
+    dialer: Dialer
     max_frame_bytes: int
     client_version: str
 
@@ -54,28 +52,32 @@ class BrokerDialer:
         broker: HostPort,
         addresses: Sequence[str],
         credentials: Credentials,
-        make_connect: Callable[[BrokerIdentity], CommandConnect],
-        original_principal: str = "",
+        make_connect: Callable[[str, bytes], CommandConnect],
     ) -> BrokerLink:
         """Dial the first of the addresses that answers, and lead the handshake. Raises BrokerLinkFailed.
 
+        ``make_connect`` makes a CONNECT of the proxy's own method and data.
+
         The addresses are dialled as they are given: whoever checked them must know that nothing else is.
         """
-        timeout_s = seconds(self.limits.handshake_timeout_ms)
+        timeout_s = seconds(self.dialer.config.handshake_timeout_ms)
         stream: trio.abc.HalfCloseableStream | None = None
         linked = False
         try:
             with trio.fail_after(timeout_s):
                 method, data = await credentials.answer(None)
-                stream = await self._dial(broker, addresses)
-                identity = BrokerIdentity(method, data, original_principal)
-                await stream.send_all(commands.connect(make_connect(identity)))
+                stream = await self.dialer.dial_any(broker, addresses)
+                await stream.send_all(commands.connect(make_connect(method, data)))
                 connected = await self._shake_hands(broker, stream, credentials)
                 linked = True
                 return BrokerLink(stream, connected)
         except trio.TooSlowError:
             detail = f"{broker} did not finish the handshake within {timeout_s} s"
             raise BrokerLinkFailed("timeout", detail, message=NOT_CONNECTED) from None
+        except NotDialled as error:
+            raise BrokerLinkFailed(
+                error.reason, f"cannot connect to {broker}: {error}", message=NOT_CONNECTED
+            ) from None
         except RpcError as error:
             raise BrokerLinkFailed(
                 "credentials", f"no credentials for {broker}: {error}", message=NOT_CONNECTED
@@ -86,19 +88,6 @@ class BrokerDialer:
         finally:
             if stream is not None and not linked:
                 await trio.aclose_forcefully(stream)
-
-    async def _dial(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
-        failures = []
-        for address in addresses:
-            try:
-                with trio.fail_after(seconds(self.limits.connect_timeout_ms)):
-                    return await dial(address, broker.port)
-            except trio.TooSlowError:
-                failures.append(f"{address}: no answer within {self.limits.connect_timeout_ms} ms")
-            except OSError as error:
-                failures.append(f"{address}: {error.strerror}")
-        detail = f"cannot connect to {broker}: {'; '.join(failures) or 'no address'}"
-        raise BrokerLinkFailed("unreachable", detail, message=NOT_CONNECTED)
 
     async def _shake_hands(
         self, broker: HostPort, stream: trio.abc.HalfCloseableStream, credentials: Credentials
@@ -129,22 +118,3 @@ def _refused(broker: HostPort, refused: Refused) -> BrokerLinkFailed:
         # searching in the wrong place, and Java clients give up for good on this code.
         return BrokerLinkFailed("refused", detail, message=NOT_TAKEN_IN)
     return BrokerLinkFailed("refused", detail, code=refused.error, message=refused.message)
-
-
-async def dial(address: str, port: int) -> trio.abc.HalfCloseableStream:
-    """Connect to an IP address; raises OSError. No name is resolved on the way."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = trio.socket.socket(family, socket.SOCK_STREAM)
-    try:
-        tune_socket(sock)
-        await sock.connect((address, port))
-    except BaseException:
-        sock.close()
-        raise
-    return trio.SocketStream(sock)
-
-
-def tune_socket(sock: trio.socket.SocketType) -> None:
-    """No delay for small frames; and let the kernel notice a peer that vanished without a word."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -18,7 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, DrainRequest, Empty, Method, SetPeersRequest, StartRequest, Status, Text
-from proxy.config.load import ConfigError, decode_config
+from proxy.config.errors import ConfigError
+from proxy.config.load import decode_config
 from proxy.config.types import Config
 from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.logs import configure_logs

@@ -8,7 +8,7 @@ import msgspec
 import trio
 
 from proto.rpc_pb2 import Empty, Method, Status, Text
-from proxy.config.load import ConfigError
+from proxy.config.errors import ConfigError
 from proxy.runtime.peers import Caller, identify_operator
 from proxy.runtime.rpc_server import Handler, RpcRefused, RpcServer
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX

@@ -11,7 +11,8 @@ import trio
 
 from proto.roles import Role
 from proxy import __version__
-from proxy.config.load import ConfigError, load_config, new_binds
+from proxy.config.errors import ConfigError
+from proxy.config.load import load_config, new_binds
 from proxy.config.types import Config
 from proxy.runtime.logs import configure_logs, get_logger
 from proxy.supervisor.admin import serve_admin

@@ -35,7 +35,7 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.sealed_principal import SealBroken, unseal
-from proxy.config.load import ConfigError
+from proxy.config.errors import ConfigError
 from proxy.config.types import (
     Authentication,
     BrokerCredentials,

@@ -32,7 +32,7 @@ from tokens import (
 
 from auth.providers.token import ROLE_CHARACTERS_MAX, TOKEN_BYTES_MAX, TokenProvider
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
-from proxy.config.load import ConfigError
+from proxy.config.errors import ConfigError
 from proxy.config.types import TokenAuthentication
 
 KeyFile = Callable[[bytes], str]

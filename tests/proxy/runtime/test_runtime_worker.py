@@ -28,7 +28,8 @@ from proto.rpc_pb2 import (
     Status,
     Text,
 )
-from proxy.config.load import ConfigError, encode_config
+from proxy.config.errors import ConfigError
+from proxy.config.load import encode_config
 from proxy.config.types import Config, Limits
 from proxy.runtime import peers, worker
 from proxy.runtime.descriptors import Descriptors

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy import cli
-from proxy.config.load import ConfigError
+from proxy.config.errors import ConfigError
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcCallRefused, RpcClient, RpcConnectionLost, connect_unix
 from proxy.runtime.rpc_server import RpcServer

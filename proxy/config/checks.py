@@ -1,0 +1,170 @@
+"""What types cannot say of a configuration: keys that need each other, addresses, files that can be read."""
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from proto.addresses import AddressInvalid, parse_host_port, parse_service_url, speaks_tls
+from proxy.config.errors import ConfigError
+from proxy.config.types import (
+    Authentication,
+    BrokerCredentials,
+    Brokers,
+    BrokerTls,
+    Config,
+    OidcAuthentication,
+    Strict,
+    TokenAuthentication,
+)
+
+RUNTIME_DIR_BYTES_MAX = 80
+"""The path of a Unix socket holds about 107 bytes."""
+
+
+def checked(config: Config) -> Config:
+    """The configuration itself, if it holds together; raises ConfigError."""
+    if len(os.fsencode(config.cluster.runtime_dir)) > RUNTIME_DIR_BYTES_MAX:
+        raise ConfigError(f"cluster.runtime_dir: longer than {RUNTIME_DIR_BYTES_MAX} bytes")
+    if not config.listener:
+        raise ConfigError("listener: at least one is needed")
+    for index, listener in enumerate(config.listener):
+        _check(f"listener[{index}].bind", parse_host_port, listener.bind)
+    _check("admin.bind", parse_host_port, config.admin.bind)
+    _check("brokers.service_url", parse_service_url, config.brokers.service_url)
+    for network in config.brokers.allowed_addresses:
+        if network != "*":
+            _check("brokers.allowed_addresses", ipaddress.ip_network, network)
+    _check_tls(config)
+    _check_credentials(config.brokers)
+    _check_authentication(config)
+    return config
+
+
+def _check_tls(config: Config) -> None:
+    for index, listener in enumerate(config.listener):
+        tls = listener.tls
+        if tls is None:
+            continue
+        if tls.require_client_certificate and not tls.client_ca:
+            raise ConfigError(f"listener[{index}].tls.require_client_certificate: client_ca is needed, too")
+        _check_files(f"listener[{index}].tls", tls, "certificate", "key", "client_ca")
+    brokers = config.brokers
+    if brokers.tls != BrokerTls() and not speaks_tls(brokers.service_url):
+        raise ConfigError("brokers.tls: brokers.service_url does not begin with pulsar+ssl://")
+    if bool(brokers.tls.certificate) != bool(brokers.tls.key):
+        raise ConfigError("brokers.tls: certificate and key are needed together")
+    _check_files("brokers.tls", brokers.tls, "trust", "certificate", "key")
+
+
+# ---- credentials
+
+
+def _check_credentials(brokers: Brokers) -> None:
+    credentials = brokers.credentials
+    if credentials is None:
+        return
+    table = "brokers.credentials"
+    if credentials.token and (credentials.method != "token" or credentials.file):
+        raise ConfigError(f"{table}.token: is for method token, in place of a file")
+    for key in _needed(credentials):
+        if not getattr(credentials, key):
+            raise ConfigError(f"{table}.{key}: is needed for method {credentials.method}")
+    if credentials.method == "tls" and not brokers.tls.certificate:
+        raise ConfigError(f"{table}.method: tls needs brokers.tls.certificate")
+    _check_files(table, credentials, "file", "trust")
+
+
+def _needed(credentials: BrokerCredentials) -> tuple[str, ...]:
+    if credentials.method == "token":
+        return () if credentials.token else ("file",)
+    return {"basic": ("file",), "tls": (), "sasl": ("file", "principal"), "oauth2": ("file", "issuer_url")}[
+        credentials.method
+    ]
+
+
+# ---- authentication
+
+
+def _check_authentication(config: Config) -> None:
+    authentication = config.authentication
+    if authentication.enabled and not _has_provider(authentication):
+        raise ConfigError("authentication.enabled: no provider is configured, e.g. [authentication.token]")
+    if authentication.anonymous_role and authentication.anonymous_role in authentication.proxy_roles:
+        raise ConfigError("authentication.anonymous_role: anybody would be a proxy of authentication.proxy_roles")
+    if authentication.token is not None:
+        _check_token(authentication.token)
+    if authentication.tls is not None and not any(one.tls and one.tls.client_ca for one in config.listener):
+        raise ConfigError("authentication.tls: no listener has tls.client_ca, so no client can bring a certificate")
+    if authentication.oidc is not None:
+        _check_oidc(authentication.oidc)
+    if authentication.sasl is not None:
+        _check("authentication.sasl.allowed_principals", _pattern, authentication.sasl.allowed_principals)
+        _check_files("authentication.sasl", authentication.sasl, "keytab")
+    for name in ("basic", "scram"):
+        provider = getattr(authentication, name)
+        if provider is not None:
+            _check_files(f"authentication.{name}", provider, "file")
+
+
+def _has_provider(authentication: Authentication) -> bool:
+    names = ("token", "tls", "basic", "scram", "sasl", "oidc")
+    return bool(authentication.plugins) or any(getattr(authentication, name) is not None for name in names)
+
+
+def _check_token(token: TokenAuthentication) -> None:
+    table = "authentication.token"
+    if not (token.secret_key or token.public_key or token.further_secret_keys or token.further_public_keys):
+        raise ConfigError(f"{table}: secret_key or public_key is needed")
+    _check_files(table, token, "secret_key", "public_key")
+    for key in ("further_secret_keys", "further_public_keys"):
+        for file in getattr(token, key):
+            _check_file(f"{table}.{key}", file)
+
+
+def _check_oidc(oidc: OidcAuthentication) -> None:
+    table = "authentication.oidc"
+    for key in ("allowed_issuers", "allowed_audiences"):
+        if not getattr(oidc, key):
+            raise ConfigError(f"{table}.{key}: at least one is needed")
+    schemes = ("https://",) if oidc.require_https else ("https://", "http://")
+    for issuer in oidc.allowed_issuers:
+        if not issuer.startswith(schemes):
+            raise ConfigError(f"{table}.allowed_issuers: {issuer} does not begin with {' or '.join(schemes)}")
+    _check_files(table, oidc, "trust")
+
+
+# ---- single values
+
+
+def _pattern(text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+
+
+def _check_files(table: str, values: Strict, *keys: str) -> None:
+    """Whether the files under these keys can be read; an empty name is none."""
+    for key in keys:
+        file = getattr(values, key)
+        if file:
+            _check_file(f"{table}.{key}", file)
+
+
+def _check(key: str, parse: Any, value: str) -> None:
+    try:
+        parse(value)
+    except (AddressInvalid, ValueError) as error:
+        raise ConfigError(f"{key}: {error}") from None
+
+
+def _check_file(key: str, file: str) -> None:
+    try:
+        with Path(file).open("rb") as stream:
+            stream.read(1)
+    except OSError as error:
+        raise ConfigError(f"{key}: {file} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # a NUL in the name
+        raise ConfigError(f"{key}: {file!r} cannot be read: {error}") from None

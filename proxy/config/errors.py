@@ -1,0 +1,5 @@
+"""What is wrong with a configuration."""
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; its text names the key and says what is wrong with it."""

@@ -1,0 +1,127 @@
+"""A client's authentication, as the forwarder sees it: it carries bytes and knows nothing of mechanisms (PIP-30)."""
+
+from dataclasses import dataclass
+
+import trio
+
+from proto import commands
+from proto.connect_rules import BrokerIdentity, OriginalCredentials, Refusal, denial, original_credentials
+from proto.pulsar_pb2 import BaseCommand, CommandConnect
+from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Method, Principal
+from proxy import __version__
+from proxy.runtime.rpc_client import RpcClient
+
+SERVER_VERSION = f"pulsar-trio-proxy-{__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientIdentity:
+    """Who a client is, as the auth worker said; both parts empty where the cluster does not authenticate.
+
+    ``original``: the client's own credentials, where they are forwarded.
+    """
+
+    principal: Principal
+    sealed: bytes = b""
+    original: OriginalCredentials | None = None
+
+    @property
+    def role(self) -> str:
+        """The client's role; empty: none."""
+        return str(self.principal.name)
+
+    def broker_identity(self, method: str, data: bytes) -> BrokerIdentity:
+        """How a broker is told of this client, by a proxy with this method and data of its own."""
+        return BrokerIdentity(method, data, self.role, self.original)
+
+
+ANONYMOUS = ClientIdentity(Principal())
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEnd:
+    """What is known of a client by its connection alone; ``certificate`` as DER, checked, empty: none."""
+
+    address: str
+    certificate: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The auth worker wants more: a frame for the client."""
+
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """No: what the client is told, and the reason, a short stable name for the log."""
+
+    refusal: Refusal
+    reason: str
+
+
+Verdict = ClientIdentity | Challenge | Denial
+
+
+class Authentication:
+    """One client's rounds, all with one auth worker, and within one deadline."""
+
+    def __init__(
+        self,
+        worker: RpcClient,
+        client: ClientEnd,
+        connect: CommandConnect,
+        *,
+        timeout_s: float,
+        forwards_credentials: bool,
+    ) -> None:
+        self._worker = worker
+        self._id = worker.new_id()
+        self._client = client
+        self._connect = connect
+        self._deadline = trio.current_time() + timeout_s
+        self._forwards_credentials = forwards_credentials
+        self._rounds = 0
+
+    async def round(self, command: BaseCommand) -> Verdict:
+        """Have CONNECT or the answer to a challenge judged. Raises RpcError; never asked twice, whatever happens."""
+        request = self._next_request(command) if self._rounds else self._first_request()
+        self._rounds += 1
+        request.authentication_id = self._id
+        request.client_address = self._client.address
+        timeout_s = max(0.0, self._deadline - trio.current_time())
+        response = await self._worker.call(Method.AUTHENTICATE, request, AuthenticateResponse, timeout_s=timeout_s)
+        return self._verdict(response)
+
+    def _first_request(self) -> AuthenticateRequest:
+        return AuthenticateRequest(
+            first_round=True,
+            method=commands.auth_method_of(self._connect),
+            data=self._connect.auth_data,
+            client_certificate=self._client.certificate,
+            original_principal=self._connect.original_principal,
+            through_proxy=self._connect.HasField("proxy_version"),
+        )
+
+    @staticmethod
+    def _next_request(command: BaseCommand) -> AuthenticateRequest:
+        answer = command.auth_response.response
+        return AuthenticateRequest(method=answer.auth_method_name, data=answer.auth_data)
+
+    def _verdict(self, response: AuthenticateResponse) -> Verdict:
+        outcome = response.WhichOneof("outcome")
+        if outcome == "authenticated":
+            principal = response.authenticated.principal
+            return ClientIdentity(principal, response.authenticated.sealed_principal, self._original(principal))
+        if outcome == "challenge":
+            method = commands.auth_method_of(self._connect)
+            version = min(self._connect.protocol_version, commands.PROTOCOL_VERSION)
+            return Challenge(commands.auth_challenge(SERVER_VERSION, version, method, response.challenge))
+        reason = str(response.denied.reason) or "no verdict"
+        return Denial(denial(reason), reason)
+
+    def _original(self, principal: Principal) -> OriginalCredentials | None:
+        if not self._forwards_credentials or self._rounds > 1:
+            return None
+        return original_credentials(self._connect, from_proxy=bool(principal.proxy))

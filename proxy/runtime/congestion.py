@@ -1,0 +1,43 @@
+"""Who decides how fast a TCP connection sends: ``brokers.congestion_control``, ``listener.congestion_control``.
+
+To be chosen before a connection is there: BBR, once it has begun, leaves the connection paced under any other.
+"""
+
+import functools
+import socket
+
+import trio
+
+from proxy.runtime.logs import get_logger
+
+SYSTEM = "system"
+UNPACED = "unpaced"
+
+_NAME_BYTES = 16  # TCP_CA_NAME_MAX
+_PACES = b"bbr"
+_NEVER_PACES = "reno"  # in every kernel, and allowed to every process
+
+
+def use_congestion_control(sock: socket.socket | trio.socket.SocketType, name: str) -> None:
+    """Choose for a socket that is not connected yet, or for what a listener will accept. A refusal is logged once."""
+    if name == SYSTEM:
+        return
+    if name == UNPACED:
+        if not sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES).startswith(_PACES):
+            return
+        name = _NEVER_PACES
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as error:
+        _tell_of_refusal(name, str(error))
+
+
+@functools.cache
+def _tell_of_refusal(name: str, reason: str) -> None:
+    """Once a process: what one socket is refused, all are."""
+    get_logger().warning(
+        "the kernel refuses this congestion control; connections go on with the system's. See sysctl"
+        " net.ipv4.tcp_allowed_congestion_control, and load its module",
+        congestion_control=name,
+        reason=reason,
+    )
