@@ -25,6 +25,7 @@ from proxy.forwarder.keeping import RelayKeeper
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import Relays
 from proxy.forwarder.session import ClientSession
+from proxy.runtime.congestion import use_congestion_control
 from proxy.runtime.connection_count import ConnectionCounters
 from proxy.runtime.descriptors import adopt_socket
 from proxy.runtime.dialing import tune_socket
@@ -97,6 +98,7 @@ class ForwarderService:
         keeper = RelayKeeper(adopt_socket(context.descriptors.store), keeps=config.crash_safe)
         left = await keeper.inherit()
         self._listeners = [adopt_socket(descriptor) for descriptor in left.listeners]
+        self._tune_listeners()
         self._relays = Relays(
             keeper,
             left,
@@ -124,6 +126,13 @@ class ForwarderService:
         backends, new_doors = Backends(config, self._auth, self._lookup), doors(config)  # may raise
         self._admission.limits = config.limits
         self._backends, self._doors = backends, new_doors
+        self._tune_listeners()
+
+    def _tune_listeners(self) -> None:
+        """What is set for a listener, the connections that it accepts have from their beginning."""
+        for listener, door in zip(self._listeners, self._doors, strict=False):  # a drain has closed them
+            if listener.fileno() >= 0:
+                use_congestion_control(listener, door.congestion_control)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
         """Accept no more; let clients leave in their own time, then close what is left.
