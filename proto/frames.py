@@ -11,6 +11,14 @@ from proto.errors import RemoteProtocolError
 _SIZE_BYTES = 4
 _MIN_FRAME_BYTES = _SIZE_BYTES
 
+_OTHER_PROTOCOLS = {
+    b"\x16\x03\x01": ": this is TLS, where plain Pulsar is spoken",
+    b"GET": ": this is HTTP",
+    b"POS": ": this is HTTP",
+    b"PRO": ": this is the PROXY protocol, which is not spoken here",
+}
+"""What a size says that is none, by its first bytes."""
+
 
 class FrameTooLarge(RemoteProtocolError):
     """A frame announces more bytes than the limit; nothing of it is buffered."""
@@ -63,7 +71,8 @@ class FrameDecoder:
             return None
         total = int.from_bytes(buffer[:_SIZE_BYTES], "big")
         if total > self._max_frame_bytes:
-            raise FrameTooLarge(f"a frame of {total} bytes; the limit is {self._max_frame_bytes}")
+            text = f"a frame of {total} bytes; the limit is {self._max_frame_bytes}"
+            raise FrameTooLarge(text + _OTHER_PROTOCOLS.get(bytes(buffer[: _SIZE_BYTES - 1]), ""))
         if total < _MIN_FRAME_BYTES:
             raise FrameCorrupt(f"a frame of {total} bytes has no room for its command size")
         end = _SIZE_BYTES + total

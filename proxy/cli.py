@@ -1,4 +1,4 @@
-"""The command line: serve, check, status, drain, reload, upgrade."""
+"""The command line: serve, check, status, drain, reload, upgrade, scram-credential."""
 
 import contextlib
 import os
@@ -120,6 +120,33 @@ async def _anybody_listens(path: str) -> bool:
         return False
     await stream.aclose()
     return True
+
+
+@main.command()
+@click.option("--user", required=True, help="The user, who becomes the client's role.")
+@click.option("--mechanism", default="SCRAM-SHA-256", type=click.Choice(["SCRAM-SHA-256", "SCRAM-SHA-512"]))
+@click.option("--iterations", type=int, help="How much each guess at the password costs, and each connection too.")
+def scram_credential(user: str, mechanism: str, iterations: int | None) -> None:
+    """Print a user's line for the file of authentication.scram.
+
+    The password is asked for on a terminal, and is otherwise the first line of standard input.
+    """
+    from auth.providers.scram import ITERATIONS_DEFAULT, credential_line
+
+    wanted = ITERATIONS_DEFAULT if iterations is None else iterations
+    try:
+        click.echo(credential_line(user, _password(), mechanism, wanted))
+    except ValueError as error:
+        _fail(str(error))
+
+
+def _password() -> str:
+    if sys.stdin.isatty():
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
+    try:
+        return sys.stdin.buffer.readline().decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        _fail("the password is not UTF-8")
 
 
 def _load(config_file: Path) -> Config:

@@ -6,7 +6,8 @@ from typing import Any
 def status_text(status: dict[str, Any]) -> str:
     """A status (proxy.supervisor.report) as text."""
     lines = [
-        f"cluster {status['cluster']}, version {status['version']}: {_state(status)}",
+        f"cluster {status['cluster']}, version {status['version']}, generation {status['generation']}: "
+        f"{_state(status)}",
         f"  listeners       {', '.join(status['listeners'])}",
         f"  brokers         {status['service_url']}",
         f"  authentication  {'on' if status['authentication'] else 'off'}",
@@ -19,7 +20,7 @@ def status_text(status: dict[str, Any]) -> str:
 
 def _state(status: dict[str, Any]) -> str:
     if status["ready"]:
-        return "ready"
+        return "ready, workers are being replaced" if status["replacing_workers"] else "ready"
     return "not ready: " + "; ".join(status["not_ready_because"])
 
 
@@ -37,6 +38,8 @@ def _worker_line(worker: dict[str, Any]) -> str:
     ):
         if key in worker:
             facts.append(f"{worker[key]} {text}")
+    if worker.get("methods"):
+        facts.append(f"methods {', '.join(worker['methods'])}")
     name = f"{worker['role']}-{worker['worker']}"
     return f"  {name:<15} {', '.join(facts)}"
 

@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.config.checks import checked
 from proxy.config.errors import ConfigError
-from proxy.config.types import Config, Listener
+from proxy.config.types import Authentication, BrokerCredentials, Config, Listener
 
 ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
 
@@ -172,6 +172,25 @@ def changes_that_need_new_processes(old: Config, new: Config) -> list[str]:
     if old.log != new.log:
         changed.append("log")
     return changed
+
+
+def without_secrets(config: Config) -> Config:
+    """What a worker is told that judges nobody and speaks for nobody: the rest is auth workers' business alone."""
+    told = Authentication(
+        enabled=config.authentication.enabled,
+        failure_delay_ms=config.authentication.failure_delay_ms,
+        proxy_roles=config.authentication.proxy_roles,
+    )
+    brokers = config.brokers
+    if brokers.credentials is not None:
+        credentials = BrokerCredentials(method=brokers.credentials.method)
+        brokers = msgspec.structs.replace(brokers, credentials=credentials)
+    return msgspec.structs.replace(config, authentication=told, brokers=brokers)
+
+
+def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a worker: without what overrides the configuration, which may hold secrets."""
+    return {name: value for name, value in environment.items() if not name.startswith(ENVIRONMENT_PREFIX)}
 
 
 def encode_config(config: Config) -> bytes:

@@ -40,9 +40,13 @@ ANONYMOUS = ClientIdentity(Principal())
 
 @dataclass(frozen=True, slots=True)
 class ClientEnd:
-    """What is known of a client by its connection alone; ``certificate`` as DER, checked, empty: none."""
+    """What is known of a client by its connection alone.
+
+    ``accepted_at``: in Trio's time. ``certificate``: as DER, checked in the TLS handshake; empty: none.
+    """
 
     address: str
+    accepted_at: float
     certificate: bytes = b""
 
 

@@ -3,6 +3,7 @@
 import trio
 
 from proxy.config.types import Config, Listener
+from proxy.runtime.tasks import close_politely
 from proxy.runtime.tls import TlsFailed, TlsStream, listener_context
 
 
@@ -11,6 +12,7 @@ class Door:
 
     def __init__(self, key: str, config: Listener) -> None:
         self.congestion_control = config.congestion_control
+        self.speaks_tls = config.tls is not None
         self._tls = None if config.tls is None else listener_context(f"{key}.tls", config.tls)
 
     async def enter(
@@ -22,17 +24,20 @@ class Door:
         """
         if self._tls is None:
             return transport, b""
-        stream = TlsStream(transport, await self._tls.current(), server_side=True)
         entered = False
         try:
             with trio.fail_after(timeout_s):
+                stream = TlsStream(transport, await self._tls.current(), server_side=True)
                 await stream.handshake()
             entered = True
         except trio.TooSlowError:
             raise TlsFailed(f"the TLS handshake was not finished within {timeout_s} s") from None
+        except TlsFailed:
+            await close_politely(transport)  # so that the client gets the alert
+            raise
         finally:
             if not entered:
-                await trio.aclose_forcefully(stream)
+                await trio.aclose_forcefully(transport)
         return stream, stream.peer_certificate()
 
 

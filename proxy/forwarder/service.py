@@ -188,7 +188,7 @@ class ForwarderService:
         address = str(HostPort(ip, port))
         refusal = self._admission.refusal(ip)
         if refusal is not None:
-            await self._turn_away(stream, address, refusal)
+            await self._turn_away(stream, address, refusal, mute=self._doors[index].speaks_tls)
             return
         self._metrics.new_connections.inc()
         self._admission.enter(ip)
@@ -214,16 +214,20 @@ class ForwarderService:
                 self._metrics.ended_connections.labels(cause=cause.value).inc()
 
     async def _new_session(self, index: int, transport: trio.SocketStream, address: str) -> ClientSession:
-        backends = self._backends
+        backends, accepted_at = self._backends, trio.current_time()
         timeout_s = seconds(backends.config.limits.handshake_timeout_ms)
         stream, certificate = await self._doors[index].enter(transport, timeout_s=timeout_s)
-        client = ClientEnd(address, certificate)
+        if self._accepting.cancel_called:  # a drain that began in the meantime has not seen it
+            await trio.aclose_forcefully(stream)
+            raise TlsFailed("this forwarder takes no more clients")
+        client = ClientEnd(address, accepted_at, certificate)
         return ClientSession(stream, client, backends, self._relays, self._metrics, handshakes=self._handshakes)
 
-    async def _turn_away(self, stream: trio.SocketStream, client: str, reason: str) -> None:
+    async def _turn_away(self, stream: trio.SocketStream, client: str, reason: str, *, mute: bool) -> None:
+        """``mute``: a word to this client would cost a TLS handshake."""
         self._metrics.rejected_connections.labels(reason=reason).inc()
         get_logger().warning("a client was turned away", client=client, reason=reason)
-        if self._turning_away >= TURNED_AWAY_AT_ONCE_MAX:
+        if mute or self._turning_away >= TURNED_AWAY_AT_ONCE_MAX:
             await trio.aclose_forcefully(stream)
             return
         self._turning_away += 1

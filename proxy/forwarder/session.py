@@ -85,7 +85,7 @@ class ClientSession:
             stream, max_frame_bytes=limits.max_command_bytes, write_timeout_ms=limits.keep_alive_interval_ms
         )
         self._machine = ClientMachine()
-        self._started = trio.current_time()
+        self._started = client.accepted_at
         self._started_at_unix_ms = int(time.time() * 1000)
         self._wire.deadline = self._started + seconds(limits.handshake_timeout_ms)
         self._ping_outstanding = False

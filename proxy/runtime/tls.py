@@ -6,7 +6,8 @@ A stream of our own rather than Trio's: a relay passes the end of one direction 
 
 import contextlib
 import ssl
-from collections.abc import Callable
+import sys
+from collections.abc import Iterator
 
 import trio
 
@@ -15,6 +16,7 @@ from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.watched import Watched
 
 RECEIVE_BYTES = 65536
+ANSWERS_BYTES_MAX = 16384
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
@@ -35,7 +37,10 @@ class TlsStream(trio.abc.HalfCloseableStream):
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=host)
         self._sending = trio.StrictFIFOLock()
+        self._read_ahead = bytearray()  # at most what one portion from the transport becomes
         self._ended = False
+        self._broken: ssl.SSLError | None = None
+        self._eof_sent = False
 
     async def handshake(self) -> None:
         """Agree on keys, and check certificates. Raises TlsFailed."""
@@ -64,38 +69,40 @@ class TlsStream(trio.abc.HalfCloseableStream):
         """What the peer sent; none at all at its end, be that a proper one or only that of TCP."""
         limit = max_bytes or RECEIVE_BYTES
         await trio.lowlevel.checkpoint()
-        while True:
-            try:
-                data = self._tls.read(limit)
-            except ssl.SSLWantReadError:
-                if self._outgoing.pending and not self._sending.locked():
-                    await self._flush()  # an answer of TLS itself
-                if self._ended:
-                    return b""
+        while not self._read_ahead and not self._ended:
+            self._read(limit)
+            # An answer of TLS itself. Whoever is sending takes it along, unless it is many: then this waits, too.
+            if self._outgoing.pending > (ANSWERS_BYTES_MAX if self._sending.locked() else 0):
+                await self._flush()
+            if not self._read_ahead and not self._ended:
                 await self._fill()
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return b""
-            except ssl.SSLError as error:
-                raise trio.BrokenResourceError(_reason(error)) from error
-            else:
-                return self._and_more(data, limit)
+        if not self._read_ahead and self._broken is not None:
+            raise trio.BrokenResourceError(_reason(self._broken)) from self._broken
+        data = bytes(self._read_ahead[:limit])
+        del self._read_ahead[:limit]
+        return data
 
-    def _and_more(self, data: bytes, limit: int) -> bytes:
-        """What stands behind a record, if it is here already: a record has 16 KiB at most."""
-        if not data or not self._incoming.pending:
-            return data
-        found = bytearray(data)
-        with contextlib.suppress(ssl.SSLError):  # none more, or an end that will be seen again
-            while len(found) < limit and (data := self._tls.read(limit - len(found))):
-                found += data
-        return bytes(found)
+    def _read(self, limit: int) -> None:
+        """Decrypt what is here: a record has 16 KiB at most, but several may have come."""
+        try:
+            while len(self._read_ahead) < limit:
+                data = self._tls.read(RECEIVE_BYTES)
+                if not data:
+                    self._ended = True
+                    return
+                self._read_ahead += data
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            self._ended = True
+        except ssl.SSLError as error:  # it would not be told a second time
+            self._ended, self._broken = True, error
 
     async def _fill(self) -> None:
         data = await self.transport.receive_some(RECEIVE_BYTES)
         if data:
             self._incoming.write(data)
         else:
-            self._ended = True
             self._incoming.write_eof()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -123,8 +130,12 @@ class TlsStream(trio.abc.HalfCloseableStream):
     async def send_eof(self) -> None:
         """End our direction: close_notify, and the end of TCP's. What the peer still sends can be received."""
         async with self._sending:
-            with contextlib.suppress(ssl.SSLError):  # always one: the peer's own close_notify is not there
-                self._tls.unwrap()
+            if not self._eof_sent:
+                self._eof_sent = True
+                # OpenSSL takes what it finds here for the peer's close_notify, and gives up if it is anything else.
+                self._read(sys.maxsize)
+                with contextlib.suppress(ssl.SSLError):  # always one: the peer's own is not there
+                    self._tls.unwrap()
             await self.transport.send_all(self._outgoing.read())
             await self.transport.send_eof()
 
@@ -147,16 +158,17 @@ def _reason(error: ssl.SSLError) -> str:
 def listener_context(key: str, config: ListenerTls) -> Watched[ssl.SSLContext]:
     """The context of a listener; raises ConfigError."""
     files = (config.certificate, config.key, config.client_ca)
-    return Watched(key, files, _checked(key, lambda: _new_listener_context(config)))
+    return Watched(key, files, lambda: _new_listener_context(key, config))
 
 
-def _new_listener_context(config: ListenerTls) -> ssl.SSLContext:
+def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.minimum_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    context.load_cert_chain(config.certificate, config.key, password=_no_password)
+    _load_certificate(context, key, config.certificate, config.key)
     if config.client_ca:
-        context.load_verify_locations(cafile=config.client_ca)
+        with _naming(f"{key}.client_ca", config.client_ca):
+            context.load_verify_locations(cafile=config.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED if config.require_client_certificate else ssl.CERT_OPTIONAL
     return context
 
@@ -164,29 +176,36 @@ def _new_listener_context(config: ListenerTls) -> ssl.SSLContext:
 def broker_context(config: BrokerTls) -> Watched[ssl.SSLContext]:
     """The context for connections to brokers; raises ConfigError."""
     files = (config.trust, config.certificate, config.key)
-    return Watched("brokers.tls", files, _checked("brokers.tls", lambda: _new_broker_context(config)))
+    return Watched("brokers.tls", files, lambda: _new_broker_context(config))
 
 
 def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=config.trust or None)
+    with _naming("brokers.tls.trust", config.trust or "the system's authorities"):
+        context = ssl.create_default_context(cafile=config.trust or None)
     context.minimum_version = _VERSIONS[config.minimum_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION
     context.check_hostname = config.verify_hostname
     if config.certificate:
-        context.load_cert_chain(config.certificate, config.key, password=_no_password)
+        _load_certificate(context, "brokers.tls", config.certificate, config.key)
     return context
 
 
-def _no_password() -> str:
-    """Asked for by OpenSSL, which would otherwise ask at the terminal."""
-    raise ConfigError("the private key has a passphrase, which nobody can enter here")
+def _load_certificate(context: ssl.SSLContext, key: str, certificate: str, private_key: str) -> None:
+    def no_passphrase() -> str:
+        """Asked for by OpenSSL, which would otherwise ask at the terminal."""
+        raise ConfigError(f"{key}.key: {private_key} has a passphrase, which nobody can enter here")
+
+    with _naming(f"{key}.certificate, {key}.key", f"{certificate}, {private_key}"):
+        context.load_cert_chain(certificate, private_key, password=no_passphrase)
 
 
-def _checked(key: str, build: Callable[[], ssl.SSLContext]) -> Callable[[], ssl.SSLContext]:
-    def checked() -> ssl.SSLContext:
-        try:
-            return build()
-        except ssl.SSLError as error:
-            reason = str(error.reason or error).lower().replace("_", " ")
-            raise ConfigError(f"{key}: certificate, key or authorities cannot be used: {reason}") from None
-
-    return checked
+@contextlib.contextmanager
+def _naming(key: str, files: str) -> Iterator[None]:
+    """Say which of the files cannot be used, which OpenSSL leaves out."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        reason = str(error.reason or error).lower().replace("_", " ")
+        raise ConfigError(f"{key}: {files}: {reason}") from None
+    except OSError as error:
+        raise ConfigError(f"{key}: {files}: {error.strerror}") from None

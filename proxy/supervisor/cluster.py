@@ -18,6 +18,7 @@ from proxy.config.load import (
     changes_that_need_new_processes,
     encode_config,
     forwarder_count,
+    without_secrets,
 )
 from proxy.config.types import Config
 from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
@@ -194,7 +195,7 @@ class Cluster:
                         nursery.start_soon(self._tell_peers, other, peers)
             # Whoever reads what strangers send must not be able to seal a principal.
             seal_key = b"" if slot.role is Role.FORWARDER else self._seal_key
-            config = encode_config(self.config)
+            config = _config_for(slot.role, self.config)
             request = StartRequest(config=config, seal_key=seal_key, peers=peers, index=slot.index)
             await worker.command(Method.START, request, timeout_s=START_TIMEOUT_S)
             slot.worker = worker
@@ -333,7 +334,7 @@ class Cluster:
                 changed.append(worker)
 
     async def _configure(self, worker: WorkerProcess, config: Config) -> None:
-        request = ConfigureRequest(config=encode_config(config))
+        request = ConfigureRequest(config=_config_for(worker.role, config))
         await worker.command(Method.CONFIGURE, request, timeout_s=CONFIGURE_TIMEOUT_S)
 
     async def _take_back(self, changed: list[WorkerProcess]) -> None:
@@ -376,3 +377,7 @@ class Cluster:
         sockets: list[socket.socket] = [*self.listeners, *self._services.values()]
         for sock in sockets:
             sock.close()
+
+
+def _config_for(role: Role, config: Config) -> bytes:
+    return encode_config(config if role is Role.AUTH else without_secrets(config))

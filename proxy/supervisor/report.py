@@ -8,6 +8,7 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
+from proxy.config.types import Listener
 from proxy.runtime.metrics import exposition, merged_exposition
 from proxy.runtime.rpc_client import RpcError
 from proxy.supervisor.cluster import Cluster
@@ -46,7 +47,7 @@ class Report:
             "draining": self._cluster.draining,
             "generation": self._cluster.generation,
             "replacing_workers": self._cluster.replacing,
-            "listeners": [listener.bind for listener in self._cluster.config.listener],
+            "listeners": [_url(listener) for listener in self._cluster.config.listener],
             "service_url": self._cluster.config.brokers.service_url,
             "authentication": self._cluster.config.authentication.enabled,
             "workers": [self._worker_status(slot, texts.get(slot)) for slot in self._cluster.slots],
@@ -103,3 +104,7 @@ class Report:
                 if slot.state is SlotState.RUNNING:
                     nursery.start_soon(ask, slot)
         return texts
+
+
+def _url(listener: Listener) -> str:
+    return f"pulsar{'+ssl' if listener.tls is not None else ''}://{listener.bind}"

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from proto.roles import Role
 from proto.rpc_pb2 import Empty
+from proxy.config.load import worker_environment
 from proxy.runtime.descriptors import Descriptors, adopt_socket
 from proxy.runtime.rpc_client import NoMoreConnections, RpcClient
 from proxy.runtime.store_channel import StoreChannel, store_sockets
@@ -139,6 +140,7 @@ class WorkerProcess:
                 [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors.all(),
+                env=worker_environment(os.environ),
                 process_group=0,  # Ctrl-C is for the supervisor alone
             )
             undo.pop_all()

@@ -6,10 +6,27 @@ from prometheus_client import CollectorRegistry, generate_latest
 from auth.metrics import AuthMetrics
 
 
+class TokensOnly:
+    """Somebody judges method `token`, and nobody any other."""
+
+    methods = ("token",)
+
+    def provider_name(self, method: str) -> str:
+        return "TokenProvider" if method in self.methods else "none"
+
+
 @pytest.fixture
 def registry() -> CollectorRegistry:
     """The registry of one worker."""
     return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> AuthMetrics:
+    """The counts of a worker that judges tokens."""
+    made = AuthMetrics(registry)
+    made.providers = TokensOnly()
+    return made
 
 
 def samples(registry: CollectorRegistry, family: str) -> list[tuple[dict[str, str], float]]:
@@ -21,16 +38,14 @@ def samples(registry: CollectorRegistry, family: str) -> list[tuple[dict[str, st
     ]
 
 
-def test_successes(registry: CollectorRegistry) -> None:
-    metrics = AuthMetrics(registry)
+def test_successes(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
     metrics.succeeded("token")
     metrics.succeeded("token")
     labels = {"provider_name": "TokenProvider", "auth_method": "token"}
     assert samples(registry, "pulsar_authentication_success_total") == [(labels, 2.0)]
 
 
-def test_failures_by_reason(registry: CollectorRegistry) -> None:
-    metrics = AuthMetrics(registry)
+def test_failures_by_reason(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
     for reason in ("bad_signature", "bad_signature", "malformed"):
         metrics.failed("token", reason)
     metrics.failed("none", "unknown_method")
@@ -43,8 +58,7 @@ def test_failures_by_reason(registry: CollectorRegistry) -> None:
     ]
 
 
-def test_unknown_methods_share_one_label(registry: CollectorRegistry) -> None:
-    metrics = AuthMetrics(registry)
+def test_unknown_methods_share_one_label(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
     for method in ("", "sasl", "Token", *(f"method-{number}" for number in range(100))):
         metrics.failed(method, "unknown_method")
         metrics.succeeded(method)
@@ -55,8 +69,7 @@ def test_unknown_methods_share_one_label(registry: CollectorRegistry) -> None:
     assert samples(registry, "pulsar_authentication_success_total") == [(labels, 103.0)]
 
 
-def test_expired_tokens_are_counted_apart(registry: CollectorRegistry) -> None:
-    metrics = AuthMetrics(registry)
+def test_expired_tokens_are_counted_apart(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
     metrics.failed("token", "malformed")
     metrics.failed("other", "expired")
     assert samples(registry, "pulsar_expired_token_total") == [({}, 0.0)]
@@ -64,12 +77,26 @@ def test_expired_tokens_are_counted_apart(registry: CollectorRegistry) -> None:
     assert samples(registry, "pulsar_expired_token_total") == [({}, 1.0)]
 
 
-def test_rounds_are_measured(registry: CollectorRegistry) -> None:
-    AuthMetrics(registry).round_took(0.003)
+def test_rounds_are_measured(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
+    metrics.round_took(0.003)
     assert samples(registry, "pulsar_proxy_authentication_round_seconds_count") == [({}, 1.0)]
     assert samples(registry, "pulsar_proxy_authentication_round_seconds_sum") == [({}, 0.003)]
 
 
-def test_what_prometheus_is_told_has_no_created_series(registry: CollectorRegistry) -> None:
-    AuthMetrics(registry).succeeded("token")
+def test_what_prometheus_is_told_has_no_created_series(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
+    metrics.succeeded("token")
     assert b"_created" not in generate_latest(registry)
+
+
+def test_who_judges_may_change_with_a_reload(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
+    class Nobody:
+        methods = ()
+
+        def provider_name(self, method: str) -> str:
+            del method
+            return "none"
+
+    metrics.providers = Nobody()
+    metrics.failed("token", "unknown_method")
+    labels = {"provider_name": "none", "auth_method": "other", "reason": "unknown_method"}
+    assert samples(registry, "pulsar_authentication_failures_total") == [(labels, 1.0)]

@@ -17,6 +17,7 @@ from tokens import OTHER_SECRET, SECRET, by_hand, token
 from auth import rounds
 from auth.service import AuthService
 from auth.state import (
+    ROLE_CHARACTERS_MAX,
     AuthenticationDenied,
     BrokerAuthState,
     ClientContext,
@@ -173,6 +174,11 @@ class Worker:
         return self.count("pulsar_authentication_failures_total", **labels)
 
 
+def of_alice(method: str) -> Principal:
+    """Alice, by her own connection."""
+    return Principal(type="User", name="alice", method=method, proxy="")
+
+
 def with_token(secret_file: str, *, token_file: Path | None = None, **token: Any) -> Config:
     credentials = None if token_file is None else BrokerCredentials(method="token", file=str(token_file))
     return Config(
@@ -222,7 +228,7 @@ def logs() -> Iterator[list[Any]]:
 
 
 async def test_a_good_token(worker: Worker, logs: list[Any]) -> None:
-    assert await worker.principal("token", token()) == Principal(type="User", name="alice", method="token")
+    assert await worker.principal("token", token()) == of_alice("token")
     labels = {"provider_name": "TokenProvider", "auth_method": "token"}
     assert worker.count("pulsar_authentication_success_total", **labels) == 1
     assert worker.count("pulsar_proxy_authentication_round_seconds_count") == 1
@@ -318,12 +324,12 @@ async def test_two_rounds(many_rounds: Worker, provider: RoundsProvider) -> None
     assert await many_rounds.challenge(b"first") == b"challenge"
     assert many_rounds.service.status() == {"methods": ["rounds"], "authentications_under_way": 1}
     principal = await many_rounds.principal("rounds", b"last", first=False)
-    assert principal == Principal(type="User", name="alice", method="rounds")
+    assert principal == of_alice("rounds")
     assert provider.states[0].data == [b"first", b"last"]
     assert provider.clients == [ClientContext(ADDRESS)]
     assert many_rounds.service.status()["authentications_under_way"] == 0
     assert many_rounds.count("pulsar_proxy_authentication_round_seconds_count") == 2
-    labels = {"provider_name": "none", "auth_method": "other"}
+    labels = {"provider_name": "RoundsProvider", "auth_method": "rounds"}
     assert many_rounds.count("pulsar_authentication_success_total", **labels) == 1
 
 
@@ -346,7 +352,7 @@ async def test_ten_rounds_and_not_one_more(many_rounds: Worker, provider: Rounds
         assert await many_rounds.challenge(b"more", first=False) == b"c"
     assert await many_rounds.denial("rounds", b"more", first=False) == "too_many_rounds"
     assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
-    assert many_rounds.failures("too_many_rounds", "other", "none") == 1
+    assert many_rounds.failures("too_many_rounds", "rounds", "RoundsProvider") == 1
 
 
 async def test_a_denial_ends_the_exchange(many_rounds: Worker, logs: list[Any]) -> None:
@@ -428,9 +434,37 @@ async def test_an_identity_that_has_ended_is_denied(
     monkeypatch.setattr("auth.service.time.time", lambda: now_s)
     provider.next_state = lambda: Rounds([], Identity("alice", int(now_s * 1000) - ago_ms))
     assert await many_rounds.denial("rounds", b"last") == "expired"
-    assert many_rounds.failures("expired", "other", "none") == 1
+    assert many_rounds.failures("expired", "rounds", "RoundsProvider") == 1
     provider.next_state = lambda: Rounds([], Identity("alice", int(now_s * 1000) + 1))
     assert (await many_rounds.ask("rounds", b"last")).authenticated.principal.name == "alice"
+
+
+@pytest.mark.parametrize(
+    "role",
+    [
+        "",
+        " ",
+        "ali\nce",
+        "alice\n",
+        "ali\x00ce",
+        "\x1b[31malice",
+        "ali\x7fce",
+        "ali\x85ce",
+        "ali\u2028ce",
+        "\u202ealice",
+        "ali\u200bce",
+        "ali\ud800ce",
+        "r" * (ROLE_CHARACTERS_MAX + 1),
+    ],
+    ids=lambda role: ascii(role[:20]),
+)
+async def test_a_role_that_no_log_and_no_broker_should_see(
+    many_rounds: Worker, provider: RoundsProvider, logs: list[Any], role: str
+) -> None:
+    """Whatever the mechanism is: tokens' claims, users in files, names in certificates."""
+    provider.next_state = lambda: Rounds([], Identity(role))
+    assert await many_rounds.denial("rounds", b"last") == "bad_role"
+    assert not role.strip() or role not in str(logs)
 
 
 # ---- the proxy's own credentials
@@ -462,13 +496,12 @@ async def test_an_exchange_that_takes_too_long(worker: Worker, autojump_clock: t
     assert "not under way" in await worker.no_credentials(b"challenge")
 
 
-async def test_credentials_that_cannot_be_had(worker: Worker, proxy_token: Path, logs: list[Any]) -> None:
+async def test_credentials_outlive_their_file(worker: Worker, proxy_token: Path, logs: list[Any]) -> None:
+    """What was read stays good while a file is away, as it is for a moment in many a rotation; the log says so."""
     await trio.Path(proxy_token).unlink()
-    assert await worker.no_credentials() == (
-        f"brokers.credentials.file: {proxy_token} cannot be read: No such file or directory"
-    )
+    assert await worker.credentials() == ("token", b"proxy-token-not-to-be-seen")
     (entry,) = logs
-    assert (entry["log_level"], entry["broker"]) == ("error", "broker-1")
+    assert (entry["log_level"], entry["key"]) == ("error", "brokers.credentials.file")
     assert str(proxy_token) in entry["reason"]
 
 
@@ -480,16 +513,19 @@ class Exchange:
     def __init__(self, host: str = "") -> None:
         self._host = host
         self._number = 0
+        self.unavailable = ""
         self.gate = trio.Event()
         self.gate.set()
 
     def get_auth_data(self, broker_host: str) -> BrokerAuthState:
         exchange = Exchange(broker_host)
-        exchange.gate = self.gate
+        exchange.gate, exchange.unavailable = self.gate, self.unavailable
         return exchange
 
     async def authenticate(self, challenge: bytes | None) -> bytes:
         await self.gate.wait()
+        if self.unavailable:
+            raise CredentialsUnavailable(self.unavailable)
         if challenge == b"forged":
             raise CredentialsUnavailable("the broker did not prove itself")
         self._number += 1
@@ -502,6 +538,18 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Exchange:
     exchange = Exchange()
     monkeypatch.setattr("auth.service.broker_authentication", lambda _config: exchange)
     return exchange
+
+
+async def test_credentials_that_cannot_be_had(exchange: Exchange, nursery: trio.Nursery, logs: list[Any]) -> None:
+    worker = Worker(Config(), nursery)
+    exchange.unavailable = "the issuer does not answer"
+    assert await worker.no_credentials() == "the issuer does not answer"
+    (entry,) = logs
+    assert (entry["log_level"], entry["broker"], entry["reason"]) == (
+        "error",
+        "broker-1",
+        "the issuer does not answer",
+    )
 
 
 @pytest.mark.usefixtures("exchange")
@@ -574,11 +622,25 @@ async def test_a_reload_brings_new_keys(worker: Worker, key_file: Callable[[byte
     assert await worker.no_credentials() == "no brokers.credentials are configured"
 
 
-async def test_a_reload_reads_the_same_file_anew(worker: Worker, secret_file: str, proxy_token: Path) -> None:
+async def test_a_reload_reads_the_same_file_anew(
+    worker: Worker, secret_file: str, proxy_token: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """At once: without a reload, a changed file is noticed within a second."""
+    assert (await worker.principal("token", token())).name == "alice"
     await trio.Path(secret_file).write_bytes(OTHER_SECRET)
     assert (await worker.principal("token", token())).name == "alice"
     await worker.service.configure(with_token(secret_file, token_file=proxy_token))
     assert await worker.denial("token", token()) == "bad_signature"
+
+
+async def test_a_changed_key_counts_within_a_second(
+    worker: Worker, secret_file: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    assert (await worker.principal("token", token())).name == "alice"
+    await trio.Path(secret_file).write_bytes(OTHER_SECRET)
+    await trio.sleep(1)
+    assert await worker.denial("token", token()) == "bad_signature"
+    assert (await worker.principal("token", token(OTHER_SECRET))).name == "alice"
 
 
 async def test_a_reload_that_fails_leaves_everything_as_it_was(worker: Worker, tmp_path: Path) -> None:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
+from auth.state import (
+    ROLE_CHARACTERS_MAX,
+    AuthenticationDenied,
+    ClientContext,
+    Identity,
+    OneStageAuthState,
+    is_fit_for_a_role,
+)
 
 CLIENT = ClientContext("10.0.0.1:1234")
 
@@ -65,3 +72,33 @@ def test_a_denial_has_a_reason_and_a_text() -> None:
     assert str(AuthenticationDenied("reason")) == "reason"
     denied = AuthenticationDenied("reason", "more of it")
     assert (denied.reason, str(denied)) == ("reason", "more of it")
+
+
+# ---- roles
+
+UNFIT_ROLES = [
+    "",
+    " ",
+    "\u3000",
+    "ali\nce",
+    "alice\n",
+    "ali\x00ce",
+    "\x1b[31malice",
+    "ali\x7fce",
+    "ali\x85ce",
+    "ali\u2028ce",
+    "\u202ealice",
+    "ali\u200bce",
+    "ali\ud800ce",
+    "r" * (ROLE_CHARACTERS_MAX + 1),
+]
+
+
+@pytest.mark.parametrize("text", ["alice", "Ünïcödé 角色", "a b", "r" * ROLE_CHARACTERS_MAX], ids=lambda text: text[:20])
+def test_a_text_that_can_be_a_role(text: str) -> None:
+    assert is_fit_for_a_role(text)
+
+
+@pytest.mark.parametrize("text", UNFIT_ROLES, ids=lambda text: ascii(text[:20]))
+def test_a_text_that_no_log_and_no_broker_should_see_as_a_role(text: str) -> None:
+    assert not is_fit_for_a_role(text)

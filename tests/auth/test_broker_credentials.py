@@ -1,16 +1,20 @@
-"""The proxy's own token: read again when it was rotated, never shown, and never half."""
+"""The proxy's own secret: read again when it was rotated, never shown, never half, and never lost with its file."""
 
 # ruff: noqa: ASYNC240 -- what a test writes is small, and the clock stands still meanwhile
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 
-from auth.broker_credentials import TOKEN_FILE_BYTES_MAX, TokenCredentials, broker_authentication
-from auth.state import CredentialsUnavailable
+from auth.broker_credentials import SECRET_BYTES_MAX, FixedCredentials, SecretCredentials, broker_authentication
+from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
+from proxy.runtime import watched
 
 
 @pytest.fixture
@@ -20,35 +24,75 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-async def unavailable(file: Path) -> str:
-    with pytest.raises(CredentialsUnavailable) as caught:
-        await TokenCredentials(str(file)).authenticate(None)
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    """What was logged; no secret may be in it, whatever the test does."""
+    with structlog.testing.capture_logs() as entries:
+        yield entries
+    assert "-token" not in str([entry | {"files": "", "reason": ""} for entry in entries])
+    assert "not-to-be-seen" not in str(entries)
+
+
+def unusable(file: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        SecretCredentials("token", str(file))
     assert caught.value.__cause__ is None
     return str(caught.value)
 
 
-def test_what_the_configuration_asks_for(file: Path) -> None:
+async def secret(file: Path) -> bytes:
+    return await SecretCredentials("token", str(file)).get_auth_data("broker-1").authenticate(None)
+
+
+def test_without_credentials_the_proxy_is_nobody() -> None:
     assert broker_authentication(None) is None
-    made = broker_authentication(BrokerCredentials(method="token", file=str(file)))
+
+
+@pytest.mark.parametrize("method", ["token", "basic"])
+async def test_a_secret_in_a_file(file: Path, method: Any) -> None:
+    made = broker_authentication(BrokerCredentials(method=method, file=str(file)))
     assert made is not None
+    assert made.method == method
+    assert await made.get_auth_data("broker-1").authenticate(None) == b"first-token"
+
+
+async def test_a_token_in_the_configuration() -> None:
+    made = broker_authentication(BrokerCredentials(method="token", token="not-to-be-seen"))
+    assert isinstance(made, FixedCredentials)
     assert made.method == "token"
+    state = made.get_auth_data("broker-1")
+    assert await state.authenticate(None) == b"not-to-be-seen"
+    assert await state.authenticate(b"PulsarAuthRefresh") == b"not-to-be-seen"
+    assert "not-to-be-seen" not in repr(made) + repr(state)
 
 
-async def test_the_token_for_connect_and_for_every_challenge(file: Path) -> None:
-    state = TokenCredentials(str(file)).get_auth_data("broker-1")
+async def test_a_certificate_says_all_that_is_to_be_said() -> None:
+    made = broker_authentication(BrokerCredentials(method="tls"))
+    assert made is not None
+    assert made.method == "tls"
+    assert await made.get_auth_data("broker-1").authenticate(None) == b""
+
+
+async def test_the_secret_for_connect_and_for_every_challenge(file: Path) -> None:
+    credentials = SecretCredentials("token", str(file))
+    state = credentials.get_auth_data("broker-1")
     assert await state.authenticate(None) == b"first-token"
     assert await state.authenticate(b"PulsarAuthRefresh") == b"first-token"
     assert await state.authenticate(b"") == b"first-token"
+    assert "first-token" not in repr(credentials) + repr(state)
 
 
-@pytest.mark.parametrize("content", [b"token", b"token\n", b" \t\r\ntoken\r\n\r\n"])
-async def test_space_around_the_token_is_not_part_of_it(file: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"secret", b"secret\n", b" \t\r\nsecret\r\n\r\n"])
+async def test_space_around_the_secret_is_not_part_of_it(file: Path, content: bytes) -> None:
     file.write_bytes(content)
-    assert await TokenCredentials(str(file)).authenticate(None) == b"token"
+    assert await secret(file) == b"secret"
 
 
-async def test_a_rotated_token_is_used_after_a_second(file: Path, autojump_clock: trio.testing.MockClock) -> None:
-    credentials = TokenCredentials(str(file))
+# ---- rotation
+
+
+async def test_a_rotated_secret_is_used_after_a_second(file: Path, autojump_clock: trio.testing.MockClock) -> None:
+    credentials = SecretCredentials("token", str(file))
     assert await credentials.authenticate(None) == b"first-token"
     file.write_bytes(b"second-token")
     await trio.sleep(0.9)
@@ -57,61 +101,69 @@ async def test_a_rotated_token_is_used_after_a_second(file: Path, autojump_clock
     assert await credentials.authenticate(b"PulsarAuthRefresh") == b"second-token"
 
 
-async def test_a_file_that_was_missing_counts_as_soon_as_it_is_there(file: Path) -> None:
-    file.rename(file.with_suffix(".away"))
-    credentials = TokenCredentials(str(file))
-    with pytest.raises(CredentialsUnavailable):
-        await credentials.authenticate(None)
-    file.with_suffix(".away").rename(file)
+async def test_what_was_read_outlives_its_file(
+    file: Path, autojump_clock: trio.testing.MockClock, logs: list[Any]
+) -> None:
+    """A file that is away, or half written, for a moment, does not cut the proxy off from its brokers."""
+    credentials = SecretCredentials("token", str(file))
+    away = file.with_suffix(".away")
+    file.rename(away)
+    for _ in range(3):
+        await trio.sleep(1)
+        assert await credentials.authenticate(None) == b"first-token"
+    (entry,) = logs
+    assert (entry["log_level"], entry["key"], entry["files"]) == ("error", "brokers.credentials.file", str(file))
+    file.write_bytes(b"\n")
+    await trio.sleep(1)
     assert await credentials.authenticate(None) == b"first-token"
+    away.write_bytes(b"second-token")
+    away.rename(file)
+    await trio.sleep(1)
+    assert await credentials.authenticate(None) == b"second-token"
 
 
-async def test_many_who_ask_at_once_read_the_file_once(
+async def test_many_who_ask_at_once_look_once(
     file: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    reads: list[trio.Path] = []
-
-    async def read_slowly(path: trio.Path) -> bytes:
-        reads.append(path)
-        await trio.sleep(0.5)
-        return b"token"
-
-    monkeypatch.setattr(trio.Path, "read_bytes", read_slowly)
-    credentials = TokenCredentials(str(file))
+    credentials = SecretCredentials("token", str(file))
+    looks: list[str] = []
+    monkeypatch.setattr(watched, "_stamp_of", looks.append)
     async with trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(credentials.authenticate, None)
-    assert len(reads) == 1
+    assert looks == [str(file)]
 
 
-async def test_a_missing_file(file: Path) -> None:
+# ---- files that hold no secret
+
+
+def test_a_missing_file(file: Path) -> None:
     file.unlink()
-    text = await unavailable(file)
-    assert text == f"brokers.credentials.file: {file} cannot be read: No such file or directory"
+    assert unusable(file) == f"brokers.credentials.file: {file}: No such file or directory"
 
 
-async def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
-    assert "Is a directory" in await unavailable(tmp_path)
+def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
+    assert "Is a directory" in unusable(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b" \t\n"])
-async def test_an_empty_file(file: Path, content: bytes) -> None:
+def test_an_empty_file(file: Path, content: bytes) -> None:
     file.write_bytes(content)
-    assert await unavailable(file) == f"brokers.credentials.file: {file} holds no token"
+    assert unusable(file).startswith(f"brokers.credentials.file: {file} is empty")
 
 
-async def test_a_file_of_any_other_kind_is_not_sent_to_brokers(file: Path) -> None:
-    file.write_bytes(b"not-to-be-seen" * TOKEN_FILE_BYTES_MAX)
-    text = await unavailable(file)
-    assert "holds no token" in text
+def test_a_file_of_any_other_kind_is_not_sent_to_brokers(file: Path) -> None:
+    file.write_bytes(b"not-to-be-seen" * SECRET_BYTES_MAX)
+    text = unusable(file)
+    assert "longer than" in text
     assert "not-to-be-seen" not in text
 
 
-@pytest.mark.parametrize(("size", "fits"), [(TOKEN_FILE_BYTES_MAX, True), (TOKEN_FILE_BYTES_MAX + 1, False)])
+@pytest.mark.parametrize(("size", "fits"), [(SECRET_BYTES_MAX, True), (SECRET_BYTES_MAX + 1, False)])
 @pytest.mark.parametrize("end", [b"", b"\n"])
-async def test_the_largest_token(file: Path, size: int, fits: bool, end: bytes) -> None:
+async def test_the_largest_secret(file: Path, size: int, fits: bool, end: bytes) -> None:
     file.write_bytes(b"t" * size + end)
     if fits:
-        assert await TokenCredentials(str(file)).authenticate(None) == b"t" * size
+        assert await secret(file) == b"t" * size
     else:
-        await unavailable(file)
+        unusable(file)

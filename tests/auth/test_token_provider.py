@@ -30,7 +30,8 @@ from tokens import (
     token,
 )
 
-from auth.providers.token import ROLE_CHARACTERS_MAX, TOKEN_BYTES_MAX, TokenProvider
+from auth.jwt_rules import TOKEN_BYTES_MAX
+from auth.providers.token import TokenProvider
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
 from proxy.config.errors import ConfigError
 from proxy.config.types import TokenAuthentication
@@ -360,7 +361,6 @@ async def test_the_audience_with_a_public_key(with_public_key: Callable[..., Tok
         (["alice", "bob"], "alice"),
         (["alice", 5], "alice"),
         ("Ünïcödé 角色", "Ünïcödé 角色"),
-        ("r" * ROLE_CHARACTERS_MAX, "r" * ROLE_CHARACTERS_MAX),
     ],
 )
 async def test_roles(provider: TokenProvider, claim: Any, role: str) -> None:
@@ -378,28 +378,6 @@ async def test_a_token_without_a_role(provider: TokenProvider, claim: Any) -> No
 
 async def test_a_token_without_the_claim(provider: TokenProvider) -> None:
     assert await denial(provider, token(sub=..., name="alice")) == "no_role"
-
-
-@pytest.mark.parametrize(
-    "claim",
-    [
-        "ali\nce",
-        "alice\n",
-        "ali\x00ce",
-        "\x1b[31malice",
-        "ali\x7fce",
-        "ali\x85ce",
-        "ali\u2028ce",
-        "\u202ealice",
-        "ali\u200bce",
-        "ali\ud800ce",
-        ["ali\nce"],
-        "r" * (ROLE_CHARACTERS_MAX + 1),
-    ],
-    ids=ascii,
-)
-async def test_a_role_that_no_log_and_no_broker_should_see(provider: TokenProvider, claim: Any) -> None:
-    assert await denial(provider, by_hand({"alg": "HS256"}, {"sub": claim}, SECRET)) == "bad_role"
 
 
 async def test_the_role_in_another_claim(make: Callable[..., TokenProvider]) -> None:

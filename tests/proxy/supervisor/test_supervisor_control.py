@@ -29,7 +29,9 @@ STATUS: dict[str, Any] = {
     "version": "1",
     "ready": True,
     "not_ready_because": [],
-    "listeners": ["0.0.0.0:6650"],
+    "generation": 1,
+    "replacing_workers": False,
+    "listeners": ["pulsar://0.0.0.0:6650"],
     "service_url": "pulsar://b0",
     "authentication": True,
     "workers": [],
@@ -227,7 +229,7 @@ def test_a_file_that_is_not_there(run: Run, config: Path) -> None:
 
 def test_status_for_people_and_for_programs(run: Run, running: dict[int, Any]) -> None:
     running[Method.CLUSTER_STATUS] = json.dumps(STATUS)
-    assert run("status").output.startswith("cluster prod, version 1: ready\n")
+    assert run("status").output.startswith("cluster prod, version 1, generation 1: ready\n")
     assert json.loads(run("status", "--json").output) == STATUS
 
 

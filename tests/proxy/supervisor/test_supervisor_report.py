@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 from prometheus_client import Gauge
 from supervisor_fakes import FakeWorker, make_config
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method
+from proxy.config.types import Listener, ListenerTls
 from proxy.runtime.metrics import new_registry
 from proxy.runtime.rpc_client import RpcError
 from proxy.status_text import status_text
@@ -145,7 +147,7 @@ async def test_status(autojump_clock: trio.testing.MockClock) -> None:
     status = await setup.report.status()
     assert (status["cluster"], status["draining"], status["ready"]) == ("prod", False, False)
     assert status["not_ready_because"] == ["no auth worker answers"]
-    assert status["listeners"] == ["0.0.0.0:6650"]
+    assert status["listeners"] == ["pulsar://0.0.0.0:6650"]
     workers: Any = status["workers"]
     auth, lookup, first, second = workers
     assert auth == {"role": "auth", "worker": 0, "state": "restarting", "restarts": 3}
@@ -291,6 +293,19 @@ async def test_status_text(autojump_clock: trio.testing.MockClock) -> None:
     assert any("7 connections" in line for line in lines)
     assert any("5 lookups under way, 2 broker connections" in line for line in lines)
     assert any("forwarder-1" in line and "restarting, restarted 2 times" in line for line in lines)
+
+
+async def test_status_says_which_listeners_speak_tls() -> None:
+    setup = Setup()
+    tls = ListenerTls(certificate="c", key="k")
+    setup.cluster.config = replace(setup.cluster.config, listener=(Listener(), Listener(bind="0.0.0.0:6651", tls=tls)))
+    status = await setup.report.status()
+    assert status["listeners"] == ["pulsar://0.0.0.0:6650", "pulsar+ssl://0.0.0.0:6651"]
+
+
+async def test_status_text_while_workers_are_replaced() -> None:
+    status = {**await Setup().report.status(), "replacing_workers": True, "generation": 3}
+    assert status_text(status).splitlines()[0].endswith("generation 3: ready, workers are being replaced")
 
 
 async def test_status_text_not_ready() -> None:

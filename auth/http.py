@@ -1,0 +1,171 @@
+"""HTTP to issuers of tokens: what OpenID Connect's discovery, keys and token endpoints need, and no more.
+
+Bounded in time and in size, and never led elsewhere: no redirect is followed, and every address is held against the
+same rule, whether the configuration or an issuer's answer says it. HTTP proxies come from the environment
+(``HTTPS_PROXY``, ``NO_PROXY``), as operators behind one need it; credentials never do (httpx reads no ``.netrc``
+unless it is told to).
+"""
+
+import ipaddress
+import re
+import ssl
+from collections.abc import Iterator
+from typing import Literal, TypeVar
+
+import httpx
+import msgspec
+import trio
+
+from proxy.config.errors import ConfigError
+from proxy.runtime.tasks import seconds
+from proxy.runtime.watched import Watched
+
+ANSWER_BYTES_MAX = 1024 * 1024
+DETAIL_CHARACTERS_MAX = 200
+
+PlainHttp = Literal["nowhere", "at loopback", "anywhere"]
+"""Where HTTP without TLS is allowed."""
+
+AnswerT = TypeVar("AnswerT")
+
+_DISCOVERY = "/.well-known/openid-configuration"
+_ERROR_CODE = re.compile(r"[a-z_]{1,40}")  # RFC 6749, section 5.2, and those who extend it
+
+
+class HttpFailed(Exception):
+    """No answer, or none that is of use; says why, without what was sent."""
+
+
+class _Refusal(msgspec.Struct):
+    error: str = ""
+
+
+class IssuerClient:
+    """Asks issuers. Holds no connections: it is asked a few times an hour.
+
+    ``trust``: PEM file with the authorities that count, read again when it changes; empty: the system's. ``key`` is
+    the configuration's, for errors. Raises ConfigError. ``transport`` stands in for the network.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        trust: str,
+        timeout_ms: int,
+        plain_http: PlainHttp,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._timeout_s = seconds(timeout_ms)
+        self._plain_http = plain_http
+        self._transport = transport
+        self._tls = Watched(key, [trust], lambda: _tls_context(key, trust))
+
+    async def get(self, url: str, kind: type[AnswerT]) -> AnswerT:
+        """Ask for JSON; raises HttpFailed."""
+        return await self._ask("GET", url, kind, None)
+
+    async def post(self, url: str, kind: type[AnswerT], form: dict[str, str]) -> AnswerT:
+        """Send a form, for which JSON is the answer; raises HttpFailed."""
+        return await self._ask("POST", url, kind, form)
+
+    async def _ask(self, method: str, url: str, kind: type[AnswerT], form: dict[str, str] | None) -> AnswerT:
+        host = _allowed_host(url, self._plain_http)
+        body = b""
+        try:
+            with trio.fail_after(self._timeout_s):
+                client = httpx.AsyncClient(
+                    verify=await self._tls.current(),
+                    transport=self._transport,
+                    timeout=None,  # ours is over all  # noqa: S113
+                    follow_redirects=False,
+                    trust_env=not _is_loopback(host),  # no proxy elsewhere can reach what is here
+                )
+                async with client, client.stream(method, url, data=form, headers=_HEADERS) as response:
+                    body = await _bounded_body(response)
+        except trio.TooSlowError:
+            raise HttpFailed(f"{url}: no answer within {self._timeout_s:g} s") from None
+        except _FAILURES as error:
+            raise HttpFailed(f"{url}: {_detail(error)}") from None
+        if response.status_code != httpx.codes.OK:
+            raise HttpFailed(f"{url}: answered with status {response.status_code}{_error_code(body)}")
+        try:
+            return msgspec.json.decode(body, type=kind, strict=False)
+        except (msgspec.MsgspecError, RecursionError) as error:  # whose texts quote no values
+            raise HttpFailed(f"{url}: {_printable(str(error))}") from None
+
+
+def discovery_url(issuer: str) -> str:
+    """Where an issuer describes itself (OpenID Connect Discovery 1.0, section 4.1)."""
+    return issuer.removesuffix("/") + _DISCOVERY
+
+
+_HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
+"""A small answer that unpacks to a huge one would be past the bound before it could be seen: nothing is packed."""
+
+# A proxy's address from the environment may be no address, or need a library that is not there.
+_FAILURES = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, HttpFailed, OSError, ValueError, ImportError)
+
+
+async def _bounded_body(response: httpx.Response) -> bytes:
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise HttpFailed("the answer is packed, which was not asked for")
+    body = bytearray()
+    async for data in response.aiter_raw():
+        body += data
+        if len(body) > ANSWER_BYTES_MAX:
+            raise HttpFailed(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+    return bytes(body)
+
+
+def _allowed_host(url: str, plain_http: PlainHttp) -> str:
+    """The host of an address that may be asked; raises HttpFailed."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError):
+        raise HttpFailed("an address that is none") from None
+    if not parsed.host or parsed.userinfo:
+        raise HttpFailed("an address without a host, or with a password in it")
+    plain = plain_http == "anywhere" or (plain_http == "at loopback" and _is_loopback(parsed.host))
+    if parsed.scheme != "https" and not (parsed.scheme == "http" and plain):
+        raise HttpFailed(f"{_printable(url)}: is not https")
+    return parsed.host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls_context(key: str, trust: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=trust or None)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{key}: {trust} holds no certificates: {error.reason}") from None
+
+
+def _error_code(body: bytes) -> str:
+    """What an endpoint for tokens says of its refusal, if it says it as RFC 6749 has it."""
+    try:
+        code = msgspec.json.decode(body, type=_Refusal).error
+    except (msgspec.MsgspecError, RecursionError):
+        return ""
+    return f" ({code})" if _ERROR_CODE.fullmatch(code) else ""
+
+
+def _detail(error: BaseException) -> str:
+    """The text of the error at the bottom that has one: what httpx makes of a bad certificate has none."""
+    text = next((str(cause) for cause in reversed([*_chain(error)]) if str(cause)), "")
+    return _printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _printable(text: str) -> str:
+    return "".join(one for one in text[:DETAIL_CHARACTERS_MAX] if one.isprintable())

@@ -1,0 +1,178 @@
+"""Method ``basic``: user and password against a file of htpasswd's, as Pulsar's AuthenticationProviderBasic takes them.
+
+What a client can see, time included, does not tell whether a user exists: an unknown user's password is checked, too.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+from passlib.hash import (  # type: ignore[import-untyped]
+    apr_md5_crypt,
+    bcrypt,
+    des_crypt,
+    md5_crypt,
+    sha256_crypt,
+    sha512_crypt,
+)
+
+from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, is_fit_for_a_role
+from proxy.config.errors import ConfigError
+from proxy.config.types import BasicAuthentication
+from proxy.runtime.watched import Watched
+
+KEY = "authentication.basic.file"
+DATA_BYTES_MAX = 1024
+"""User and password together. The cost of some hashes grows with the password's length, and that is a stranger's."""
+
+CHECKS_PER_THREAD_MAX = 128
+"""Running or waiting. With bcrypt's usual cost the last one of them still ends within a handshake's time."""
+
+BCRYPT_PASSWORD_BYTES_MAX = 72
+
+_FORMS: tuple[tuple[re.Pattern[str], Any], ...] = (
+    # The sets in the end: what bcrypt's base64 leaves over is zero, or passlib warns at each check.
+    (re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{30}[.CGKOSWaeimquy26]"), bcrypt),
+    (re.compile(r"\$apr1\$.+"), apr_md5_crypt),
+    (re.compile(r"\$1\$.+"), md5_crypt),
+    (re.compile(r"\$5\$.+"), sha256_crypt),
+    (re.compile(r"\$6\$.+"), sha512_crypt),
+    (re.compile(r"[./A-Za-z0-9]{13}"), des_crypt),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One user's hash, and passlib's handler of its scheme."""
+
+    handler: Any
+    hash: str
+    rounds: int
+
+    def matches(self, password: bytes) -> bool:
+        """Whether this is the password; takes tens of milliseconds of CPU time, or more."""
+        if self.handler is bcrypt:
+            # All there is to bcrypt, and what htpasswd takes; the library below raises for more.
+            password = password[:BCRYPT_PASSWORD_BYTES_MAX]
+        return bool(self.handler.verify(password, self.hash))
+
+
+@dataclass(frozen=True, slots=True)
+class _Users:
+    """``stand_in``: whose hash an unknown user's password is checked against, for the time that it takes."""
+
+    entries: Mapping[str, _Entry]
+    stand_in: _Entry
+
+
+class BasicProvider:
+    """The role is the user. Passwords are checked in threads, as many at a time as the configuration allows."""
+
+    method = "basic"
+
+    def __init__(self, config: BasicAuthentication) -> None:
+        # Its first use sets it up, which threads must not do at one time.
+        bcrypt.set_backend()
+        self._users = Watched(KEY, [config.file], lambda: _read(config.file))
+        self._limiter = trio.CapacityLimiter(config.threads_max)
+        self._checks = 0
+        self._checks_max = config.threads_max * CHECKS_PER_THREAD_MAX
+
+    def new_auth_state(self, client: ClientContext) -> AuthState:
+        """A state for one client."""
+        return OneStageAuthState(self, client)
+
+    async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
+        """Judge ``user:password``."""
+        user, password = _user_and_password(data)
+        users = await self._users.current()
+        entry = users.entries.get(user)
+        matches = await self._check(entry or users.stand_in, password)
+        if entry is None:
+            # Not by name: somebody may have typed the password first.
+            raise AuthenticationDenied("unknown_user", "a user that is not in the file")
+        if not matches:
+            raise AuthenticationDenied("bad_password", f"user {user!r}")
+        return Identity(user)
+
+    async def _check(self, entry: _Entry, password: bytes) -> bool:
+        if self._checks >= self._checks_max:
+            raise AuthenticationDenied("overloaded", f"{self._checks} passwords wait to be checked")
+        self._checks += 1
+        try:
+            return await trio.to_thread.run_sync(entry.matches, password, limiter=self._limiter)
+        finally:
+            self._checks -= 1
+
+
+def _user_and_password(data: bytes) -> tuple[str, bytes]:
+    if not data:
+        raise AuthenticationDenied("missing", "no user and password")
+    if len(data) > DATA_BYTES_MAX:
+        raise AuthenticationDenied("malformed", f"user and password of {len(data)} bytes")
+    user, _, password = data.partition(b":")
+    if not user or not password or b"\0" in password:  # passlib takes no NUL
+        raise AuthenticationDenied("malformed", "not user:password")
+    try:
+        password.decode()
+        return user.decode(), password
+    except UnicodeDecodeError:
+        raise AuthenticationDenied("malformed", "not UTF-8") from None
+
+
+# ---- the file
+
+
+def _read(file: str) -> _Users:
+    """The users in a file; raises ConfigError, which names lines but tells nothing of their hashes, and OSError."""
+    entries: dict[str, _Entry] = {}
+    for number, line in enumerate(Path(file).read_bytes().splitlines(), 1):
+        try:
+            _add(entries, line)
+        except ValueError as error:
+            raise ConfigError(f"{KEY}: {file}, line {number}: {error}") from None
+    if not entries:
+        raise ConfigError(f"{KEY}: {file} names no user")
+    most_frequent, _ = Counter(_cost(entry) for entry in entries.values()).most_common(1)[0]
+    return _Users(entries, next(entry for entry in entries.values() if _cost(entry) == most_frequent))
+
+
+def _cost(entry: _Entry) -> tuple[str, int]:
+    return entry.handler.name, entry.rounds
+
+
+def _add(entries: dict[str, _Entry], line: bytes) -> None:
+    """Add a line's user; raises ValueError with a text that holds nothing of the line."""
+    if not line.strip() or line.startswith(b"#"):
+        return
+    try:
+        user, colon, rest = line.decode().partition(":")
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
+    if not colon or not is_fit_for_a_role(user):
+        raise ValueError("not user:hash, or not a user's name")
+    if user in entries:
+        raise ValueError("a user who has a line before")
+    entries[user] = _entry(rest.strip())
+
+
+def _entry(hashed: str) -> _Entry:
+    for pattern, handler in _FORMS:
+        if pattern.fullmatch(hashed):
+            return _Entry(handler, hashed, _rounds(handler, hashed))
+    raise ValueError("not a hash of bcrypt, apr1, or crypt with SHA-512, SHA-256, MD5 or DES")
+
+
+def _rounds(handler: Any, hashed: str) -> int:
+    """How often a scheme's function is applied, of those that have a number for it; 0 for others."""
+    try:
+        parsed = handler.from_string(hashed)
+    except ValueError:
+        parsed = None
+    if parsed is None or parsed.checksum is None:
+        raise ValueError(f"not a whole hash of {handler.name}")
+    return int(getattr(parsed, "rounds", 0))

@@ -1,0 +1,64 @@
+"""Certificates of authorities that only the tests trust: good ones, and what nobody should accept."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+HOST = "localhost"
+OTHER_HOST = "elsewhere.example"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two PEM files: a certificate with what leads to its root, and its private key (PKCS #8, as Java wants it)."""
+
+    certificate: str
+    key: str
+
+
+class Authority:
+    """One that signs certificates; ``file`` is its own, PEM."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._ca = trustme.CA(organization_name=name)
+        self._directory = directory / name
+        self._directory.mkdir(parents=True)
+        self.file = str(self._directory / "authority.pem")
+        self._ca.cert_pem.write_to_path(self.file)
+
+    def server(self, name: str, host: str = HOST, *, expired: bool = False) -> Pair:
+        """A server's certificate, in files of this name; one for loopback names its addresses, too."""
+        hosts = (host, "127.0.0.1", "::1") if host == HOST else (host,)
+        return self._write(name, self._issue(*hosts, common_name=host, expired=expired))
+
+    def client(self, name: str, *, expired: bool = False) -> Pair:
+        """A client's certificate: the name is its common name, which is Pulsar's role."""
+        return self._write(name, self._issue(f"{name}.example", common_name=name, expired=expired))
+
+    def _issue(self, *names: str, common_name: str, expired: bool) -> trustme.LeafCert:
+        until = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=1) if expired else None
+        return self._ca.issue_cert(*names, common_name=common_name, not_after=until)
+
+    def _write(self, name: str, leaf: trustme.LeafCert) -> Pair:
+        pair = Pair(str(self._directory / f"{name}.pem"), str(self._directory / f"{name}.key"))
+        key = serialization.load_pem_private_key(leaf.private_key_pem.bytes(), None)
+        pkcs8 = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        replace(Path(pair.key), pkcs8)
+        replace(Path(pair.certificate), b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
+        return pair
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put a new file in the place of an old one at once, as whoever renews certificates does."""
+    new = path.with_name(f"{path.name}.new")
+    new.touch(mode=0o600)
+    new.write_bytes(content)
+    os.replace(new, path)
