@@ -15,7 +15,7 @@ from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
 from proxy.runtime.watched import Watched
 
-REQUEST_TIMEOUT_MS = 5_000
+REQUEST_TIMEOUT_MS = 3_500
 """Two requests of this length end before ``brokers.handshake_timeout_ms`` does, as it comes."""
 
 RETRY_INTERVAL_S = 5.0

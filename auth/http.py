@@ -71,28 +71,31 @@ class IssuerClient:
 
     async def _ask(self, method: str, url: str, kind: type[AnswerT], form: dict[str, str] | None) -> AnswerT:
         host = _allowed_host(url, self._plain_http)
-        body = b""
+        shown = _printable(url)
+        tls = await self._tls.current()
         try:
             with trio.fail_after(self._timeout_s):
                 client = httpx.AsyncClient(
-                    verify=await self._tls.current(),
+                    verify=tls,
                     transport=self._transport,
-                    timeout=None,  # ours is over all  # noqa: S113
+                    timeout=None,  # noqa: S113 -- ours is over all
                     follow_redirects=False,
                     trust_env=not _is_loopback(host),  # no proxy elsewhere can reach what is here
                 )
                 async with client, client.stream(method, url, data=form, headers=_HEADERS) as response:
                     body = await _bounded_body(response)
         except trio.TooSlowError:
-            raise HttpFailed(f"{url}: no answer within {self._timeout_s:g} s") from None
+            raise HttpFailed(f"{shown}: no answer within {self._timeout_s:g} s") from None
+        except HttpFailed as failure:
+            raise HttpFailed(f"{shown}: {failure}") from None
         except _FAILURES as error:
-            raise HttpFailed(f"{url}: {_detail(error)}") from None
+            raise HttpFailed(f"{shown}: {_detail(error)}") from None
         if response.status_code != httpx.codes.OK:
-            raise HttpFailed(f"{url}: answered with status {response.status_code}{_error_code(body)}")
+            raise HttpFailed(f"{shown}: answered with status {response.status_code}{_error_code(body)}")
         try:
             return msgspec.json.decode(body, type=kind, strict=False)
         except (msgspec.MsgspecError, RecursionError) as error:  # whose texts quote no values
-            raise HttpFailed(f"{url}: {_printable(str(error))}") from None
+            raise HttpFailed(f"{shown}: {_printable(str(error))}") from None
 
 
 def discovery_url(issuer: str) -> str:
@@ -100,11 +103,11 @@ def discovery_url(issuer: str) -> str:
     return issuer.removesuffix("/") + _DISCOVERY
 
 
-_HEADERS = {"accept": "application/json", "accept-encoding": "identity"}
+_HEADERS = {"accept-encoding": "identity"}
 """A small answer that unpacks to a huge one would be past the bound before it could be seen: nothing is packed."""
 
 # A proxy's address from the environment may be no address, or need a library that is not there.
-_FAILURES = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, HttpFailed, OSError, ValueError, ImportError)
+_FAILURES = (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError, ValueError, ImportError)
 
 
 async def _bounded_body(response: httpx.Response) -> bytes:

@@ -120,5 +120,5 @@ class Renewed(Generic[ValueT]):
             "an issuer does not give what is needed",
             what=self._what,
             reason=reason,
-            old_one_goes_on=self._is_usable(),
+            going_on_with_the_old_one=self._is_usable(),
         )

@@ -37,7 +37,13 @@ class BrokerConnection:
     """Ask with ``request``; ``run`` reads the answers until the connection ends."""
 
     def __init__(
-        self, broker: HostPort, link: BrokerLink, *, max_frame_bytes: int, keep_alive_s: float, fresh: FreshCredentials
+        self,
+        broker: HostPort,
+        link: BrokerLink,
+        *,
+        max_frame_bytes: int,
+        keep_alive_s: float,
+        fresh: FreshCredentials | None,
     ) -> None:
         self.broker = broker
         self.last_used = trio.current_time()
@@ -131,7 +137,9 @@ class BrokerConnection:
                 raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
 
     async def _answer_challenge(self) -> None:
-        """The broker wants fresh credentials (PIP-55)."""
+        """The broker wants fresh credentials (PIP-55): the proxy's own, or a client's, which nobody here has."""
+        if self._fresh_credentials is None:
+            raise RemoteProtocolError(f"{self.broker} wants fresh credentials of a client")
         method, data = await self._fresh_credentials()
         version = commands.PROTOCOL_VERSION
         self._writer.write(commands.auth_response("pulsar-trio-proxy", version, method, data))

@@ -140,7 +140,7 @@ class BrokerPool:
             link,
             max_frame_bytes=self._config.limits.max_broker_frame_bytes,
             keep_alive_s=seconds(self._config.limits.keep_alive_interval_ms),
-            fresh=fresh,
+            fresh=fresh if asker.credentials is None else None,
         )
         self._nursery.start_soon(connection.run)
         return connection

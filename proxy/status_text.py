@@ -6,8 +6,7 @@ from typing import Any
 def status_text(status: dict[str, Any]) -> str:
     """A status (proxy.supervisor.report) as text."""
     lines = [
-        f"cluster {status['cluster']}, version {status['version']}, generation {status['generation']}: "
-        f"{_state(status)}",
+        f"{_title(status)}: {_state(status)}",
         f"  listeners       {', '.join(status['listeners'])}",
         f"  brokers         {status['service_url']}",
         f"  authentication  {'on' if status['authentication'] else 'off'}",
@@ -16,6 +15,10 @@ def status_text(status: dict[str, Any]) -> str:
         lines.append(_worker_line(worker))
         lines.extend(f"      broker {_broker(broker)}" for broker in worker.get("brokers", ()))
     return "\n".join(lines)
+
+
+def _title(status: dict[str, Any]) -> str:
+    return f"cluster {status['cluster']}, version {status['version']}, generation {status['generation']}"
 
 
 def _state(status: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ What a client can see, time included, does not tell whether a user exists: an un
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ class _Entry:
     """One user's hash, and passlib's handler of its scheme."""
 
     handler: Any
-    hash: str
     rounds: int
+    hash: str = field(repr=False)
 
     def matches(self, password: bytes) -> bool:
         """Whether this is the password; takes tens of milliseconds of CPU time, or more."""
@@ -163,7 +163,7 @@ def _add(entries: dict[str, _Entry], line: bytes) -> None:
 def _entry(hashed: str) -> _Entry:
     for pattern, handler in _FORMS:
         if pattern.fullmatch(hashed):
-            return _Entry(handler, hashed, _rounds(handler, hashed))
+            return _Entry(handler, _rounds(handler, hashed), hashed)
     raise ValueError("not a hash of bcrypt, apr1, or crypt with SHA-512, SHA-256, MD5 or DES")
 
 

@@ -82,7 +82,7 @@ class OidcProvider:
     def _issuer(self, name: object) -> "_Issuer":
         found = self._issuers.get(name) if isinstance(name, str) else None
         if found is None:
-            raise AuthenticationDenied("unknown_issuer", "the token's issuer is none of allowed_issuers")
+            raise AuthenticationDenied("unknown_issuer", f"{str(name)[:200]!r} is none of allowed_issuers")
         return found
 
 
@@ -128,7 +128,7 @@ class _Issuer:
         if not found and self._keys.failure:
             raise AuthenticationDenied("issuer_unavailable", self._keys.failure)
         if not found:
-            raise AuthenticationDenied("unknown_key", f"{self._name} has no usable key of the token's name")
+            raise AuthenticationDenied("unknown_key", f"{self._name} has no usable key {str(name)[:100]!r}")
         return found
 
     async def _fetch(self) -> Fetched[tuple[_NamedKey, ...]]:

@@ -89,10 +89,7 @@ def _needed(credentials: BrokerCredentials) -> tuple[str, ...]:
 
 def _check_authentication(config: Config) -> None:
     authentication = config.authentication
-    if authentication.enabled and not _has_provider(authentication):
-        raise ConfigError("authentication.enabled: no provider is configured, e.g. [authentication.token]")
-    if authentication.anonymous_role and authentication.anonymous_role in authentication.proxy_roles:
-        raise ConfigError("authentication.anonymous_role: anybody would be a proxy of authentication.proxy_roles")
+    _check_who_may_come(config)
     if authentication.token is not None:
         _check_token(authentication.token)
     if authentication.tls is not None and not any(one.tls and one.tls.client_ca for one in config.listener):
@@ -106,6 +103,21 @@ def _check_authentication(config: Config) -> None:
         provider = getattr(authentication, name)
         if provider is not None:
             _check_files(f"authentication.{name}", provider, "file")
+
+
+def _check_who_may_come(config: Config) -> None:
+    authentication = config.authentication
+    role = authentication.anonymous_role
+    if authentication.enabled and not _has_provider(authentication):
+        raise ConfigError("authentication.enabled: no provider is configured, e.g. [authentication.token]")
+    if not authentication.enabled and authentication.proxy_roles:
+        raise ConfigError("authentication.proxy_roles: needs authentication.enabled")
+    if not authentication.enabled and config.brokers.forward_authorization_credentials:
+        raise ConfigError("brokers.forward_authorization_credentials: needs authentication.enabled")
+    if role and not role.strip():
+        raise ConfigError("authentication.anonymous_role: is blank")
+    if role in authentication.proxy_roles:
+        raise ConfigError("authentication.anonymous_role: anybody would be a proxy of authentication.proxy_roles")
 
 
 def _has_provider(authentication: Authentication) -> bool:

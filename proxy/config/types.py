@@ -266,8 +266,8 @@ class Authentication(Strict, frozen=True):
     scram: the provider for methods `SCRAM-SHA-256` and `SCRAM-SHA-512`
     sasl: the provider for method `sasl`
     oidc: the provider for method `token` that asks OpenID Connect issuers for their keys
-    plugins: options of providers from elsewhere, a table for each, under the name of its entry point in the group
-        `pulsar_trio_proxy.authentication`
+    plugins: options of providers from elsewhere (as JSON can say them), a table for each, under the name of its entry
+        point in the group `pulsar_trio_proxy.authentication`
     """
 
     enabled: bool = False

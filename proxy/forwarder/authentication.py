@@ -126,6 +126,7 @@ class Authentication:
         return Denial(denial(reason), reason)
 
     def _original(self, principal: Principal) -> OriginalCredentials | None:
-        if not self._forwards_credentials or self._rounds > 1:
+        from_proxy = bool(principal.proxy)
+        if not self._forwards_credentials or (self._rounds > 1 and not from_proxy):
             return None
-        return original_credentials(self._connect, from_proxy=bool(principal.proxy))
+        return original_credentials(self._connect, from_proxy=from_proxy)

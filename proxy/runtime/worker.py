@@ -49,9 +49,12 @@ class WorkerContext:
     nursery: trio.Nursery
 
     def rpc_frame_bytes_max(self) -> int:
-        """Bound of a frame between workers: the largest thing that one carries, and its wrapping."""
+        """Bound of a frame between workers: the largest thing that one carries, and its wrapping.
+
+        An Envelope may carry a request and, forwarded, credentials: each fits a client's frame.
+        """
         limits = self.config.limits
-        return max(limits.max_broker_frame_bytes, limits.max_command_bytes) + RPC_FRAME_OVERHEAD_BYTES
+        return max(limits.max_broker_frame_bytes, 2 * limits.max_command_bytes) + RPC_FRAME_OVERHEAD_BYTES
 
     def socket_path(self, role: Role, index: int) -> str:
         """Where the worker of a role and number listens."""

@@ -124,9 +124,10 @@ class Worker:
         first: bool = True,
         exchange: int = 1,
         caller: Caller = FORWARDER,
+        **fields: Any,
     ) -> AuthenticateResponse:
         request = AuthenticateRequest(
-            authentication_id=exchange, first_round=first, method=method, data=data, client_address=ADDRESS
+            authentication_id=exchange, first_round=first, method=method, data=data, client_address=ADDRESS, **fields
         )
         handler = self.service.handlers()[Method.AUTHENTICATE]
         return AuthenticateResponse.FromString(await handler(request.SerializeToString(), caller))
@@ -465,6 +466,236 @@ async def test_a_role_that_no_log_and_no_broker_should_see(
     provider.next_state = lambda: Rounds([], Identity(role))
     assert await many_rounds.denial("rounds", b"last") == "bad_role"
     assert not role.strip() or role not in str(logs)
+
+
+# ---- the server's last word
+
+
+class LastWord(Rounds):
+    """Complete with the round after its challenges, in which it has still something to say (SCRAM's server-final)."""
+
+    def __init__(self, challenges: list[bytes | None], word: bytes = b"signature") -> None:
+        super().__init__([*challenges, word])
+
+    def is_complete(self) -> bool:
+        return not self._challenges
+
+
+async def test_the_servers_last_word_is_heard_before_anybody_is_let_in(
+    many_rounds: Worker, provider: RoundsProvider
+) -> None:
+    provider.next_state = lambda: LastWord([b"challenge"])
+    assert await many_rounds.challenge(b"first") == b"challenge"
+    assert await many_rounds.challenge(b"proof", first=False) == b"signature"
+    labels = {"provider_name": "RoundsProvider", "auth_method": "rounds"}
+    assert many_rounds.count("pulsar_authentication_success_total", **labels) == 0
+    assert await many_rounds.principal("rounds", b"", first=False) == of_alice("rounds")
+    assert provider.states[0].data == [b"first", b"proof"], "the mechanism is not asked again"
+    assert many_rounds.count("pulsar_authentication_success_total", **labels) == 1
+    assert many_rounds.service.status()["authentications_under_way"] == 0
+    assert await many_rounds.denial("rounds", b"", first=False) == "unknown_round"
+
+
+async def test_the_last_word_after_the_first_round(many_rounds: Worker, provider: RoundsProvider) -> None:
+    provider.next_state = lambda: LastWord([])
+    assert await many_rounds.challenge(b"proof") == b"signature"
+    assert (await many_rounds.principal("rounds", b"", first=False)).name == "alice"
+
+
+@pytest.mark.parametrize("data", [b"x", b"proof", b"\0", b"signature"])
+async def test_the_last_word_is_answered_with_nothing(
+    many_rounds: Worker, provider: RoundsProvider, data: bytes
+) -> None:
+    provider.next_state = lambda: LastWord([])
+    await many_rounds.challenge(b"proof")
+    assert await many_rounds.denial("rounds", data, first=False) == "unexpected_round"
+    assert await many_rounds.denial("rounds", b"", first=False) == "unknown_round"
+    assert provider.states[0].data == [b"proof"]
+
+
+async def test_the_last_word_is_not_answered_by_another(many_rounds: Worker, provider: RoundsProvider) -> None:
+    provider.next_state = lambda: LastWord([])
+    await many_rounds.challenge(b"proof")
+    for how in ({"exchange": 2}, {"caller": OTHER_FORWARDER}):
+        assert await many_rounds.denial("rounds", b"", first=False, **how) == "unknown_round"
+    assert await many_rounds.denial("token", b"", first=False) == "method_changed"
+    assert await many_rounds.denial("rounds", b"", first=False) == "unknown_round"
+
+
+async def test_the_last_word_counts_as_a_round(many_rounds: Worker, provider: RoundsProvider) -> None:
+    async def all_but_the_last(challenges: int) -> None:
+        provider.next_state = lambda: LastWord([b"c"] * challenges)
+        await many_rounds.challenge(b"first")
+        for _ in range(challenges - 1):
+            await many_rounds.challenge(b"more", first=False)
+
+    await all_but_the_last(8)
+    assert await many_rounds.challenge(b"proof", first=False) == b"signature"
+    assert (await many_rounds.principal("rounds", b"", first=False)).name == "alice"
+    await all_but_the_last(9)
+    assert await many_rounds.denial("rounds", b"proof", first=False) == "too_many_rounds"
+    assert await many_rounds.denial("rounds", b"", first=False) == "unknown_round"
+
+
+async def test_the_last_word_waits_no_longer_than_any_other_round(
+    many_rounds: Worker, provider: RoundsProvider, autojump_clock: trio.testing.MockClock
+) -> None:
+    provider.next_state = lambda: LastWord([])
+    await many_rounds.challenge(b"proof")
+    await trio.sleep(10)
+    assert await many_rounds.denial("rounds", b"", first=False) == "unknown_round"
+
+
+async def test_a_reload_ends_those_who_are_complete_but_for_the_last_word(
+    many_rounds: Worker, provider: RoundsProvider
+) -> None:
+    """Who it is was found by the old keys."""
+    provider.next_state = lambda: LastWord([])
+    await many_rounds.challenge(b"proof")
+    await many_rounds.service.configure(Config())
+    assert await many_rounds.denial("rounds", b"", first=False) == "unknown_round"
+
+
+async def test_a_credential_that_ends_before_the_last_word_is_answered(
+    many_rounds: Worker, provider: RoundsProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = LastWord([])
+    state._identity = Identity("alice", 1_800_000_001_000)
+    provider.next_state = lambda: state
+    monkeypatch.setattr("auth.service.time.time", lambda: 1_800_000_000.0)
+    await many_rounds.challenge(b"proof")
+    monkeypatch.setattr("auth.service.time.time", lambda: 1_800_000_001.0)
+    assert await many_rounds.denial("rounds", b"", first=False) == "expired"
+
+
+# ---- what a client may bring
+
+
+async def test_the_certificate_is_for_the_provider_to_judge(many_rounds: Worker, provider: RoundsProvider) -> None:
+    provider.next_state = lambda: Rounds([])
+    await many_rounds.principal("rounds", b"last", client_certificate=b"DER")
+    assert provider.clients == [ClientContext(ADDRESS, b"DER")]
+
+
+async def test_data_may_be_anything(many_rounds: Worker, provider: RoundsProvider) -> None:
+    """Empty data, and rubbish, are the mechanism's to judge: in any round."""
+    for first in (b"", b"\xff" * 1024, b"wrong"):
+        provider.next_state = lambda: Rounds([b"challenge"])
+        response = await many_rounds.ask("rounds", first)
+        assert response.WhichOneof("outcome") == ("denied" if first == b"wrong" else "challenge")
+        assert await many_rounds.denial("rounds", b"wrong", first=False) in {"bad_password", "unknown_round"}
+
+
+async def test_a_worker_that_was_restarted_knows_no_rounds(
+    many_rounds: Worker, provider: RoundsProvider, nursery: trio.Nursery
+) -> None:
+    """Never a replay: the successor does not begin anew in the middle, whatever is sent again."""
+    await many_rounds.challenge(b"first")
+    successor = Worker(Config(), nursery)
+    assert await successor.denial("rounds", b"last", first=False) == "unknown_round"
+    assert len(provider.states) == 1
+
+
+async def test_an_anonymous_client(nursery: trio.Nursery, secret_file: str) -> None:
+    token_table = TokenAuthentication(secret_key=secret_file)
+    for anonymous_role in ("", "guest"):
+        authentication = Authentication(enabled=True, anonymous_role=anonymous_role, token=token_table)
+        worker = Worker(Config(authentication=authentication), nursery)
+        for method in ("", "none"):
+            if anonymous_role:
+                assert (await worker.principal(method, b"")).name == "guest"
+            else:
+                assert await worker.denial(method, b"") == "unknown_method"
+        assert await worker.denial("token", b"") == "missing"
+        assert await worker.denial("sasl", b"") == "unknown_method"
+
+
+# ---- proxies before this one
+
+
+def with_proxies(secret_file: str, *proxy_roles: str, **settings: Any) -> Config:
+    return Config(
+        authentication=Authentication(
+            enabled=True,
+            token=TokenAuthentication(secret_key=secret_file),
+            proxy_roles=proxy_roles,
+            **settings,
+        )
+    )
+
+
+@pytest.fixture
+async def behind(secret_file: str, nursery: trio.Nursery) -> Worker:
+    """A worker that knows a proxy of role `proxy-a`."""
+    return Worker(with_proxies(secret_file, "proxy-a"), nursery)
+
+
+PROXY = {"original_principal": "alice", "through_proxy": True}
+
+
+async def test_a_proxy_brings_its_client(behind: Worker) -> None:
+    end = int(time.time()) + 100
+    principal = await behind.principal("token", token(sub="proxy-a", exp=end), **PROXY)
+    assert principal == Principal(
+        type="User", name="alice", method="token", proxy="proxy-a", expires_at_unix_ms=end * 1000
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "claim", "reason"),
+    [
+        ("alice", {"through_proxy": True}, "not_a_proxy"),
+        ("alice", PROXY, "not_a_proxy"),
+        ("alice", {"original_principal": "bob"}, "invalid_roles"),
+        ("alice", {"original_principal": "alice"}, "invalid_roles"),
+        ("proxy-a", {}, "invalid_roles"),
+        ("proxy-a", {"through_proxy": True}, "invalid_roles"),
+        ("proxy-a", {"original_principal": " ", "through_proxy": True}, "invalid_roles"),
+        ("proxy-a", {"original_principal": "proxy-a", "through_proxy": True}, "invalid_roles"),
+        ("proxy-a", {"original_principal": "ali\nce", "through_proxy": True}, "invalid_roles"),
+    ],
+)
+async def test_roles_that_do_not_go_together(behind: Worker, role: str, claim: dict[str, Any], reason: str) -> None:
+    assert await behind.denial("token", token(sub=role), **claim) == reason
+    assert behind.failures(reason, "token", "TokenProvider") == 1
+    assert behind.count("pulsar_authentication_success_total", provider_name="TokenProvider", auth_method="token") == 0
+
+
+@pytest.mark.parametrize("claim", [PROXY, {"through_proxy": True}, {"original_principal": "alice"}])
+async def test_a_claim_counts_for_nothing_before_the_credential_is_good(behind: Worker, claim: dict[str, Any]) -> None:
+    """Nobody learns by a claim, without a good credential, who is a proxy here."""
+    assert await behind.denial("token", token(OTHER_SECRET, sub="proxy-a"), **claim) == "bad_signature"
+
+
+async def test_without_proxy_roles_nobody_is_a_proxy(worker: Worker) -> None:
+    assert await worker.denial("token", token(sub="proxy-a"), **PROXY) == "not_a_proxy"
+    assert (await worker.principal("token", token(sub="proxy-a"))).name == "proxy-a"
+
+
+async def test_a_reload_makes_and_unmakes_proxies(behind: Worker, secret_file: str) -> None:
+    await behind.service.configure(with_proxies(secret_file, "proxy-b"))
+    assert await behind.denial("token", token(sub="proxy-a"), **PROXY) == "not_a_proxy"
+    assert (await behind.principal("token", token(sub="proxy-b"), **PROXY)).name == "alice"
+
+
+async def test_a_claim_is_the_first_rounds(provider: RoundsProvider, nursery: trio.Nursery) -> None:
+    """Security: a later round cannot change it, nor bring one."""
+    worker = Worker(Config(authentication=Authentication(proxy_roles=("alice",))), nursery)
+    await worker.challenge(b"first", original_principal="bob", through_proxy=True)
+    principal = await worker.principal("rounds", b"last", first=False, original_principal="admin")
+    assert (principal.name, principal.proxy) == ("bob", "alice")
+    await worker.challenge(b"first")
+    assert await worker.denial("rounds", b"last", first=False, **PROXY) == "invalid_roles"
+    provider.next_state = lambda: LastWord([])
+    await worker.challenge(b"proof", original_principal="bob", through_proxy=True)
+    principal = await worker.principal("rounds", b"", first=False, original_principal="admin")
+    assert (principal.name, principal.proxy) == ("bob", "alice")
+
+
+async def test_an_anonymous_client_is_no_proxy(nursery: trio.Nursery, secret_file: str) -> None:
+    worker = Worker(with_proxies(secret_file, "proxy-a", anonymous_role="guest"), nursery)
+    assert await worker.denial("none", b"", **PROXY) == "not_a_proxy"
+    assert await worker.denial("none", b"", original_principal="alice") == "invalid_roles"
 
 
 # ---- the proxy's own credentials

@@ -9,7 +9,6 @@ from lookup_fakes import Network
 def network(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Network:
     """The only network that the code under test can reach."""
     fake = Network(nursery)
-    monkeypatch.setattr("proxy.runtime.broker_link.dial", fake.dial)
-    monkeypatch.setattr("lookup.health.dial", fake.dial)
+    monkeypatch.setattr("proxy.runtime.dialing._connect", fake.dial)
     monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", fake.getaddrinfo)
     return fake

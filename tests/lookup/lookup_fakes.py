@@ -149,8 +149,8 @@ class Network:
         self.brokers[address, port] = broker
         return broker
 
-    async def dial(self, address: str, port: int) -> trio.abc.HalfCloseableStream:
-        """In place of proxy.runtime.broker_link.dial."""
+    async def dial(self, address: str, port: int, _congestion_control: str) -> trio.abc.HalfCloseableStream:
+        """In place of proxy.runtime.dialing._connect."""
         self.dialled.append((address, port))
         await trio.sleep(self.dial_delay_s)
         if address in self.silent:

@@ -8,11 +8,13 @@ import trio.testing
 from lookup_fakes import CONNECT, FakeAuth, FakeBroker, Network, connect_to, gather, host_port, lookup, make_config
 
 from lookup.broker_connection import BrokerConnection
-from lookup.broker_pool import BrokerPool
+from lookup.broker_pool import ANYBODY, Asker, BrokerPool
 from proto import commands
+from proto.connect_rules import OriginalCredentials
 from proto.lookups import KINDS
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.broker_link import BrokerLinkFailed
+from proxy.runtime.dialing import Dialer
 
 LOOKUP = KINDS[BaseCommand.LOOKUP]
 BROKER = host_port("broker")
@@ -37,10 +39,11 @@ class Pools:
             config = make_config(brokers={**brokers, "credentials": {"method": "token", "file": "x"}})
         self.auth = FakeAuth()
         self.broker = network.add("broker", "10.0.0.1", FakeBroker(connect_to("pulsar://x:1")))
-        self.pool = BrokerPool(config, self.auth, nursery)  # type: ignore[arg-type]
+        self.pool = BrokerPool(config, Dialer(config.brokers), self.auth, nursery)  # type: ignore[arg-type]
 
-    async def get(self, principal: str = "", host: str = "broker") -> BrokerConnection:
-        return await self.pool.connection(host_port(host), addresses, principal)
+    async def get(self, principal: str = "", host: str = "broker", token: str = "") -> BrokerConnection:
+        asker = Asker(principal, OriginalCredentials("token", token) if token else None)
+        return await self.pool.connection(host_port(host), addresses, asker)
 
 
 async def test_a_connection_is_shared(network: Network, nursery: trio.Nursery) -> None:
@@ -80,7 +83,7 @@ async def test_brokers_never_share_a_connection(network: Network, nursery: trio.
     pools = Pools(network, nursery)
     assert await pools.get(host="broker") is not await pools.get(host="other")
     network.brokers["10.0.0.1", 6651] = FakeBroker()
-    assert await pools.pool.connection(host_port("broker", 6651), addresses, "") is not await pools.get()
+    assert await pools.pool.connection(host_port("broker", 6651), addresses, ANYBODY) is not await pools.get()
 
 
 async def test_the_addresses_given_are_those_dialled(network: Network, nursery: trio.Nursery) -> None:
@@ -102,7 +105,7 @@ async def test_addresses_are_asked_for_only_when_a_connection_is_opened(
         return await addresses()
 
     for _ in range(3):
-        await pools.pool.connection(BROKER, counted, "")
+        await pools.pool.connection(BROKER, counted, ANYBODY)
     assert asked == 1
 
 
@@ -114,7 +117,7 @@ async def test_what_the_addresses_raise_passes(network: Network, nursery: trio.N
         raise LookupError("no such host")
 
     with pytest.raises(LookupError):
-        await pools.pool.connection(BROKER, unknown, "")
+        await pools.pool.connection(BROKER, unknown, ANYBODY)
     assert not (await pools.get()).closed
 
 
@@ -261,7 +264,7 @@ async def test_a_broker_that_cannot_be_reached_does_not_fill_the_pool(network: N
     kept = await pools.get("kept")
     for number in range(5):
         with pytest.raises(BrokerLinkFailed):
-            await pools.pool.connection(host_port(f"down-{number}"), elsewhere, "")
+            await pools.pool.connection(host_port(f"down-{number}"), elsewhere, ANYBODY)
     assert not kept.closed
 
 

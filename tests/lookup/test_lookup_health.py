@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from lookup.health import HealthChecks, broker_up_gauge
 from proto import commands
+from proxy.runtime.dialing import Dialer
 
 
 class OnlyPings(FakeBroker):
@@ -31,7 +32,8 @@ class OnlyPings(FakeBroker):
 class Checks:
     def __init__(self, **brokers: Any) -> None:
         self.registry = CollectorRegistry()
-        self.health = HealthChecks(make_config(brokers=brokers), broker_up_gauge(self.registry))
+        config = make_config(brokers=brokers)
+        self.health = HealthChecks(config, Dialer(config.brokers), broker_up_gauge(self.registry))
 
     def up(self, broker: str) -> float | None:
         return self.registry.get_sample_value("pulsar_proxy_broker_up", {"broker": broker})

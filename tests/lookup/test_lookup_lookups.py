@@ -23,13 +23,14 @@ from lookup_fakes import (
     redirect_to,
 )
 
-from lookup.broker_pool import BrokerPool
+from lookup.broker_pool import Asker, BrokerPool
 from lookup.lookups import REDIRECTS_MAX, Lookups
 from lookup.targets import TargetRules
 from proto import commands
 from proto.addresses import HostPort
 from proto.lookups import kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from proxy.runtime.dialing import Dialer
 
 
 class Setup:
@@ -39,7 +40,7 @@ class Setup:
         tables.setdefault("brokers", {}).setdefault("service_url", "pulsar://b0:6650")
         config = make_config(**tables)
         self.network = network
-        self.pool = BrokerPool(config, FakeAuth(), nursery)  # type: ignore[arg-type]
+        self.pool = BrokerPool(config, Dialer(config.brokers), FakeAuth(), nursery)  # type: ignore[arg-type]
         self.down: set[HostPort] = set()
         self.lookups = Lookups(config, self.pool, TargetRules(config.brokers), self.down.__contains__)
 
@@ -48,7 +49,7 @@ class Setup:
 
     async def answer(self, command: BaseCommand | None = None, principal: str = "alice") -> BaseCommand:
         command = command or lookup()
-        return await self.lookups.answer(command, kind_of(command), principal, "192.0.2.7:4000")
+        return await self.lookups.answer(command, kind_of(command), Asker(principal), "192.0.2.7:4000")
 
     async def failure(self, command: BaseCommand | None = None) -> tuple[int, str]:
         response = (await self.answer(command)).lookup_topic_response

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proto.addresses import AddressInvalid, HostPort, parse_host_port, parse_service_url
+from proto.addresses import AddressInvalid, HostPort, parse_host_port, parse_service_url, speaks_tls
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,9 @@ def test_an_error_shows_what_was_written_and_no_more_than_a_line_of_it() -> None
         ("pulsar://broker/", [("broker", 6650)]),
         ("pulsar://a:1,b,[::1]:3", [("a", 1), ("b", 6650), ("::1", 3)]),
         ("pulsar://a:1, b:2", [("a", 1), ("b", 2)]),
+        ("pulsar+ssl://broker:6651", [("broker", 6651)]),
+        ("pulsar+ssl://broker", [("broker", 6651)]),
+        ("pulsar+ssl://a:1,b,[::1]", [("a", 1), ("b", 6651), ("::1", 6651)]),
     ],
 )
 def test_good_service_urls(url: str, expected: list[tuple[str, int]]) -> None:
@@ -172,7 +175,11 @@ def test_good_service_urls(url: str, expected: list[tuple[str, int]]) -> None:
         "pulsar:/broker:6650",
         "://broker:6650",
         "http://broker:6650",
-        "pulsar+ssl://broker:6651",
+        "pulsar+ssl:/broker:6651",
+        "pulsar+ssl://",
+        "PULSAR+SSL://broker",
+        "pulsar+tls://broker",
+        "pulsar+ssl://a,pulsar+ssl://b",
         " pulsar://broker",
         "pulsar://",
         "pulsar:///",
@@ -188,6 +195,13 @@ def test_good_service_urls(url: str, expected: list[tuple[str, int]]) -> None:
 def test_bad_service_urls(url: str) -> None:
     with pytest.raises(AddressInvalid):
         parse_service_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "tls"), [("pulsar://broker", False), ("pulsar+ssl://broker", True), ("pulsar://pulsar+ssl://b", False)]
+)
+def test_whether_a_service_url_asks_for_tls(url: str, tls: bool) -> None:
+    assert speaks_tls(url) is tls
 
 
 # ---- whatever is written

@@ -39,7 +39,7 @@ def test_rows() -> None:
     assert "| `allowed_ports` | list of integer, 1 to 65535 | `[6650, 6651]` |" in text
     assert "| `enabled` | boolean | `false` |" in text
     assert "| `credentials` | table | absent |" in text
-    assert "| `method` | `token` | required |" in text
+    assert "| `method` | `token` or `basic` or `tls` or `sasl` or `oauth2` | required |" in text
     assert "| `format` | `logfmt` or `json` |" in text
 
 

@@ -1,0 +1,64 @@
+"""What both sides of Kerberos share: the library, its threads, the words for its errors (RFC 4752, RFC 4121).
+
+Imported only where Kerberos is configured: not everybody has the library.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from proxy.config.errors import ConfigError
+
+try:
+    import gssapi
+except (ImportError, OSError) as error:  # OSError: Python's half is there, the system's libraries are not
+    raise ConfigError(
+        "authentication.sasl and method sasl of brokers.credentials: need the package's extra `kerberos` "
+        f"(pip install 'pulsar-trio-proxy[kerberos]'): {error}"
+    ) from None
+
+NO_LAYER = b"\x01\x00\x00\x00"
+"""RFC 4752, section 3.3: the security layer "none", and hence a largest message of no size at all."""
+
+TEXT_CHARACTERS_MAX = 400
+
+ResultT = TypeVar("ResultT")
+
+
+def principal_name(principal: str) -> gssapi.Name:
+    """A principal as it stands: no name is looked up in DNS, no realm but the default one is added."""
+    return gssapi.Name(principal, gssapi.NameType.kerberos_principal)
+
+
+def acceptor_credentials(principal: str, keytab: str) -> gssapi.Credentials:
+    """The key of a principal, for the server's side. Reads the keytab; raises GSSError.
+
+    Kerberos alone: with SPNEGO among the mechanisms an empty token would be answered by a hint.
+    """
+    return gssapi.Credentials(
+        name=principal_name(principal),
+        usage="accept",
+        mechs=[gssapi.MechType.kerberos],
+        store={"keytab": f"FILE:{keytab}"},
+    )
+
+
+def check_keytab(key: str, principal: str, keytab: str) -> None:
+    """Whether the keytab can be read and holds the principal; raises ConfigError. The KDC is not asked."""
+    try:
+        acceptor_credentials(principal, keytab)
+    except Exception as error:  # noqa: BLE001 -- the library's own errors, and Python's for names that it cannot encode
+        raise ConfigError(f"{key}: {keytab} holds no key of {principal}: {text_of(error)}") from None
+
+
+def text_of(error: Exception) -> str:
+    """The library's words, fit for a log. They are the thread's own: ask in the one where the error was raised."""
+    words = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS_MAX]
+    return "".join(character for character in words if character.isprintable())
+
+
+async def in_thread(work: Callable[[], ResultT], limiter: trio.CapacityLimiter, *, timeout_s: float) -> ResultT:
+    """Do what may block for long. Raises TooSlowError; the thread then goes on by itself, and counts until it ends."""
+    with trio.fail_after(timeout_s):
+        return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)

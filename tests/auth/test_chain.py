@@ -1,0 +1,94 @@
+"""Proxies before this one: only they say whose a connection is, and what they say has to make sense.
+
+The same cases as the broker's (4.0.8, ``AuthorizationService.isValidOriginalPrincipal``).
+"""
+
+import pytest
+
+from auth.chain import Behind, Claim, principal_behind
+from auth.state import ROLE_CHARACTERS_MAX, AuthenticationDenied
+from proto.connect_rules import INVALID_ROLES, NOT_A_PROXY
+
+PROXIES = frozenset({"proxy-a", "proxy-b"})
+
+
+def denial(role: str, claim: Claim, proxies: frozenset[str] = PROXIES) -> AuthenticationDenied:
+    with pytest.raises(AuthenticationDenied) as caught:
+        principal_behind(role, claim, proxies)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+    return caught.value
+
+
+# ---- clients
+
+
+@pytest.mark.parametrize("proxies", [PROXIES, frozenset[str]()])
+def test_a_client_is_who_it_is(proxies: frozenset[str]) -> None:
+    assert principal_behind("alice", Claim(), proxies) == Behind("alice", proxy="")
+
+
+@pytest.mark.parametrize("blank", [" ", "\t\n", "\u3000"])
+def test_a_client_that_names_nobody(blank: str) -> None:
+    """As the broker: what is blank is not there."""
+    assert principal_behind("alice", Claim(original_principal=blank), PROXIES) == Behind("alice")
+
+
+@pytest.mark.parametrize("proxies", [PROXIES, frozenset[str]()])
+@pytest.mark.parametrize("original", ["bob", "alice", "proxy-a", "admin", " bob"])
+def test_a_client_names_no_original_principal(original: str, proxies: frozenset[str]) -> None:
+    """Security: not even its own name, as the broker has it."""
+    denied = denial("alice", Claim(original_principal=original), proxies)
+    assert denied.reason == INVALID_ROLES
+    assert "'alice' is no proxy" in str(denied)
+
+
+@pytest.mark.parametrize("proxies", [PROXIES, frozenset[str]()])
+@pytest.mark.parametrize("original", ["", "bob"])
+def test_a_client_does_not_say_that_it_is_a_proxy(original: str, proxies: frozenset[str]) -> None:
+    """Security: the broker decides by this field whom it talks to."""
+    assert denial("alice", Claim(original, through_proxy=True), proxies).reason == NOT_A_PROXY
+
+
+@pytest.mark.parametrize("role", ["Proxy-a", "proxy-a ", "proxy", "proxy-", "proxy-aa", "*"])
+def test_who_only_looks_like_a_proxy_is_none(role: str) -> None:
+    assert denial(role, Claim("bob", through_proxy=True)).reason == NOT_A_PROXY
+    assert denial(role, Claim("bob")).reason == INVALID_ROLES
+
+
+def test_what_a_stranger_writes_does_not_flood_or_forge_the_log() -> None:
+    assert "\n" not in str(denial("alice", Claim("bob\nlevel=info " + "x" * 100_000)))
+
+
+# ---- proxies
+
+
+@pytest.mark.parametrize("through_proxy", [True, False])
+@pytest.mark.parametrize("original", ["alice", "bob", "Ünïcödé 角色", "Proxy-A", "r" * ROLE_CHARACTERS_MAX])
+def test_a_proxy_says_whose_the_connection_is(original: str, through_proxy: bool) -> None:
+    assert principal_behind("proxy-a", Claim(original, through_proxy), PROXIES) == Behind(original, proxy="proxy-a")
+
+
+@pytest.mark.parametrize("through_proxy", [True, False])
+@pytest.mark.parametrize("original", ["", " ", "\t\n", "\u3000"])
+def test_a_proxy_that_names_nobody(original: str, through_proxy: bool) -> None:
+    """Security: a proxy never acts in its own name, which has the rights of all."""
+    denied = denial("proxy-a", Claim(original, through_proxy))
+    assert denied.reason == INVALID_ROLES
+    assert "names no original principal" in str(denied)
+
+
+@pytest.mark.parametrize("original", ["proxy-a", "proxy-b"])
+def test_a_proxy_that_names_a_proxy(original: str) -> None:
+    denied = denial("proxy-a", Claim(original, through_proxy=True))
+    assert denied.reason == INVALID_ROLES
+    assert "names a proxy" in str(denied)
+
+
+@pytest.mark.parametrize(
+    "original", ["ali\nce", "alice\x00", "\x1b[31malice", "\u202ealice", "ali\u200bce", "r" * (ROLE_CHARACTERS_MAX + 1)]
+)
+def test_a_proxy_that_names_what_no_role_can_be(original: str) -> None:
+    denied = denial("proxy-a", Claim(original, through_proxy=True))
+    assert denied.reason == INVALID_ROLES
+    assert "cannot be one" in str(denied)
