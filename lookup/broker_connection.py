@@ -9,7 +9,7 @@ from proto import commands
 from proto.addresses import HostPort
 from proto.errors import RemoteProtocolError
 from proto.frames import FrameDecoder, encode_frame
-from proto.lookups import LookupKind, response_request_id, rewritten_request
+from proto.lookups import LookupKind, numbered_request, response_request_id
 from proto.pulsar_pb2 import BaseCommand
 from proxy.runtime.broker_link import BrokerLink
 from proxy.runtime.logs import get_logger
@@ -18,19 +18,12 @@ from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
 
 WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024
 
+OnAnswer = Callable[[BaseCommand | None], None]
 FreshCredentials = Callable[[], Awaitable[tuple[str, bytes]]]
 
 
 class BrokerConnectionLost(Exception):
     """The connection ended before the answer came; whether the broker saw the request is unknown."""
-
-
-class _Pending:
-    __slots__ = ("answer", "done")
-
-    def __init__(self) -> None:
-        self.done = trio.Event()
-        self.answer: BaseCommand | None = None
 
 
 class BrokerConnection:
@@ -54,7 +47,7 @@ class BrokerConnection:
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._decoder.receive_data(link.connected.rest)
         self._writer = BatchedWriter(link.stream, max_buffered_bytes=WRITE_BUFFER_BYTES_MAX)
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, OnAnswer] = {}
         self._request_ids = itertools.count(1)
         self._heard_at = trio.current_time()
         self._scope = trio.CancelScope()
@@ -64,28 +57,44 @@ class BrokerConnection:
         """Whether nobody waits for an answer."""
         return not self._pending
 
-    async def request(self, command: BaseCommand, kind: LookupKind) -> BaseCommand:
-        """Send a client's request under an id of our own; its answer, as the broker wrote it.
+    def ask(self, command: BaseCommand, kind: LookupKind, on_answer: OnAnswer) -> int:
+        """Send a request under an id of our own, which is returned. Raises BrokerConnectionLost.
 
-        Raises BrokerConnectionLost.
+        ``on_answer`` is called once, in the task that reads: with the answer as the broker wrote it, or None where the
+        connection was lost.
         """
-        request_id = next(self._request_ids)
-        frame = encode_frame(rewritten_request(command, kind, request_id).SerializeToString())
         if self.closed:
             raise BrokerConnectionLost(f"{self.broker} closed the connection")
-        pending = self._pending[request_id] = _Pending()
-        self.last_used = trio.current_time()
+        request_id = next(self._request_ids)
         try:
-            self._writer.write(frame)
-            await pending.done.wait()
+            self._writer.write(encode_frame(numbered_request(command, kind, request_id)))
         except WriterFull:
             raise BrokerConnectionLost(f"{self.broker} does not take requests") from None
+        self._pending[request_id] = on_answer
+        self.last_used = trio.current_time()
+        return request_id
+
+    def forget(self, request_id: int) -> None:
+        """Nobody waits any more; an answer that still comes is dropped."""
+        self._pending.pop(request_id, None)
+
+    async def request(self, command: BaseCommand, kind: LookupKind) -> BaseCommand:
+        """Ask, and wait for the answer. Raises BrokerConnectionLost."""
+        done = trio.Event()
+        answers: list[BaseCommand | None] = []
+
+        def on_answer(answer: BaseCommand | None) -> None:
+            answers.append(answer)
+            done.set()
+
+        request_id = self.ask(command, kind, on_answer)
+        try:
+            await done.wait()
         finally:
-            # An answer that comes after its caller has given up finds nobody, and is dropped.
-            self._pending.pop(request_id, None)
-        if pending.answer is None:
+            self.forget(request_id)
+        if answers[0] is None:
             raise BrokerConnectionLost(f"{self.broker} closed the connection")
-        return pending.answer
+        return answers[0]
 
     async def run(self) -> None:
         """Read answers and keep the connection alive, until the broker ends it or ``close`` is called."""
@@ -102,8 +111,8 @@ class BrokerConnection:
         finally:
             self.closed = True
             pending, self._pending = self._pending, {}
-            for one in pending.values():
-                one.done.set()
+            for on_answer in pending.values():
+                on_answer(None)
             await trio.aclose_forcefully(self._link.stream)
             get_logger().debug("a connection for lookups has ended", broker=str(self.broker), reason=reason)
 
@@ -129,10 +138,9 @@ class BrokerConnection:
             nursery.start_soon(self._answer_challenge)
         else:
             request_id = response_request_id(command)
-            pending = None if request_id is None else self._pending.pop(request_id, None)
-            if pending is not None:
-                pending.answer = command
-                pending.done.set()
+            on_answer = None if request_id is None else self._pending.pop(request_id, None)
+            if on_answer is not None:
+                on_answer(command)
             elif command.type == BaseCommand.ERROR and request_id == commands.NO_REQUEST_ID:
                 raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
 

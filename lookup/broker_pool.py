@@ -88,6 +88,13 @@ class BrokerPool:
         with self._scope:
             await repeat(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle)
 
+    def open_connection(self, broker: HostPort, asker: Asker) -> BrokerConnection | None:
+        """The connection to a broker on somebody's behalf, if there is one."""
+        slot = self._slots.get((broker, asker))
+        return (
+            slot.connection if slot is not None and slot.connection is not None and not slot.connection.closed else None
+        )
+
     async def connection(self, broker: HostPort, addresses: Addresses, asker: Asker) -> BrokerConnection:
         """The connection to a broker on somebody's behalf, opened if need be.
 

@@ -15,14 +15,7 @@ from lookup.broker_pool import Asker, BrokerPool
 from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
-from proto.lookups import (
-    LookupKind,
-    client_request_id,
-    error_of,
-    failure,
-    set_response_request_id,
-    subject_of,
-)
+from proto.lookups import LookupKind, error_of, failure, subject_of
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
 from proxy.config.types import Config
 from proxy.runtime.broker_link import NOT_CONNECTED, BrokerLinkFailed
@@ -35,6 +28,11 @@ REDIRECTS_MAX = 10
 AddressesOf = Callable[[HostPort], Awaitable[tuple[str, ...]]]
 
 _OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "tls", "timeout", "handshake"})
+
+
+OnAnswer = Callable[[BaseCommand | None], None]
+
+TOO_SLOW = "The broker did not answer in time"
 
 
 class LookupFailed(Exception):
@@ -61,52 +59,89 @@ class Lookups:
         self._turn = itertools.count()
         self._threads = new_resolver_threads()
 
-    async def answer(self, command: BaseCommand, kind: LookupKind, asker: Asker, client: str) -> BaseCommand:
-        """The final answer for the client, under the client's own request id; an error is an answer too."""
-        request_id = client_request_id(command, kind)
-        timeout_s = seconds(self._config.limits.lookup_timeout_ms)
+    # ---- the short way
 
-        def log() -> Logger:
-            resource = subject_of(command, kind)
-            return get_logger().bind(client=client, principal=asker.principal, request=kind.name, resource=resource)
+    def ask_now(
+        self, command: BaseCommand, kind: LookupKind, asker: Asker, on_answer: OnAnswer
+    ) -> Callable[[], None] | None:
+        """Ask over a connection that is open already; None where there is none, else what makes the answer unwanted.
 
+        ``on_answer`` gets the broker's answer, or None where the connection was lost.
+        """
+        connection = self._pool.open_connection(next(self._brokers_in_turn()), asker)
+        if connection is None:
+            return None
         try:
-            with trio.fail_after(timeout_s):
-                answer = await self._ask_and_follow(command, kind, asker)
-        except trio.TooSlowError:
-            text = "The broker did not answer in time"
-            failed = LookupFailed(ServerError.ServiceNotReady, text, f"no answer within {timeout_s} s")
-        except LookupFailed as error:
-            failed = error
-        else:
-            set_response_request_id(answer, request_id)
-            error_code = error_of(answer)
-            if error_code is not None:
-                log().info("a broker answered a lookup with an error", error=error_name(error_code))
-            return answer
-        log().warning("a lookup failed", reason=str(failed))
-        return failure(kind, request_id, failed.code, failed.message)
+            request_id = connection.ask(command, kind, on_answer)
+        except BrokerConnectionLost:
+            return None
+        return partial(connection.forget, request_id)
 
-    async def _ask_and_follow(self, command: BaseCommand, kind: LookupKind, asker: Asker) -> BaseCommand:
-        answer = await self._ask_any(command, kind, asker)
+    @staticmethod
+    def is_final(answer: BaseCommand, kind: LookupKind) -> bool:
+        """Whether nothing has to be asked any more."""
         if kind.response_type != BaseCommand.LOOKUP_RESPONSE or answer.type != BaseCommand.LOOKUP_RESPONSE:
-            return answer
+            return True
+        return answer.lookup_topic_response.response != CommandLookupTopicResponse.Redirect
+
+    def finished(self, answer: BaseCommand, kind: LookupKind, asker: Asker, client: str) -> BaseCommand:
+        """A final answer, as its client must see it."""
+        try:
+            self._lead_through_proxy(answer)
+        except LookupFailed as failed:
+            return self._failed(failed, kind, asker, client, "")
+        error_code = error_of(answer)
+        if error_code is not None:
+            _log(kind, asker, client).info("a broker answered a lookup with an error", error=error_name(error_code))
+        return answer
+
+    def too_slow(self, command: BaseCommand, kind: LookupKind, asker: Asker, client: str) -> BaseCommand:
+        """The answer where no broker gave one in time."""
+        timeout_ms = self._config.limits.lookup_timeout_ms
+        failed = LookupFailed(ServerError.ServiceNotReady, TOO_SLOW, f"no answer within {timeout_ms} ms")
+        return self._failed(failed, kind, asker, client, subject_of(command, kind))
+
+    @staticmethod
+    def _failed(failed: LookupFailed, kind: LookupKind, asker: Asker, client: str, resource: str) -> BaseCommand:
+        _log(kind, asker, client).warning("a lookup failed", resource=resource, reason=str(failed))
+        return failure(kind, 0, failed.code, failed.message)
+
+    # ---- the long way
+
+    async def answer(
+        self,
+        command: BaseCommand,
+        kind: LookupKind,
+        asker: Asker,
+        client: str,
+        answer: BaseCommand | None = None,
+        *,
+        deadline: float,
+    ) -> BaseCommand:
+        """The final answer for the client; an error is an answer too. ``answer``: what a broker has said already."""
+        try:
+            with trio.fail_at(deadline):
+                if answer is None:
+                    answer = await self._ask_any(command, kind, asker)
+                answer = await self._follow(answer, command, kind, asker)
+        except trio.TooSlowError:
+            return self.too_slow(command, kind, asker, client)
+        except LookupFailed as failed:
+            return self._failed(failed, kind, asker, client, subject_of(command, kind))
+        return self.finished(answer, kind, asker, client)
+
+    async def _follow(self, answer: BaseCommand, command: BaseCommand, kind: LookupKind, asker: Asker) -> BaseCommand:
+        """Follow redirects to the final answer; raises LookupFailed."""
         request = BaseCommand()
         request.CopyFrom(command)
         for _ in range(REDIRECTS_MAX):
-            response = answer.lookup_topic_response
-            if response.response == CommandLookupTopicResponse.Failed:
+            if self.is_final(answer, kind):
                 return answer
-            if response.response == CommandLookupTopicResponse.Connect:
-                return self._through_proxy(answer)
+            response = answer.lookup_topic_response
             request.lookup_topic.authoritative = response.authoritative
             broker = self._redirected_to(self._url(response))
             answer = await self._ask(broker, self._checked_addresses, request, kind, asker)
-            if answer.type != BaseCommand.LOOKUP_RESPONSE:
-                return answer
-        if answer.lookup_topic_response.response == CommandLookupTopicResponse.Connect:
-            return self._through_proxy(answer)
-        if answer.lookup_topic_response.response == CommandLookupTopicResponse.Failed:
+        if self.is_final(answer, kind):
             return answer
         raise LookupFailed(
             ServerError.ServiceNotReady,
@@ -173,13 +208,15 @@ class Lookups:
         """Of the two addresses of a broker the one that the proxy dials."""
         return str(response.broker_service_url_tls if self._tls else response.broker_service_url)
 
-    def _through_proxy(self, answer: BaseCommand) -> BaseCommand:
-        """The final answer: the broker's own, but its client comes through the proxy (PIP-1).
+    def _lead_through_proxy(self, answer: BaseCommand) -> None:
+        """The final answer is the broker's own, but its client comes through the proxy (PIP-1). Raises LookupFailed.
 
         Both URLs are the one that the proxy dials: a client picks by whether *it* speaks TLS, which says nothing about
         the way from the proxy to the broker.
         """
         response = answer.lookup_topic_response
+        if answer.type != BaseCommand.LOOKUP_RESPONSE or response.response != CommandLookupTopicResponse.Connect:
+            return
         url = self._url(response)
         if not url:
             kind = "with" if self._tls else "without"
@@ -190,7 +227,6 @@ class Lookups:
             )
         response.broker_service_url = response.broker_service_url_tls = url
         response.proxy_through_service_url = True
-        return answer
 
 
 class _NextBroker(LookupFailed):
@@ -200,3 +236,7 @@ class _NextBroker(LookupFailed):
 def _bad_redirect(error: Exception) -> LookupFailed:
     text = "The topic's broker cannot be validated"
     return LookupFailed(ServerError.ServiceNotReady, text, f"a broker redirects to {error}")
+
+
+def _log(kind: LookupKind, asker: Asker, client: str) -> Logger:
+    return get_logger().bind(client=client, principal=asker.principal, request=kind.name)

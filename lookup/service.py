@@ -1,19 +1,19 @@
 """The lookup worker's service: Envelopes in, answers out (KIP-590); and which targets a relay may open."""
 
 import time
+from functools import partial
 
-import trio
-
+from lookup.answers import Answers
 from lookup.broker_pool import Asker, BrokerPool
+from lookup.desk import Desk
 from lookup.health import HealthChecks, broker_up_gauge
 from lookup.lookups import Lookups
 from lookup.metrics import LookupMetrics
 from lookup.targets import TargetDenied, TargetRules
-from proto.addresses import AddressInvalid, parse_host_port
-from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.connect_rules import OriginalCredentials
-from proto.lookups import KINDS, LookupKind, client_request_id, error_of, failure, kind_of
-from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proto.envelope import EnvelopeRefused, embedded_request, principal_of
+from proto.lookups import client_request_id
+from proto.pulsar_pb2 import CommandConnected
 from proto.roles import Role
 from proto.rpc_pb2 import (
     BrokerProfileResponse,
@@ -24,21 +24,14 @@ from proto.rpc_pb2 import (
     ResolveTargetRequest,
     ResolveTargetResponse,
 )
-from proto.sealed_principal import SealBroken, unseal
 from proxy.config.types import Config
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
-from proxy.runtime.rpc_server import Handler
-from proxy.runtime.tasks import InFlight, seconds
+from proxy.runtime.rpc_server import Handler, InParts, Part
+from proxy.runtime.tasks import seconds
 from proxy.runtime.worker import WorkerContext
-
-
-class _EnvelopeRefused(Exception):
-    def __init__(self, error: int, message: str) -> None:
-        super().__init__(message)
-        self.error = error
 
 
 class LookupService:
@@ -48,7 +41,6 @@ class LookupService:
         self._context = context
         self._metrics = LookupMetrics(context.registry)
         self._broker_up = broker_up_gauge(context.registry)
-        self._in_flight = InFlight()
         self._auth = RpcPool(
             [
                 RpcClient(
@@ -57,21 +49,22 @@ class LookupService:
                 for index in range(context.config.cluster.auth_workers)
             ]
         )
-        self._use(context.config, None, None)
+        lookups = self._use(context.config, None, None)
+        self._desk = Desk(context.config, lookups, self._metrics, context.nursery)
 
-    def _use(self, config: Config, health: HealthChecks | None, profile: CommandConnected | None) -> None:
+    def _use(self, config: Config, health: HealthChecks | None, profile: CommandConnected | None) -> Lookups:
         """Build everything that depends on the configuration, on top of what is known of the brokers."""
         dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
         self._config = config
         self._rules = TargetRules(config.brokers)
         self._pool = BrokerPool(config, dialer, self._auth, self._context.nursery, profile)
         self._health = HealthChecks(config, dialer, self._broker_up, health)
-        self._lookups = Lookups(config, self._pool, self._rules, self._health.known_down)
+        return Lookups(config, self._pool, self._rules, self._health.known_down)
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> dict[int, Handler | InParts]:
         """The methods served to forwarders."""
         return {
-            Method.ENVELOPE: self._envelope,
+            Method.ENVELOPE: InParts(self._envelope),
             Method.RESOLVE_TARGET: self._resolve_target,
             Method.BROKER_PROFILE: self._broker_profile,
         }
@@ -79,6 +72,7 @@ class LookupService:
     async def start(self) -> None:
         """Begin to look after brokers. A broker that is down does not keep the cluster from starting."""
         self._context.nursery.start_soon(self._auth.run)
+        self._context.nursery.start_soon(self._desk.run)
         self._begin()
 
     def _begin(self) -> None:
@@ -88,14 +82,14 @@ class LookupService:
     async def configure(self, config: Config) -> None:
         """Take over new settings; lookups under way finish under the old ones."""
         old_pool, old_health, patience_s = self._pool, self._health, seconds(self._config.limits.lookup_timeout_ms)
-        self._use(config, old_health, old_pool.profile)
+        self._desk.use(config, self._use(config, old_health, old_pool.profile))
         old_health.stop()
         self._begin()
         self._context.nursery.start_soon(old_pool.retire, patience_s)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:  # noqa: ARG002
         """Answer what is under way."""
-        await self._in_flight.wait_until_empty(timeout_s=timeout_s)
+        await self._desk.under_way.wait_until_empty(timeout_s=timeout_s)
 
     def status(self) -> dict[str, object]:
         """Brokers, connections to them, and lookups under way."""
@@ -103,59 +97,44 @@ class LookupService:
             "ready": self._health.any_reachable,
             "brokers": self._health.status(),
             "broker_connections": len(self._pool),
-            "lookups_under_way": self._in_flight.count,
+            "lookups_under_way": self._desk.under_way.count,
         }
 
     # ---- Envelope
 
-    async def _envelope(self, data: bytes, _caller: Caller) -> bytes:
+    async def _envelope(self, data: bytes, _caller: Caller, send_part: Part) -> bytes:
         request = EnvelopeRequest.FromString(data)
-        response = EnvelopeResponse()
+        seal_key = self._context.seal_key if self._config.authentication.enabled else None
         try:
-            principal = self._principal(request)
-            command, kind = _inner_request(request)
-        except _EnvelopeRefused as refused:
-            name = EnvelopeError.Name(refused.error)
-            self._metrics.envelope_error(name)
-            get_logger().warning(
-                "an Envelope was refused", client=request.client_address, error=name, reason=str(refused)
-            )
-            response.error, response.error_message = refused.error, str(refused)  # type: ignore[assignment]
-            return response.SerializeToString()
-        answer = await self._measured_answer(command, kind, _asker(request, principal), request.client_address)
-        response.response = answer.SerializeToString()
-        return response.SerializeToString()
+            principal = principal_of(request, seal_key, int(time.time() * 1000))
+        except EnvelopeRefused as refused:
+            name = self._refused(request, refused)
+            return EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString()
+        answers = Answers(len(request.requests))
+        asker = _asker(request, principal.name)
+        for index, embedded in enumerate(request.requests):
+            self._ask(index, embedded, request, asker, answers)
+        while True:
+            part, more = await answers.next_part()
+            if not more:
+                return part
+            await send_part(part)
 
-    def _principal(self, request: EnvelopeRequest) -> str:
-        """Who asks: the sealed principal, and nothing else, decides. KIP-590: no second authentication."""
+    def _ask(self, index: int, embedded: bytes, request: EnvelopeRequest, asker: Asker, answers: Answers) -> None:
         try:
-            parse_host_port(request.client_address)
-        except AddressInvalid as error:
-            text = f"no client address: {error}"
-            raise _EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text) from None
-        if not self._config.authentication.enabled:
-            return ""
-        try:
-            principal = unseal(request.sealed_principal, self._context.seal_key, int(time.time() * 1000))
-        except SealBroken as error:
-            text = f"the sealed principal is {error}"
-            raise _EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text) from None
-        if (principal.type, principal.name) != (request.principal_type, request.principal_name):
-            text = "the principal is not the one under the seal"
-            raise _EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text)
-        return principal.name
+            command, kind = embedded_request(embedded)
+        except EnvelopeRefused as refused:
+            answers.refuse(index, self._refused(request, refused), str(refused))
+            return
+        request_id = client_request_id(command, kind)
+        self._desk.ask(command, kind, request_id, asker, request.client_address, partial(answers.put, index))
 
-    async def _measured_answer(self, command: BaseCommand, kind: LookupKind, asker: Asker, client: str) -> BaseCommand:
-        started = trio.current_time()
-        self._metrics.received(kind.name)
-        if self._in_flight.count >= self._config.limits.max_concurrent_lookups:
-            self._metrics.rejected(kind.name)
-            text = "The proxy has too many lookups under way"
-            return failure(kind, client_request_id(command, kind), ServerError.TooManyRequests, text)
-        with self._in_flight:
-            answer = await self._lookups.answer(command, kind, asker, client)
-        self._metrics.answered(kind.name, error_of(answer), trio.current_time() - started)
-        return answer
+    def _refused(self, request: EnvelopeRequest, refused: EnvelopeRefused) -> str:
+        """Count and log; gives the error's name."""
+        name = EnvelopeError.Name(refused.error)
+        self._metrics.envelope_error(name)
+        get_logger().warning("an Envelope was refused", client=request.client_address, error=name, reason=str(refused))
+        return name
 
     # ---- relays
 
@@ -183,14 +162,3 @@ def _asker(request: EnvelopeRequest, principal: str) -> Asker:
     if not request.original_auth_data:
         return Asker(principal)
     return Asker(principal, OriginalCredentials(request.original_auth_method, request.original_auth_data))
-
-
-def _inner_request(request: EnvelopeRequest) -> tuple[BaseCommand, LookupKind]:
-    try:
-        command = parse_command(request.request)
-        if command.type not in KINDS:
-            text = f"{command_name(command.type)} may not be forwarded"
-            raise _EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text)
-        return command, kind_of(command)
-    except CommandCorrupt as error:
-        raise _EnvelopeRefused(EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, str(error)) from None

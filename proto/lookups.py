@@ -17,6 +17,8 @@ from proto.pulsar_pb2 import (
     CommandPartitionedTopicMetadataResponse,
 )
 
+_IDENTITY_FIELDS = ("original_principal", "original_auth_data", "original_auth_method")
+
 
 @dataclass(frozen=True, slots=True)
 class LookupKind:
@@ -29,12 +31,14 @@ class LookupKind:
     response_field: str
     subject_field: str
     """Where the request names its topic or namespace."""
+    identity_fields: tuple[str, ...] = ()
+    """What the request says about who asks."""
 
 
 KINDS: Mapping[int, LookupKind] = MappingProxyType(
     {
         BaseCommand.LOOKUP: LookupKind(
-            "lookup", "lookup_topic", BaseCommand.LOOKUP_RESPONSE, "lookup_topic_response", "topic"
+            "lookup", "lookup_topic", BaseCommand.LOOKUP_RESPONSE, "lookup_topic_response", "topic", _IDENTITY_FIELDS
         ),
         BaseCommand.PARTITIONED_METADATA: LookupKind(
             "partitions_metadata",
@@ -42,6 +46,7 @@ KINDS: Mapping[int, LookupKind] = MappingProxyType(
             BaseCommand.PARTITIONED_METADATA_RESPONSE,
             "partition_metadata_response",
             "topic",
+            _IDENTITY_FIELDS,
         ),
         BaseCommand.GET_TOPICS_OF_NAMESPACE: LookupKind(
             "get_topics_of_namespace",
@@ -58,8 +63,6 @@ KINDS: Mapping[int, LookupKind] = MappingProxyType(
 """Request type → its kind. What is not here is not served in lookup mode."""
 
 _FIELD_BY_RESPONSE_TYPE = {kind.response_type: kind.response_field for kind in KINDS.values()}
-
-_IDENTITY_FIELDS = ("original_principal", "original_auth_data", "original_auth_method")
 
 
 def kind_of(command: BaseCommand) -> LookupKind:
@@ -80,20 +83,23 @@ def subject_of(command: BaseCommand, kind: LookupKind) -> str:
     return str(getattr(getattr(command, kind.request_field), kind.subject_field))
 
 
-def rewritten_request(command: BaseCommand, kind: LookupKind, request_id: int) -> BaseCommand:
-    """The request as it goes to a broker: our request id, and no identity that the client chose for itself.
+def forget_asker(command: BaseCommand, kind: LookupKind) -> bytes:
+    """Take out of a request who asks, and under which id; gives what is left, which says what is asked.
 
     A client that writes an original principal would otherwise choose whom the broker takes it for: only the
     connection's handshake, which is the proxy's, may say that.
     """
-    copy = BaseCommand()
-    copy.CopyFrom(command)
-    body = getattr(copy, kind.request_field)
-    body.request_id = request_id
-    for field in _IDENTITY_FIELDS:
-        if field in body.DESCRIPTOR.fields_by_name:
-            body.ClearField(field)
-    return copy
+    body = getattr(command, kind.request_field)
+    body.request_id = 0
+    for field in kind.identity_fields:
+        body.ClearField(field)
+    return command.SerializeToString()
+
+
+def numbered_request(command: BaseCommand, kind: LookupKind, request_id: int) -> bytes:
+    """A request under an id of the proxy's own, serialized; it stays in the command."""
+    getattr(command, kind.request_field).request_id = request_id
+    return command.SerializeToString()
 
 
 def response_request_id(command: BaseCommand) -> int | None:

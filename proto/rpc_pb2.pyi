@@ -93,16 +93,18 @@ class Call(_message.Message):
     def __init__(self, correlation_id: _Optional[int] = ..., method: _Optional[_Union[Method, str]] = ..., timeout_ms: _Optional[int] = ..., request: _Optional[bytes] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("correlation_id", "status", "detail", "response")
+    __slots__ = ("correlation_id", "status", "detail", "response", "more")
     CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     correlation_id: int
     status: Status
     detail: str
     response: bytes
-    def __init__(self, correlation_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., response: _Optional[bytes] = ...) -> None: ...
+    more: bool
+    def __init__(self, correlation_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., response: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class Principal(_message.Message):
     __slots__ = ("type", "name", "method", "expires_at_unix_ms", "proxy")
@@ -181,40 +183,56 @@ class BrokerCredentialsRequest(_message.Message):
     def __init__(self, exchange_id: _Optional[int] = ..., broker_host: _Optional[str] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class BrokerCredentialsResponse(_message.Message):
-    __slots__ = ("method", "data")
+    __slots__ = ("method", "data", "expires_at_unix_ms")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     method: str
     data: bytes
-    def __init__(self, method: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+    expires_at_unix_ms: int
+    def __init__(self, method: _Optional[str] = ..., data: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ...) -> None: ...
 
 class EnvelopeRequest(_message.Message):
-    __slots__ = ("request", "principal_type", "principal_name", "sealed_principal", "client_address", "original_auth_method", "original_auth_data")
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("requests", "principal_type", "principal_name", "sealed_principal", "client_address", "original_auth_method", "original_auth_data", "version")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_TYPE_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_NAME_FIELD_NUMBER: _ClassVar[int]
     SEALED_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_AUTH_METHOD_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_AUTH_DATA_FIELD_NUMBER: _ClassVar[int]
-    request: bytes
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[bytes]
     principal_type: str
     principal_name: str
     sealed_principal: bytes
     client_address: str
     original_auth_method: str
     original_auth_data: str
-    def __init__(self, request: _Optional[bytes] = ..., principal_type: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., client_address: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., original_auth_data: _Optional[str] = ...) -> None: ...
+    version: int
+    def __init__(self, requests: _Optional[_Iterable[bytes]] = ..., principal_type: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., client_address: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class EnvelopeResponse(_message.Message):
-    __slots__ = ("error", "error_message", "response")
+    __slots__ = ("error", "error_message", "responses")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSES_FIELD_NUMBER: _ClassVar[int]
     error: EnvelopeError
     error_message: str
+    responses: _containers.RepeatedCompositeFieldContainer[EmbeddedResponse]
+    def __init__(self, error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ..., responses: _Optional[_Iterable[_Union[EmbeddedResponse, _Mapping]]] = ...) -> None: ...
+
+class EmbeddedResponse(_message.Message):
+    __slots__ = ("index", "response", "error", "error_message")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    index: int
     response: bytes
-    def __init__(self, error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ..., response: _Optional[bytes] = ...) -> None: ...
+    error: EnvelopeError
+    error_message: str
+    def __init__(self, index: _Optional[int] = ..., response: _Optional[bytes] = ..., error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class ResolveTargetRequest(_message.Message):
     __slots__ = ("target", "client_address", "principal_name")

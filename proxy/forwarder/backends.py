@@ -1,13 +1,16 @@
 """What all sessions of a forwarder share: the way to the other workers, and the settings in force."""
 
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+
 from proto.addresses import HostPort
 from proto.connect_rules import broker_connect
+from proto.envelope import ENVELOPE_VERSION
 from proto.pulsar_pb2 import CommandConnect, CommandConnected
 from proto.rpc_pb2 import (
     BrokerProfileRequest,
     BrokerProfileResponse,
     EnvelopeRequest,
-    EnvelopeResponse,
     Method,
     ResolveTargetRequest,
     ResolveTargetResponse,
@@ -18,7 +21,7 @@ from proxy.forwarder.authentication import SERVER_VERSION, Authentication, Clien
 from proxy.runtime.broker_link import BrokerGreeter, BrokerLink
 from proxy.runtime.credentials import credentials_for
 from proxy.runtime.dialing import Dialer
-from proxy.runtime.rpc_client import RpcError, RpcPool
+from proxy.runtime.rpc_client import PendingCall, RpcError, RpcPool
 from proxy.runtime.tasks import seconds
 
 _ANSWER_GRACE_S = 1.0
@@ -59,10 +62,11 @@ class Backends:
 
     # ---- lookup workers
 
-    async def forward(self, request: bytes, identity: ClientIdentity, client_address: str) -> EnvelopeResponse:
-        """Send a client's request, whole, in an Envelope. Raises RpcError."""
+    def envelope(self, requests: Sequence[bytes], identity: ClientIdentity, client_address: str) -> EnvelopeRequest:
+        """An Envelope around a client's requests, each whole and as received (KIP-590)."""
         envelope = EnvelopeRequest(
-            request=request,
+            version=ENVELOPE_VERSION,
+            requests=requests,
             principal_type=identity.principal.type,
             principal_name=identity.principal.name,
             sealed_principal=identity.sealed,
@@ -71,10 +75,16 @@ class Backends:
         if identity.original is not None:
             envelope.original_auth_method = identity.original.method
             envelope.original_auth_data = identity.original.data
-        timeout_s = seconds(self.config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
-        return await self._lookup.pick().call(
-            Method.ENVELOPE, envelope, EnvelopeResponse, timeout_s=timeout_s, retry=True
-        )
+        return envelope
+
+    def forward(self, envelope: EnvelopeRequest, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
+        """Send an Envelope to a lookup worker. Raises RpcError."""
+        return self._lookup.pick().begin(Method.ENVELOPE, envelope.SerializeToString(), deadline)
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """How long to wait for the answers to an Envelope."""
+        return seconds(self.config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
 
     async def broker_profile(self) -> CommandConnected | None:
         """What brokers of this cluster say of themselves; None where that is not known (yet)."""

@@ -1,20 +1,21 @@
 """Lookup mode: a client's requests, from its frames to the frames that answer them."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import trio
 
 from proto import commands
 from proto.commands import command_name
 from proto.frames import Frame, encode_frame
-from proto.lookups import client_request_id, failure, kind_of
+from proto.lookups import LookupKind, client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse, Status
+from proto.rpc_pb2 import EmbeddedResponse, EnvelopeError, EnvelopeResponse, Status
 from proxy.forwarder.authentication import ClientIdentity
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.runtime.logs import get_logger
-from proxy.runtime.rpc_client import RpcCallRefused, RpcError
+from proxy.runtime.rpc_client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.tasks import ByteBudget, InFlight
 
 BYTES_MAX = 4 * 1024 * 1024
@@ -35,11 +36,26 @@ _CODES: Mapping[int | None, int] = {
 NO_LONGER_VALID = "The credential of this connection is no longer valid"
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request under way; ``size`` is what it counts in the client's bytes."""
+
+    data: bytes
+    kind: LookupKind
+    request_id: int
+    size: int
+
+    def failed(self, code: int, text: str) -> bytes:
+        """The frame that says that it failed."""
+        return encode_frame(failure(self.kind, self.request_id, code, text).SerializeToString())
+
+
 class LookupMode:
     """One client's requests under way, bounded in number and in bytes.
 
-    Above the number a request is answered TooManyRequests. Above the bytes nothing more is read from this client until
-    some of its answers have left: it feels that, and nobody else.
+    Requests that are read in one go travel in one Envelope, and answers that come in one go leave in one go. Above the
+    number a request is answered TooManyRequests. Above the bytes nothing more is read from this client until some of
+    its answers have left: it feels that, and nobody else.
     """
 
     def __init__(
@@ -52,30 +68,115 @@ class LookupMode:
         self._nursery = nursery
         self._send = send
         self._bytes = ByteBudget(BYTES_MAX)
+        self._batch: list[Request] = []
+        self._identity: ClientIdentity
 
     async def forward(self, command: BaseCommand, frame: Frame, identity: ClientIdentity) -> None:
-        """Begin to answer a request. Raises CommandCorrupt where its message is missing."""
+        """Take a request in; it leaves with the next ``flush``. Raises CommandCorrupt where its message is missing."""
         kind = kind_of(command)
+        request_id = client_request_id(command, kind)
         if self.under_way.count >= self._backends.config.limits.max_concurrent_lookups_per_connection:
             self._metrics.refused_commands.labels(reason="too_many_requests").inc()
             text = "Too many lookups under way in this connection"
-            busy = failure(kind, client_request_id(command, kind), ServerError.TooManyRequests, text)
+            busy = failure(kind, request_id, ServerError.TooManyRequests, text)
             await self._send(commands.encode(busy))
             return
         size = len(frame.command) + (TOPIC_LIST_BYTES if command.type == BaseCommand.GET_TOPICS_OF_NAMESPACE else 0)
-        await self._bytes.take(size)
+        if not self._bytes.has_room_for(size):
+            self.flush()  # what waits here would wait for itself
+            await self._bytes.take(size)
+        else:
+            self._bytes.add(size)
         self.under_way.begin()
-        self._nursery.start_soon(self._answer, command, frame, identity, size)
+        self._identity = identity
+        self._batch.append(Request(frame.command, kind, request_id, size))
 
-    async def _answer(self, command: BaseCommand, frame: Frame, identity: ClientIdentity, size: int) -> None:
-        answer = b""
+    def flush(self) -> None:
+        """Send on what was taken in since the last time: nothing more is there to be read."""
+        if self._batch:
+            batch, self._batch = self._batch, []
+            self._nursery.start_soon(self._answer, _Batch(batch, self._identity))
+
+    async def _answer(self, batch: "_Batch") -> None:
+        deadline = trio.current_time() + self._backends.answer_timeout_s
         try:
-            answer = await answer_frame(self._backends, command, frame, identity, self._client_address)
-            self._bytes.add(len(answer))
-            await self._send(answer)
+            await self._ask(batch, deadline)
+        except RpcError as error:
+            status = error.status if isinstance(error, RpcCallRefused) else None
+            code = _CODES.get(status, ServerError.ServiceNotReady)
+            await self._fail_all(batch, code, UNAVAILABLE, str(error))
         finally:
-            self._bytes.give(size + len(answer))
-            self.under_way.end()
+            for request in batch.waiting.values():
+                self._done(request)
+
+    async def _ask(self, batch: "_Batch", deadline: float) -> None:
+        """Ask a lookup worker, and another one for what is left where it dies. Raises RpcError."""
+        retries_left = RETRIES_MAX
+        while batch.waiting:
+            try:
+                with trio.fail_at(deadline):
+                    await self._ask_once(batch, deadline)
+            except trio.TooSlowError:
+                raise RpcDeadlineExceeded("no answer in time") from None
+            except RpcConnectionLost:
+                retries_left -= 1
+                if retries_left < 0:
+                    raise
+
+    async def _ask_once(self, batch: "_Batch", deadline: float) -> None:
+        indexes = list(batch.waiting)
+        requests = [batch.waiting[index].data for index in indexes]
+        envelope = self._backends.envelope(requests, batch.identity, self._client_address)
+        async with self._backends.forward(envelope, deadline) as call:
+            more = True
+            while more:
+                part, more = await call.next_part()
+                await self._take(batch, indexes, EnvelopeResponse.FromString(part))
+
+    async def _take(self, batch: "_Batch", indexes: list[int], response: EnvelopeResponse) -> None:
+        if response.error != EnvelopeError.ENVELOPE_OK:
+            code, text = _envelope_error(response.error)
+            await self._fail_all(batch, code, text, response.error_message)
+            return
+        answered = [indexes[embedded.index] for embedded in response.responses]
+        frames = [self._frame(batch, indexes[embedded.index], embedded) for embedded in response.responses]
+        await self._deliver(batch, answered, b"".join(frames))
+
+    def _frame(self, batch: "_Batch", index: int, embedded: EmbeddedResponse) -> bytes:
+        if embedded.error == EnvelopeError.ENVELOPE_OK:
+            return encode_frame(embedded.response)
+        code, text = _envelope_error(embedded.error)
+        self._log_failure(batch, embedded.error_message)
+        return batch.waiting[index].failed(code, text)
+
+    async def _fail_all(self, batch: "_Batch", code: int, text: str, reason: str) -> None:
+        self._log_failure(batch, reason)
+        frames = [request.failed(code, text) for request in batch.waiting.values()]
+        await self._deliver(batch, list(batch.waiting), b"".join(frames))
+
+    def _log_failure(self, batch: "_Batch", reason: str) -> None:
+        kinds = sorted({request.kind.name for request in batch.waiting.values()})
+        get_logger().warning(
+            "lookups were not forwarded",
+            client=self._client_address,
+            principal=batch.identity.role,
+            requests=len(batch.waiting),
+            kinds=",".join(kinds),
+            reason=reason,
+        )
+
+    async def _deliver(self, batch: "_Batch", answered: Sequence[int], frames: bytes) -> None:
+        self._bytes.add(len(frames))
+        try:
+            await self._send(frames)
+        finally:
+            self._bytes.give(len(frames))
+        for index in answered:
+            self._done(batch.waiting.pop(index))
+
+    def _done(self, request: Request) -> None:
+        self._bytes.give(request.size)
+        self.under_way.end()
 
     async def refuse(self, command: BaseCommand, identity: ClientIdentity) -> None:
         """Answer a command that only a broker serves, in the form that its sender can match."""
@@ -88,37 +189,16 @@ class LookupMode:
         await self._send(commands.refusal(command, ServerError.NotAllowedError, text))
 
 
-async def answer_frame(
-    backends: Backends, command: BaseCommand, frame: Frame, identity: ClientIdentity, client_address: str
-) -> bytes:
-    """The frame for the client: the lookup worker's embedded response as it is, or an error in the fitting form."""
-    try:
-        response = await backends.forward(frame.command, identity, client_address)
-    except RpcError as error:
-        status = error.status if isinstance(error, RpcCallRefused) else None
-        code = _CODES.get(status, ServerError.ServiceNotReady)
-        return _failed(command, code, UNAVAILABLE, client_address, identity, str(error))
-    if response.error == EnvelopeError.ENVELOPE_OK:
-        return encode_frame(response.response)
-    return _envelope_error(response, command, client_address, identity)
+class _Batch:
+    """Requests that travel in one Envelope; ``waiting``: those without an answer, by their number."""
+
+    def __init__(self, requests: Sequence[Request], identity: ClientIdentity) -> None:
+        self.identity = identity
+        self.waiting = dict(enumerate(requests))
 
 
-def _envelope_error(
-    response: EnvelopeResponse, command: BaseCommand, client_address: str, identity: ClientIdentity
-) -> bytes:
+def _envelope_error(error: int) -> tuple[int, str]:
     """KIP-590: an envelope's own error is no business of the client's, beyond whether to come back with a new one."""
-    if response.error == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE:
-        code, text = ServerError.AuthenticationError, NO_LONGER_VALID
-    else:
-        code, text = ServerError.UnknownError, "The proxy cannot forward this request"
-    return _failed(command, code, text, client_address, identity, response.error_message)
-
-
-def _failed(  # noqa: PLR0917 -- private, and called twice
-    command: BaseCommand, code: int, text: str, client_address: str, identity: ClientIdentity, reason: str
-) -> bytes:
-    kind = kind_of(command)
-    get_logger().warning(
-        "a lookup was not forwarded", client=client_address, principal=identity.role, request=kind.name, reason=reason
-    )
-    return encode_frame(failure(kind, client_request_id(command, kind), code, text).SerializeToString())
+    if error == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE:
+        return ServerError.AuthenticationError, NO_LONGER_VALID
+    return ServerError.UnknownError, "The proxy cannot forward this request"

@@ -215,7 +215,10 @@ class ClientSession:
 
     async def _read_command(self) -> None:
         try:
-            frame = await self._wire.receive()
+            frame = self._wire.next_frame()
+            if frame is None:
+                self._lookup_mode.flush()
+                frame = await self._wire.receive()
             if frame is None:
                 # A client that only ended its own direction may still be waiting for answers.
                 await self._lookup_mode.under_way.wait_until_empty(timeout_s=seconds(self._limits.lookup_timeout_ms))

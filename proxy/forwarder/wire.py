@@ -33,6 +33,10 @@ class ClientWire:
     def deadline(self, deadline: float) -> None:
         self._deadline = self._waiting.deadline = deadline
 
+    def next_frame(self) -> Frame | None:
+        """The next frame, if it is here already. Raises RemoteProtocolError's kinds."""
+        return self._decoder.next_frame()
+
     async def receive(self) -> Frame | None:
         """The next frame; None at the end of the stream.
 

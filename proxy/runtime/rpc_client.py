@@ -6,7 +6,9 @@ waits in the socket's queue, within its deadline.
 
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
@@ -55,14 +57,37 @@ class RpcResponseCorrupt(RpcError):
     """The other side answered with bytes that are no response to this call."""
 
 
-class _Pending:
-    """A caller that waits for its reply."""
+class PendingCall:
+    """A call under way. Its reply may come in parts."""
 
-    __slots__ = ("done", "reply")
+    __slots__ = ("_arrived", "_lost", "_replies")
 
     def __init__(self) -> None:
-        self.done = trio.Event()
-        self.reply: Reply | None = None
+        self._arrived = trio.Event()
+        self._replies: deque[Reply] = deque()
+        self._lost = False
+
+    def take(self, reply: Reply) -> None:
+        """A part has come."""
+        self._replies.append(reply)
+        self._arrived.set()
+
+    def lose(self) -> None:
+        """Nothing will come any more."""
+        self._lost = True
+        self._arrived.set()
+
+    async def next_part(self) -> tuple[bytes, bool]:
+        """The next part, and whether more follow it. Raises RpcCallRefused, RpcConnectionLost."""
+        while not self._replies:
+            if self._lost:
+                raise RpcConnectionLost("the worker went away")
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        reply = self._replies.popleft()
+        if reply.status != Status.OK:
+            raise RpcCallRefused(reply.status, reply.detail)
+        return bytes(reply.response), reply.more
 
 
 class RpcClient:
@@ -71,7 +96,7 @@ class RpcClient:
     def __init__(self, connect: Connect, *, max_frame_bytes: int) -> None:
         self._connect = connect
         self._max_frame_bytes = max_frame_bytes
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, PendingCall] = {}
         # Not from 1: over a channel that was inherited, the answer to another program's call may still come.
         self._ids = itertools.count(secrets.randbits(32))
         self._writer: BatchedWriter | None = None
@@ -161,17 +186,19 @@ class RpcClient:
             raise RpcCorrupt("a worker sent something that is no reply")
         # A reply that nobody waits for came after its deadline, or twice: it is dropped.
         self.suspect = False
-        pending = self._pending.pop(frame.reply.correlation_id, None)
+        reply = frame.reply
+        pending = self._pending.get(reply.correlation_id)
         if pending is not None:
-            pending.reply = frame.reply
-            pending.done.set()
+            if not reply.more:
+                del self._pending[reply.correlation_id]
+            pending.take(reply)
 
     def _lose(self) -> None:
         self._writer = None
         self._connected = trio.Event()
         pending, self._pending = self._pending, {}
         for one in pending.values():
-            one.done.set()
+            one.lose()
 
     async def call(
         self, method: int, request: Message, response_type: type[ResponseT], *, timeout_s: float, retry: bool = False
@@ -187,23 +214,32 @@ class RpcClient:
         while True:
             try:
                 with trio.fail_at(deadline):
-                    reply = await self._call_once(method, body, deadline)
+                    response = await self._call_once(method, body, deadline)
             except trio.TooSlowError:
-                self.suspect = True
                 raise RpcDeadlineExceeded(f"no answer within {timeout_s} s") from None
             except RpcConnectionLost:
                 if not retries_left or self._over:
                     raise
                 retries_left -= 1
                 continue
-            if reply.status != Status.OK:
-                raise RpcCallRefused(reply.status, reply.detail)
             try:
-                return response_type.FromString(reply.response)
+                return response_type.FromString(response)
             except DecodeError:
                 raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None
 
-    async def _call_once(self, method: int, body: bytes, deadline: float) -> Reply:
+    async def _call_once(self, method: int, body: bytes, deadline: float) -> bytes:
+        async with self.begin(method, body, deadline) as pending:
+            response, more = await pending.next_part()
+            if more:
+                raise RpcResponseCorrupt("a part, where the whole was expected")
+            return response
+
+    @asynccontextmanager
+    async def begin(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
+        """Begin a call whose reply comes in parts; what has not come at the end of the context is dropped.
+
+        ``deadline`` is told the worker; to keep it here is the caller's part. Raises RpcConnectionLost, RpcCallRefused.
+        """
         while (writer := self._writer) is None or not self._resumed.is_set():
             if self._over:
                 raise RpcConnectionLost("the worker has gone")
@@ -211,17 +247,17 @@ class RpcClient:
         correlation_id = next(self._ids)
         timeout_ms = max(1, int((deadline - trio.current_time()) * 1000))
         call = Call(correlation_id=correlation_id, method=method, timeout_ms=timeout_ms, request=body)  # type: ignore[arg-type]
-        pending = self._pending[correlation_id] = _Pending()
+        pending = self._pending[correlation_id] = PendingCall()
         try:
             writer.write(encode_rpc(Frame(call=call)))
-            await pending.done.wait()
+            yield pending
+        except trio.Cancelled:
+            self.suspect |= trio.current_time() >= deadline
+            raise
         except WriterFull:
             raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up") from None
         finally:
             self._pending.pop(correlation_id, None)
-        if pending.reply is None:
-            raise RpcConnectionLost("the worker went away")
-        return pending.reply
 
 
 class RpcPool:

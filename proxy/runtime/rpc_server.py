@@ -1,6 +1,7 @@
 """The answering side of the RPC: identifies callers, checks their right to a method, runs handlers with deadlines."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import trio
 from google.protobuf.message import DecodeError
@@ -21,6 +22,17 @@ CALLS_PER_CONNECTION_MAX = 20_000
 Handler = Callable[[bytes, Caller], Awaitable[bytes]]
 """Takes the serialized request and the caller, gives the serialized response; raises RpcRefused."""
 
+Part = Callable[[bytes], Awaitable[None]]
+"""Sends one part of a response, once there is room for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class InParts:
+    """A handler that may send parts of its response before it returns the last one."""
+
+    handle: Callable[[bytes, Caller, Part], Awaitable[bytes]]
+
+
 Identify = Callable[[trio.socket.SocketType], Caller | None]
 
 
@@ -36,7 +48,7 @@ class RpcRefused(Exception):
 class RpcServer:
     """Serves methods on connections. One instance may serve many connections and listeners at a time."""
 
-    def __init__(self, handlers: Mapping[int, Handler], *, max_frame_bytes: int) -> None:
+    def __init__(self, handlers: Mapping[int, Handler | InParts], *, max_frame_bytes: int) -> None:
         self._handlers = handlers
         self._max_frame_bytes = max_frame_bytes
         self._accepting = trio.CancelScope()
@@ -84,7 +96,7 @@ class _Connection:
 
     def __init__(
         self,
-        handlers: Mapping[int, Handler],
+        handlers: Mapping[int, Handler | InParts],
         caller: Caller,
         stream: trio.abc.HalfCloseableStream,
         max_frame_bytes: int,
@@ -125,10 +137,16 @@ class _Connection:
             self._calls += 1
             nursery.start_soon(self._run_call, handler, call)
 
-    async def _run_call(self, handler: Handler, call: Call) -> None:
+    async def _run_call(self, handler: Handler | InParts, call: Call) -> None:
+        async def send_part(part: bytes) -> None:
+            await self._writer.write_when_there_is_room(_reply(call, Status.OK, "", part, more=True))
+
         try:
             with trio.fail_after(seconds(call.timeout_ms)):
-                response = await handler(call.request, self._caller)
+                if isinstance(handler, InParts):
+                    response = await handler.handle(call.request, self._caller, send_part)
+                else:
+                    response = await handler(call.request, self._caller)
             reply = _reply(call, Status.OK, "", response)
         except RpcRefused as refusal:
             reply = _reply(call, refusal.status, refusal.detail)
@@ -144,8 +162,8 @@ class _Connection:
         self._calls -= 1
 
 
-def _reply(call: Call, status: int, detail: str, response: bytes = b"") -> bytes:
-    reply = Reply(correlation_id=call.correlation_id, status=status, detail=detail, response=response)  # type: ignore[arg-type]
+def _reply(call: Call, status: int, detail: str, response: bytes = b"", *, more: bool = False) -> bytes:
+    reply = Reply(correlation_id=call.correlation_id, status=status, detail=detail, response=response, more=more)  # type: ignore[arg-type]
     return encode_rpc(Frame(reply=reply))
 
 

@@ -76,9 +76,13 @@ class ByteBudget:
 
     async def take(self, size: int) -> None:
         """Wait for room, then count so many bytes; more than the whole budget only where nothing else is kept."""
-        while self._used and self._used + size > self._most:
+        while not self.has_room_for(size):
             await self._given.wait()
         self.add(size)
+
+    def has_room_for(self, size: int) -> bool:
+        """Whether ``take`` would not wait."""
+        return not self._used or self._used + size <= self._most
 
     def add(self, size: int) -> None:
         """Count bytes that are here already, room or not."""

@@ -7,7 +7,7 @@ in the middle: CONFIGURE (a reload) and DRAIN (finish what there is).
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.logs import configure_logs
 from proxy.runtime.metrics import exposition, new_registry
 from proxy.runtime.peers import Caller, PeerTable
-from proxy.runtime.rpc_server import RPC_FRAME_OVERHEAD_BYTES, Handler, RpcRefused, RpcServer
+from proxy.runtime.rpc_server import RPC_FRAME_OVERHEAD_BYTES, Handler, InParts, RpcRefused, RpcServer
 from proxy.runtime.tasks import seconds
 
 CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -64,7 +64,7 @@ class WorkerContext:
 class Service(Protocol):
     """What a role makes of a worker."""
 
-    def handlers(self) -> dict[int, Handler]:
+    def handlers(self) -> Mapping[int, Handler | InParts]:
         """The methods that this role serves to other workers; forwarders serve none."""
         ...
 

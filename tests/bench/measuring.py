@@ -19,7 +19,9 @@ from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, Row
 
 _SETTLE_S = 0.1  # what a proxy still does when a load has ended is part of the cost, say the ends of connections
 _MEMORY_SETTLE_S = 1.0
-_WARM_UP_CONNECTIONS = {"echo": 32, "bulk": 4, "connect": 16, "lookup": 64}
+_WARM_UP_CONNECTIONS = {"echo": 32, "bulk": 4, "connect": 16, "lookup": 16, "fresh": 16}
+_WARM_UP_UNDER_WAY = 64
+_LOOKUPS = frozenset({"lookup", "fresh"})
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,12 @@ class Bench:
 
     def measure(self, row: Row, contender: Contender) -> Sample:
         """One sample."""
-        options = {"port": contender.port, "target": self.broker.address, "connections": row.connections}
+        options = {
+            "port": contender.port,
+            "target": self.broker.address,
+            "connections": row.connections,
+            "under_way": row.under_way,
+        }
         # Without a proxy it only shows what the generator can do, which is no close call.
         options["window"] = f"{self.window_s if contender.pid is not None else self.window_s / 2}s"
         with self._explained(contender), generator.load(self.program, row.program, **options) as load:
@@ -87,11 +94,12 @@ class Bench:
     def warm_up(self, contender: Contender, programs: set[str]) -> None:
         """Run each kind of load for a while, so that compilers and caches are done with it."""
         for program in programs:
-            if program == "lookup" and not contender.answers_lookups:
+            if program in _LOOKUPS and not contender.answers_lookups:
                 continue
             print_status(f"Warming up: {contender.label}, {program}")
             options = {"port": contender.port, "target": self.broker.address, "window": "0s"}
-            options |= {"connections": _WARM_UP_CONNECTIONS[program], "warm_up": f"{contender.warm_up_s}s"}
+            options |= {"connections": _WARM_UP_CONNECTIONS[program], "under_way": _WARM_UP_UNDER_WAY}
+            options |= {"warm_up": f"{contender.warm_up_s}s"}
             with self._explained(contender), generator.load(self.program, program, **options) as load:
                 load.measure()
 
@@ -148,7 +156,7 @@ def run_rounds(
             for number, row in enumerate(rows):
                 first = (turn + number) % len(contenders)
                 for contender in contenders[first:] + contenders[:first]:
-                    if row.program == "lookup" and not contender.answers_lookups:
+                    if row.program in _LOOKUPS and not contender.answers_lookups:
                         continue
                     print_status(f"Round {turn + 1} of {rounds}: {row.title}, {contender.label}")
                     sample = bench.measure(row, contender)

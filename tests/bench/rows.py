@@ -33,13 +33,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of load. ``connections`` of lookups are requests under way on the one connection."""
+    """One kind of load; ``under_way``: requests under way on each connection for lookups."""
 
     name: str
     title: str
     program: str
     connections: int
     targets: tuple[Target, ...] = ()
+    under_way: int = 1
 
     @property
     def in_bytes(self) -> bool:
@@ -63,7 +64,10 @@ ROWS = (
     Row("bulk1", "bulk, 1 connection", "bulk", 1, (Target("cost", 0.6), Target("rate", 1.2, 1.4))),
     Row("bulk16", "bulk, 16 connections", "bulk", 16, (Target("cost", 0.6), Target("rate", 1.2, 1.4))),
     Row("connect", "connect, 16 at once", "connect", 16),
-    Row("lookup", "lookup, 64 under way", "lookup", 64),
+    Row("lookup1", "lookup, 1 connection, 1 under way", "lookup", 1),
+    Row("lookup", "lookup, 1 connection, 64 under way", "lookup", 1, under_way=64),
+    Row("storm", "lookup, 32 connections, 500 under way on each", "lookup", 32, (Target("cost", 3.0, 1.0),), 500),
+    Row("fresh", "connect and 10 lookups, 16 at once (a lookup)", "fresh", 16, (Target("cost", 1.0),)),
 )
 
 IDLE = "idle"

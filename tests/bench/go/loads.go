@@ -1,11 +1,15 @@
 package main
 
-import "syscall"
+import (
+	"strconv"
+	"syscall"
+)
 
 const (
 	messageBytes = 100
 	chunkBytes   = 256 << 10
-	topic        = "persistent://public/default/bench"
+	topic        = "persistent://public/default/bench-"
+	freshLookups = 10
 	answersBytes = 64 << 10
 )
 
@@ -136,38 +140,108 @@ func runConnects(s settings) {
 	})
 }
 
-// runLookups: one connection in lookup mode with so many requests under way.
+// asker is a connection in lookup mode. Each request is for another topic, so that no answer serves two.
+type asker struct {
+	client *client
+	asked  uint64
+	held   int
+	buffer []byte
+}
+
+func (a *asker) ask(count int) {
+	var batch []byte
+	for ; count > 0; count-- {
+		name := strconv.AppendUint([]byte(topic), uint64(a.client.fd)<<32|a.asked, 10)
+		batch = append(batch, lookupFrame(name, a.asked)...)
+		a.asked++
+	}
+	writeAll(a.client.fd, batch)
+}
+
+// answers counts those that have come.
+func (a *asker) answers() int {
+	n := read(a.client.fd, a.buffer[a.held:])
+	if n == 0 {
+		die("a connection for lookups was cut")
+	}
+	count, rest := countAnswers(a.buffer[:a.held+atLeast0(n)])
+	a.held = copy(a.buffer, rest)
+	return count
+}
+
+func newAsker(c *client) *asker {
+	return &asker{client: c, buffer: make([]byte, answersBytes)}
+}
+
+// runLookups: connections in lookup mode, each with so many requests under way.
 func runLookups(s settings) {
-	window := s.connections
 	s.target = ""
 	d := newDialer(s)
-	c := d.openAll(1)[0]
-	var asked uint64
-	ask := func(count int) {
-		var batch []byte
-		for ; count > 0; count-- {
-			batch = append(batch, lookupFrame(topic, asked)...)
-			asked++
-		}
-		writeAll(c.fd, batch)
+	askers := map[int32]*asker{}
+	for _, c := range d.openAll(s.connections) {
+		askers[int32(c.fd)] = newAsker(c)
 	}
-	buffer := make([]byte, answersBytes)
 	measure(s, func(deadline int64, r *result) {
-		held := 0
-		ask(window)
-		for waiting := window; waiting > 0; {
-			d.poller.waitOrDie()
-			n := read(c.fd, buffer[held:])
-			if n == 0 {
-				die("the connection for lookups was cut")
+		for _, a := range askers {
+			a.ask(s.underWay)
+		}
+		for waiting := len(askers) * s.underWay; waiting > 0; {
+			for _, event := range d.poller.waitOrDie() {
+				a := askers[event.Fd]
+				for {
+					answers := a.answers()
+					if answers == 0 {
+						break
+					}
+					r.Operations += int64(answers)
+					if monotonic() < deadline {
+						a.ask(answers)
+					} else {
+						waiting -= answers
+					}
+				}
 			}
-			answers, rest := countAnswers(buffer[:held+atLeast0(n)])
-			held = copy(buffer, rest)
-			r.Operations += int64(answers)
-			if answers > 0 && monotonic() < deadline {
-				ask(answers)
-			} else {
-				waiting -= answers
+		}
+	})
+}
+
+// runFresh: so many at a time connect, do ten lookups one after the other, and close; a lookup is an operation.
+func runFresh(s settings) {
+	s.target = ""
+	d := newDialer(s)
+	askers := map[int32]*asker{}
+	measure(s, func(deadline int64, r *result) {
+		for i := 0; i < s.connections; i++ {
+			d.open()
+		}
+		for len(d.byFd) > 0 {
+			for _, event := range d.poller.waitOrDie() {
+				c := d.byFd[event.Fd]
+				if c == nil {
+					continue
+				}
+				if c.state != stateReady {
+					if d.advance(c, event.Events) {
+						askers[event.Fd] = newAsker(c)
+						askers[event.Fd].ask(1)
+					}
+					continue
+				}
+				a := askers[event.Fd]
+				answers := a.answers()
+				r.Operations += int64(answers)
+				if answers == 0 {
+					continue
+				}
+				if a.asked < freshLookups {
+					a.ask(1)
+					continue
+				}
+				delete(askers, event.Fd)
+				d.close(c)
+				if monotonic() < deadline {
+					d.open()
+				}
 			}
 		}
 	})

@@ -18,6 +18,7 @@ type settings struct {
 	port        int
 	target      string
 	connections int
+	underWay    int
 	warmUp      time.Duration
 	window      time.Duration
 }
@@ -28,18 +29,20 @@ var programs = map[string]func(settings){
 	"bulk":    runBulk,
 	"connect": runConnects,
 	"lookup":  runLookups,
+	"fresh":   runFresh,
 	"idle":    runIdle,
 }
 
 func main() {
 	if len(os.Args) < 2 || programs[os.Args[1]] == nil {
-		die("usage: generator broker|echo|bulk|connect|lookup|idle [options]")
+		die("usage: generator broker|echo|bulk|connect|lookup|fresh|idle [options]")
 	}
 	var s settings
 	flags := flag.NewFlagSet(os.Args[1], flag.ExitOnError)
 	flags.IntVar(&s.port, "port", 0, "TCP port on 127.0.0.1: the broker's own, or where the load connects")
 	flags.StringVar(&s.target, "target", "", "host:port of the broker behind the proxy; empty: lookup mode")
-	flags.IntVar(&s.connections, "connections", 1, "connections at a time; of lookups, requests under way on the one")
+	flags.IntVar(&s.connections, "connections", 1, "connections at a time")
+	flags.IntVar(&s.underWay, "under-way", 1, "requests under way on each connection for lookups")
 	flags.DurationVar(&s.warmUp, "warm-up", 200*time.Millisecond, "the same load before the window")
 	flags.DurationVar(&s.window, "window", 1500*time.Millisecond, "how long to measure")
 	_ = flags.Parse(os.Args[2:])

@@ -58,8 +58,8 @@ func connectedFrame() []byte {
 
 func pongFrame() []byte { return frame(typePong, nil) }
 
-func lookupFrame(topic string, requestID uint64) []byte {
-	return frame(typeLookup, message(bytesField(1, []byte(topic)), varint(2, requestID), varint(3, 0)))
+func lookupFrame(topic []byte, requestID uint64) []byte {
+	return frame(typeLookup, message(bytesField(1, topic), varint(2, requestID), varint(3, 0)))
 }
 
 func lookupResponseFrame(url string, requestID uint64) []byte {
