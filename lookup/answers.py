@@ -1,22 +1,21 @@
 """The answers to one Envelope's requests, handed back in parts as they come."""
 
-from collections import deque
-
-import trio
-
+from lookup.turn import Turn
 from proto.rpc_pb2 import EmbeddedResponse, EnvelopeResponse
+from proxy.runtime.rpc_server import Answer
 
 PART_BYTES_MAX = 256 * 1024
 """A part holds as many answers as are there, up to this size; a larger answer is a part of its own."""
 
 
 class Answers:
-    """``put`` and ``refuse`` for each of ``count`` requests once, in any order; ``next_part`` until there is no more."""
+    """``put`` and ``refuse`` for each of ``count`` requests once, in any order."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, answer: Answer, turn: Turn) -> None:
         self._missing = count
-        self._ready: deque[EmbeddedResponse] = deque()
-        self._something = trio.Event()
+        self._answer = answer
+        self._turn = turn
+        self._ready: list[EmbeddedResponse] = []
 
     def put(self, index: int, response: bytes) -> None:
         """The answer to a request, a serialized BaseCommand."""
@@ -29,17 +28,19 @@ class Answers:
     def _add(self, response: EmbeddedResponse) -> None:
         self._missing -= 1
         self._ready.append(response)
-        self._something.set()
+        self._turn.touch(self)
 
-    async def next_part(self) -> tuple[bytes, bool]:
-        """A serialized EnvelopeResponse with what is there (once something is), and whether more follow it."""
-        while not self._ready and self._missing:
-            self._something = trio.Event()
-            await self._something.wait()
-        part = EnvelopeResponse()
-        size = 0
-        while self._ready and (not size or size + len(self._ready[0].response) <= PART_BYTES_MAX):
-            response = self._ready.popleft()
+    def push(self) -> None:
+        """Send what is there."""
+        ready, self._ready = self._ready, []
+        start, size = 0, 0
+        for position, response in enumerate(ready):
+            if size and size + len(response.response) > PART_BYTES_MAX:
+                self._answer(_part(ready[start:position]), True)
+                start, size = position, 0
             size += len(response.response)
-            part.responses.append(response)
-        return part.SerializeToString(), bool(self._ready or self._missing)
+        self._answer(_part(ready[start:]), self._missing > 0)
+
+
+def _part(responses: list[EmbeddedResponse]) -> bytes:
+    return EnvelopeResponse(responses=responses).SerializeToString()

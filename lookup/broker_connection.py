@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from lookup.turn import Turn
 from proto import commands
 from proto.addresses import HostPort
 from proto.errors import RemoteProtocolError
@@ -33,6 +34,7 @@ class BrokerConnection:
         self,
         broker: HostPort,
         link: BrokerLink,
+        turn: Turn,
         *,
         max_frame_bytes: int,
         keep_alive_s: float,
@@ -42,6 +44,7 @@ class BrokerConnection:
         self.last_used = trio.current_time()
         self.closed = False
         self._link = link
+        self._turn = turn
         self._keep_alive_s = keep_alive_s
         self._fresh_credentials = fresh
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
@@ -67,9 +70,10 @@ class BrokerConnection:
             raise BrokerConnectionLost(f"{self.broker} closed the connection")
         request_id = next(self._request_ids)
         try:
-            self._writer.write(encode_frame(numbered_request(command, kind, request_id)))
+            self._writer.hold(encode_frame(numbered_request(command, kind, request_id)))
         except WriterFull:
             raise BrokerConnectionLost(f"{self.broker} does not take requests") from None
+        self._turn.touch(self._writer)
         self._pending[request_id] = on_answer
         self.last_used = trio.current_time()
         return request_id
@@ -88,6 +92,7 @@ class BrokerConnection:
             done.set()
 
         request_id = self.ask(command, kind, on_answer)
+        self._turn.end()
         try:
             await done.wait()
         finally:
@@ -113,6 +118,7 @@ class BrokerConnection:
             pending, self._pending = self._pending, {}
             for on_answer in pending.values():
                 on_answer(None)
+            self._turn.end()
             await trio.aclose_forcefully(self._link.stream)
             get_logger().debug("a connection for lookups has ended", broker=str(self.broker), reason=reason)
 
@@ -125,6 +131,7 @@ class BrokerConnection:
         while True:
             while (frame := self._decoder.next_frame()) is not None:
                 self._take(commands.parse_command(frame.command), nursery)
+            self._turn.end()
             data = await self._link.stream.receive_some(262_144)
             if not data:
                 return

@@ -7,10 +7,12 @@ connections end.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import trio
 
 from lookup.broker_connection import BrokerConnection
+from lookup.turn import Turn
 from proto.addresses import HostPort
 from proto.connect_rules import BrokerIdentity, OriginalCredentials, proxy_connect
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
@@ -23,15 +25,30 @@ from proxy.runtime.rpc_client import RpcPool
 from proxy.runtime.tasks import repeat, seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Asker:
-    """On whose behalf a broker is asked, as the broker sees it: what its connection's handshake says."""
+    """On whose behalf a broker is asked, as the broker sees it: what its connection's handshake says.
+
+    There is one object for each (see Askers), so that it is found by what it is rather than by what it holds.
+    """
 
     principal: str
     credentials: OriginalCredentials | None = None
 
 
-ANYBODY = Asker("")
+class Askers:
+    """All askers that somebody holds."""
+
+    def __init__(self) -> None:
+        self._askers: WeakValueDictionary[tuple[str, OriginalCredentials | None], Asker] = WeakValueDictionary()
+
+    def get(self, principal: str, credentials: OriginalCredentials | None = None) -> Asker:
+        """The one asker with this principal and these credentials."""
+        asker = self._askers.get((principal, credentials))
+        if asker is None:
+            asker = self._askers[principal, credentials] = Asker(principal, credentials)
+        return asker
+
 
 Key = tuple[HostPort, Asker]
 Addresses = Callable[[], Awaitable[tuple[str, ...]]]
@@ -68,11 +85,14 @@ class BrokerPool:
         config: Config,
         dialer: Dialer,
         auth: RpcPool,
+        turn: Turn,
         nursery: trio.Nursery,
+        *,
         profile: CommandConnected | None = None,
     ) -> None:
         self._config = config
         self._auth = auth
+        self._turn = turn
         self._nursery = nursery
         self._slots: dict[Key, _Slot] = {}
         self._scope = trio.CancelScope()
@@ -145,6 +165,7 @@ class BrokerPool:
         connection = BrokerConnection(
             broker,
             link,
+            self._turn,
             max_frame_bytes=self._config.limits.max_broker_frame_bytes,
             keep_alive_s=seconds(self._config.limits.keep_alive_interval_ms),
             fresh=fresh if asker.credentials is None else None,

@@ -12,6 +12,7 @@ import trio
 from lookup.broker_pool import Asker
 from lookup.lookups import Lookups
 from lookup.metrics import LookupMetrics
+from lookup.turn import Turn
 from proto.lookups import LookupKind, error_of, failure, forget_asker, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.config.types import Config
@@ -43,9 +44,12 @@ class Question:
 class Desk:
     """See the module. ``ask`` never waits."""
 
-    def __init__(self, config: Config, lookups: Lookups, metrics: LookupMetrics, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, config: Config, lookups: Lookups, metrics: LookupMetrics, turn: Turn, nursery: trio.Nursery
+    ) -> None:
         self.under_way = InFlight()
         self._metrics = metrics
+        self._turn = turn
         self._nursery = nursery
         self._questions: dict[Key, Question] = {}
         self.use(config, lookups)
@@ -64,7 +68,7 @@ class Desk:
     def ask(  # noqa: PLR0917 -- the parts of one request
         self, command: BaseCommand, kind: LookupKind, request_id: int, asker: Asker, client: str, deliver: Deliver
     ) -> None:
-        """Take a request in; ``deliver`` gets the answer, now or later. An error is an answer, too."""
+        """Take a request in; ``deliver`` gets the answer, now or later. An error is one, too. Ends no turn."""
         self._metrics.received(kind.name)
         now = trio.current_time()
         if not self._has_room_for(asker.principal):
@@ -120,6 +124,7 @@ class Desk:
             question.command, question.kind, question.asker, question.client, answer, deadline=question.deadline
         )
         self._end(question, answer)
+        self._turn.end()
 
     # ---- the end
 
@@ -136,6 +141,7 @@ class Desk:
                 question.forget()
             answer = question.lookups.too_slow(question.command, question.kind, question.asker, question.client)
             self._end(question, answer)
+        self._turn.end()
 
     def _end(self, question: Question, answer: BaseCommand) -> None:
         if question.key is not None and self._questions.pop(question.key, None) is None:

@@ -68,7 +68,10 @@ class Lookups:
 
         ``on_answer`` gets the broker's answer, or None where the connection was lost.
         """
-        connection = self._pool.open_connection(next(self._brokers_in_turn()), asker)
+        broker = self._brokers[next(self._turn) % len(self._brokers)]
+        if self._known_down(broker):
+            broker = next(self._brokers_in_turn())
+        connection = self._pool.open_connection(broker, asker)
         if connection is None:
             return None
         try:

@@ -39,6 +39,7 @@ class LookupMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self._children: dict[tuple[str, int | None], tuple[Counter, Histogram]] = {}
         self._envelope_errors = Counter(
             "pulsar_proxy_envelope_errors", "Envelopes that were not accepted.", ["error"], registry=registry
         )
@@ -59,8 +60,15 @@ class LookupMetrics:
 
     def answered(self, kind: str, error: int | None, duration_s: float) -> None:
         """Count an answer and its time."""
-        self._answers.labels(request=kind, error="none" if error is None else error_name(error)).inc()
-        self._seconds.labels(request=kind).observe(duration_s)
+        children = self._children.get((kind, error))
+        if children is None:  # to find them by their labels costs more than to count
+            name = "none" if error is None else error_name(error)
+            children = self._answers.labels(request=kind, error=name), self._seconds.labels(request=kind)
+            if name != "other":
+                self._children[kind, error] = children
+        counter, histogram = children
+        counter.inc()
+        histogram.observe(duration_s)
 
     def envelope_error(self, error: str) -> None:
         """Count an Envelope that was not accepted."""

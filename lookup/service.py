@@ -4,12 +4,13 @@ import time
 from functools import partial
 
 from lookup.answers import Answers
-from lookup.broker_pool import Asker, BrokerPool
+from lookup.broker_pool import Asker, Askers, BrokerPool
 from lookup.desk import Desk
 from lookup.health import HealthChecks, broker_up_gauge
 from lookup.lookups import Lookups
 from lookup.metrics import LookupMetrics
 from lookup.targets import TargetDenied, TargetRules
+from lookup.turn import Turn
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import EnvelopeRefused, embedded_request, principal_of
 from proto.lookups import client_request_id
@@ -29,7 +30,7 @@ from proxy.runtime.dialing import Dialer
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
-from proxy.runtime.rpc_server import Handler, InParts, Part
+from proxy.runtime.rpc_server import Answer, Handler, InParts
 from proxy.runtime.tasks import seconds
 from proxy.runtime.worker import WorkerContext
 
@@ -40,6 +41,8 @@ class LookupService:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._metrics = LookupMetrics(context.registry)
+        self._turn = Turn()
+        self._askers = Askers()
         self._broker_up = broker_up_gauge(context.registry)
         self._auth = RpcPool(
             [
@@ -50,14 +53,14 @@ class LookupService:
             ]
         )
         lookups = self._use(context.config, None, None)
-        self._desk = Desk(context.config, lookups, self._metrics, context.nursery)
+        self._desk = Desk(context.config, lookups, self._metrics, self._turn, context.nursery)
 
     def _use(self, config: Config, health: HealthChecks | None, profile: CommandConnected | None) -> Lookups:
         """Build everything that depends on the configuration, on top of what is known of the brokers."""
         dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
         self._config = config
         self._rules = TargetRules(config.brokers)
-        self._pool = BrokerPool(config, dialer, self._auth, self._context.nursery, profile)
+        self._pool = BrokerPool(config, dialer, self._auth, self._turn, self._context.nursery, profile=profile)
         self._health = HealthChecks(config, dialer, self._broker_up, health)
         return Lookups(config, self._pool, self._rules, self._health.known_down)
 
@@ -102,23 +105,20 @@ class LookupService:
 
     # ---- Envelope
 
-    async def _envelope(self, data: bytes, _caller: Caller, send_part: Part) -> bytes:
+    def _envelope(self, data: bytes, _caller: Caller, answer: Answer) -> None:
         request = EnvelopeRequest.FromString(data)
         seal_key = self._context.seal_key if self._config.authentication.enabled else None
         try:
             principal = principal_of(request, seal_key, int(time.time() * 1000))
         except EnvelopeRefused as refused:
             name = self._refused(request, refused)
-            return EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString()
-        answers = Answers(len(request.requests))
-        asker = _asker(request, principal.name)
+            answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
+            return
+        answers = Answers(len(request.requests), answer, self._turn)
+        asker = self._asker(request, principal.name)
         for index, embedded in enumerate(request.requests):
             self._ask(index, embedded, request, asker, answers)
-        while True:
-            part, more = await answers.next_part()
-            if not more:
-                return part
-            await send_part(part)
+        self._turn.end()
 
     def _ask(self, index: int, embedded: bytes, request: EnvelopeRequest, asker: Asker, answers: Answers) -> None:
         try:
@@ -128,6 +128,12 @@ class LookupService:
             return
         request_id = client_request_id(command, kind)
         self._desk.ask(command, kind, request_id, asker, request.client_address, partial(answers.put, index))
+
+    def _asker(self, request: EnvelopeRequest, principal: str) -> Asker:
+        if not request.original_auth_data:
+            return self._askers.get(principal)
+        credentials = OriginalCredentials(request.original_auth_method, request.original_auth_data)
+        return self._askers.get(principal, credentials)
 
     def _refused(self, request: EnvelopeRequest, refused: EnvelopeRefused) -> str:
         """Count and log; gives the error's name."""
@@ -156,9 +162,3 @@ class LookupService:
         if self._pool.profile is not None:
             response.connected = self._pool.profile.SerializeToString()
         return response.SerializeToString()
-
-
-def _asker(request: EnvelopeRequest, principal: str) -> Asker:
-    if not request.original_auth_data:
-        return Asker(principal)
-    return Asker(principal, OriginalCredentials(request.original_auth_method, request.original_auth_data))

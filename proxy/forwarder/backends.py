@@ -1,6 +1,6 @@
 """What all sessions of a forwarder share: the way to the other workers, and the settings in force."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from proto.addresses import HostPort
@@ -12,6 +12,7 @@ from proto.rpc_pb2 import (
     BrokerProfileResponse,
     EnvelopeRequest,
     Method,
+    Reply,
     ResolveTargetRequest,
     ResolveTargetResponse,
 )
@@ -76,6 +77,12 @@ class Backends:
             envelope.original_auth_method = identity.original.method
             envelope.original_auth_data = identity.original.data
         return envelope
+
+    def forward_now(self, envelope: EnvelopeRequest, on_reply: Callable[[Reply | None], None]) -> bool:
+        """Send an Envelope to a lookup worker, if one can be reached at once; see RpcClient.ask_now."""
+        timeout_s = self.answer_timeout_s
+        worker = self._lookup.pick()
+        return worker.ask_now(Method.ENVELOPE, envelope.SerializeToString(), on_reply, timeout_s=timeout_s) is not None
 
     def forward(self, envelope: EnvelopeRequest, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
         """Send an Envelope to a lookup worker. Raises RpcError."""

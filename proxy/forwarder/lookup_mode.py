@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -10,10 +11,11 @@ from proto.commands import command_name
 from proto.frames import Frame, encode_frame
 from proto.lookups import LookupKind, client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proto.rpc_pb2 import EmbeddedResponse, EnvelopeError, EnvelopeResponse, Status
+from proto.rpc_pb2 import EmbeddedResponse, EnvelopeError, EnvelopeResponse, Reply, Status
 from proxy.forwarder.authentication import ClientIdentity
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.wire import ClientWire
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.tasks import ByteBudget, InFlight
@@ -58,15 +60,23 @@ class LookupMode:
     its answers have left: it feels that, and nobody else.
     """
 
-    def __init__(
-        self, backends: Backends, metrics: ForwarderMetrics, client_address: str, nursery: trio.Nursery, send: Send
+    def __init__(  # noqa: PLR0917 -- what belongs to one session
+        self,
+        backends: Backends,
+        metrics: ForwarderMetrics,
+        client_address: str,
+        nursery: trio.Nursery,
+        wire: ClientWire,
+        send: Send,
     ) -> None:
         self.under_way = InFlight()
         self._backends = backends
         self._metrics = metrics
         self._client_address = client_address
         self._nursery = nursery
+        self._wire = wire
         self._send = send
+        self._closed = False
         self._bytes = ByteBudget(BYTES_MAX)
         self._batch: list[Request] = []
         self._identity: ClientIdentity
@@ -93,14 +103,41 @@ class LookupMode:
 
     def flush(self) -> None:
         """Send on what was taken in since the last time: nothing more is there to be read."""
-        if self._batch:
-            batch, self._batch = self._batch, []
-            self._nursery.start_soon(self._answer, _Batch(batch, self._identity))
+        if not self._batch:
+            return
+        requests, self._batch = self._batch, []
+        batch = _Batch(requests, self._identity, trio.current_time() + self._backends.answer_timeout_s)
+        if not self._ask_now(batch):
+            self._nursery.start_soon(self._ask_later, batch)
 
-    async def _answer(self, batch: "_Batch") -> None:
-        deadline = trio.current_time() + self._backends.answer_timeout_s
+    def close(self) -> None:
+        """The client has gone: what is under way is nobody's business any more."""
+        self._closed = True
+
+    # ---- the short way: no task waits for the answers
+
+    def _ask_now(self, batch: "_Batch") -> bool:
+        requests = [request.data for request in batch.waiting.values()]
+        envelope = self._backends.envelope(requests, batch.identity, self._client_address)
+        return self._backends.forward_now(envelope, partial(self._heard, batch))
+
+    def _heard(self, batch: "_Batch", reply: Reply | None) -> None:
+        if self._closed:
+            return
+        if reply is None or reply.status != Status.OK:
+            self._nursery.start_soon(self._ask_later, batch)
+            return
+        answered, frames = self._frames(batch, EnvelopeResponse.FromString(reply.response))
+        if self._wire.send_now(frames):
+            self._forget(batch, answered)
+        else:
+            self._nursery.start_soon(self._deliver, batch, answered, b"", len(frames))
+
+    # ---- the long way
+
+    async def _ask_later(self, batch: "_Batch") -> None:
         try:
-            await self._ask(batch, deadline)
+            await self._ask(batch)
         except RpcError as error:
             status = error.status if isinstance(error, RpcCallRefused) else None
             code = _CODES.get(status, ServerError.ServiceNotReady)
@@ -109,13 +146,13 @@ class LookupMode:
             for request in batch.waiting.values():
                 self._done(request)
 
-    async def _ask(self, batch: "_Batch", deadline: float) -> None:
+    async def _ask(self, batch: "_Batch") -> None:
         """Ask a lookup worker, and another one for what is left where it dies. Raises RpcError."""
         retries_left = RETRIES_MAX
         while batch.waiting:
             try:
-                with trio.fail_at(deadline):
-                    await self._ask_once(batch, deadline)
+                with trio.fail_at(batch.deadline):
+                    await self._ask_once(batch)
             except trio.TooSlowError:
                 raise RpcDeadlineExceeded("no answer in time") from None
             except RpcConnectionLost:
@@ -123,36 +160,52 @@ class LookupMode:
                 if retries_left < 0:
                     raise
 
-    async def _ask_once(self, batch: "_Batch", deadline: float) -> None:
-        indexes = list(batch.waiting)
-        requests = [batch.waiting[index].data for index in indexes]
+    async def _ask_once(self, batch: "_Batch") -> None:
+        batch.renumber()
+        requests = [request.data for request in batch.waiting.values()]
         envelope = self._backends.envelope(requests, batch.identity, self._client_address)
-        async with self._backends.forward(envelope, deadline) as call:
+        async with self._backends.forward(envelope, batch.deadline) as call:
             more = True
             while more:
                 part, more = await call.next_part()
-                await self._take(batch, indexes, EnvelopeResponse.FromString(part))
+                answered, frames = self._frames(batch, EnvelopeResponse.FromString(part))
+                await self._deliver(batch, answered, frames, len(frames))
 
-    async def _take(self, batch: "_Batch", indexes: list[int], response: EnvelopeResponse) -> None:
+    async def _fail_all(self, batch: "_Batch", code: int, text: str, reason: str) -> None:
+        self._log_failure(batch, reason)
+        frames = b"".join(request.failed(code, text) for request in batch.waiting.values())
+        await self._deliver(batch, list(batch.waiting), frames, len(frames))
+
+    async def _deliver(self, batch: "_Batch", answered: Sequence[int], frames: bytes, size: int) -> None:
+        self._bytes.add(size)
+        try:
+            await self._send(frames)
+        finally:
+            self._bytes.give(size)
+        self._forget(batch, answered)
+
+    # ---- both
+
+    def _frames(self, batch: "_Batch", response: EnvelopeResponse) -> tuple[list[int], bytes]:
+        """What a part of the reply answers, and the frames for the client."""
         if response.error != EnvelopeError.ENVELOPE_OK:
             code, text = _envelope_error(response.error)
-            await self._fail_all(batch, code, text, response.error_message)
-            return
-        answered = [indexes[embedded.index] for embedded in response.responses]
-        frames = [self._frame(batch, indexes[embedded.index], embedded) for embedded in response.responses]
-        await self._deliver(batch, answered, b"".join(frames))
+            self._log_failure(batch, response.error_message)
+            frames = [request.failed(code, text) for request in batch.waiting.values()]
+            return list(batch.waiting), b"".join(frames)
+        answered = [embedded.index for embedded in response.responses]
+        return answered, b"".join([self._frame(batch, embedded) for embedded in response.responses])
 
-    def _frame(self, batch: "_Batch", index: int, embedded: EmbeddedResponse) -> bytes:
+    def _frame(self, batch: "_Batch", embedded: EmbeddedResponse) -> bytes:
         if embedded.error == EnvelopeError.ENVELOPE_OK:
             return encode_frame(embedded.response)
         code, text = _envelope_error(embedded.error)
         self._log_failure(batch, embedded.error_message)
-        return batch.waiting[index].failed(code, text)
+        return batch.waiting[embedded.index].failed(code, text)
 
-    async def _fail_all(self, batch: "_Batch", code: int, text: str, reason: str) -> None:
-        self._log_failure(batch, reason)
-        frames = [request.failed(code, text) for request in batch.waiting.values()]
-        await self._deliver(batch, list(batch.waiting), b"".join(frames))
+    def _forget(self, batch: "_Batch", answered: Sequence[int]) -> None:
+        for index in answered:
+            self._done(batch.waiting.pop(index))
 
     def _log_failure(self, batch: "_Batch", reason: str) -> None:
         kinds = sorted({request.kind.name for request in batch.waiting.values()})
@@ -164,15 +217,6 @@ class LookupMode:
             kinds=",".join(kinds),
             reason=reason,
         )
-
-    async def _deliver(self, batch: "_Batch", answered: Sequence[int], frames: bytes) -> None:
-        self._bytes.add(len(frames))
-        try:
-            await self._send(frames)
-        finally:
-            self._bytes.give(len(frames))
-        for index in answered:
-            self._done(batch.waiting.pop(index))
 
     def _done(self, request: Request) -> None:
         self._bytes.give(request.size)
@@ -192,9 +236,14 @@ class LookupMode:
 class _Batch:
     """Requests that travel in one Envelope; ``waiting``: those without an answer, by their number."""
 
-    def __init__(self, requests: Sequence[Request], identity: ClientIdentity) -> None:
+    def __init__(self, requests: Sequence[Request], identity: ClientIdentity, deadline: float) -> None:
         self.identity = identity
+        self.deadline = deadline
         self.waiting = dict(enumerate(requests))
+
+    def renumber(self) -> None:
+        """What is left travels once more."""
+        self.waiting = dict(enumerate(self.waiting.values()))
 
 
 def _envelope_error(error: int) -> tuple[int, str]:

@@ -112,7 +112,9 @@ class ClientSession:
         self._handshakes.begin()
         try:
             async with trio.open_nursery() as self._nursery:
-                self._lookup_mode = LookupMode(self._backends, self._metrics, self.address, self._nursery, self._send)
+                self._lookup_mode = LookupMode(
+                    self._backends, self._metrics, self.address, self._nursery, self._wire, self._send
+                )
                 with self._reading:
                     await self._read_commands()
                 if self.state is State.RELAYING:
@@ -121,6 +123,7 @@ class ClientSession:
                     await self._say_farewell()
                 self._nursery.cancel_scope.cancel()
         finally:
+            self._lookup_mode.close()
             self._end_handshake()
             await self._close()
 

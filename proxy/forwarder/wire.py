@@ -1,5 +1,7 @@
 """The client's end of a connection before the relay: frames in, frames out, with the limits that both need."""
 
+import os
+
 import trio
 
 from proto.frames import Frame, FrameDecoder
@@ -21,6 +23,7 @@ class ClientWire:
         self._write_timeout_s = seconds(write_timeout_ms)
         self._sending = trio.Lock()
         self._half_sent = False
+        self._unsent = b""
         self._waiting = trio.CancelScope()
         self._deadline = float("inf")
 
@@ -52,8 +55,20 @@ class ClientWire:
             self._decoder.receive_data(data)
         return frame
 
+    def send_now(self, frames: bytes) -> bool:
+        """Send whole frames without waiting; whether all of it has left. The rest leaves with the next ``send``."""
+        if self._unsent or self._sending.locked() or not isinstance(self.stream, trio.SocketStream):
+            self._unsent += frames
+            return False
+        try:
+            sent = os.write(self.stream.socket.fileno(), frames)
+        except OSError:  # no room, or an end, which the next ``send`` will meet, too
+            sent = 0
+        self._unsent += frames[sent:]
+        return not self._unsent
+
     async def send(self, frame: bytes) -> None:
-        """Send a whole frame. Raises ClientSlow, trio.BrokenResourceError.
+        """Send a whole frame, behind what ``send_now`` has left. Raises ClientSlow, trio.BrokenResourceError.
 
         Shielded: to be cancelled halfway would leave half a frame on the wire, with a relay's bytes behind it.
         """
@@ -61,7 +76,8 @@ class ClientWire:
             if self._half_sent:
                 raise ClientSlow
             with trio.move_on_after(self._write_timeout_s, shield=True) as scope:
-                await self.stream.send_all(frame)
+                data, self._unsent = self._unsent + frame, b""
+                await self.stream.send_all(data)
             if scope.cancelled_caught:
                 self._half_sent = True  # whatever came behind half a frame would be read as its other half
                 raise ClientSlow

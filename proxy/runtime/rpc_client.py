@@ -9,7 +9,8 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import trio
 from google.protobuf.message import DecodeError, Message
@@ -17,9 +18,10 @@ from google.protobuf.message import DecodeError, Message
 from proto.rpc_frames import RpcCorrupt, RpcDecoder, encode_rpc
 from proto.rpc_pb2 import Call, Frame, Reply, Status
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
-from proxy.runtime.tasks import Backoff
+from proxy.runtime.tasks import Backoff, repeat
 
 QUIESCE_LOOK_S = 0.005
+OVERDUE_LOOK_S = 0.25
 
 RETRIES_MAX = 5
 """A call whose very answer breaks the connection must not go on for ever."""
@@ -57,8 +59,36 @@ class RpcResponseCorrupt(RpcError):
     """The other side answered with bytes that are no response to this call."""
 
 
+class Pending(Protocol):
+    """Who waits for a call's reply."""
+
+    def take(self, reply: Reply) -> None:
+        """A part has come, or the whole."""
+        ...
+
+    def lose(self) -> None:
+        """Nothing will come any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Somebody without a task: ``on_reply`` gets each part, or None where nothing will come any more."""
+
+    on_reply: Callable[[Reply | None], None]
+    deadline: float
+
+    def take(self, reply: Reply) -> None:
+        """Pass it on."""
+        self.on_reply(reply)
+
+    def lose(self) -> None:
+        """Pass that on, too."""
+        self.on_reply(None)
+
+
 class PendingCall:
-    """A call under way. Its reply may come in parts."""
+    """A call that a task waits for. Its reply may come in parts."""
 
     __slots__ = ("_arrived", "_lost", "_replies")
 
@@ -96,7 +126,7 @@ class RpcClient:
     def __init__(self, connect: Connect, *, max_frame_bytes: int) -> None:
         self._connect = connect
         self._max_frame_bytes = max_frame_bytes
-        self._pending: dict[int, PendingCall] = {}
+        self._pending: dict[int, Pending] = {}
         # Not from 1: over a channel that was inherited, the answer to another program's call may still come.
         self._ids = itertools.count(secrets.randbits(32))
         self._writer: BatchedWriter | None = None
@@ -171,6 +201,7 @@ class RpcClient:
         writer = BatchedWriter(stream, max_buffered_bytes=8 * self._max_frame_bytes)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(writer.run)
+            nursery.start_soon(repeat, OVERDUE_LOOK_S, self._drop_overdue)
             self._writer = writer
             self.suspect = False  # the worker that hung was replaced
             self._connected.set()
@@ -226,6 +257,38 @@ class RpcClient:
                 return response_type.FromString(response)
             except DecodeError:
                 raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None
+
+    def ask_now(
+        self, method: int, body: bytes, on_reply: Callable[[Reply | None], None], *, timeout_s: float
+    ) -> Callable[[], None] | None:
+        """Begin a call without a task that waits for it; None where it cannot go out now.
+
+        ``on_reply`` gets each part of the reply, or None where nothing will come any more: the worker has gone, or the
+        time is over. Returns what makes the replies unwanted.
+        """
+        writer = self._writer
+        if writer is None or not self._resumed.is_set():
+            return None
+        correlation_id = next(self._ids)
+        call = Call(correlation_id=correlation_id, method=method, timeout_ms=int(timeout_s * 1000), request=body)  # type: ignore[arg-type]
+        try:
+            writer.write(encode_rpc(Frame(call=call)))
+        except WriterFull:
+            return None
+        self._pending[correlation_id] = Listening(on_reply, trio.current_time() + timeout_s)
+
+        def forget() -> None:
+            self._pending.pop(correlation_id, None)
+
+        return forget
+
+    async def _drop_overdue(self) -> None:
+        now = trio.current_time()
+        overdue = [one for one in self._pending.items() if isinstance(one[1], Listening) and one[1].deadline <= now]
+        for correlation_id, pending in overdue:
+            self.suspect = True
+            if self._pending.pop(correlation_id, None) is not None:
+                pending.lose()
 
     async def _call_once(self, method: int, body: bytes, deadline: float) -> bytes:
         async with self.begin(method, body, deadline) as pending:

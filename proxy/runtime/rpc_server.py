@@ -22,15 +22,15 @@ CALLS_PER_CONNECTION_MAX = 20_000
 Handler = Callable[[bytes, Caller], Awaitable[bytes]]
 """Takes the serialized request and the caller, gives the serialized response; raises RpcRefused."""
 
-Part = Callable[[bytes], Awaitable[None]]
-"""Sends one part of a response, once there is room for it."""
+Answer = Callable[[bytes, bool], None]
+"""Takes a part of the response, and whether more follow it; may be called at any time, by anybody, until the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class InParts:
-    """A handler that may send parts of its response before it returns the last one."""
+    """A handler without a task of its own, which answers in parts, when it can. It raises RpcRefused, DecodeError."""
 
-    handle: Callable[[bytes, Caller, Part], Awaitable[bytes]]
+    handle: Callable[[bytes, Caller, Answer], None]
 
 
 Identify = Callable[[trio.socket.SocketType], Caller | None]
@@ -107,8 +107,15 @@ class _Connection:
         self._decoder = RpcDecoder(max_frame_bytes=max_frame_bytes)
         self._writer = BatchedWriter(stream, max_buffered_bytes=8 * max_frame_bytes)
         self._calls = 0
+        self._over = False
 
     async def run(self) -> None:
+        try:
+            await self._serve()
+        finally:
+            self._over = True
+
+    async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._writer.run)
             while data := await self._stream.receive_some(262_144):
@@ -135,31 +142,51 @@ class _Connection:
             self._writer.write(_reply(call, Status.TOO_MANY_REQUESTS, "too many calls in flight"))
         else:
             self._calls += 1
-            nursery.start_soon(self._run_call, handler, call)
+            if isinstance(handler, InParts):
+                self._begin_in_parts(handler, call, nursery)
+            else:
+                nursery.start_soon(self._run_call, handler, call)
 
-    async def _run_call(self, handler: Handler | InParts, call: Call) -> None:
-        async def send_part(part: bytes) -> None:
-            await self._writer.write_when_there_is_room(_reply(call, Status.OK, "", part, more=True))
+    def _begin_in_parts(self, handler: InParts, call: Call, nursery: trio.Nursery) -> None:
+        def answer(part: bytes, more: bool) -> None:  # noqa: FBT001 -- an Answer
+            if self._over:
+                return
+            if not more:
+                self._calls -= 1
+            reply = _reply(call, Status.OK, "", part, more=more)
+            try:
+                self._writer.write(reply)
+            except WriterFull:
+                nursery.start_soon(self._writer.write_when_there_is_room, reply)
 
         try:
+            handler.handle(call.request, self._caller, answer)
+        except Exception as error:  # noqa: BLE001 -- see _run_call
+            self._calls -= 1
+            self._writer.write(_failure(call, error))
+
+    async def _run_call(self, handler: Handler, call: Call) -> None:
+        try:
             with trio.fail_after(seconds(call.timeout_ms)):
-                if isinstance(handler, InParts):
-                    response = await handler.handle(call.request, self._caller, send_part)
-                else:
-                    response = await handler(call.request, self._caller)
+                response = await handler(call.request, self._caller)
             reply = _reply(call, Status.OK, "", response)
-        except RpcRefused as refusal:
-            reply = _reply(call, refusal.status, refusal.detail)
-        except trio.TooSlowError:
-            reply = _reply(call, Status.REQUEST_TIMED_OUT, f"{_name(call.method)} took too long")
-        except DecodeError:
-            reply = _reply(call, Status.INVALID_REQUEST, f"{_name(call.method)}: bytes that are no request")
         except Exception as error:  # noqa: BLE001 -- one bad call must not end the connection of all the others
-            get_logger().error("an internal call failed; this is a defect", method=_name(call.method), exc_info=error)
-            reply = _reply(call, Status.UNKNOWN_SERVER_ERROR, type(error).__name__)
+            reply = _failure(call, error)
         # A caller that reads slowly makes its calls wait here, and count as under way; nobody else's.
         await self._writer.write_when_there_is_room(reply)
         self._calls -= 1
+
+
+def _failure(call: Call, error: Exception) -> bytes:
+    match error:
+        case RpcRefused():
+            return _reply(call, error.status, error.detail)
+        case trio.TooSlowError():
+            return _reply(call, Status.REQUEST_TIMED_OUT, f"{_name(call.method)} took too long")
+        case DecodeError():
+            return _reply(call, Status.INVALID_REQUEST, f"{_name(call.method)}: bytes that are no request")
+    get_logger().error("an internal call failed; this is a defect", method=_name(call.method), exc_info=error)
+    return _reply(call, Status.UNKNOWN_SERVER_ERROR, type(error).__name__)
 
 
 def _reply(call: Call, status: int, detail: str, response: bytes = b"", *, more: bool = False) -> bytes:

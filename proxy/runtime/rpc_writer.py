@@ -1,4 +1,6 @@
-"""Batched writes: whatever is said while an earlier write is under way leaves with the next one, in one system call."""
+"""Batched writes: what is said in one go, or while an earlier write is under way, leaves in one system call."""
+
+import os
 
 import trio
 
@@ -8,7 +10,11 @@ class WriterFull(Exception):
 
 
 class BatchedWriter:
-    """The sending half of an RPC connection. ``write`` never waits; ``run`` is the one task that sends."""
+    """The sending half of an RPC connection. Nothing but ``write_when_there_is_room`` ever waits.
+
+    ``push`` sends in the caller's own turn, since to wake another task costs several times the system call; what the
+    kernel does not take then is left to ``run``, the one task that waits for it.
+    """
 
     def __init__(self, stream: trio.abc.SendStream, *, max_buffered_bytes: int) -> None:
         self._stream = stream
@@ -23,27 +29,45 @@ class BatchedWriter:
         """Whether everything that was queued has left."""
         return not self._buffer and not self._sending
 
-    def write(self, data: bytes) -> None:
-        """Queue bytes; raises WriterFull where the bound is reached (a single message always fits an empty queue)."""
+    def hold(self, data: bytes) -> None:
+        """Queue bytes until ``push``; raises WriterFull at the bound (one message always fits an empty queue)."""
         if self._buffer and len(self._buffer) + len(data) > self._max_buffered_bytes:
             raise WriterFull
         self._buffer += data
-        self._wake.set()
+
+    def push(self) -> None:
+        """Send what is queued, as far as that goes at once."""
+        if not self._buffer or self._sending:
+            return
+        if isinstance(self._stream, trio.SocketStream):
+            try:
+                sent = os.write(self._stream.socket.fileno(), self._buffer)
+            except OSError:  # no room, or an end, which ``run`` will meet, too
+                sent = 0
+            del self._buffer[:sent]
+        if self._buffer:
+            self._wake.set()
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes, and send; raises WriterFull where the bound is reached."""
+        self.hold(data)
+        self.push()
 
     async def write_when_there_is_room(self, data: bytes) -> None:
-        """Queue bytes as soon as the bound allows."""
+        """Queue bytes as soon as the bound allows, and send."""
         while self._buffer and len(self._buffer) + len(data) > self._max_buffered_bytes:
             await self._sent.wait()
         self.write(data)
 
     async def run(self) -> None:
-        """Send until cancelled or the stream breaks (trio.BrokenResourceError)."""
+        """Send what ``push`` could not, until cancelled or the stream breaks (trio.BrokenResourceError)."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            batch, self._buffer = self._buffer, bytearray()
-            self._sent.set()
-            self._sent = trio.Event()
             self._sending = True
-            await self._stream.send_all(batch)
+            while self._buffer:
+                batch, self._buffer = self._buffer, bytearray()
+                self._sent.set()
+                self._sent = trio.Event()
+                await self._stream.send_all(batch)
             self._sending = False
