@@ -132,7 +132,7 @@ class Brokers(Strict, frozen=True):
     congestion_control: who decides how fast bytes are sent to brokers (TCP_CONGESTION): `system` (sysctl
         net.ipv4.tcp_congestion_control), the name of one, or `unpaced`: the system's unless that is BBR, whose timer
         for each packet costs most of a relay's CPU time where brokers are near; then `reno`
-    connect_timeout_ms: longest time for one TCP connection to a broker
+    connect_timeout_ms: longest time for one TCP connection to a broker, its TLS handshake included
     handshake_timeout_ms: longest time for connection and handshake with a broker together;
         shorter than `limits.handshake_timeout_ms`, so that a client still learns of it
     probe_interval_ms: time between two looks whether the brokers of `service_url` answer (`/readyz` depends on it)

@@ -96,9 +96,7 @@ def test_whoever_names_a_method_is_not_anonymous(method: str) -> None:
 
 
 async def test_a_bad_token_does_not_make_a_guest(secret_file: str) -> None:
-    config = Authentication(
-        enabled=True, anonymous_role="guest", token=TokenAuthentication(secret_key=secret_file)
-    )
+    config = Authentication(enabled=True, anonymous_role="guest", token=TokenAuthentication(secret_key=secret_file))
     state = ProviderRegistry(config, configured_providers).new_auth_state("token", CLIENT)
     with pytest.raises(AuthenticationDenied):
         await state.authenticate(b"")
@@ -298,7 +296,9 @@ def test_what_a_plugin_says_of_its_options_is_told_as_it_is() -> None:
 def test_a_plugin_whose_module_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("gone", "no_such_module_anywhere:make", PLUGINS)
     monkeypatch.setattr(module, "entry_points", lambda *, group: [entry] if group == PLUGINS else [])
-    with pytest.raises(ConfigError, match="authentication.plugins.gone: no_such_module_anywhere:make makes no provider"):
+    with pytest.raises(
+        ConfigError, match="authentication.plugins.gone: no_such_module_anywhere:make makes no provider"
+    ):
         with_plugin("gone")
 
 

@@ -119,6 +119,38 @@ async def test_a_sealed_principal_is_answered_for(serve: Serve, broker: FakeBrok
     assert broker.requests[0][0] == "alice"
 
 
+async def test_forwarded_credentials_reach_the_broker_behind_the_sealed_principal(
+    serve: Serve, broker: FakeBroker
+) -> None:
+    served = serve()
+    with structlog.testing.capture_logs() as logs:
+        for token in ("first-s3cret", "second-s3cret", "first-s3cret"):
+            await served.answer(original_auth_method="token", original_auth_data=token)
+        await served.answer()
+    assert [
+        (connect.original_principal, connect.original_auth_method, connect.original_auth_data)
+        for connect in broker.connects
+    ] == [("alice", "token", "first-s3cret"), ("alice", "token", "second-s3cret"), ("alice", "", "")]
+    assert [principal for principal, _ in broker.requests] == ["alice"] * 4
+    assert "s3cret" not in repr(logs)
+
+
+async def test_credentials_do_not_replace_a_principal(serve: Serve, broker: FakeBroker) -> None:
+    """Security: whoever forwards credentials has to show the seal, as everybody."""
+    served = serve()
+    refused = await served.refusal(
+        original_auth_method="token", original_auth_data="s3cret", sealed_principal=b"", principal_name="admin"
+    )
+    assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert broker.connects == []
+
+
+async def test_a_principal_behind_a_proxy_is_answered_for(serve: Serve, broker: FakeBroker) -> None:
+    behind = Principal(type="User", name="alice", method="token", proxy="proxy-a")
+    await serve().answer(sealed_principal=seal(behind, KEY))
+    assert broker.requests[0][0] == "alice"
+
+
 @pytest.mark.parametrize("address", ["", "rubbish", "192.0.2.7", "192.0.2.7:x", "a b:1"])
 async def test_a_bad_client_address(serve: Serve, broker: FakeBroker, address: str) -> None:
     assert await serve().refusal(client_address=address) == EnvelopeError.ENVELOPE_INVALID_REQUEST
