@@ -17,7 +17,7 @@ from proxy.runtime.watched import Watched
 
 RECEIVE_BYTES = 65536
 ANSWERS_BYTES_MAX = 16384
-ANSWER_TIMEOUT_S = 30.0
+FLUSH_TIMEOUT_S = 10.0
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
@@ -84,11 +84,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
     async def _answer(self) -> None:
         """Send what TLS itself has to say. Whoever is sending takes it along, unless it is much: then this waits."""
         if self._outgoing.pending > (ANSWERS_BYTES_MAX if self._sending.locked() else 0):
-            # Half an answer would spoil all that comes behind it.
-            with trio.move_on_after(ANSWER_TIMEOUT_S, shield=True) as scope:
-                await self._flush()
-            if scope.cancelled_caught:
-                raise trio.BrokenResourceError("the peer does not read")
+            await self._flush()
 
     def _read(self, limit: int) -> None:
         """Decrypt what is here: a record has 16 KiB at most, but several may have come."""
@@ -130,8 +126,13 @@ class TlsStream(trio.abc.HalfCloseableStream):
     async def _flush(self) -> None:
         async with self._sending:
             data = self._outgoing.read()
-            if not self._eof_sent:
+            if self._eof_sent:
+                return
+            # Cut off in the middle, it would spoil all that comes behind it.
+            with trio.move_on_after(FLUSH_TIMEOUT_S, shield=True) as scope:
                 await self.transport.send_all(data)
+            if scope.cancelled_caught:
+                raise trio.BrokenResourceError("the peer does not read")
 
     async def wait_send_all_might_not_block(self) -> None:
         """See Trio."""

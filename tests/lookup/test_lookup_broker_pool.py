@@ -97,6 +97,23 @@ async def test_clients_of_one_principal_with_other_credentials_never_share_a_con
     assert [connect.auth_data for connect in pools.broker.connects] == [b"proxy-1", b"proxy-2", b"proxy-3"]
 
 
+async def test_a_challenge_for_a_clients_credentials_is_not_answered_with_the_proxys(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    """Security: nobody here has fresh ones of the client's, and the proxy's would make somebody else of it."""
+    pools = Pools(network, nursery, credentials=True)
+    connection = await pools.get("alice", token="s3cret")
+    [end] = pools.broker.ends
+    with structlog.testing.capture_logs() as logs:
+        await end.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+        await trio.testing.wait_all_tasks_blocked()
+    assert connection.closed
+    assert pools.broker.open == 0
+    assert len(pools.auth.calls) == 1, "for CONNECT, and never again"
+    assert "s3cret" not in repr(logs)
+    assert await pools.get("alice", token="s3cret") is not connection
+
+
 async def test_credentials_of_one_text_and_two_methods_are_not_the_same(
     network: Network, nursery: trio.Nursery
 ) -> None:

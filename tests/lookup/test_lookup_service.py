@@ -26,6 +26,7 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
 )
 from proto.sealed_principal import seal
+from proxy.config.errors import ConfigError
 from proxy.runtime.descriptors import Descriptors
 from proxy.runtime.peers import Caller
 from proxy.runtime.worker import WorkerContext
@@ -432,3 +433,13 @@ async def test_configure_closes_the_old_connections_once_their_lookups_had_their
     await served.configure()
     await trio.sleep(11)
     assert broker.open == 0
+
+
+async def test_a_reload_that_fails_leaves_everything_as_it_was(serve: Serve, broker: FakeBroker) -> None:
+    """A file may have gone between the check of the configuration and its use."""
+    served = serve()
+    await served.answer()
+    with pytest.raises(ConfigError, match=r"^brokers\.tls"):
+        await served.configure(brokers={"service_url": "pulsar+ssl://b1:6650", "tls": {"trust": "/nowhere"}})
+    await served.answer()
+    assert len(broker.connects) == 1, "the connection is still the same one"

@@ -166,10 +166,17 @@ class FakeAuthentication:
         return next(self._ids)
 
     async def call(
-        self, method: int, request: AuthenticateRequest, _type: type[AuthenticateResponse], *, timeout_s: float
+        self,
+        method: int,
+        request: AuthenticateRequest,
+        _type: type[AuthenticateResponse],
+        *,
+        timeout_s: float,
+        retry: bool,
     ) -> AuthenticateResponse:
-        """In place of RpcClient.call; without ``retry``, since a round is never asked twice."""
+        """In place of RpcClient.call."""
         assert method == Method.AUTHENTICATE
+        assert retry == request.first_round, "to begin anew harms nothing; no answer to a challenge is given twice"
         assert timeout_s >= 0
         self.requests.append(request)
         await trio.lowlevel.checkpoint()

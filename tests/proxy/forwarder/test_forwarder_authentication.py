@@ -147,7 +147,16 @@ async def test_a_no(answer: AuthenticateResponse, code: int, message: str, reaso
     assert await Rounds([answer]).first() == Denial(Refusal(code, message), reason)
 
 
-async def test_no_answer_is_asked_for_once() -> None:
+async def test_an_exchange_that_is_lost_says_nothing_about_the_client() -> None:
+    """Java clients give up for good on AuthenticationError; this one should come again."""
+    rounds = Rounds([challenge(b"q"), denied("unknown_round")])
+    await rounds.first()
+    denial = await rounds.next()
+    assert isinstance(denial, Denial)
+    assert denial.refusal.code == ServerError.ServiceNotReady
+
+
+async def test_no_answer_is_no_verdict() -> None:
     rounds = Rounds([RpcConnectionLost("gone")])
     with pytest.raises(RpcConnectionLost):
         await rounds.first()
