@@ -89,6 +89,114 @@ class AuthService:
         """The methods served, and the rounds under way."""
         return {"methods": list(self._registry.methods), "authentications_under_way": len(self._clients)}
 
-    def _expect_nothing(data: bytes) -> None:
+    async def _authenticate(self, data: bytes, caller: Caller) -> bytes:
+        request = AuthenticateRequest.FromString(data)
+        started = trio.current_time()
+        response = AuthenticateResponse()
+        try:
+            await self._guarded_round(request, caller, response)
+        except AuthenticationDenied as denied:
+            response.denied.reason = denied.reason
+            self._metrics.failed(request.method, denied.reason)
+            get_logger().warning(
+                "authentication denied",
+                client=request.client_address,
+                method=request.method[:64],
+                reason=denied.reason,
+                detail=str(denied),
+            )
+        self._metrics.round_took(trio.current_time() - started)
+        return response.SerializeToString()
+
+    async def _guarded_round(
+        self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse
+    ) -> None:
+        """What breaks in a mechanism is a denial as any other: not faster, and not told apart."""
+        try:
+            await self._round(request, caller, response)
+        except AuthenticationDenied:
+            raise
+        except Exception as error:
+            # Not the error's text, which may quote what the client sent.
+            frames = traceback.extract_tb(error.__traceback__)[-3:]
+            where = ", ".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
+            get_logger().error("a provider met a defect", method=request.method[:64], where=where)
+            raise AuthenticationDenied("defect", type(error).__name__) from None
+
+    async def _round(self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse) -> None:
+        key = (caller.pid, request.authentication_id)
+        clients = self._clients  # a reload in the meantime ends this exchange: its state was made from the old keys
+        number = 0
+        if request.first_round:
+            client = ClientContext(request.client_address, request.client_certificate)
+            claim = Claim(request.original_principal, request.through_proxy)
+            exchange = _Exchange(self._registry.new_auth_state(request.method, client), claim)
+        else:
+            # A state that is not here was finished, forgotten, or lost with a worker: never begin anew in the middle.
+            found = clients.take(key, request.method)
+            exchange, number = found.state, found.number
+        if exchange.complete:
+            _expect_nothing(request.data)
+            self._complete(request.method, exchange, response)
+            return
+        challenge = await exchange.state.authenticate(request.data)
+        complete = exchange.state.is_complete()
+        if complete and not challenge:
+            self._complete(request.method, exchange, response)
+        elif challenge is None:
+            raise AuthenticationDenied("no_challenge", "the provider neither finished nor asked for more")
+        else:
+            # The server's last word has no place in Pulsar's Connected: it goes out as a challenge, before it.
+            clients.put(key, request.method, replace(exchange, complete=complete), number=number + 1)
+            response.challenge = challenge
+
+    def _complete(self, method: str, exchange: _Exchange, response: AuthenticateResponse) -> None:
+        identity = exchange.state.get_identity()
+        if not is_fit_for_a_role(identity.role):
+            raise AuthenticationDenied("bad_role", "the role is empty, too long, or has control characters")
+        behind = principal_behind(identity.role, exchange.claim, self._proxy_roles)
+        principal = Principal(type="User", name=behind.principal, method=method, proxy=behind.proxy)
+        if identity.expires_at_unix_ms is not None:
+            if identity.expires_at_unix_ms <= time.time() * 1000:
+                raise AuthenticationDenied("expired", "the credential has expired")
+            principal.expires_at_unix_ms = identity.expires_at_unix_ms
+        response.authenticated.principal.CopyFrom(principal)
+        response.authenticated.sealed_principal = seal(principal, self._seal_key)
+        self._metrics.succeeded(method)
+
+    async def _broker_credentials(self, data: bytes, caller: Caller) -> bytes:
+        request = BrokerCredentialsRequest.FromString(data)
+        broker = self._broker
+        if broker is None:
+            raise RpcRefused(Status.INVALID_REQUEST, "no brokers.credentials are configured")
+        try:
+            answer = await self._broker_round(broker, request, (caller.pid, request.exchange_id))
+        except AuthenticationDenied as lost:
+            raise RpcRefused(Status.INVALID_REQUEST, str(lost)) from None
+        except CredentialsUnavailable as error:
+            get_logger().error(
+                "the proxy has no credentials for a broker", broker=request.broker_host, reason=str(error)
+            )
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return BrokerCredentialsResponse(method=broker.method, data=answer).SerializeToString()
+
+    async def _broker_round(
+        self, broker: BrokerAuthentication, request: BrokerCredentialsRequest, key: tuple[int, int]
+    ) -> bytes:
+        exchanges = self._exchanges
+        challenge, number = None, 0
+        if request.HasField("challenge"):
+            found = exchanges.take(key, broker.method)
+            state, number, challenge = found.state, found.number, request.challenge
+        else:
+            state = broker.get_auth_data(request.broker_host)
+        answer = await state.authenticate(challenge)
+        # Whether the broker will ask for more is not known here: most exchanges end unseen, so the oldest make room.
+        exchanges.make_room()
+        exchanges.put(key, broker.method, state, number=number + 1)
+        return answer
+
+
+def _expect_nothing(data: bytes) -> None:
     if data:
         raise AuthenticationDenied("unexpected_round", "data in answer to the server's last word")

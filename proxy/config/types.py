@@ -128,8 +128,8 @@ class Brokers(Strict, frozen=True):
     allowed_hosts: patterns (`*`, `?`) of broker hosts that a client may be relayed to
     allowed_addresses: networks (`10.0.0.0/8`) or addresses that a broker host may resolve to; `*` allows all
     allowed_ports: ports that a client may be relayed to
-    through_proxy: whether `service_url` is another proxy's, behind which the brokers are: relays then go there, too, and
-        that proxy resolves and checks their targets; the role of this proxy must be among its
+    through_proxy: whether `service_url` is another proxy's, behind which the brokers are: relays then go there, too,
+        and that proxy resolves and checks their targets; the role of this proxy must be among its
         `authentication.proxy_roles`
     tls: how TLS is spoken to brokers
     credentials: who the proxy is at the brokers; absent: the proxy does not authenticate itself
@@ -243,8 +243,8 @@ class OidcAuthentication(Strict, frozen=True):
     allowed_clock_skew_ms: how far the clocks of issuer and proxy may differ
     trust: PEM file with the authorities that sign the issuers' certificates; empty: the system's
     require_https: whether an issuer without TLS is a mistake
-    keys_lifetime_ms: an issuer's keys are asked for again after this long, and are used for twice as long where it cannot
-        be asked (here and below: in each auth worker)
+    keys_lifetime_ms: an issuer's keys are asked for again after this long, and are used for twice as long where it
+        cannot be asked (here and below: in each auth worker)
     keys_retry_interval_ms: a key that is not known is looked for at the issuer, and what failed is asked again, no more
         often than this
     request_timeout_ms: longest time for each of an issuer's two answers (its description, its keys)
