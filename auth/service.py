@@ -116,7 +116,7 @@ class AuthService:
             await self._round(request, caller, response)
         except AuthenticationDenied:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- see above
             # Not the error's text, which may quote what the client sent.
             frames = traceback.extract_tb(error.__traceback__)[-3:]
             where = ", ".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
