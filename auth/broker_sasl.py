@@ -1,7 +1,7 @@
 """The proxy's own Kerberos credentials towards brokers: SASL's GSSAPI mechanism (RFC 4752), the client's side.
 
 One cache in memory holds the tickets for all connections, so that the KDC is asked once for each broker and ticket's
-lifetime; the library asks anew when half of it is over. The keytab is read whenever it does: a replaced one counts from then on.
+lifetime; the library asks anew when half of it is over. It reads the keytab then: a replaced one counts from then on.
 """
 
 import re
@@ -75,13 +75,11 @@ class _SaslBrokerAuthState:
         self._limiter = limiter
         # None while a round is under way and once it has failed: no other round meets a thread that was left behind.
         self._initiator: _Initiator | None = None
-        self._begun = False
 
     async def authenticate(self, challenge: bytes | None) -> bytes:
         """The ticket for CONNECT and for a refresh, the choice for the broker's offer."""
         initiator, self._initiator = self._initiator, None
-        if not self._begun or (initiator is not None and initiator.complete and challenge == REFRESH):
-            self._begun = True
+        if challenge is None or (initiator is not None and initiator.complete and challenge == REFRESH):
             initiator, challenge = self._credentials.initiator(self._broker_host), None
         if initiator is None:
             raise CredentialsUnavailable("the exchange with the broker has failed before")
@@ -105,7 +103,7 @@ class _Initiator:
         self.broker = broker
         self.complete = False
         self._principal = principal
-        self._store = {"client_keytab": f"FILE:{keytab}", "ccache": cache}
+        self._store: dict[str | bytes, str | bytes] = {"client_keytab": f"FILE:{keytab}", "ccache": cache}
         self._context: gssapi.SecurityContext | None = None
 
     def step(self, challenge: bytes | None) -> bytes:

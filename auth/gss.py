@@ -18,6 +18,8 @@ except (ImportError, OSError) as error:  # OSError: Python's half is there, the 
         f"(pip install 'pulsar-trio-proxy[kerberos]'): {error}"
     ) from None
 
+__all__ = ["NO_LAYER", "acceptor_credentials", "check_keytab", "gssapi", "in_thread", "principal_name", "text_of"]
+
 NO_LAYER = b"\x01\x00\x00\x00"
 """RFC 4752, section 3.3: the security layer "none", and hence a largest message of no size at all."""
 

@@ -114,10 +114,13 @@ async def _bounded_body(response: httpx.Response) -> bytes:
     if response.headers.get("content-encoding", "identity") != "identity":
         raise HttpFailed("the answer is packed, which was not asked for")
     body = bytearray()
-    async for data in response.aiter_raw():
-        body += data
-        if len(body) > ANSWER_BYTES_MAX:
-            raise HttpFailed(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+    with trio.CancelScope() as reading:
+        async for data in response.aiter_bytes():
+            body += data
+            if len(body) > ANSWER_BYTES_MAX:
+                reading.cancel()  # to leave the loop would leave httpx's generators, one within the other, unfinished
+    if len(body) > ANSWER_BYTES_MAX:
+        raise HttpFailed(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
     return bytes(body)
 
 

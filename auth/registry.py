@@ -123,16 +123,26 @@ class _EitherProvider:
         return OneStageAuthState(self, client)
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
-        """The first identity that one of them finds; the first one's denial where neither does."""
-        denied: AuthenticationDenied | None = None
-        for provider in self._both:
-            state = provider.new_auth_state(client)
-            try:
-                challenge = await state.authenticate(data)
-            except AuthenticationDenied as error:
-                denied = denied or error
-                continue
-            if challenge is None and state.is_complete():
-                return state.get_identity()
-            denied = denied or AuthenticationDenied("several_rounds", "two providers share a method of several rounds")
-        raise denied or AuthenticationDenied("invalid")
+        """The first identity that one of them finds; where neither does, the denial that says more."""
+        first, second = self._both
+        try:
+            return await _identity(first, data, client)
+        except AuthenticationDenied as denied:
+            before = denied
+        try:
+            return await _identity(second, data, client)
+        except AuthenticationDenied as denied:
+            raise (denied if _says_more(denied, before) else before) from None
+
+
+async def _identity(provider: Provider, data: bytes, client: ClientContext) -> Identity:
+    state = provider.new_auth_state(client)
+    challenge = await state.authenticate(data)
+    if challenge is not None or not state.is_complete():
+        raise AuthenticationDenied("several_rounds", "two providers share a method of several rounds")
+    return state.get_identity()
+
+
+def _says_more(second: AuthenticationDenied, first: AuthenticationDenied) -> bool:
+    """Whether the first only saw that the credential is not for it, and the second knew better."""
+    return first.reason in {"bad_algorithm", "bad_signature"} and second.reason != "unknown_issuer"

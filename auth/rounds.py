@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 import trio
 
 from auth.state import AuthenticationDenied
+from proto.connect_rules import LOST_EXCHANGE
 
 STATES_MAX = 20_000
 ROUNDS_MAX = 10
@@ -56,7 +57,7 @@ class Rounds(Generic[StateT]):
         self._forget_old()
         found = self._rounds.pop(key, None)
         if found is None:
-            raise AuthenticationDenied("unknown_round", "a round of an exchange that is not under way")
+            raise AuthenticationDenied(LOST_EXCHANGE, "a round of an exchange that is not under way")
         if found.method != method:
             raise AuthenticationDenied("method_changed", "another method than in the first round")
         return found

@@ -1,6 +1,7 @@
 """The auth worker's service: rounds of authentication for forwarders, the proxy's credentials for those who dial."""
 
 import time
+import traceback
 from dataclasses import dataclass, replace
 
 import trio
@@ -93,7 +94,7 @@ class AuthService:
         started = trio.current_time()
         response = AuthenticateResponse()
         try:
-            await self._round(request, caller, response)
+            await self._guarded_round(request, caller, response)
         except AuthenticationDenied as denied:
             response.denied.reason = denied.reason
             self._metrics.failed(request.method, denied.reason)
@@ -106,6 +107,21 @@ class AuthService:
             )
         self._metrics.round_took(trio.current_time() - started)
         return response.SerializeToString()
+
+    async def _guarded_round(
+        self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse
+    ) -> None:
+        """What breaks in a mechanism is a denial as any other: not faster, and not told apart."""
+        try:
+            await self._round(request, caller, response)
+        except AuthenticationDenied:
+            raise
+        except Exception as error:  # noqa: BLE001 -- see above
+            # Not the error's text, which may quote what the client sent.
+            frames = traceback.extract_tb(error.__traceback__)[-3:]
+            where = ", ".join(f"{frame.filename}:{frame.lineno}" for frame in frames)
+            get_logger().error("a provider met a defect", method=request.method[:64], where=where)
+            raise AuthenticationDenied("defect", type(error).__name__) from None
 
     async def _round(self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse) -> None:
         key = (caller.pid, request.authentication_id)
@@ -123,7 +139,7 @@ class AuthService:
             _expect_nothing(request.data)
             self._complete(request.method, exchange, response)
             return
-        challenge = await _authenticate(exchange.state, request)
+        challenge = await exchange.state.authenticate(request.data)
         complete = exchange.state.is_complete()
         if complete and not challenge:
             self._complete(request.method, exchange, response)
@@ -179,17 +195,6 @@ class AuthService:
         exchanges.make_room()
         exchanges.put(key, broker.method, state, number=number + 1)
         return answer
-
-
-async def _authenticate(state: AuthState, request: AuthenticateRequest) -> bytes | None:
-    """One round. What breaks in a mechanism is a denial as any other: not faster, and not told apart."""
-    try:
-        return await state.authenticate(request.data)
-    except AuthenticationDenied:
-        raise
-    except Exception as error:
-        get_logger().error("a provider met a defect", method=request.method[:64], exc_info=error)
-        raise AuthenticationDenied("defect", type(error).__name__) from error
 
 
 def _expect_nothing(data: bytes) -> None:

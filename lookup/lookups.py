@@ -200,6 +200,8 @@ class Lookups:
             raise _bad_redirect(error) from None
 
     def _redirected_to(self, url: str) -> HostPort:
+        if speaks_tls(url) is not self._tls:
+            raise _bad_redirect(AddressInvalid(f"{url[:300]!r}: see the scheme of brokers.service_url"))
         try:
             broker = parse_service_url(url)[0]
             self._rules.check_broker(broker)

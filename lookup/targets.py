@@ -7,10 +7,11 @@ was checked, so no second answer of a name server can lead elsewhere.
 
 import fnmatch
 import ipaddress
+import itertools
 import re
 from dataclasses import dataclass
 
-from proto.addresses import AddressInvalid, HostPort, parse_host_port
+from proto.addresses import AddressInvalid, HostPort, parse_host_port, parse_service_url
 from proxy.config.types import Brokers
 from proxy.runtime.resolve import ResolutionFailed, new_resolver_threads, resolve
 from proxy.runtime.tasks import seconds
@@ -46,18 +47,26 @@ class TargetRules:
         ]
         self._threads = new_resolver_threads()
         self._resolve_timeout_s = seconds(config.connect_timeout_ms)
+        self._proxies = itertools.cycle(parse_service_url(config.service_url)) if config.through_proxy else None
 
     async def check(self, text: str) -> Target:
-        """The target that a client or a redirecting broker names; raises TargetDenied."""
+        """Where to dial for the target that a client or a redirecting broker names; raises TargetDenied.
+
+        With ``brokers.through_proxy`` that is a proxy of the operator's, which checks the target's addresses itself.
+        """
         try:
             broker = parse_host_port(text)
         except AddressInvalid as error:
             raise TargetDenied("malformed", str(error)) from None
         self.check_broker(broker)
+        if self._proxies is not None:
+            broker = next(self._proxies)
         try:
             addresses = await resolve(broker.host, timeout_s=self._resolve_timeout_s, threads=self._threads)
         except ResolutionFailed as error:
             raise TargetDenied("unknown_host", str(error)) from None
+        if self._proxies is not None:
+            return Target(broker, addresses)
         allowed = tuple(address for address in addresses if self._address_allowed(address))
         if not allowed:
             detail = f"{broker} is at {', '.join(addresses)}, outside brokers.allowed_addresses"

@@ -16,6 +16,14 @@ INVALID_ROLES = "invalid_roles"
 NOT_A_PROXY = "not_a_proxy"
 """A denial's reason: the client says that it is a proxy, which its role is not."""
 
+LOST_EXCHANGE = "unknown_round"
+"""A denial's reason: a round of an exchange that the auth worker does not know (any more: it may be another one)."""
+
+AUTHENTICATION_UNAVAILABLE = "The proxy cannot authenticate clients at the moment"
+
+_PROVED_BY_CONNECTION = frozenset({"tls"})
+"""Methods whose data a broker does not look at: it would take the proxy's own certificate for the client's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -30,7 +38,7 @@ class BrokerIdentity:
     """Whom the broker is told about: the proxy's own credentials, and the client's role behind them."""
 
     method: str = ""
-    data: bytes = b""
+    data: bytes = field(default=b"", repr=False)
     original_principal: str = ""
     original: "OriginalCredentials | None" = None
 
@@ -49,6 +57,8 @@ def denial(reason: str) -> Refusal:
         return Refusal(ServerError.AuthorizationError, "Invalid roles.")
     if reason == NOT_A_PROXY:
         return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
+    if reason == LOST_EXCHANGE:  # says nothing about the client, which should come again
+        return Refusal(ServerError.ServiceNotReady, AUTHENTICATION_UNAVAILABLE)
     return Refusal(ServerError.AuthenticationError, AUTHENTICATION_FAILED)
 
 
@@ -83,11 +93,15 @@ def original_credentials(connect: CommandConnect, *, from_proxy: bool) -> Origin
             data = connect.auth_data.decode()
         except UnicodeDecodeError:  # the field that it would travel in holds text
             return None
-    return OriginalCredentials(method, data) if data else None
+    return OriginalCredentials(method, data) if data and method not in _PROVED_BY_CONNECTION else None
 
 
-def broker_connect(client: CommandConnect, identity: BrokerIdentity, proxy_version: str) -> CommandConnect:
+def broker_connect(
+    client: CommandConnect, identity: BrokerIdentity, proxy_version: str, *, through_proxy: bool = False
+) -> CommandConnect:
     """The CONNECT for the broker of a relay: the client's own, with the proxy's identity in place of the client's.
+
+    ``through_proxy``: it is for another proxy, which must know the target.
 
     Version, feature flags and unknown fields are the client's, since the relay carries the client's frames as they
     are. Whatever the client wrote about identities is dropped.
@@ -104,6 +118,8 @@ def broker_connect(client: CommandConnect, identity: BrokerIdentity, proxy_versi
         "original_auth_method",
     ):
         message.ClearField(name)
+    if through_proxy:
+        message.proxy_to_broker_url = client.proxy_to_broker_url
     return _identified(message, identity, proxy_version)
 
 

@@ -141,12 +141,16 @@ def scram_credential(user: str, mechanism: str, iterations: int | None) -> None:
 
 
 def _password() -> str:
-    if sys.stdin.isatty():
+    if _is_terminal():
         return str(click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
     try:
         return sys.stdin.buffer.readline().decode().rstrip("\r\n")
     except UnicodeDecodeError:
         _fail("the password is not UTF-8")
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _load(config_file: Path) -> Config:

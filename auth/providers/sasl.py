@@ -148,7 +148,7 @@ class _Acceptor:
     def _check_principal(self, principal: str) -> None:
         if principal.startswith(_ANONYMOUS):
             raise AuthenticationDenied("not_allowed", "an anonymous ticket")
-        # Before the client's choice: until its first answer a client takes an error for the last word, later it retries.
+        # Before the client has answered anything: it takes an error for the last word then, and retries later.
         if not self._allowed.fullmatch(principal):
             raise AuthenticationDenied("not_allowed", f"{principal[:200]!r} does not match allowed_principals")
 
@@ -178,9 +178,9 @@ def _denying(reason: str) -> Iterator[None]:
         yield
     except AuthenticationDenied:
         raise
-    except gssapi.exceptions.InvalidTokenError as error:
+    except gssapi.raw.exceptions.InvalidTokenError as error:
         raise AuthenticationDenied("malformed", text_of(error)) from None
-    except gssapi.exceptions.GSSError as error:
+    except gssapi.raw.misc.GSSError as error:
         raise AuthenticationDenied(_REASONS.get(error.min_code & 0xFFFFFFFF, reason), text_of(error)) from None
     except Exception as error:  # noqa: BLE001 -- see above
         raise AuthenticationDenied("malformed", type(error).__name__) from None

@@ -21,8 +21,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _INPUTS = ("pyproject.toml", "constraints.txt")
 # `run` needs a client for the examples it prints, but none of the test tools.
-_REQUIREMENTS = {"run": ("-e", ".", "pulsar-client"), "test": ("-e", ".[test]"), "bench": ("-e", ".[bench]")}
-_COVERS = {"run": ("run", "test"), "test": ("test",), "bench": ("bench",)}
+_REQUIREMENTS = {
+    "run": ("-e", ".", "pulsar-client"),
+    "test": ("-e", ".[test]"),
+    "test-kerberos": ("-e", ".[test,kerberos]"),
+    "bench": ("-e", ".[bench]"),
+}
+_COVERS = {
+    "run": ("run", "test", "test-kerberos"),
+    "test": ("test", "test-kerberos"),
+    "test-kerberos": ("test-kerberos",),
+    "bench": ("bench",),
+}
 _PROBE = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -51,7 +61,7 @@ class Environment:
         return self.directory / "bin" / name
 
     def prepare(self, what: str, progress: Progress = print_status) -> None:
-        """Make it hold what `run`, `test` or `bench` (with `--write`) needs."""
+        """Make it hold what `run`, `test`, `test-kerberos` or `bench` (with `--write`) needs."""
         if self.is_ready(what):
             return
         with locked(cache_directory() / "environment.lock", progress):

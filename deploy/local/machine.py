@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,11 @@ def java_major(command: str = "java") -> int:
     return int(match.group(1)) if match else 0
 
 
+def _has_server(name: str) -> bool:
+    """Whether a program is there that is none of every user's."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
+
+
 def go_version() -> tuple[int, int]:
     """Go's version; (0, 0) if there is none."""
     match = re.search(r"go(\d+)\.(\d+)", _output(["go", "version"]))
@@ -86,14 +92,23 @@ PROMTOOL = Need("promtool", lambda: shutil.which("promtool") is not None, ("prom
 GO = Need(
     f"Go {'.'.join(map(str, BENCH_GO_MINIMUM))} or newer", lambda: go_version() >= BENCH_GO_MINIMUM, ("golang-go",)
 )
-HAPROXY = Need(
-    "HAProxy", lambda: shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None, ("haproxy",)
+HAPROXY = Need("HAProxy", lambda: _has_server("haproxy"), ("haproxy",))
+KDC = Need("a Kerberos KDC (krb5kdc)", lambda: _has_server("krb5kdc"), ("krb5-kdc",))
+KADMIN = Need("kadmin.local", lambda: _has_server("kadmin.local"), ("krb5-admin-server",))
+KRB5_HEADERS = Need(
+    "Kerberos' headers (krb5-config)", lambda: shutil.which("krb5-config") is not None, ("libkrb5-dev",)
+)
+GCC = Need("a C compiler (gcc)", lambda: shutil.which("gcc") is not None, ("gcc",))
+PYTHON_HEADERS = Need(
+    "Python's headers", lambda: Path(sysconfig.get_path("include"), "Python.h").exists(), ("python3-dev",)
 )
 
 PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
 TEST = (VENV, JDK, MAVEN, PROMTOOL)
 BENCH = (VENV, JRE, MAVEN, GO)
+KERBEROS = (KDC, KADMIN, KRB5_HEADERS, GCC, PYTHON_HEADERS)
+"""For the tests with Kerberos: a KDC, and what the package `gssapi` is built with, since there is only its source."""
 
 
 def ensure(needs: Sequence[Need], progress: Progress = print_status) -> None:
@@ -116,6 +131,16 @@ def ensure(needs: Sequence[Need], progress: Progress = print_status) -> None:
     if still:
         hint = f" JAVA_HOME is {os.environ['JAVA_HOME']}." if os.environ.get("JAVA_HOME") else ""
         raise MachineError(f"Installed, but still not found: {', '.join(still)}.{hint} Look at PATH.")
+
+
+def ensure_kerberos(progress: Progress = print_status) -> bool:
+    """Whether the machine has what the tests with Kerberos need, after an installation where that can be done."""
+    try:
+        ensure(KERBEROS, progress)
+    except MachineError as error:
+        progress(f"The tests with Kerberos will be skipped. {error}")
+        return False
+    return True
 
 
 def note_go(progress: Progress = print_status) -> None:

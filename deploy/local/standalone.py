@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from signal import Signals
 from types import TracebackType
@@ -47,6 +47,7 @@ class Standalone:
         bookie_port: int = 0,
         secured: bool = False,
         conf: Mapping[str, str] | None = None,
+        jvm_options: Sequence[str] = (),
         memory: str = "-Xms256m -Xmx512m -XX:MaxDirectMemorySize=512m",
         ready_timeout_s: float = 180.0,
         progress: Progress = silent,
@@ -60,6 +61,7 @@ class Standalone:
         self.log_path = self.data / "broker.log"
         self.secret_key = self.data / "secret.key"
         self._conf = dict(conf or {})
+        self._jvm_options = tuple(jvm_options)
         self._memory = memory
         self._ready_timeout_s = ready_timeout_s
         self._progress = progress
@@ -229,7 +231,7 @@ class Standalone:
             "PULSAR_GC": "-XX:+UseSerialGC",
             "PULSAR_GC_LOG": " ",  # none: an empty value would mean the default
             # Native libraries are unpacked there, and a killed broker leaves them behind.
-            "PULSAR_EXTRA_OPTS": f"-Djava.io.tmpdir={self.data / 'tmp'}",
+            "PULSAR_EXTRA_OPTS": " ".join([f"-Djava.io.tmpdir={self.data / 'tmp'}", *self._jvm_options]),
         }
 
 

@@ -18,7 +18,7 @@ def prepare() -> Environment:
     machine.ensure(machine.TEST)
     machine.note_go()
     environment = Environment()
-    environment.prepare("test")
+    environment.prepare("test-kerberos" if machine.ensure_kerberos() else "test")
     pulsar_home()
     return environment
 

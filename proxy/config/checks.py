@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from proto.addresses import AddressInvalid, parse_host_port, parse_service_url, speaks_tls
 from proxy.config.errors import ConfigError
@@ -71,6 +72,8 @@ def _check_credentials(brokers: Brokers) -> None:
     for key in _needed(credentials):
         if not getattr(credentials, key):
             raise ConfigError(f"{table}.{key}: is needed for method {credentials.method}")
+    if credentials.method == "oauth2":
+        _check_issuer(f"{table}.issuer_url", credentials.issuer_url, plain_on_loopback=True)
     if credentials.method == "tls" and not brokers.tls.certificate:
         raise ConfigError(f"{table}.method: tls needs brokers.tls.certificate")
     _check_files(table, credentials, "file", "trust")
@@ -140,11 +143,30 @@ def _check_oidc(oidc: OidcAuthentication) -> None:
     for key in ("allowed_issuers", "allowed_audiences"):
         if not getattr(oidc, key):
             raise ConfigError(f"{table}.{key}: at least one is needed")
-    schemes = ("https://",) if oidc.require_https else ("https://", "http://")
     for issuer in oidc.allowed_issuers:
-        if not issuer.startswith(schemes):
-            raise ConfigError(f"{table}.allowed_issuers: {issuer} does not begin with {' or '.join(schemes)}")
+        _check_issuer(f"{table}.allowed_issuers", issuer, plain=not oidc.require_https)
     _check_files(table, oidc, "trust")
+
+
+def _check_issuer(key: str, url: str, *, plain: bool = False, plain_on_loopback: bool = False) -> None:
+    """An issuer is told and tells secrets, so it is asked by TLS, unless it is this machine or the operator says so."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError as error:
+        raise ConfigError(f"{key}: {url} is no URL: {error}") from None
+    if not host or parts.username is not None or parts.query or parts.fragment:
+        raise ConfigError(f"{key}: {url} is no URL of an issuer: a scheme, a host, perhaps a port and a path")
+    allowed = plain or (plain_on_loopback and _is_loopback(host))
+    if parts.scheme not in ({"https", "http"} if allowed else {"https"}):
+        raise ConfigError(f"{key}: {url} does not begin with https://")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 # ---- single values

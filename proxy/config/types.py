@@ -116,6 +116,9 @@ class BrokerCredentials(Strict, frozen=True):
     scope: str = ""
     trust: str = ""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(method={self.method!r})"  # the rest may be a secret
+
 
 class Brokers(Strict, frozen=True):
     """The brokers behind the proxy.
@@ -125,6 +128,9 @@ class Brokers(Strict, frozen=True):
     allowed_hosts: patterns (`*`, `?`) of broker hosts that a client may be relayed to
     allowed_addresses: networks (`10.0.0.0/8`) or addresses that a broker host may resolve to; `*` allows all
     allowed_ports: ports that a client may be relayed to
+    through_proxy: whether `service_url` is another proxy's, behind which the brokers are: relays then go there, too,
+        and that proxy resolves and checks their targets; the role of this proxy must be among its
+        `authentication.proxy_roles`
     tls: how TLS is spoken to brokers
     credentials: who the proxy is at the brokers; absent: the proxy does not authenticate itself
     forward_authorization_credentials: whether a client's own credentials (of methods with one round, as tokens) are
@@ -132,7 +138,7 @@ class Brokers(Strict, frozen=True):
     congestion_control: who decides how fast bytes are sent to brokers (TCP_CONGESTION): `system` (sysctl
         net.ipv4.tcp_congestion_control), the name of one, or `unpaced`: the system's unless that is BBR, whose timer
         for each packet costs most of a relay's CPU time where brokers are near; then `reno`
-    connect_timeout_ms: longest time for one TCP connection to a broker
+    connect_timeout_ms: longest time for one TCP connection to a broker, its TLS handshake included
     handshake_timeout_ms: longest time for connection and handshake with a broker together;
         shorter than `limits.handshake_timeout_ms`, so that a client still learns of it
     probe_interval_ms: time between two looks whether the brokers of `service_url` answer (`/readyz` depends on it)
@@ -145,6 +151,7 @@ class Brokers(Strict, frozen=True):
     allowed_hosts: tuple[NonEmpty, ...] = ("*",)
     allowed_addresses: tuple[NonEmpty, ...] = ("*",)
     allowed_ports: tuple[Port, ...] = (6650, 6651)
+    through_proxy: bool = False
     tls: BrokerTls = BrokerTls()
     credentials: BrokerCredentials | None = None
     forward_authorization_credentials: bool = False
@@ -236,9 +243,11 @@ class OidcAuthentication(Strict, frozen=True):
     allowed_clock_skew_ms: how far the clocks of issuer and proxy may differ
     trust: PEM file with the authorities that sign the issuers' certificates; empty: the system's
     require_https: whether an issuer without TLS is a mistake
-    keys_lifetime_ms: an issuer's keys are asked for again after this long
-    keys_retry_interval_ms: a key that is not known is looked for at the issuer no more often than this
-    request_timeout_ms: longest time for an answer of an issuer
+    keys_lifetime_ms: an issuer's keys are asked for again after this long, and are used for twice as long where it
+        cannot be asked (here and below: in each auth worker)
+    keys_retry_interval_ms: a key that is not known is looked for at the issuer, and what failed is asked again, no more
+        often than this
+    request_timeout_ms: longest time for each of an issuer's two answers (its description, its keys)
     """
 
     allowed_issuers: tuple[NonEmpty, ...]
@@ -249,7 +258,7 @@ class OidcAuthentication(Strict, frozen=True):
     require_https: bool = True
     keys_lifetime_ms: Positive = 5 * 60_000
     keys_retry_interval_ms: Positive = 10_000
-    request_timeout_ms: Positive = 5_000
+    request_timeout_ms: Positive = 4_000
 
 
 class Authentication(Strict, frozen=True):

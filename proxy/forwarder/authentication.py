@@ -89,13 +89,20 @@ class Authentication:
         self._rounds = 0
 
     async def round(self, command: BaseCommand) -> Verdict:
-        """Have CONNECT or the answer to a challenge judged. Raises RpcError; never asked twice, whatever happens."""
-        request = self._next_request(command) if self._rounds else self._first_request()
+        """Have CONNECT or the answer to a challenge judged. Raises RpcError.
+
+        Where the worker dies, only the first round is asked again: to begin anew harms nothing, but no answer to a
+        challenge is ever given twice.
+        """
+        first = not self._rounds
+        request = self._first_request() if first else self._next_request(command)
         self._rounds += 1
         request.authentication_id = self._id
         request.client_address = self._client.address
         timeout_s = max(0.0, self._deadline - trio.current_time())
-        response = await self._worker.call(Method.AUTHENTICATE, request, AuthenticateResponse, timeout_s=timeout_s)
+        response = await self._worker.call(
+            Method.AUTHENTICATE, request, AuthenticateResponse, timeout_s=timeout_s, retry=first
+        )
         return self._verdict(response)
 
     def _first_request(self) -> AuthenticateRequest:

@@ -124,7 +124,8 @@ class Backends:
             raise TargetRefused(target.denial, target.detail)
 
         def make_connect(method: str, data: bytes) -> CommandConnect:
-            return broker_connect(connect, identity.broker_identity(method, data), __version__)
+            told = identity.broker_identity(method, data)
+            return broker_connect(connect, told, __version__, through_proxy=brokers.through_proxy)
 
         credentials = credentials_for(self._auth, target.host, configured=brokers.credentials is not None)
         broker = HostPort(target.host, target.port)

@@ -12,7 +12,7 @@ import trio
 from proto import commands
 from proto.client_machine import Action, ClientMachine, Event, State, event_of
 from proto.commands import NO_REQUEST_ID, command_name
-from proto.connect_rules import check_connect, lookup_mode_connected
+from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, lookup_mode_connected
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
@@ -322,7 +322,7 @@ class ClientSession:
                 Event.DENIED,
                 Cause.AUTHENTICATION_UNAVAILABLE,
                 ServerError.ServiceNotReady,
-                "The proxy cannot authenticate clients at the moment",
+                AUTHENTICATION_UNAVAILABLE,
                 f"no verdict from the auth worker: {error}",
             )
             return

@@ -135,13 +135,19 @@ class RpcClient:
         self._resumed.set()
         self._connected = trio.Event()
         self._over = False
+        self._waiting = 0
         self.suspect = False
         """Whether the last call that ended ended by its deadline: the worker may hang."""
 
     @property
     def in_flight(self) -> int:
-        """How many calls wait for their reply."""
-        return len(self._pending)
+        """How many calls wait for their reply, or for a connection to begin."""
+        return len(self._pending) + self._waiting
+
+    @property
+    def connected(self) -> bool:
+        """Whether a call would go out at once."""
+        return self._writer is not None
 
     async def quiesce(self, *, timeout_s: float) -> bool:
         """Begin no call until ``resume``, and let those under way end; whether nothing is on its way then: the
@@ -306,7 +312,11 @@ class RpcClient:
         while (writer := self._writer) is None or not self._resumed.is_set():
             if self._over:
                 raise RpcConnectionLost("the worker has gone")
-            await (self._connected if writer is None else self._resumed).wait()
+            self._waiting += 1
+            try:
+                await (self._connected if writer is None else self._resumed).wait()
+            finally:
+                self._waiting -= 1
         correlation_id = next(self._ids)
         timeout_ms = max(1, int((deadline - trio.current_time()) * 1000))
         call = Call(correlation_id=correlation_id, method=method, timeout_ms=timeout_ms, request=body)  # type: ignore[arg-type]
@@ -331,10 +341,12 @@ class RpcPool:
         self._turn = itertools.count()
 
     def pick(self) -> RpcClient:
-        """The least busy client, in turn where several are; one that let a deadline pass only if all did."""
+        """The least busy client, in turn where several are; one without a connection, or that let a deadline pass, only
+        where there is no other.
+        """
         start = next(self._turn) % len(self._clients)
         rotated = [*self._clients[start:], *self._clients[:start]]
-        return min(rotated, key=lambda client: (client.suspect, client.in_flight))
+        return min(rotated, key=lambda client: (client.suspect, not client.connected, client.in_flight))
 
     async def run(self) -> None:
         """Keep all connections."""

@@ -17,6 +17,7 @@ from proxy.runtime.watched import Watched
 
 RECEIVE_BYTES = 65536
 ANSWERS_BYTES_MAX = 16384
+FLUSH_TIMEOUT_S = 10.0
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
@@ -71,16 +72,19 @@ class TlsStream(trio.abc.HalfCloseableStream):
         await trio.lowlevel.checkpoint()
         while not self._read_ahead and not self._ended:
             self._read(limit)
-            # An answer of TLS itself. Whoever is sending takes it along, unless it is many: then this waits, too.
-            if self._outgoing.pending > (ANSWERS_BYTES_MAX if self._sending.locked() else 0):
-                await self._flush()
             if not self._read_ahead and not self._ended:
+                await self._answer()
                 await self._fill()
         if not self._read_ahead and self._broken is not None:
             raise trio.BrokenResourceError(_reason(self._broken)) from self._broken
         data = bytes(self._read_ahead[:limit])
         del self._read_ahead[:limit]
         return data
+
+    async def _answer(self) -> None:
+        """Send what TLS itself has to say. Whoever is sending takes it along, unless it is much: then this waits."""
+        if self._outgoing.pending > (ANSWERS_BYTES_MAX if self._sending.locked() else 0):
+            await self._flush()
 
     def _read(self, limit: int) -> None:
         """Decrypt what is here: a record has 16 KiB at most, but several may have come."""
@@ -121,7 +125,14 @@ class TlsStream(trio.abc.HalfCloseableStream):
 
     async def _flush(self) -> None:
         async with self._sending:
-            await self.transport.send_all(self._outgoing.read())
+            data = self._outgoing.read()
+            if self._eof_sent:
+                return
+            # Cut off in the middle, it would spoil all that comes behind it.
+            with trio.move_on_after(FLUSH_TIMEOUT_S, shield=True) as scope:
+                await self.transport.send_all(data)
+            if scope.cancelled_caught:
+                raise trio.BrokenResourceError("the peer does not read")
 
     async def wait_send_all_might_not_block(self) -> None:
         """See Trio."""
@@ -130,12 +141,13 @@ class TlsStream(trio.abc.HalfCloseableStream):
     async def send_eof(self) -> None:
         """End our direction: close_notify, and the end of TCP's. What the peer still sends can be received."""
         async with self._sending:
-            if not self._eof_sent:
-                self._eof_sent = True
-                # OpenSSL takes what it finds here for the peer's close_notify, and gives up if it is anything else.
-                self._read(sys.maxsize)
-                with contextlib.suppress(ssl.SSLError):  # always one: the peer's own is not there
-                    self._tls.unwrap()
+            if self._eof_sent:
+                return
+            self._eof_sent = True
+            # OpenSSL takes what it finds here for the peer's close_notify, and gives up if it is anything else.
+            self._read(sys.maxsize)
+            with contextlib.suppress(ssl.SSLError):  # always one: the peer's own is not there
+                self._tls.unwrap()
             await self.transport.send_all(self._outgoing.read())
             await self.transport.send_eof()
 
@@ -164,7 +176,11 @@ def listener_context(key: str, config: ListenerTls) -> Watched[ssl.SSLContext]:
 def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.minimum_version]
-    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    # No session is resumed: its certificate would not be checked again. And a ticket that a client never reads, since
+    # it closes first, becomes a reset behind the last bytes.
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority is one because it is in the file
     _load_certificate(context, key, config.certificate, config.key)
     if config.client_ca:
         with _naming(f"{key}.client_ca", config.client_ca):
@@ -184,6 +200,7 @@ def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=config.trust or None)
     context.minimum_version = _VERSIONS[config.minimum_version]
     context.options |= ssl.OP_NO_RENEGOTIATION
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = config.verify_hostname
     if config.certificate:
         _load_certificate(context, "brokers.tls", config.certificate, config.key)

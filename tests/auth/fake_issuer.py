@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import jwt
 import trio
-from tokens import ec_key, rsa_key
+from tokens import rsa_key
 
 URL = "https://issuer.example"
 
@@ -78,6 +78,3 @@ def issued(
     written = {name: value for name, value in claims.items() if value is not ...}
     headers = {} if name is None else {"kid": name}
     return jwt.encode(written, key or rsa_key(), algorithm, headers=headers).encode()
-
-
-__all__ = ["URL", "FakeIssuer", "ec_key", "issued", "jwk", "rsa_key"]

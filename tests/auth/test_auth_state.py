@@ -94,7 +94,9 @@ UNFIT_ROLES = [
 ]
 
 
-@pytest.mark.parametrize("text", ["alice", "Ünïcödé 角色", "a b", "r" * ROLE_CHARACTERS_MAX], ids=lambda text: text[:20])
+@pytest.mark.parametrize(
+    "text", ["alice", "Ünïcödé 角色", "a b", "r" * ROLE_CHARACTERS_MAX], ids=lambda text: text[:20]
+)
 def test_a_text_that_can_be_a_role(text: str) -> None:
     assert is_fit_for_a_role(text)
 

@@ -73,6 +73,19 @@ async def test_a_certificate_says_all_that_is_to_be_said() -> None:
     assert await made.get_auth_data("broker-1").authenticate(None) == b""
 
 
+@pytest.mark.parametrize(
+    ("maker", "method"),
+    [("auth.broker_sasl.SaslCredentials", "sasl"), ("auth.broker_oauth2.OAuth2Credentials", "oauth2")],
+)
+def test_who_makes_the_other_credentials(maker: str, method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is told the table. What it makes of it is tested with it."""
+    if method == "sasl":
+        pytest.importorskip("gssapi")
+    config = BrokerCredentials(method=method)
+    monkeypatch.setattr(maker, lambda told: ("made of", told))
+    assert broker_authentication(config) == ("made of", config)
+
+
 async def test_the_secret_for_connect_and_for_every_challenge(file: Path) -> None:
     credentials = SecretCredentials("token", str(file))
     state = credentials.get_auth_data("broker-1")

@@ -12,7 +12,15 @@ from auth.providers.token import TokenProvider
 from auth.registry import PLUGINS, ProviderRegistry, configured_providers
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, Provider
 from proxy.config.errors import ConfigError
-from proxy.config.types import Authentication, TlsAuthentication, TokenAuthentication
+from proxy.config.types import (
+    Authentication,
+    BasicAuthentication,
+    OidcAuthentication,
+    SaslAuthentication,
+    ScramAuthentication,
+    TlsAuthentication,
+    TokenAuthentication,
+)
 
 CLIENT = ClientContext("10.0.0.1:1234")
 
@@ -65,6 +73,44 @@ def test_the_tls_provider() -> None:
     assert isinstance(provider, TlsProvider)
 
 
+class Made:
+    """In place of a provider's class, or of the function that makes several."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.method = "made"
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self, self])
+
+    def new_auth_state(self, client: ClientContext) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("maker", "settings", "count"),
+    [
+        ("auth.providers.basic.BasicProvider", {"basic": BasicAuthentication(file="x")}, 1),
+        ("auth.providers.scram.scram_providers", {"scram": ScramAuthentication(file="x")}, 2),
+        ("auth.providers.sasl.SaslProvider", {"sasl": SaslAuthentication(principal="a/b@C", keytab="x")}, 1),
+        (
+            "auth.providers.oidc.OidcProvider",
+            {"oidc": OidcAuthentication(allowed_issuers=("https://i",), allowed_audiences=("a",))},
+            1,
+        ),
+    ],
+)
+def test_who_makes_the_other_providers(
+    maker: str, settings: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is told its own table. What it makes of it is tested with it."""
+    if "sasl" in maker:
+        pytest.importorskip("gssapi")
+    monkeypatch.setattr(maker, Made)
+    providers: list[Any] = list(configured_providers(Authentication(**settings)))
+    assert [provider.config for provider in providers] == list(settings.values()) * count
+
+
 def test_who_judges_a_method(secret_file: str) -> None:
     registry = registry_with_token(secret_file)
     assert registry.provider_name("token") == "TokenProvider"
@@ -96,9 +142,7 @@ def test_whoever_names_a_method_is_not_anonymous(method: str) -> None:
 
 
 async def test_a_bad_token_does_not_make_a_guest(secret_file: str) -> None:
-    config = Authentication(
-        enabled=True, anonymous_role="guest", token=TokenAuthentication(secret_key=secret_file)
-    )
+    config = Authentication(enabled=True, anonymous_role="guest", token=TokenAuthentication(secret_key=secret_file))
     state = ProviderRegistry(config, configured_providers).new_auth_state("token", CLIENT)
     with pytest.raises(AuthenticationDenied):
         await state.authenticate(b"")
@@ -298,7 +342,7 @@ def test_what_a_plugin_says_of_its_options_is_told_as_it_is() -> None:
 def test_a_plugin_whose_module_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("gone", "no_such_module_anywhere:make", PLUGINS)
     monkeypatch.setattr(module, "entry_points", lambda *, group: [entry] if group == PLUGINS else [])
-    with pytest.raises(ConfigError, match="authentication.plugins.gone: no_such_module_anywhere:make makes no provider"):
+    with pytest.raises(ConfigError, match=r"^authentication\.plugins\.gone: no_such_module_anywhere:make makes no"):
         with_plugin("gone")
 
 

@@ -76,6 +76,19 @@ def test_what_a_run_needs_does_not_cover_the_tests(tree: Environment) -> None:
     assert tree.is_ready("test")
 
 
+def test_with_kerberos(tree: Environment) -> None:
+    _prepare(tree, "test")
+    assert _prepare(tree, "test-kerberos") == ["-e .[test,kerberos]"]
+    assert _prepare(tree, "test-kerberos") == []
+    assert _prepare(tree, "test") == []
+
+
+def test_the_tests_with_kerberos_cover_those_without(tree: Environment) -> None:
+    _prepare(tree, "test-kerberos")
+    assert _prepare(tree, "test") == []
+    assert _prepare(tree, "run") == []
+
+
 def test_changed_inputs_forget_what_else_was_installed(tree: Environment) -> None:
     _prepare(tree, "test")
     (tree.root / "constraints.txt").write_text("changed")

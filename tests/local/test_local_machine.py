@@ -143,6 +143,47 @@ def test_installation_fails(root: Path, fake_command: FakeCommand) -> None:
         machine.ensure([_need("Java", "openjdk-21-jre-headless")], lambda _: None)
 
 
+@pytest.fixture
+def without_kerberos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that lacks the one thing until apt-get was there."""
+    monkeypatch.setattr(machine, "KERBEROS", (Need("a KDC", (tmp_path / "installed").exists, ("krb5-kdc",)),))
+
+
+@pytest.mark.usefixtures("without_kerberos")
+def test_root_gets_kerberos(root: Path) -> None:
+    said: list[str] = []
+    assert machine.ensure_kerberos(said.append)
+    assert "install -y --no-install-recommends krb5-kdc noninteractive held" in (root / "apt.log").read_text()
+    assert not any("skipped" in line for line in said)
+
+
+@pytest.mark.usefixtures("root", "without_kerberos")
+@pytest.mark.parametrize("user", [0, 1000])
+def test_others_go_on_without_kerberos(fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch, user: int) -> None:
+    fake_command("apt-get", "echo E: no such package; exit 100")
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    said: list[str] = []
+    assert not machine.ensure_kerberos(said.append)
+    assert "The tests with Kerberos will be skipped." in said[-1]
+    assert ("sudo apt-get install" in said[-1]) == (user == 1000)
+
+
+def test_what_kerberos_needs_is_looked_for(fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = fake_command("krb5-config", "").parent
+    fake_command("gcc", "")
+    assert machine.KRB5_HEADERS.present()
+    assert machine.GCC.present()
+    monkeypatch.setattr(shutil, "which", lambda name, path="": f"{directory}/{name}" if "/usr/sbin" in path else None)
+    assert machine.KDC.present()
+    assert machine.KADMIN.present()
+    assert not machine.KRB5_HEADERS.present()
+    assert not machine.GCC.present()
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(directory))
+    assert not machine.PYTHON_HEADERS.present()
+    (directory / "Python.h").touch()
+    assert machine.PYTHON_HEADERS.present()
+
+
 def test_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "PYTHON_MINIMUM", (99, 0))
     with pytest.raises(MachineError, match=r"Python 99\.0 or newer"):

@@ -48,6 +48,13 @@ def test_overrides_win(home: Path, tmp_path: Path) -> None:
     assert settings["maxMessageSize"] == "1000"
 
 
+def test_jvm_options(home: Path, tmp_path: Path) -> None:
+    (home / "bin" / "pulsar").write_text("#!/bin/sh\necho options: $PULSAR_EXTRA_OPTS\nexit 7\n")
+    data = tmp_path / "data"
+    with pytest.raises(StandaloneError, match=rf"options: -Djava\.io\.tmpdir={data}/tmp -Dx=y -Da=b"):
+        Standalone(home, data, jvm_options=["-Dx=y", "-Da=b"]).start()
+
+
 def test_secured(home: Path, tmp_path: Path) -> None:
     broker = Standalone(home, tmp_path / "data", secured=True)
     settings = _settings(broker)

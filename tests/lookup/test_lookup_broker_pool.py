@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 from lookup_fakes import CONNECT, FakeAuth, FakeBroker, Network, connect_to, gather, host_port, lookup, make_config
@@ -77,6 +78,61 @@ async def test_principals_never_share_a_connection(network: Network, nursery: tr
         ("bob", "of-bob"),
         ("", "of-"),
     ]
+
+
+async def test_clients_of_one_principal_with_other_credentials_never_share_a_connection(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    """Security: the broker judges a lookup by the credentials that were forwarded for its connection."""
+    pools = Pools(network, nursery, credentials=True)
+    first, second = await pools.get("alice", token="first"), await pools.get("alice", token="second")
+    plain = await pools.get("alice")
+    assert len({first, second, plain}) == 3
+    assert await pools.get("alice", token="first") is first
+    assert [
+        (connect.original_principal, connect.original_auth_method, connect.original_auth_data)
+        for connect in pools.broker.connects
+    ] == [("alice", "token", "first"), ("alice", "token", "second"), ("alice", "", "")]
+    assert not pools.broker.connects[2].HasField("original_auth_data")
+    assert [connect.auth_data for connect in pools.broker.connects] == [b"proxy-1", b"proxy-2", b"proxy-3"]
+
+
+async def test_a_challenge_for_a_clients_credentials_is_not_answered_with_the_proxys(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    """Security: nobody here has fresh ones of the client's, and the proxy's would make somebody else of it."""
+    pools = Pools(network, nursery, credentials=True)
+    connection = await pools.get("alice", token="s3cret")
+    [end] = pools.broker.ends
+    with structlog.testing.capture_logs() as logs:
+        await end.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
+        await trio.testing.wait_all_tasks_blocked()
+    assert connection.closed
+    assert pools.broker.open == 0
+    assert len(pools.auth.calls) == 1, "for CONNECT, and never again"
+    assert "s3cret" not in repr(logs)
+    assert await pools.get("alice", token="s3cret") is not connection
+
+
+async def test_credentials_of_one_text_and_two_methods_are_not_the_same(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    pools = Pools(network, nursery)
+    token, basic = (Asker("alice", OriginalCredentials(method, "s3cret")) for method in ("token", "basic"))
+    connections = [await pools.pool.connection(BROKER, addresses, asker) for asker in (token, basic)]
+    assert connections[0] is not connections[1]
+
+
+async def test_credentials_are_not_shown(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    with structlog.testing.capture_logs() as logs:
+        connection = await pools.get("alice", token="s3cret-token")
+        network.brokers.clear()
+        with pytest.raises(BrokerLinkFailed) as caught:
+            await pools.get("bob", token="s3cret-token")
+    shown = repr([*pools.pool._slots, *pools.pool._slots.values(), connection]) + str(caught.value) + repr(logs)
+    assert "s3cret" not in shown
+    assert "alice" in shown
 
 
 async def test_brokers_never_share_a_connection(network: Network, nursery: trio.Nursery) -> None:

@@ -92,7 +92,7 @@ async def test_down(network: Network) -> None:
     network.names["b0"] = [["10.0.0.1"]]
     checks = Checks(service_url="pulsar://b0:6650")
     await checks.health.look()
-    assert checks.detail() == "Connection refused"
+    assert checks.detail() == "10.0.0.1: Connection refused"
 
 
 async def test_unknown_host(network: Network) -> None:

@@ -40,7 +40,9 @@ class Setup:
         tables.setdefault("brokers", {}).setdefault("service_url", "pulsar://b0:6650")
         config = make_config(**tables)
         self.network = network
-        self.pool = BrokerPool(config, Dialer(config.brokers), FakeAuth(), nursery)  # type: ignore[arg-type]
+        dialer = Dialer(config.brokers)
+        dialer._tls = None  # the fake network speaks none, whatever the URL says
+        self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
         self.down: set[HostPort] = set()
         self.lookups = Lookups(config, self.pool, TargetRules(config.brokers), self.down.__contains__)
 
@@ -86,6 +88,22 @@ async def test_the_answer_comes_under_the_clients_id_and_through_the_proxy(make:
 async def test_a_broker_with_tls_only_cannot_be_reached(make: Make) -> None:
     setup = make()
     setup.broker(0, lambda request: lookup_response(request, CONNECT, broker_service_url_tls="pulsar+ssl://b5:6651"))
+    code, message = await setup.failure()
+    assert code == ServerError.ServiceNotReady
+    assert "cannot be reached" in message
+
+
+async def test_with_tls_the_address_with_tls_counts(make: Make) -> None:
+    setup = make(brokers={"service_url": "pulsar+ssl://b0:6650"})
+    setup.broker(0, connect_to("pulsar://b5:6650", broker_service_url_tls="pulsar+ssl://b5:6651"))
+    response = (await setup.answer()).lookup_topic_response
+    assert response.broker_service_url == response.broker_service_url_tls == "pulsar+ssl://b5:6651"
+
+
+async def test_with_tls_a_broker_without_cannot_be_reached(make: Make) -> None:
+    """Security: nothing that was to be encrypted goes out in the clear because a broker says so."""
+    setup = make(brokers={"service_url": "pulsar+ssl://b0:6650"})
+    setup.broker(0, connect_to("pulsar://b5:6650"))
     code, message = await setup.failure()
     assert code == ServerError.ServiceNotReady
     assert "cannot be reached" in message
@@ -186,7 +204,6 @@ async def test_brokers_that_redirect_to_each_other(make: Make) -> None:
         ("pulsar://b1:6650", {"allowed_hosts": ["b0"]}),
         ("pulsar://b1:6650", {"allowed_addresses": ["10.0.0.1"]}),
         ("pulsar://169.254.169.254:6650", {"allowed_addresses": ["10.0.0.0/8"]}),
-        ("pulsar+ssl://b1:6651", {}),
         ("http://b1:6650", {}),
         ("b1:6650", {}),
         ("", {}),
@@ -200,6 +217,31 @@ async def test_a_redirect_to_where_the_rules_do_not_allow(make: Make, url: str, 
     assert await setup.failure() == (ServerError.ServiceNotReady, "The topic's broker cannot be validated")
     assert other.connects == []
     assert {address for address, _ in setup.network.dialled} == {"10.0.0.1"}
+
+
+async def test_with_tls_the_redirect_with_tls_is_followed(make: Make) -> None:
+    setup = make(brokers={"service_url": "pulsar+ssl://b0:6650"})
+    setup.broker(0, redirect_to("pulsar://b2:6650", broker_service_url_tls="pulsar+ssl://b1:6650"))
+    setup.broker(1, connect_to("", broker_service_url_tls="pulsar+ssl://b1:6650"))
+    response = (await setup.answer()).lookup_topic_response
+    assert response.broker_service_url == "pulsar+ssl://b1:6650"
+    assert {address for address, _ in setup.network.dialled} == {"10.0.0.1", "10.0.0.2"}
+
+
+@pytest.mark.xfail(reason="bugs-chain 8", strict=True)
+@pytest.mark.parametrize(
+    ("service_url", "redirect"),
+    [
+        ("pulsar://b0:6650", redirect_to("pulsar+ssl://b1:6650")),
+        ("pulsar+ssl://b0:6650", redirect_to("", broker_service_url_tls="pulsar://b1:6650")),
+    ],
+)
+async def test_a_redirect_of_the_other_scheme(make: Make, service_url: str, redirect: Script) -> None:
+    setup = make(brokers={"service_url": service_url})
+    setup.broker(0, redirect)
+    other = setup.broker(1, connect_to("pulsar://b1:6650"))
+    assert await setup.failure() == (ServerError.ServiceNotReady, "The topic's broker cannot be validated")
+    assert other.connects == []
 
 
 async def test_a_connection_that_is_there_already_opens_no_way_around_the_rules(make: Make) -> None:

@@ -26,6 +26,7 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
 )
 from proto.sealed_principal import seal
+from proxy.config.errors import ConfigError
 from proxy.runtime.descriptors import Descriptors
 from proxy.runtime.peers import Caller
 from proxy.runtime.worker import WorkerContext
@@ -116,6 +117,38 @@ async def test_a_sealed_principal_is_answered_for(serve: Serve, broker: FakeBrok
     answer = await served.answer()
     assert answer.lookup_topic_response.response == CONNECT
     assert answer.lookup_topic_response.request_id == 7
+    assert broker.requests[0][0] == "alice"
+
+
+async def test_forwarded_credentials_reach_the_broker_behind_the_sealed_principal(
+    serve: Serve, broker: FakeBroker
+) -> None:
+    served = serve()
+    with structlog.testing.capture_logs() as logs:
+        for token in ("first-s3cret", "second-s3cret", "first-s3cret"):
+            await served.answer(original_auth_method="token", original_auth_data=token)
+        await served.answer()
+    assert [
+        (connect.original_principal, connect.original_auth_method, connect.original_auth_data)
+        for connect in broker.connects
+    ] == [("alice", "token", "first-s3cret"), ("alice", "token", "second-s3cret"), ("alice", "", "")]
+    assert [principal for principal, _ in broker.requests] == ["alice"] * 4
+    assert "s3cret" not in repr(logs)
+
+
+async def test_credentials_do_not_replace_a_principal(serve: Serve, broker: FakeBroker) -> None:
+    """Security: whoever forwards credentials has to show the seal, as everybody."""
+    served = serve()
+    refused = await served.refusal(
+        original_auth_method="token", original_auth_data="s3cret", sealed_principal=b"", principal_name="admin"
+    )
+    assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert broker.connects == []
+
+
+async def test_a_principal_behind_a_proxy_is_answered_for(serve: Serve, broker: FakeBroker) -> None:
+    behind = Principal(type="User", name="alice", method="token", proxy="proxy-a")
+    await serve().answer(sealed_principal=seal(behind, KEY))
     assert broker.requests[0][0] == "alice"
 
 
@@ -400,3 +433,13 @@ async def test_configure_closes_the_old_connections_once_their_lookups_had_their
     await served.configure()
     await trio.sleep(11)
     assert broker.open == 0
+
+
+async def test_a_reload_that_fails_leaves_everything_as_it_was(serve: Serve, broker: FakeBroker) -> None:
+    """A file may have gone between the check of the configuration and its use."""
+    served = serve()
+    await served.answer()
+    with pytest.raises(ConfigError, match=r"^brokers\.tls"):
+        await served.configure(brokers={"service_url": "pulsar+ssl://b1:6650", "tls": {"trust": "/nowhere"}})
+    await served.answer()
+    assert len(broker.connects) == 1, "the connection is still the same one"

@@ -6,6 +6,7 @@ from pulsar_bytes import command, decoded, fields
 from proto.commands import parse_command
 from proto.connect_rules import (
     INVALID_ROLES,
+    LOST_EXCHANGE,
     NOT_A_PROXY,
     BrokerIdentity,
     OriginalCredentials,
@@ -103,6 +104,7 @@ def test_a_client_that_says_it_is_a_proxy(version: str) -> None:
         (NOT_A_PROXY, ServerError.NotAllowedError, "Must not provide proxyVersion"),
         ("bad_signature", ServerError.AuthenticationError, "Failed to authenticate"),
         ("unknown_method", ServerError.AuthenticationError, "Failed to authenticate"),
+        (LOST_EXCHANGE, ServerError.ServiceNotReady, "The proxy cannot authenticate clients at the moment"),
         ("", ServerError.AuthenticationError, "Failed to authenticate"),
         ("Invalid roles", ServerError.AuthenticationError, "Failed to authenticate"),
     ],
@@ -148,6 +150,13 @@ def test_of_a_proxy_what_it_forwards_itself_goes_on() -> None:
     assert original_credentials(message, from_proxy=True) == OriginalCredentials("token", "client's")
     forwards_nothing = connect(auth_method_name="basic", auth_data=b"the proxy's").connect
     assert original_credentials(forwards_nothing, from_proxy=True) is None
+
+
+@pytest.mark.xfail(reason="bugs-chain 12", strict=True)
+def test_a_certificate_is_not_forwarded() -> None:
+    """Security: a broker would look for it in the proxy's own TLS session, and take the client for the proxy."""
+    message = connect(auth_method_name="tls", auth_data=b"anything").connect
+    assert original_credentials(message, from_proxy=False) is None
 
 
 def test_credentials_are_not_shown() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class Authority:
         return self._write(name, self._issue(f"{name}.example", common_name=name, expired=expired))
 
     def _issue(self, *names: str, common_name: str, expired: bool) -> trustme.LeafCert:
-        until = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=1) if expired else None
+        until = dt.datetime.now(dt.UTC) - dt.timedelta(days=1) if expired else None
         return self._ca.issue_cert(*names, common_name=common_name, not_after=until)
 
     def _write(self, name: str, leaf: trustme.LeafCert) -> Pair:

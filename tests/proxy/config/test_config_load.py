@@ -21,6 +21,9 @@ from proxy.config.load import (
     encode_config,
     forwarder_count,
     load_config,
+    new_binds,
+    without_secrets,
+    worker_environment,
 )
 from proxy.config.types import Config
 
@@ -449,3 +452,60 @@ def test_types_are_frozen_and_forbid_what_they_do_not_know() -> None:
         config.cluster = config.cluster  # type: ignore[misc]
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         msgspec.convert({"log": {"x": 1}}, Config)
+
+
+# ---- what workers are told
+
+
+def test_who_judges_nobody_is_told_no_secret() -> None:
+    """Security: forwarders and lookup workers face strangers; keys and the names of their files are auth workers'."""
+    config = msgspec.convert(
+        {
+            "brokers": {
+                "credentials": {"method": "token", "token": "hush", "file": "hush", "principal": "hush"},
+                "forward_authorization_credentials": True,
+            },
+            "authentication": {
+                "enabled": True,
+                "failure_delay_ms": 7,
+                "anonymous_role": "hush",
+                "proxy_roles": ["proxy-a"],
+                "token": {"secret_key": "hush"},
+                "tls": {},
+                "basic": {"file": "hush"},
+                "scram": {"file": "hush"},
+                "sasl": {"principal": "hush", "keytab": "hush"},
+                "oidc": {"allowed_issuers": ["hush"], "allowed_audiences": ["hush"]},
+                "plugins": {"hush": {"password": "hush"}},
+            },
+            "limits": {"max_connections": 17},
+        },
+        Config,
+    )
+    told = without_secrets(config)
+    assert b"hush" not in encode_config(told)
+    assert decode_config(encode_config(told)) == told
+    assert (told.authentication.enabled, told.authentication.failure_delay_ms) == (True, 7)
+    assert told.authentication.proxy_roles == ("proxy-a",)
+    assert told.brokers.credentials is not None, "whether there are any is what they go by"
+    assert told.brokers.forward_authorization_credentials
+    assert told.limits == config.limits
+
+
+def test_without_secrets_nothing_else_is_missing() -> None:
+    assert without_secrets(Config()) == Config()
+
+
+def test_the_environment_of_a_worker_has_no_configuration() -> None:
+    environment = {"PATH": "/bin", "PULSAR_TRIO_PROXY__BROKERS__CREDENTIALS__TOKEN": "hush", "PULSAR_TRIO": "x"}
+    assert worker_environment(environment) == {"PATH": "/bin", "PULSAR_TRIO": "x"}
+
+
+def test_binds_that_are_new() -> None:
+    def config(admin: str, *binds: str) -> Config:
+        return msgspec.convert({"admin": {"bind": admin}, "listener": [{"bind": bind} for bind in binds]}, Config)
+
+    old = config("h:1", "h:2", "h:3")
+    assert new_binds(old, old) == []
+    assert new_binds(old, config("h:1", "h:3")) == []
+    assert new_binds(old, config("h:9", "h:3", "h:4")) == [("listener[1].bind", "h:4"), ("admin.bind", "h:9")]

@@ -7,6 +7,21 @@ import trio
 from forwarder_fakes import Play
 from relay_fakes import Lane, Place, open_lane, open_place
 
+from proxy.config.types import Relay
+from proxy.forwarder import relays
+
+
+@pytest.fixture(autouse=True)
+def streams_without_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams in memory have no socket whose options could be set; all others are tuned as ever."""
+    tune = relays.tune_for_relay
+
+    def tune_sockets(stream: object, config: Relay) -> None:
+        if isinstance(stream, trio.SocketStream):
+            tune(stream, config)
+
+    monkeypatch.setattr(relays, "tune_for_relay", tune_sockets)
+
 
 @pytest.fixture
 def play(nursery: trio.Nursery) -> Callable[..., Play]:

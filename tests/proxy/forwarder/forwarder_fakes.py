@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,15 +16,24 @@ from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame, FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
-from proto.rpc_pb2 import AuthenticateResponse, EnvelopeResponse, Principal, StoredRelay
+from proto.rpc_pb2 import (
+    AuthenticateRequest,
+    AuthenticateResponse,
+    EnvelopeResponse,
+    Method,
+    Principal,
+    StoredRelay,
+)
 from proxy.config.types import Config
-from proxy.forwarder.backends import ClientIdentity
+from proxy.forwarder.authentication import Authentication, ClientEnd, ClientIdentity
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import BrokerLink
-from proxy.runtime.tasks import InFlight
+from proxy.runtime.tasks import InFlight, seconds
 
 CLIENT = "192.0.2.7:4000"
+CERTIFICATE = b"the client's certificate"
+
 SECRET = b"s3cret-t0ken"
 ALICE = Principal(type="User", name="alice", method="token")
 
@@ -140,20 +150,35 @@ class Peer:
 
 
 class FakeAuthentication:
-    """The rounds with an auth worker, answered from a list."""
+    """An auth worker, which answers rounds from a list; the rounds themselves are led by the product's own code."""
 
     def __init__(self, answers: list[Any]) -> None:
         self.answers = answers
-        self.rounds: list[tuple[str, bytes]] = []
+        self.requests: list[AuthenticateRequest] = []
+        self._ids = itertools.count(1)
 
-    async def first_round(self, connect: CommandConnect) -> AuthenticateResponse:
-        return await self._round(connect.auth_method_name, connect.auth_data)
+    @property
+    def rounds(self) -> list[tuple[str, bytes]]:
+        """Method and data of each round."""
+        return [(request.method, request.data) for request in self.requests]
 
-    async def next_round(self, method: str, data: bytes) -> AuthenticateResponse:
-        return await self._round(method, data)
+    def new_id(self) -> int:
+        return next(self._ids)
 
-    async def _round(self, method: str, data: bytes) -> AuthenticateResponse:
-        self.rounds.append((method, data))
+    async def call(
+        self,
+        method: int,
+        request: AuthenticateRequest,
+        _type: type[AuthenticateResponse],
+        *,
+        timeout_s: float,
+        retry: bool,
+    ) -> AuthenticateResponse:
+        """In place of RpcClient.call."""
+        assert method == Method.AUTHENTICATE
+        assert retry == request.first_round, "to begin anew harms nothing; no answer to a challenge is given twice"
+        assert timeout_s >= 0
+        self.requests.append(request)
         await trio.lowlevel.checkpoint()
         answer = self.answers.pop(0) if self.answers else authenticated()
         if callable(answer):
@@ -191,9 +216,15 @@ class FakeBackends:
         """Put a broker at the other side of a connection."""
         self.broker_stream, self.broker = ours, Peer(theirs)
 
-    def new_authentication(self, client_address: str) -> FakeAuthentication:
-        assert client_address == CLIENT
-        return self.authentication
+    def new_authentication(self, client: ClientEnd, connect: CommandConnect) -> Authentication:
+        assert (client.address, client.certificate) == (CLIENT, CERTIFICATE)
+        return Authentication(
+            self.authentication,  # type: ignore[arg-type]
+            client,
+            connect,
+            timeout_s=seconds(self.config.limits.handshake_timeout_ms),
+            forwards_credentials=self.config.brokers.forward_authorization_credentials,
+        )
 
     async def broker_profile(self) -> CommandConnected | None:
         if self.profile_gate is not None:
@@ -245,7 +276,7 @@ class Play:
         self.client = Peer(theirs)
         self.session = ClientSession(
             ours,
-            CLIENT,
+            ClientEnd(CLIENT, trio.current_time(), CERTIFICATE),
             self.backends,
             self.relays,
             self.metrics,

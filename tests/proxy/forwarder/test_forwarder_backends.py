@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from forwarder_fakes import ALICE, CLIENT, SECRET, Peer, connect, make_config
+from forwarder_fakes import ALICE, CERTIFICATE, CLIENT, SECRET, Peer, auth_response, authenticated, connect, make_config
 
 from proto import commands
+from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import (
     AuthenticateResponse,
@@ -19,7 +20,8 @@ from proto.rpc_pb2 import (
     Method,
     ResolveTargetResponse,
 )
-from proxy.forwarder.backends import ANONYMOUS, Backends, ClientIdentity, TargetRefused
+from proxy.forwarder.authentication import ANONYMOUS, ClientEnd, ClientIdentity
+from proxy.forwarder.backends import Backends, TargetRefused
 from proxy.runtime.broker_link import BrokerLinkFailed
 from proxy.runtime.rpc_client import RpcConnectionLost, RpcError
 
@@ -63,6 +65,7 @@ class Setup:
 
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")
+FORWARDED = ClientIdentity(ALICE, b"sealed", OriginalCredentials("token", "the client's own"))
 
 
 async def test_forward() -> None:
@@ -77,22 +80,45 @@ async def test_forward() -> None:
     assert retry
 
 
-async def test_rounds_stay_with_one_worker_and_are_never_asked_twice(autojump_clock: trio.testing.MockClock) -> None:
-    """Security: a round of authentication is never replayed."""
+async def test_a_request_goes_without_credentials_where_none_are_forwarded() -> None:
+    setup = Setup()
+    setup.lookup.answers[Method.ENVELOPE] = EnvelopeResponse()
+    await setup.backends.forward(b"request", IDENTITY, CLIENT)
+    [(_, envelope, _, _)] = setup.lookup.clients[0].calls
+    assert not envelope.HasField("original_auth_data")
+    assert not envelope.HasField("original_auth_method")
+
+
+async def test_forwarded_credentials_go_with_the_request() -> None:
+    setup = Setup()
+    setup.lookup.answers[Method.ENVELOPE] = EnvelopeResponse()
+    await setup.backends.forward(b"request", FORWARDED, CLIENT)
+    [(_, envelope, _, _)] = setup.lookup.clients[0].calls
+    assert (envelope.original_auth_method, envelope.original_auth_data) == ("token", "the client's own")
+
+
+# ---- rounds of authentication
+
+
+def client_end() -> ClientEnd:
+    return ClientEnd(CLIENT, trio.current_time(), CERTIFICATE)
+
+
+async def test_rounds_stay_with_one_worker_and_no_answer_is_given_twice(autojump_clock: trio.testing.MockClock) -> None:
+    """Security: only what begins an exchange is asked again where the worker dies under it."""
     setup = Setup(limits={"handshake_timeout_ms": 6000})
     setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
-    authentication = setup.backends.new_authentication(CLIENT)
-    await authentication.first_round(connect().connect)
+    authentication = setup.backends.new_authentication(client_end(), connect().connect)
+    await authentication.round(connect())
     await trio.sleep(2)
-    await authentication.next_round("token", b"answer")
+    await authentication.round(auth_response(b"answer"))
     [client] = setup.auth.clients
     (_, first, first_timeout_s, first_retry), (_, second, second_timeout_s, second_retry) = client.calls
     assert (first.first_round, first.method, first.data, first.client_address) == (True, "token", SECRET, CLIENT)
     assert (second.first_round, second.method, second.data) == (False, "token", b"answer")
     assert first.authentication_id == second.authentication_id
     assert (first_timeout_s, second_timeout_s) == (pytest.approx(6), pytest.approx(4)), "one deadline for all rounds"
-    assert not first_retry
-    assert not second_retry
+    assert (first_retry, second_retry) == (True, False)
 
 
 async def test_each_client_has_rounds_of_its_own() -> None:
@@ -101,7 +127,7 @@ async def test_each_client_has_rounds_of_its_own() -> None:
     client = FakeClient(setup.auth.answers)
     setup.auth.pick = lambda: client  # type: ignore[method-assign]
     for _ in range(2):
-        await setup.backends.new_authentication(CLIENT).first_round(connect().connect)
+        await setup.backends.new_authentication(client_end(), connect().connect).round(connect())
     ids = {request.authentication_id for _, request, _, _ in client.calls}
     assert len(ids) == 2
 
@@ -110,7 +136,16 @@ async def test_a_lost_connection_in_a_round_passes() -> None:
     setup = Setup()
     setup.auth.answers[Method.AUTHENTICATE] = RpcConnectionLost("gone")
     with pytest.raises(RpcError):
-        await setup.backends.new_authentication(CLIENT).first_round(connect().connect)
+        await setup.backends.new_authentication(client_end(), connect().connect).round(connect())
+
+
+@pytest.mark.parametrize("forwards", [False, True])
+async def test_credentials_are_kept_for_forwarding_only_where_the_configuration_says_so(forwards: bool) -> None:
+    setup = Setup(brokers={"forward_authorization_credentials": forwards})
+    setup.auth.answers[Method.AUTHENTICATE] = authenticated()
+    identity = await setup.backends.new_authentication(client_end(), connect().connect).round(connect())
+    assert isinstance(identity, ClientIdentity)
+    assert identity.original == (OriginalCredentials("token", SECRET.decode()) if forwards else None)
 
 
 @pytest.mark.parametrize(
@@ -134,15 +169,15 @@ async def test_broker_profile(answer: Any, expected: CommandConnected | None) ->
 
 
 class Dialled:
-    """In place of broker_link.dial: one broker, and what it was dialled as."""
+    """In place of dialing._connect: one broker, and what it was dialled as."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: list[tuple[str, int]] = []
         self.stream, theirs = trio.testing.memory_stream_pair()
         self.broker = Peer(theirs)
-        monkeypatch.setattr("proxy.runtime.broker_link.dial", self._dial)
+        monkeypatch.setattr("proxy.runtime.dialing._connect", self._dial)
 
-    async def _dial(self, address: str, port: int) -> trio.abc.HalfCloseableStream:
+    async def _dial(self, address: str, port: int, _congestion_control: str) -> trio.abc.HalfCloseableStream:
         await trio.lowlevel.checkpoint()
         self.addresses.append((address, port))
         return self.stream
@@ -233,6 +268,18 @@ async def test_the_broker_sees_the_proxys_identity_with_the_clients_role_behind_
     assert seen.feature_flags.supports_auth_refresh
     assert b"\xfa\x3f\x03new" in seen.SerializeToString()
     assert setup.auth.clients[0].calls[0][1].broker_host == "b0"
+
+
+async def test_forwarded_credentials_stand_behind_the_proxys_own(dialled: Dialled) -> None:
+    """Security: of a CONNECT's original fields none is the client's own writing."""
+    setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
+    allowed(setup)
+    setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=b"the proxy's")
+    command = connect("b0:6650", original_principal="admin", original_auth_data="x", original_auth_method="basic")
+    seen = await opened(setup, dialled, command, FORWARDED)
+    assert (seen.auth_method_name, seen.auth_data) == ("token", b"the proxy's")
+    assert seen.original_principal == "alice"
+    assert (seen.original_auth_method, seen.original_auth_data) == ("token", "the client's own")
 
 
 async def test_without_authentication_no_original_principal_goes_on(dialled: Dialled) -> None:

@@ -9,7 +9,7 @@ from proto import commands
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse, Status
-from proxy.forwarder.backends import ClientIdentity
+from proxy.forwarder.authentication import ClientIdentity
 from proxy.forwarder.lookup_mode import answer_frame
 from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 

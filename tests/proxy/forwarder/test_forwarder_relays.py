@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
+from e2e.lab.certificates import Authority
 from prometheus_client import CollectorRegistry
 from relay_fakes import (
     Forwarder,
@@ -26,20 +29,21 @@ from relay_fakes import (
     read,
     read_all,
     reset,
-    tcp_pair,
     until,
     value,
 )
 
 from proto.rpc_pb2 import StoredRelay
+from proxy.config.types import BrokerTls, ListenerTls
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder import engine as engine_module
 from proxy.forwarder import relays as relays_module
 from proxy.forwarder.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
-from proxy.forwarder.relays import RelayNotBegun, splice_works
+from proxy.forwarder.relays import RelayNotBegun, Relays, splice_works
 from proxy.runtime import relay_table
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
 from proxy.runtime.store_channel import MESSAGE_BYTES_MAX, StoreLost
+from proxy.runtime.tls import TlsStream, broker_context, listener_context
 
 
 @pytest.fixture
@@ -623,20 +627,275 @@ async def test_where_the_kernel_refuses_all_goes_through_user_space(nursery: tri
     assert value(registry, "pulsar_proxy_binary_ops_total", "to_broker") == 2
 
 
-async def test_streams_that_are_no_plain_sockets_go_through_user_space(nursery: trio.Nursery) -> None:
-    """TLS to a broker. The store is told nothing: such a relay ends with its process."""
-    ended: list[StoredRelay] = []
-    through = new_relays(nursery, ended.append)
-    ours, client = trio.testing.memory_stream_pair()
-    our_broker, broker = tcp_pair()
-    about = about_relay()
-    await through.begin(ours, our_broker, about, first_to_broker=b"", first_to_client=b"hi", config=RelayConfig())
-    assert await client.receive_some(10) == b"hi"
-    await broker.send_all(b"there")
-    assert await client.receive_some(10) == b"there"
-    await client.aclose()
-    await broker.aclose()
-    await until(lambda: ended == [about])
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context and a client's."""
+    authority = Authority(tmp_path_factory.mktemp("certificates"), "ours")
+    pair = authority.server("server")
+    config = ListenerTls(certificate=pair.certificate, key=pair.key)
+    return listener_context("listener[0].tls", config).value, broker_context(BrokerTls(trust=authority.file)).value
+
+
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
+@dataclass
+class TlsLane:
+    """A lane of which one side or both speak TLS: what the far ends and we say, and the TCP below."""
+
+    lane: Lane
+    client: trio.abc.HalfCloseableStream
+    broker: trio.abc.HalfCloseableStream
+    our_client: trio.abc.HalfCloseableStream
+    our_broker: trio.abc.HalfCloseableStream
+
+    async def begin(self, it: Forwarder, *, to_broker: bytes = b"", to_client: bytes = b"") -> StoredRelay:
+        about = about_relay()
+        await it.relays.begin(
+            self.our_client,
+            self.our_broker,
+            about,
+            first_to_broker=to_broker,
+            first_to_client=to_client,
+            config=it.config,
+        )
+        return about
+
+
+SIDES = pytest.mark.parametrize("sides", ["client", "broker", "both"])
+
+
+async def open_tls(lane: Lane, contexts: Contexts, sides: str) -> TlsLane:
+    """Lead the handshakes of these sides."""
+    ends: dict[str, trio.abc.HalfCloseableStream] = {
+        name: getattr(lane, name) for name in ("client", "our_client", "our_broker", "broker")
+    }
+    async with trio.open_nursery() as nursery:
+        for side, dialling, accepting in (("client", "client", "our_client"), ("broker", "our_broker", "broker")):
+            if sides in {side, "both"}:
+                server, client = contexts
+                one = TlsStream(getattr(lane, accepting), server, server_side=True)
+                other = TlsStream(getattr(lane, dialling), client, server_side=False, host="localhost")
+                ends[accepting], ends[dialling] = one, other
+                nursery.start_soon(one.handshake)
+                nursery.start_soon(other.handshake)
+    return TlsLane(lane, **ends)
+
+
+@SIDES
+async def test_tls_on_any_side_goes_through_user_space(
+    place: Place, lane: Lane, certificates: Contexts, sides: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would move the records as they are: never. The store is told nothing: it could keep no keys."""
+    monkeypatch.setattr(Relays, "_begin_to_splice", None)
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, sides)
+    about = await tls.begin(it, to_broker=b"held ", to_client=b"connected ")
+    await tls.client.send_all(b"from the client")
+    await tls.broker.send_all(b"from the broker")
+    assert await read(tls.broker, 20) == b"held from the client"
+    assert await read(tls.client, 25) == b"connected from the broker"
+    await until(lambda: (it.moved("to_broker"), it.moved("to_client")) == (20, 25))
+    assert it.relays.in_flight.count == 1
+    assert it.keeper.said == []
+    await place.settle()
+    assert not place.shelf.relays
+    await tls.client.send_eof()
+    await tls.broker.send_eof()
+    assert await read_all(tls.client) == await read_all(tls.broker) == b""
+    await until(lambda: it.ended == [about])
+    assert it.relays.in_flight.count == 0
+    assert (it.moved("to_broker"), it.moved("to_client")) == (20, 25)
+
+
+@SIDES
+async def test_much_both_ways_through_tls(place: Place, lane: Lane, certificates: Contexts, sides: str) -> None:
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, sides)
+    await tls.begin(it)
+    there, back = os.urandom(2_000_003), os.urandom(2_000_003)
+    found: dict[str, bytes] = {}
+
+    async def receive(name: str, stream: trio.abc.HalfCloseableStream) -> None:
+        found[name] = await read_all(stream)
+
+    async def send(stream: trio.abc.HalfCloseableStream, data: bytes) -> None:
+        await stream.send_all(data)
+        await stream.send_eof()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, tls.client, there)
+        nursery.start_soon(send, tls.broker, back)
+        nursery.start_soon(receive, "broker", tls.broker)
+        nursery.start_soon(receive, "client", tls.client)
+    assert found == {"broker": there, "client": back}
+    await until(lambda: it.ended)
+
+
+@SIDES
+@pytest.mark.parametrize("first", ["client", "broker"])
+async def test_a_half_closed_relay_of_tls_goes_on(
+    place: Place, lane: Lane, certificates: Contexts, sides: str, first: str
+) -> None:
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, sides)
+    await tls.begin(it)
+    one, other = (tls.client, tls.broker) if first == "client" else (tls.broker, tls.client)
+    await one.send_all(b"last words")
+    await one.send_eof()
+    assert await read_all(other) == b"last words"
+    answer = os.urandom(300_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other.send_all, answer)
+        assert await read(one, 300_000) == answer
+    assert not it.ended
+    await other.send_eof()
+    assert await read_all(one) == b""
+    await until(lambda: it.ended)
+
+
+async def test_what_a_tls_client_has_sent_outlives_its_brokers_end(
+    place: Place, narrow_lane: Lane, certificates: Contexts
+) -> None:
+    """The broker reads slowly and has said its last: what we hold of the client's must still come."""
+    it = await place.forwarder()
+    tls = await open_tls(narrow_lane, certificates, "client")
+    await tls.begin(it)
+    data = os.urandom(400_000)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tls.client.send_all, data)
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        await tls.broker.send_eof()
+        assert await read_all(tls.client) == b""
+        assert await read(tls.broker, 400_000) == data
+
+
+@pytest.mark.usefixtures("short_linger")
+@pytest.mark.parametrize("sides", ["client", "broker"])
+@pytest.mark.parametrize("who", ["client", "broker"])
+async def test_a_reset_ends_a_relay_of_tls(
+    place: Place, lane: Lane, certificates: Contexts, sides: str, who: str
+) -> None:
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, sides)
+    await tls.begin(it)
+    gone, left = (lane.client, tls.broker) if who == "client" else (lane.broker, tls.client)
+    reset(gone)
+    assert await read_all(left) == b""
+    await left.aclose()
+    await until(lambda: it.ended)
+    assert it.relays.in_flight.count == 0
+
+
+@pytest.mark.usefixtures("short_linger")
+async def test_a_corrupt_record_ends_the_relay_and_nothing_else(
+    place: Place, lane: Lane, certificates: Contexts
+) -> None:
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, "client")
+    await tls.begin(it)
+    await lane.client.send_all(b"no record of TLS at all, and no Pulsar either")
+    assert await read_all(tls.broker) == b"", "raw bytes never pass"
+    await tls.broker.aclose()
+    await lane.client.aclose()
+    await until(lambda: it.ended)
+    async with open_lane() as another:
+        await it.begin(another, to_client=b"welcome")
+        assert await read(another.client, 7) == b"welcome"
+
+
+@SIDES
+async def test_a_reader_that_is_slow_bounds_what_a_relay_of_tls_takes(
+    place: Place, narrow_lane: Lane, certificates: Contexts, sides: str
+) -> None:
+    it = await place.forwarder()
+    tls = await open_tls(narrow_lane, certificates, sides)
+    await tls.begin(it)
+    sent = 0
+
+    async def flood() -> None:
+        nonlocal sent
+        while True:
+            await tls.broker.send_all(bytes(16384))
+            sent += 16384
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flood)
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert sent < 2_000_000
+        before = sent
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert sent == before, "nobody reads, so nothing more is taken"
+        await tls.client.send_all(b"the other way is free")
+        assert await read(tls.broker, 21) == b"the other way is free"
+        nursery.cancel_scope.cancel()
+
+
+@SIDES
+async def test_the_sockets_below_tls_are_tuned(place: Place, lane: Lane, certificates: Contexts, sides: str) -> None:
+    it = await place.forwarder(RelayConfig(keep_alive_idle_ms=7000, user_timeout_ms=9000))
+    tls = await open_tls(lane, certificates, sides)
+    await tls.begin(it)
+    for stream in (lane.our_client, lane.our_broker):
+        if stream.socket.fileno() >= 0:
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 7
+            assert stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 9000
+
+
+async def test_a_tls_client_that_is_gone_before_its_relay(place: Place, lane: Lane, certificates: Contexts) -> None:
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, "client")
+    lane.our_client.socket.close()
+    with pytest.raises(RelayNotBegun, match="cannot begin"):
+        await tls.begin(it)
+    assert it.relays.in_flight.count == 0
+    async with open_lane() as another:
+        assert (await it.begin(another)).id == 1, "its row is free again"
+
+
+@SIDES
+@pytest.mark.parametrize("how", ["leave", "kill"])
+async def test_a_relay_of_tls_ends_with_its_process(
+    place: Place, lane: Lane, certificates: Contexts, sides: str, how: str
+) -> None:
+    """Its keys are nowhere else. A plain one beside it goes on with the successor."""
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, sides)
+    await tls.begin(it)
+    async with open_lane() as plain:
+        await it.begin(plain)
+        await (it.leave() if how == "leave" else it.kill())
+        it.keeper.close_all()
+        assert await read_all(tls.client) == await read_all(tls.broker) == b""
+        successor = await place.forwarder()
+        assert len(successor.adopted) == 1
+        await plain.client.send_all(b"still here")
+        assert await read(plain.broker, 10) == b"still here"
+
+
+async def test_a_relay_of_tls_is_served_to_the_end_of_a_drain(place: Place, lane: Lane, certificates: Contexts) -> None:
+    """A hand-over leaves it where it is; its row is the successor's to use, and its bytes are summed up."""
+    it = await place.forwarder()
+    tls = await open_tls(lane, certificates, "client")
+    await tls.begin(it, to_client=b"connected")
+    assert await read(tls.client, 9) == b"connected"
+    await until(lambda: it.moved("to_client") == 9)
+    await it.relays.hand_over()
+    successor = await place.forwarder()
+    assert successor.moved("to_client") == 9
+    assert it.relays.in_flight.count == 1
+    await tls.client.send_all(b"still here")
+    assert await read(tls.broker, 10) == b"still here"
+    with pytest.raises(RelayNotBegun):
+        async with open_lane() as another:
+            await (await open_tls(another, certificates, "client")).begin(it)
+    async with open_lane() as another:
+        assert (await successor.begin(another)).id == 1
+        await tls.client.aclose()
+        await tls.broker.aclose()
+        await until(lambda: not it.relays.in_flight.count)
+        await another.client.send_all(b"not disturbed")
+        assert await read(another.broker, 13) == b"not disturbed"
 
 
 async def test_without_crash_safety_nothing_is_kept(nursery: trio.Nursery, lane: Lane) -> None:

@@ -482,7 +482,7 @@ async def test_a_client_in_the_very_instant_of_a_drain(serve: Serve) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(served.service.drain, 5, hand_over=False))
         await trio.testing.wait_all_tasks_blocked()
-        await served.service._serve_client(ours)  # type: ignore[arg-type]
+        await served.service._serve_client(0, ours)  # type: ignore[arg-type]
     assert await theirs.receive_some(1) == b""
     assert served.value("pulsar_proxy_new_connections_total") == 1
     await peer.must_hear_end()

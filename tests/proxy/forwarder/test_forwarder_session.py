@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from forwarder_fakes import (
     ALICE,
+    CERTIFICATE,
     CLIENT,
     SECRET,
     Play,
@@ -26,6 +27,7 @@ from forwarder_fakes import (
 from proto import commands
 from proto.client_machine import State
 from proto.commands import NO_REQUEST_ID
+from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, EnvelopeResponse, Principal
 from proxy.runtime.rpc_client import RpcConnectionLost, RpcDeadlineExceeded
@@ -275,13 +277,88 @@ async def test_a_protocol_version_too_old(play: Start, version: int) -> None:
     assert await it.end() == "not_allowed"
 
 
-async def test_a_client_may_not_say_that_it_is_a_proxy(play: Start) -> None:
-    """Security: a broker decides by this field whether to believe an original principal."""
-    it = play()
-    await it.client.say(connect("b0:6650", proxy_version="4.0.8"))
+@pytest.mark.parametrize(
+    "authentication",
+    [
+        {},
+        {"enabled": True},
+        {"enabled": False, "proxy_roles": ["proxy-a"]},  # no configuration that is checked has this
+    ],
+)
+async def test_a_client_may_not_say_that_it_is_a_proxy(play: Start, authentication: dict[str, Any]) -> None:
+    """Security: a broker decides by this field whether to believe an original principal.
+
+    Where no proxy may come, nobody is asked who it is; least of all where nobody is ever asked.
+    """
+    it = play(authentication=authentication)
+    await it.client.say(connect("b0:6650", proxy_version="4.0.8", original_principal="admin"))
     assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Must not provide proxyVersion")
     assert await it.end() == "not_allowed"
     assert it.backends.opened == []
+    assert it.backends.authentication.rounds == []
+
+
+PROXIES = {**AUTHENTICATED, "proxy_roles": ["proxy-a"]}
+BEHIND = Principal(type="User", name="alice", method="token", proxy="proxy-a")
+
+
+async def test_a_proxy_is_for_the_auth_worker_to_judge(play: Start) -> None:
+    it = play(authentication=PROXIES)
+    it.backends.authentication.answers = [authenticated(BEHIND)]
+    await it.client.say(connect(proxy_version="a", original_principal="alice"))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    [request] = it.backends.authentication.requests
+    assert (request.through_proxy, request.original_principal, request.first_round) == (True, "alice", True)
+    assert request.client_certificate == CERTIFICATE
+    await it.client.say(lookup())
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    [(_, identity, _)] = it.backends.forwarded
+    assert (identity.role, identity.principal.proxy) == ("alice", "proxy-a")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "message"),
+    [
+        ("invalid_roles", ServerError.AuthorizationError, "Invalid roles."),
+        ("not_a_proxy", ServerError.NotAllowedError, "Must not provide proxyVersion"),
+    ],
+)
+async def test_roles_that_do_not_go_together_are_told_as_brokers_do_and_after_the_fixed_delay(
+    play: Start, reason: str, code: int, message: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = play(authentication=PROXIES)
+    it.backends.authentication.answers = [denied(reason)]
+    started = trio.current_time()
+    await it.client.say(connect("b0:6650", original_principal="admin"))
+    assert await it.client.must_hear_error() == (code, message)
+    assert trio.current_time() - started == pytest.approx(0.2)
+    assert await it.end() == "authentication_failed"
+    assert it.backends.opened == []
+
+
+async def test_without_authentication_nobody_is_behind_anybody(play: Start) -> None:
+    it = play(brokers={"forward_authorization_credentials": True})
+    await it.client.say(connect(original_principal="admin", original_auth_data="x", original_auth_method="token"))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.say(lookup())
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    [(_, identity, _)] = it.backends.forwarded
+    assert (identity.role, identity.sealed, identity.original) == ("", b"", None)
+
+
+@pytest.mark.parametrize("target", ["", "b0:6650"])
+@pytest.mark.parametrize("forwards", [False, True])
+async def test_whether_credentials_go_on(play: Start, target: str, forwards: bool) -> None:
+    it = play(authentication=AUTHENTICATED, brokers={"forward_authorization_credentials": forwards})
+    await it.client.say(connect(target))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    if target:
+        [(_, identity, _)] = it.backends.opened
+    else:
+        await it.client.say(lookup())
+        await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+        [(_, identity, _)] = it.backends.forwarded
+    assert identity.original == (OriginalCredentials("token", SECRET.decode()) if forwards else None)
 
 
 async def test_what_a_connect_says_of_who_is_behind_it_counts_for_nothing(play: Start) -> None:
@@ -316,6 +393,53 @@ async def test_challenge_rounds(play: Start) -> None:
         await it.client.say(auth_response(b"a%d" % number, "sasl"))
     await it.client.must_hear(BaseCommand.CONNECTED)
     assert it.backends.authentication.rounds == [("sasl", b"a0"), ("sasl", b"a1"), ("sasl", b"a2")]
+
+
+async def test_the_servers_last_word_must_be_answered_before_connected(play: Start) -> None:
+    """To the client it is a challenge as any other; only the answer to it leads on."""
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [challenge(b"v=signature"), authenticated()]
+    await it.client.say(connect(auth_method_name="SCRAM-SHA-256"))
+    asked = (await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)).auth_challenge.challenge
+    assert (asked.auth_method_name, asked.auth_data) == ("SCRAM-SHA-256", b"v=signature")
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.session.state is State.AWAITING_AUTH_RESPONSE
+    assert it.session.identity.role == ""
+    await it.client.say(auth_response(b"", "SCRAM-SHA-256"))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    assert it.backends.authentication.rounds[1] == ("SCRAM-SHA-256", b"")
+
+
+async def test_a_round_answered_twice(play: Start) -> None:
+    """Security: the second answer is out of turn while the first one is judged, and the connection ends."""
+    it = play(authentication=AUTHENTICATED)
+    gate = trio.Event()
+
+    async def slow() -> AuthenticateResponse:
+        await gate.wait()
+        return authenticated()
+
+    it.backends.authentication.answers = [challenge(b"q"), slow]
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    await it.client.say(auth_response(b"a"), auth_response(b"a"))
+    code, _ = await it.client.must_hear_error()
+    assert code == ServerError.NotAllowedError
+    gate.set()
+    assert await it.end() == "not_allowed"
+    assert len(it.backends.authentication.rounds) == 2
+    assert it.session.identity.role == ""
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 1000])
+async def test_whatever_is_in_an_answer_is_the_auth_workers_to_judge(play: Start, data: bytes) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [challenge(b"q"), authenticated()]
+    await it.client.say(connect(auth_data=data))
+    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    await it.client.say(auth_response(data))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    assert it.backends.authentication.rounds == [("token", data), ("token", data)]
 
 
 async def test_another_method_in_an_answer_reaches_the_auth_worker_as_it_is(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,13 +14,14 @@ import trio.testing
 from proto import commands
 from proto.addresses import HostPort
 from proto.broker_handshake import ROUNDS_MAX
-from proto.connect_rules import BrokerIdentity
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
 from proxy.config.types import Brokers
-from proxy.runtime import broker_link
-from proxy.runtime.broker_link import BrokerDialer, BrokerLink, BrokerLinkFailed, dial, tune_socket
+from proxy.runtime import dialing
+from proxy.runtime.broker_link import BrokerGreeter, BrokerLink, BrokerLinkFailed
+from proxy.runtime.dialing import Dialer
 from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.tls import TlsFailed
 
 BROKER = HostPort("broker", 6650)
 CONNECTED = commands.encode(
@@ -38,7 +38,8 @@ class FakeBrokers:
         self.dialled: list[tuple[str, int]] = []
         self.streams: list[trio.abc.HalfCloseableStream] = []
 
-    async def dial(self, address: str, port: int) -> trio.abc.HalfCloseableStream:
+    async def connect(self, address: str, port: int, congestion_control: str) -> trio.abc.HalfCloseableStream:
+        assert congestion_control == "unpaced"
         self.dialled.append((address, port))
         await trio.lowlevel.checkpoint()
         script = self.at[address]
@@ -90,22 +91,17 @@ class FakeCredentials:
 @pytest.fixture
 def brokers(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> FakeBrokers:
     fake = FakeBrokers(nursery)
-    monkeypatch.setattr(broker_link, "dial", fake.dial)
+    monkeypatch.setattr(dialing, "_connect", fake.connect)
     return fake
 
 
-def make_connect(identity: BrokerIdentity) -> CommandConnect:
-    return CommandConnect(
-        client_version="test",
-        auth_method_name=identity.method,
-        auth_data=identity.data,
-        original_principal=identity.original_principal,
-    )
+def make_connect(method: str, data: bytes) -> CommandConnect:
+    return CommandConnect(client_version="test", auth_method_name=method, auth_data=data, original_principal="alice")
 
 
-async def open_link(*addresses: str, credentials: Any = None, principal: str = "alice", **limits: Any) -> BrokerLink:
-    dialer = BrokerDialer(msgspec.convert(limits, Brokers), 4096, "pulsar-trio-proxy-test")
-    return await dialer.open(BROKER, addresses, credentials or FakeCredentials(), make_connect, principal)
+async def open_link(*addresses: str, credentials: Any = None, **limits: Any) -> BrokerLink:
+    greeter = BrokerGreeter(Dialer(msgspec.convert(limits, Brokers)), 4096, "pulsar-trio-proxy-test")
+    return await greeter.open(BROKER, addresses, credentials or FakeCredentials(), make_connect)
 
 
 async def failure(*addresses: str, **how: Any) -> BrokerLinkFailed:
@@ -128,7 +124,8 @@ async def test_connected(brokers: FakeBrokers) -> None:
     assert link.connected.frame.encode() == CONNECTED
     assert link.connected.rest == b""
     [command] = ends[0].heard
-    assert (command.connect.auth_data, command.connect.original_principal) == (b"answer-0", "alice")
+    assert (command.connect.auth_method_name, command.connect.auth_data) == ("token", b"answer-0")
+    assert command.connect.original_principal == "alice"
 
 
 async def test_nothing_but_connect_is_sent_before_connected(
@@ -173,36 +170,25 @@ async def test_connected_split_at_every_byte(brokers: FakeBrokers) -> None:
 # ---- dialling
 
 
-async def test_the_second_address_is_used_where_the_first_refuses(brokers: FakeBrokers) -> None:
-    async def script(broker: Broker) -> None:
-        await broker.hear()
-        await broker.say(CONNECTED)
-
-    brokers.at = {"10.0.0.1": OSError(errno.ECONNREFUSED, "Connection refused"), "10.0.0.2": script}
-    await open_link("10.0.0.1", "10.0.0.2")
-    assert brokers.dialled == [("10.0.0.1", 6650), ("10.0.0.2", 6650)]
-
-
-async def test_the_second_address_is_used_where_the_first_is_silent(
-    brokers: FakeBrokers, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def script(broker: Broker) -> None:
-        await broker.hear()
-        await broker.say(CONNECTED)
-
-    brokers.at = {"10.0.0.1": None, "10.0.0.2": script}
-    await open_link("10.0.0.1", "10.0.0.2", connect_timeout_ms=2000)
-    assert trio.current_time() == pytest.approx(2)
-
-
 async def test_unreachable(brokers: FakeBrokers, autojump_clock: trio.testing.MockClock) -> None:
     brokers.at = {"10.0.0.1": OSError(errno.ECONNREFUSED, "Connection refused"), "10.0.0.2": None}
     failed = await failure("10.0.0.1", "10.0.0.2", connect_timeout_ms=2000)
     assert (failed.reason, failed.code) == ("unreachable", ServerError.ServiceNotReady)
     assert failed.message == "The proxy cannot connect to the broker"
-    assert "10.0.0.1: Connection refused" in str(failed)
-    assert "10.0.0.2: no answer within 2000 ms" in str(failed)
+    assert str(failed).startswith("cannot connect to broker:6650: 10.0.0.1: Connection refused; 10.0.0.2: no answer")
     assert "10.0.0" not in failed.message
+
+
+async def test_no_tls_with_a_broker(brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_tls(*_: object) -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        raise TlsFailed("the peer's certificate is not accepted: certificate has expired")
+
+    monkeypatch.setattr(dialing, "_connect", no_tls)
+    failed = await failure("10.0.0.1")
+    assert (failed.reason, failed.code) == ("tls", ServerError.ServiceNotReady)
+    assert failed.message == "The proxy cannot connect to the broker"
+    assert "10.0.0.1: the peer's certificate is not accepted: certificate has expired" in str(failed)
 
 
 async def test_no_address(brokers: FakeBrokers) -> None:
@@ -382,55 +368,3 @@ async def test_ping_in_the_handshake_is_answered(brokers: FakeBrokers) -> None:
     brokers.at["10.0.0.1"] = script
     await open_link("10.0.0.1")
     assert kinds == [BaseCommand.PONG]
-
-
-# ---- dial itself
-
-
-class FakeTrioSocket:
-    """trio.socket's socket, without a network."""
-
-    def __init__(self, family: int, kind: int) -> None:
-        self.family, self.kind = family, kind
-        self.options: set[tuple[int, int]] = set()
-        self.closed = False
-        self.connected_to: Any = None
-
-    def setsockopt(self, level: int, option: int, value: int) -> None:
-        assert value == 1
-        self.options.add((level, option))
-
-    async def connect(self, address: tuple[str, int]) -> None:
-        await trio.lowlevel.checkpoint()
-        self.connected_to = address
-        if address[0] == "10.9.9.9":
-            raise OSError(errno.ECONNREFUSED, "Connection refused")
-
-    def close(self) -> None:
-        self.closed = True
-
-
-@pytest.mark.parametrize(("address", "family"), [("10.0.0.1", socket.AF_INET), ("fd00::1", socket.AF_INET6)])
-async def test_dial(monkeypatch: pytest.MonkeyPatch, address: str, family: int) -> None:
-    made: list[FakeTrioSocket] = []
-
-    def make(*arguments: int) -> FakeTrioSocket:
-        made.append(FakeTrioSocket(*arguments))
-        return made[-1]
-
-    monkeypatch.setattr(trio.socket, "socket", make)
-    monkeypatch.setattr(trio, "SocketStream", lambda sock: sock)
-    await dial(address, 6650)
-    [sock] = made
-    assert (sock.family, sock.kind, sock.connected_to) == (family, socket.SOCK_STREAM, (address, 6650))
-    assert (socket.IPPROTO_TCP, socket.TCP_NODELAY) in sock.options
-    assert (socket.SOL_SOCKET, socket.SO_KEEPALIVE) in sock.options
-    with pytest.raises(OSError, match="refused"):
-        await dial("10.9.9.9", 6650)
-    assert made[-1].closed
-
-
-def test_tune_socket_is_what_clients_connections_get_too() -> None:
-    sock = FakeTrioSocket(0, 0)
-    tune_socket(sock)  # type: ignore[arg-type]
-    assert len(sock.options) == 2

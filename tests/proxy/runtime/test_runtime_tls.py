@@ -1,5 +1,7 @@
 """proxy.runtime.tls: against Python's own TLS, byte for byte, and what operators read when there is none."""
 
+# ruff: noqa: ASYNC240 -- what a test writes is small, and the clock stands still meanwhile
+
 from __future__ import annotations
 
 import os
@@ -20,7 +22,7 @@ from e2e.lab.certificates import Authority, Pair
 
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerTls, ListenerTls
-from proxy.runtime import watched
+from proxy.runtime import tls, watched
 from proxy.runtime.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
 
 PATIENCE_S = 10
@@ -269,11 +271,13 @@ async def test_memory_is_bounded_where_the_peer_does_not_read(authority: Authori
         nursery.cancel_scope.cancel()
 
 
-async def test_answers_of_tls_itself_do_not_pile_up(authority: Authority, server: Pair) -> None:
-    """A peer that reads nothing while it asks for new keys again and again (RFC 8446, section 4.6.3)."""
+async def test_answers_of_tls_itself_do_not_pile_up(
+    authority: Authority, server: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that reads nothing while it asks for new keys again and again (RFC 8446, section 4.6.3) is given up."""
+    monkeypatch.setattr(tls, "ANSWER_TIMEOUT_S", 0.1)
     async with both_ours(authority, server) as (one, other), trio.open_nursery() as nursery:
-        nursery.start_soon(one.send_all, bytes(50_000_000))
-        await trio.testing.wait_all_tasks_blocked(0.02)
+        await nursery.start(somebody_is_sending, one)
         one._tls = AsksForNewKeys(one._outgoing)  # type: ignore[assignment]
 
         async def provoke() -> None:
@@ -281,10 +285,28 @@ async def test_answers_of_tls_itself_do_not_pile_up(authority: Authority, server
                 await other.transport.send_all(bytes(1000))
 
         nursery.start_soon(provoke)
-        with trio.move_on_after(0.3):
+        with trio.fail_after(PATIENCE_S), pytest.raises(trio.BrokenResourceError):
             await one.receive_some()
         assert one._outgoing.pending < 2 * RECEIVE_BYTES
         nursery.cancel_scope.cancel()
+
+
+async def test_an_answer_of_tls_itself_goes_with_what_is_being_sent(authority: Authority, server: Pair) -> None:
+    """It does not keep who receives from the bytes behind it."""
+    async with both_ours(authority, server) as (one, other), trio.open_nursery() as nursery:
+        await nursery.start(somebody_is_sending, one)
+        one._outgoing.write(b"an answer")
+        nursery.start_soon(other.send_all, b"through")
+        assert await read(one, 7) == b"through"
+        assert one._outgoing.pending
+        nursery.cancel_scope.cancel()
+
+
+async def somebody_is_sending(stream: TlsStream, task_status: trio.TaskStatus[None]) -> None:
+    """To a peer that does not read."""
+    async with stream._sending:
+        task_status.started()
+        await trio.sleep_forever()
 
 
 class AsksForNewKeys:
@@ -397,6 +419,33 @@ async def test_our_end_is_a_proper_one(authority: Authority, server: Pair, versi
         assert await read_all(theirs) == b"last words"
 
 
+@VERSIONS
+async def test_an_end_without_close_notify_of_one_who_listens_no_more(
+    authority: Authority, server: Pair, version: ssl.TLSVersion
+) -> None:
+    """OpenSSL has an alert to send, which nobody can be told: still no more than the end."""
+    async with in_memory(authority, server, version) as (one, other):
+        await other.send_all(b"last words")
+        await other.aclose()
+        assert await read_all(one) == b"last words"
+
+
+@asynccontextmanager
+async def in_memory(
+    authority: Authority, server: Pair, version: ssl.TLSVersion
+) -> AsyncIterator[tuple[TlsStream, TlsStream]]:
+    """Both ours; where a peer has gone, to send is an error at once."""
+    here, there = trio.testing.memory_stream_pair()
+    context = client_context(authority)
+    context.maximum_version = version
+    streams = (
+        TlsStream(here, server_context(server), server_side=True),  # type: ignore[arg-type]
+        TlsStream(there, context, server_side=False, host="localhost"),  # type: ignore[arg-type]
+    )
+    assert await shake(*streams) == [None, None]
+    yield streams
+
+
 async def test_a_close_without_an_end_is_none(authority: Authority, server: Pair) -> None:
     async with both_ours(authority, server) as (one, other):
         await one.aclose()
@@ -433,7 +482,7 @@ async def test_a_corrupt_record(authority: Authority, server: Pair, version: ssl
         record = bytearray(one._outgoing.read())
         record[-1] ^= 1
         await one.transport.send_all(record)
-        with pytest.raises(trio.BrokenResourceError, match="bad record mac|decryption failed"):
+        with pytest.raises(trio.BrokenResourceError, match=r"bad record mac|decryption failed"):
             await other.receive_some()
 
 

@@ -59,7 +59,7 @@ public final class E2eClient {
     }
 
     private static int numberIn(Message<byte[]> message) {
-        return Integer.parseInt(new String(message.getData()));
+        return Integer.parseInt(new String(message.getData()).trim());
     }
 
     /** Receive and acknowledge until everything is there; a gap of 15 s is the end. */
@@ -76,11 +76,12 @@ public final class E2eClient {
 
     private Map<String, Object> produceConsume() throws Exception {
         int count = number("count", 10000);
+        int size = number("size", 0);
         Tally tally = new Tally();
         Consumer<byte[]> consumer = consumer(topic);
         Outbox outbox = new Outbox(producer(topic).create());
         for (int i = 0; i < count; i++) {
-            outbox.send(null, i);
+            outbox.send(null, i, size);
         }
         drain(consumer, tally, count, false);
         outbox.flush();
@@ -374,6 +375,17 @@ public final class E2eClient {
                 .operationTimeout(seconds, TimeUnit.SECONDS).lookupTimeout(seconds, TimeUnit.SECONDS);
         if (options.containsKey("token")) {
             builder.authentication(AuthenticationFactory.token(options.get("token")));
+        }
+        if (options.containsKey("basic")) {
+            String[] parts = options.get("basic").split(":", 2);
+            Map<String, String> user = Map.of("userId", parts[0], "password", parts[1]);
+            builder.authentication("org.apache.pulsar.client.impl.auth.AuthenticationBasic", user);
+        }
+        if (options.containsKey("certificate")) {
+            builder.authentication(AuthenticationFactory.TLS(options.get("certificate"), options.get("key")));
+        }
+        if (options.containsKey("trust")) {
+            builder.tlsTrustCertsFilePath(options.get("trust")).enableTlsHostnameVerification(true);
         }
         return builder.build();
     }

@@ -1,3 +1,4 @@
+import java.util.Arrays;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.pulsar.client.api.Producer;
 import org.apache.pulsar.client.api.PulsarClientException;
@@ -13,8 +14,16 @@ final class Outbox {
     }
 
     void send(String key, int number) {
+        send(key, number, 0);
+    }
+
+    /** The number, with spaces behind it up to a size. */
+    void send(String key, int number, int size) {
         sent.incrementAndGet();
-        var message = producer.newMessage().value(Integer.toString(number).getBytes());
+        byte[] digits = Integer.toString(number).getBytes();
+        byte[] value = Arrays.copyOf(digits, Math.max(size, digits.length));
+        Arrays.fill(value, digits.length, value.length, (byte) ' ');
+        var message = producer.newMessage().value(value);
         (key == null ? message : message.key(key)).sendAsync().exceptionally(error -> {
             failures.incrementAndGet();
             return null;

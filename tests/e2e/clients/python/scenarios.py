@@ -88,6 +88,13 @@ def client(options: Options) -> Iterator[pulsar.Client]:
     more: dict[str, Any] = {}
     if "token" in options:
         more["authentication"] = pulsar.AuthenticationToken(options["token"])
+    if "basic" in options:
+        user, _, password = options["basic"].partition(":")
+        more["authentication"] = pulsar.AuthenticationBasic(user, password)
+    if "certificate" in options:
+        more["authentication"] = pulsar.AuthenticationTLS(options["certificate"], options["key"])
+    if "trust" in options:
+        more |= {"tls_trust_certs_file_path": options["trust"], "tls_validate_hostname": True}
     opened = pulsar.Client(
         options["url"],
         operation_timeout_seconds=int(options.get("timeout_s", "30")),
@@ -109,11 +116,11 @@ def producer_of(opened: pulsar.Client, topic: str, **more: Any) -> Any:
 
 def produce_consume(opened: pulsar.Client, options: Options) -> Result:
     """One producer, one consumer, in order and complete."""
-    count, tally = int(options.get("count", "10000")), Tally()
+    count, size, tally = int(options.get("count", "10000")), int(options.get("size", "0")), Tally()
     consumer = opened.subscribe(options["topic"], "s")
     outbox = Outbox(producer_of(opened, options["topic"]))
     for number in range(count):
-        outbox.send(b"%d" % number)
+        outbox.send((b"%d" % number).ljust(size))
     while len(tally.seen) < count:
         message = consumer.receive(RECEIVE_TIMEOUT_MS)
         tally.see(int(message.data()))

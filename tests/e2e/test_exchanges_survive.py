@@ -1,0 +1,255 @@
+"""Auth workers are killed while clients are in the middle of a SCRAM exchange: nobody hangs, nobody gets in without a
+proof, and nobody ever becomes another.
+
+The broker is ours: it answers a question for partitions with the number in the name of the principal that it was told.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from auth.providers.scram import ITERATIONS_MIN, credential_line
+from proto.frames import FrameDecoder
+from proto.pulsar_pb2 import BaseCommand, ServerError
+
+from .conftest import running
+from .lab.cluster import ProxyCluster
+from .lab.fakes import FakeBroker, connected
+from .lab.schema import Command
+from .lab.scram import MECHANISMS, ScramDialogue
+from .lab.waiting import eventually
+from .lab.wire import Ended, WireClient, frame
+
+pytestmark = pytest.mark.timeout(90)
+
+TOPIC = "persistent://public/default/exchanges"
+USERS = 10
+EXCHANGES = 200
+HANDSHAKE_TIMEOUT_MS = 5000
+DEADLINE_S = HANDSHAKE_TIMEOUT_MS / 1000 + 2.0
+KILL_INTERVAL_S = 0.6
+PAUSE_S_MAX = 0.7
+AT_ODDS = 999_999
+
+
+def tells_the_principal(connection: socket.socket) -> None:
+    """A behaviour: `user-7` is told of 7 partitions."""
+    decoder, principal = FrameDecoder(max_frame_bytes=1 << 20), ""
+    while data := connection.recv(1 << 16):
+        decoder.receive_data(data)
+        while (received := decoder.next_frame()) is not None:
+            command = Command.FromString(received.command)
+            if command.type == BaseCommand.CONNECT:
+                principal = command.connect.original_principal
+                connection.sendall(connected())
+            elif command.type == BaseCommand.PING:
+                connection.sendall(frame(BaseCommand.PONG, pong={}))
+            else:
+                asked = command.partition_metadata
+                agrees = asked.original_principal in {"", principal}
+                number = int(principal.removeprefix("user-")) if agrees else AT_ODDS
+                body = {"request_id": asked.request_id, "response": 0, "partitions": number}
+                answer = frame(BaseCommand.PARTITIONED_METADATA_RESPONSE, partition_metadata_response=body)
+                connection.sendall(answer)
+
+
+@pytest.fixture(scope="module")
+def user_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`user-1` and so on; each password is the user's name backwards."""
+    path = tmp_path_factory.mktemp("scram") / "users"
+    lines = [
+        credential_line(f"user-{number}", password(number), mechanism, ITERATIONS_MIN)
+        for number in range(1, USERS + 1)
+        for mechanism in MECHANISMS
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def password(number: int) -> str:
+    return f"{number}-resu"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[FakeBroker]:
+    """Who tells the principal."""
+    with FakeBroker(tells_the_principal) as fake:
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def proxy(user_file: Path, broker: FakeBroker) -> Iterator[ProxyCluster]:
+    """A cluster with two auth workers."""
+    token = user_file.with_name("proxy.token")
+    token.write_text("the proxy's own")
+    url, credentials = f"pulsar://127.0.0.1:{broker.port}", {"method": "token", "file": str(token)}
+    tables = {
+        "cluster": {"auth_workers": 2},
+        "brokers": {"service_url": url, "credentials": credentials},
+        "authentication": {"enabled": True},
+        "authentication.scram": {"file": str(user_file)},
+        "limits": {"handshake_timeout_ms": HANDSHAKE_TIMEOUT_MS},
+    }
+    with running(ProxyCluster(tables)) as cluster:
+        yield cluster
+
+
+def auth_pids(cluster: ProxyCluster) -> list[int]:
+    """Of those that are ready. One that is killed before makes the supervisor wait longer each time: another matter."""
+    workers = cluster.status()["workers"]
+    return [worker["pid"] for worker in workers if worker["role"] == "auth" and worker["state"] == "running"]
+
+
+def kill(pid: int) -> bool:
+    """SIGKILL; whether there was somebody."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def is_let_in(cluster: ProxyCluster, number: int) -> bool:
+    """As long as no auth worker is there, clients are told to come again; anything else is a failure."""
+    with WireClient(cluster.port) as client:
+        dialogue = ScramDialogue(client, f"user-{number}", password(number))
+        dialogue.connect()
+        answer = client.receive()
+        if answer.type == BaseCommand.ERROR:
+            assert answer.error.error == ServerError.ServiceNotReady, answer
+            return False
+        dialogue.see_first(answer)
+        dialogue.respond(dialogue.final())
+        dialogue.take_last_word()
+        dialogue.respond()
+        assert client.receive().type == BaseCommand.CONNECTED
+        assert who_it_is(client) == number
+        return True
+
+
+def who_it_is(client: WireClient) -> int:
+    """The number of the user as whom the proxy asks the broker; the proxy needs an auth worker for that, too."""
+
+    def partitions() -> int:
+        answer = client.partitions(TOPIC).partition_metadata_response
+        assert answer.partitions or answer.error == ServerError.ServiceNotReady, answer
+        return int(answer.partitions)
+
+    return eventually(partitions, what="the broker says who it is", within_s=20)
+
+
+# ---- one exchange
+
+
+@pytest.mark.parametrize("last_word", [False, True], ids=["before the proof", "before the last answer"])
+def test_workers_killed_in_the_middle(proxy: ProxyCluster, last_word: bool) -> None:
+    """The exchange is lost: an error in time, never a success, and never begun anew. The next one is served."""
+    with WireClient(proxy.port) as client:
+        dialogue = ScramDialogue(client, "user-3", password(3))
+        final = dialogue.begin()
+        if last_word:
+            dialogue.respond(final)
+            dialogue.take_last_word()
+        both = eventually(lambda: auth_pids(proxy) if len(auth_pids(proxy)) == 2 else [], what="both run", within_s=30)
+        for pid in both:
+            assert kill(pid)
+        dialogue.respond(b"" if last_word else final)
+        answers = client.wait_for_end(DEADLINE_S)
+        assert [answer.type for answer in answers] == [BaseCommand.ERROR]
+        assert answers[0].error.error in {ServerError.AuthenticationError, ServerError.ServiceNotReady}
+    eventually(lambda: is_let_in(proxy, 3), what="the next one is let in", within_s=20)
+    assert not set(auth_pids(proxy)) & set(both)
+
+
+# ---- many exchanges
+
+
+class Killer:
+    """Kills a random auth worker again and again until told to stop."""
+
+    def __init__(self, cluster: ProxyCluster) -> None:
+        self.kills = 0
+        self._cluster = cluster
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._random = random.Random(5)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(KILL_INTERVAL_S):
+            pids = auth_pids(self._cluster)
+            if pids:
+                self.kills += kill(self._random.choice(pids))
+
+
+def one_exchange(cluster: ProxyCluster, number: int, index: int, *, right: bool) -> tuple[str, float]:
+    """How it ended, and the longest time that an answer took. The client takes its time before each round."""
+    pause, longest_s = random.Random(index), 0.0
+    secret = password(number if right else number + 1)
+    with WireClient(cluster.port) as client:
+        dialogue = ScramDialogue(client, f"user-{number}", secret, MECHANISMS[index % 2])
+        rounds: list[tuple[Callable[[], None], Callable[[Any], None]]] = [
+            (dialogue.connect, dialogue.see_first),
+            (lambda: dialogue.respond(dialogue.final()), dialogue.see_last_word),
+            (dialogue.respond, expect_connected),
+        ]
+        for say, see in rounds:
+            time.sleep(pause.uniform(0.0, PAUSE_S_MAX))
+            asked_at = time.monotonic()
+            try:
+                say()
+                answer = client.receive(DEADLINE_S)
+            except (Ended, ConnectionError):
+                return "ended", longest_s
+            longest_s = max(longest_s, time.monotonic() - asked_at)
+            if answer.type == BaseCommand.ERROR:
+                return ServerError.Name(answer.error.error), longest_s
+            see(answer)
+        return f"is {who_it_is(client)}", longest_s
+
+
+def expect_connected(answer: Any) -> None:
+    assert answer.type == BaseCommand.CONNECTED
+
+
+def test_two_hundred_exchanges_while_workers_are_killed(proxy: ProxyCluster) -> None:
+    """Half of them with another's password. Every one ends in time, and who is let in is who has proved it."""
+    with Killer(proxy) as killer, ThreadPoolExecutor(EXCHANGES) as pool:
+        numbers = [index % USERS + 1 for index in range(EXCHANGES)]
+        rights = [index // USERS % 2 == 0 for index in range(EXCHANGES)]
+        ends = [
+            pool.submit(one_exchange, proxy, number, index, right=right)
+            for index, (number, right) in enumerate(zip(numbers, rights, strict=True))
+        ]
+        results = [end.result(60) for end in ends]
+    seen: Counter[str] = Counter()
+    for number, right, (end, _) in zip(numbers, rights, results, strict=True):
+        seen[f"{'right' if right else 'wrong'} password: {'let in' if end.startswith('is ') else end}"] += 1
+        assert not end.startswith("is ") or (right and end == f"is {number}"), (number, right, end)
+    longest_s = max(took for _, took in results)
+    print(f"{killer.kills} kills; {dict(seen)}; longest wait {longest_s:.2f} s")
+    assert longest_s < DEADLINE_S
+    assert killer.kills >= 2
+    assert seen["right password: let in"]
+    eventually(lambda: len(auth_pids(proxy)) == 2, what="both auth workers run again", within_s=30)
+    for number in range(1, USERS + 1):
+        assert is_let_in(proxy, number)

@@ -1,0 +1,184 @@
+"""proxy.config.checks: keys that need each other, addresses, files; each mistake is named by its key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.config.checks import checked
+from proxy.config.errors import ConfigError
+from proxy.config.types import Config
+
+Tables = dict[str, Any]
+Make = Callable[[Tables], Config]
+PROVIDERS = ("token", "tls", "basic", "scram", "sasl", "oidc")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A configuration; the text FILE in it becomes the name of a file that can be read."""
+    file = tmp_path / "file"
+    file.write_text("hush")
+
+    def with_files(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: with_files(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [with_files(item) for item in value]
+        return str(file) if value == "FILE" else value
+
+    return lambda tables: msgspec.convert(with_files(tables), Config)
+
+
+def error(config: Config) -> str:
+    with pytest.raises(ConfigError) as caught:
+        checked(config)
+    assert caught.value.__cause__ is None
+    assert "hush" not in str(caught.value)
+    return str(caught.value)
+
+
+def listener(**tls: Any) -> Tables:
+    return {"listener": [{"tls": {"certificate": "FILE", "key": "FILE", **tls}}]}
+
+
+def brokers(**keys: Any) -> Tables:
+    return {"brokers": {"service_url": "pulsar+ssl://b", **keys}}
+
+
+def credentials(**keys: Any) -> Tables:
+    return brokers(credentials=keys)
+
+
+def authentication(**keys: Any) -> Tables:
+    return {"authentication": {"enabled": True, **keys}}
+
+
+OIDC = {"allowed_issuers": ["https://issuer"], "allowed_audiences": ["proxy"]}
+SASL = {"principal": "broker/h@R", "keytab": "FILE"}
+TOKEN = {"secret_key": "FILE"}
+
+GOOD: dict[str, Tables] = {
+    "nothing at all": {},
+    "tls for clients": listener(),
+    "tls with certificates of clients": listener(client_ca="FILE", require_client_certificate=True),
+    "tls for brokers": brokers(tls={"trust": "FILE", "certificate": "FILE", "key": "FILE"}),
+    "tls by the system's authorities": brokers(),
+    "a token in a file": credentials(method="token", file="FILE"),
+    "a token in the configuration": credentials(method="token", token="t"),
+    "a password": credentials(method="basic", file="FILE"),
+    "a certificate": brokers(credentials={"method": "tls"}, tls={"certificate": "FILE", "key": "FILE"}),
+    "kerberos": credentials(method="sasl", file="FILE", principal="proxy/h@R"),
+    "oauth2": credentials(method="oauth2", file="FILE", issuer_url="https://issuer", trust="FILE"),
+    "tokens": authentication(token={"secret_key": "FILE"}),
+    "tokens by public key": authentication(token={"public_key": "FILE"}),
+    "tokens by one of several secrets": authentication(token={"further_secret_keys": ["FILE", "FILE"]}),
+    "tokens by one of several public keys": authentication(token={"further_public_keys": ["FILE"]}),
+    "certificates": listener(client_ca="FILE") | authentication(tls={}),
+    "passwords": authentication(basic={"file": "FILE"}),
+    "scram": authentication(scram={"file": "FILE"}),
+    "kerberos of clients": authentication(sasl=SASL | {"allowed_principals": "^[a-z]+@R$"}),
+    "issuers": authentication(oidc=OIDC | {"trust": "FILE"}),
+    "issuers without tls": authentication(oidc=OIDC | {"allowed_issuers": ["http://i"], "require_https": False}),
+    "tokens of two kinds": authentication(token=TOKEN, oidc=OIDC),
+    "a plugin alone": authentication(plugins={"own": {}}),
+    "guests": authentication(token=TOKEN, anonymous_role="guest", proxy_roles=["proxy-a"]),
+    "prepared, but not enabled": {"authentication": {"enabled": False, "token": TOKEN}},
+    "forwarded credentials": authentication(token=TOKEN) | brokers(forward_authorization_credentials=True),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_holds_together(make: Make, name: str) -> None:
+    config = make(GOOD[name])
+    assert checked(config) is config
+
+
+BAD: list[tuple[str, Tables]] = [
+    ("cluster.runtime_dir", {"cluster": {"runtime_dir": "/" + "x" * 80}}),
+    ("listener", {"listener": []}),
+    ("listener[1].bind", {"listener": [{}, {"bind": "6650"}]}),
+    ("admin.bind", {"admin": {"bind": "localhost:99999"}}),
+    ("brokers.service_url", {"brokers": {"service_url": "http://b"}}),
+    ("brokers.service_url", {"brokers": {"service_url": "pulsar+ssl://"}}),
+    ("brokers.allowed_addresses", {"brokers": {"allowed_addresses": ["*", "broker"]}}),
+    # TLS
+    ("listener[0].tls.certificate", listener(certificate="/nowhere")),
+    ("listener[0].tls.key", listener(key="/nowhere")),
+    ("listener[0].tls.client_ca", listener(client_ca="/nowhere")),
+    ("listener[0].tls.require_client_certificate", listener(require_client_certificate=True)),
+    ("listener[1].tls.key", {"listener": [{}, {"tls": {"certificate": "FILE", "key": "/"}}]}),
+    ("brokers.tls", {"brokers": {"tls": {"trust": "FILE"}}}),
+    ("brokers.tls", {"brokers": {"tls": {"verify_hostname": False}}}),
+    ("brokers.tls", brokers(tls={"certificate": "FILE"})),
+    ("brokers.tls", brokers(tls={"key": "FILE"})),
+    ("brokers.tls.trust", brokers(tls={"trust": "/nowhere"})),
+    ("brokers.tls.certificate", brokers(tls={"certificate": "/nowhere", "key": "FILE"})),
+    ("brokers.tls.key", brokers(tls={"certificate": "FILE", "key": "/nowhere"})),
+    # the proxy's credentials
+    ("brokers.credentials.file", credentials(method="token")),
+    ("brokers.credentials.file", credentials(method="basic")),
+    ("brokers.credentials.file", credentials(method="sasl", principal="p/h@R")),
+    ("brokers.credentials.file", credentials(method="oauth2", issuer_url="https://i")),
+    ("brokers.credentials.file", credentials(method="basic", file="/nowhere")),
+    ("brokers.credentials.file", credentials(method="token", file="/a\0b")),
+    ("brokers.credentials.principal", credentials(method="sasl", file="FILE")),
+    ("brokers.credentials.issuer_url", credentials(method="oauth2", file="FILE")),
+    ("brokers.credentials.trust", credentials(method="oauth2", file="FILE", issuer_url="https://i", trust="/nowhere")),
+    ("brokers.credentials.token", credentials(method="token", token="hush", file="FILE")),
+    ("brokers.credentials.token", credentials(method="basic", token="hush", file="FILE")),
+    ("brokers.credentials.token", credentials(method="tls", token="hush")),
+    ("brokers.credentials.method", credentials(method="tls")),
+    # who may come
+    ("authentication.enabled", authentication()),
+    ("authentication.enabled", authentication(anonymous_role="guest")),
+    ("authentication.proxy_roles", {"authentication": {"proxy_roles": ["proxy-a"]}}),
+    ("brokers.forward_authorization_credentials", brokers(forward_authorization_credentials=True)),
+    ("authentication.anonymous_role", authentication(token=TOKEN, anonymous_role=" ")),
+    ("authentication.anonymous_role", authentication(token=TOKEN, anonymous_role="p", proxy_roles=["o", "p"])),
+    # providers
+    ("authentication.token", authentication(token={})),
+    ("authentication.token", authentication(token={"audience": "x"})),
+    ("authentication.token.secret_key", authentication(token={"secret_key": "/nowhere"})),
+    ("authentication.token.public_key", authentication(token={"public_key": "/nowhere"})),
+    ("authentication.token.further_secret_keys", authentication(token={"further_secret_keys": ["FILE", "/nowhere"]})),
+    ("authentication.token.further_public_keys", authentication(token={"further_public_keys": ["/nowhere"]})),
+    ("authentication.tls", authentication(tls={})),
+    ("authentication.tls", listener() | authentication(tls={})),
+    ("authentication.basic.file", authentication(basic={"file": "/nowhere"})),
+    ("authentication.scram.file", authentication(scram={"file": "/nowhere"})),
+    ("authentication.sasl.keytab", authentication(sasl=SASL | {"keytab": "/nowhere"})),
+    ("authentication.sasl.allowed_principals", authentication(sasl=SASL | {"allowed_principals": "("})),
+    ("authentication.oidc.allowed_issuers", authentication(oidc=OIDC | {"allowed_issuers": []})),
+    ("authentication.oidc.allowed_audiences", authentication(oidc=OIDC | {"allowed_audiences": []})),
+    ("authentication.oidc.allowed_issuers", authentication(oidc=OIDC | {"allowed_issuers": ["http://issuer"]})),
+    (
+        "authentication.oidc.allowed_issuers",
+        authentication(oidc=OIDC | {"allowed_issuers": ["https://i", "ftp://i"], "require_https": False}),
+    ),
+    ("authentication.oidc.trust", authentication(oidc=OIDC | {"trust": "/nowhere"})),
+]
+
+
+@pytest.mark.parametrize(("key", "tables"), BAD, ids=[f"{number}-{key}" for number, (key, _) in enumerate(BAD)])
+def test_a_mistake_is_named_by_its_key(make: Make, key: str, tables: Tables) -> None:
+    assert error(make(tables)).startswith(f"{key}:")
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_mistakes_count_before_authentication_is_enabled(make: Make, provider: str) -> None:
+    """Who turns it on later is not surprised then."""
+    tables: Tables = {
+        "token": {},
+        "tls": {},
+        "basic": {"file": "/nowhere"},
+        "scram": {"file": "/nowhere"},
+        "sasl": SASL | {"keytab": "/nowhere"},
+        "oidc": OIDC | {"allowed_audiences": []},
+    }
+    config = make({"authentication": {"enabled": False, provider: tables[provider]}})
+    assert error(config).startswith(f"authentication.{provider}")
