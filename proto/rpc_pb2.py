@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fproto/rpc.proto\x12\x15pulsar_trio_proxy.rpc\"k\n\x05\x46rame\x12+\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x1b.pulsar_trio_proxy.rpc.CallH\x00\x12-\n\x05reply\x18\x02 \x01(\x0b\x32\x1c.pulsar_trio_proxy.rpc.ReplyH\x00\x42\x06\n\x04kind\"r\n\x04\x43\x61ll\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12-\n\x06method\x18\x02 \x01(\x0e\x32\x1d.pulsar_trio_proxy.rpc.Method\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x0f\n\x07request\x18\x04 \x01(\x0c\"p\n\x05Reply\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12-\n\x06status\x18\x02 \x01(\x0e\x32\x1d.pulsar_trio_proxy.rpc.Status\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08response\x18\x04 \x01(\x0c\"b\n\tPrincipal\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\x12\r\n\x05proxy\x18\x05 \x01(\t\"1\n\x0fSealedPrincipal\x12\x11\n\tprincipal\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xca\x01\n\x13\x41uthenticateRequest\x12\x19\n\x11\x61uthentication_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_round\x18\x02 \x01(\x08\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1a\n\x12\x63lient_certificate\x18\x06 \x01(\x0c\x12\x1a\n\x12original_principal\x18\x07 \x01(\t\x12\x15\n\rthrough_proxy\x18\x08 \x01(\x08\"\xa6\x01\n\x14\x41uthenticateResponse\x12\x13\n\tchallenge\x18\x01 \x01(\x0cH\x00\x12=\n\rauthenticated\x18\x02 \x01(\x0b\x32$.pulsar_trio_proxy.rpc.AuthenticatedH\x00\x12/\n\x06\x64\x65nied\x18\x03 \x01(\x0b\x32\x1d.pulsar_trio_proxy.rpc.DeniedH\x00\x42\t\n\x07outcome\"^\n\rAuthenticated\x12\x33\n\tprincipal\x18\x01 \x01(\x0b\x32 .pulsar_trio_proxy.rpc.Principal\x12\x18\n\x10sealed_principal\x18\x02 \x01(\x0c\"\x18\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t\"W\n\x18\x42rokerCredentialsRequest\x12\x13\n\x0b\x65xchange_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62roker_host\x18\x02 \x01(\t\x12\x11\n\tchallenge\x18\x03 \x01(\x0c\"9\n\x19\x42rokerCredentialsResponse\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xbe\x01\n\x0f\x45nvelopeRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x16\n\x0eprincipal_type\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\x12\x18\n\x10sealed_principal\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x06 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x07 \x01(\t\"p\n\x10\x45nvelopeResponse\x12\x33\n\x05\x65rror\x18\x01 \x01(\x0e\x32$.pulsar_trio_proxy.rpc.EnvelopeError\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x10\n\x08response\x18\x03 \x01(\x0c\"V\n\x14ResolveTargetRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\"f\n\x15ResolveTargetResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65nial\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x16\n\x14\x42rokerProfileRequest\"*\n\x15\x42rokerProfileResponse\x12\x11\n\tconnected\x18\x01 \x01(\x0c\"!\n\x04Peer\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"k\n\x0cStartRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\x10\n\x08seal_key\x18\x02 \x01(\x0c\x12*\n\x05peers\x18\x03 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\x12\r\n\x05index\x18\x04 \x01(\r\"=\n\x0fSetPeersRequest\x12*\n\x05peers\x18\x01 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\"\"\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\"5\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x11\n\thand_over\x18\x02 \x01(\x08\"\x14\n\x04Text\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x07\n\x05\x45mpty\"\xd7\x01\n\x0cStoreMessage\x12\x16\n\x0e\x64ropped_relays\x18\x01 \x03(\r\x12\x15\n\rdropped_pipes\x18\x02 \x03(\x04\x12\r\n\x05table\x18\x03 \x01(\x08\x12\x32\n\x06relays\x18\x04 \x03(\x0b\x32\".pulsar_trio_proxy.rpc.StoredRelay\x12\x30\n\x05pipes\x18\x05 \x03(\x0b\x32!.pulsar_trio_proxy.rpc.StoredPipe\x12\x10\n\x08\x63omplete\x18\x06 \x01(\x08\x12\x11\n\tlisteners\x18\x07 \x01(\r\"\x8c\x01\n\x0bStoredRelay\x12\n\n\x02id\x18\x01 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x1a\n\x12started_at_unix_ms\x18\x05 \x01(\x04\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x06 \x01(\x04\".\n\nStoredPipe\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cwanted_bytes\x18\x02 \x01(\r*\xa9\x02\n\x06Method\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41UTHENTICATE\x10\x01\x12\x16\n\x12\x42ROKER_CREDENTIALS\x10\x02\x12\x0c\n\x08\x45NVELOPE\x10\n\x12\x12\n\x0eRESOLVE_TARGET\x10\x0b\x12\x12\n\x0e\x42ROKER_PROFILE\x10\x0c\x12\t\n\x05START\x10\x14\x12\r\n\tSET_PEERS\x10\x15\x12\r\n\tCONFIGURE\x10\x16\x12\t\n\x05\x44RAIN\x10\x17\x12\x13\n\x0f\x43OLLECT_METRICS\x10\x18\x12\x0e\n\nGET_STATUS\x10\x19\x12\x12\n\x0e\x43LUSTER_STATUS\x10\x1e\x12\x11\n\rCLUSTER_DRAIN\x10\x1f\x12\x12\n\x0e\x43LUSTER_RELOAD\x10 \x12\x13\n\x0f\x43LUSTER_UPGRADE\x10!*\xa8\x01\n\x06Status\x12\x06\n\x02OK\x10\x00\x12 \n\x1c\x43LUSTER_AUTHORIZATION_FAILED\x10\x01\x12\x17\n\x13UNSUPPORTED_VERSION\x10\x02\x12\x13\n\x0fINVALID_REQUEST\x10\x03\x12\x15\n\x11TOO_MANY_REQUESTS\x10\x04\x12\x15\n\x11REQUEST_TIMED_OUT\x10\x05\x12\x18\n\x14UNKNOWN_SERVER_ERROR\x10\x06*\xb2\x01\n\rEnvelopeError\x12\x0f\n\x0b\x45NVELOPE_OK\x10\x00\x12)\n%ENVELOPE_CLUSTER_AUTHORIZATION_FAILED\x10\x01\x12%\n!PRINCIPAL_DESERIALIZATION_FAILURE\x10\x02\x12\x1c\n\x18\x45NVELOPE_INVALID_REQUEST\x10\x03\x12 \n\x1c\x45NVELOPE_UNSUPPORTED_VERSION\x10\x04\x62\x08\x65\x64itionsp\xe8\x07')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fproto/rpc.proto\x12\x15pulsar_trio_proxy.rpc\"k\n\x05\x46rame\x12+\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x1b.pulsar_trio_proxy.rpc.CallH\x00\x12-\n\x05reply\x18\x02 \x01(\x0b\x32\x1c.pulsar_trio_proxy.rpc.ReplyH\x00\x42\x06\n\x04kind\"r\n\x04\x43\x61ll\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12-\n\x06method\x18\x02 \x01(\x0e\x32\x1d.pulsar_trio_proxy.rpc.Method\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x0f\n\x07request\x18\x04 \x01(\x0c\"p\n\x05Reply\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12-\n\x06status\x18\x02 \x01(\x0e\x32\x1d.pulsar_trio_proxy.rpc.Status\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08response\x18\x04 \x01(\x0c\"b\n\tPrincipal\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\x12\r\n\x05proxy\x18\x05 \x01(\t\"1\n\x0fSealedPrincipal\x12\x11\n\tprincipal\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xca\x01\n\x13\x41uthenticateRequest\x12\x19\n\x11\x61uthentication_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_round\x18\x02 \x01(\x08\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1a\n\x12\x63lient_certificate\x18\x06 \x01(\x0c\x12\x1a\n\x12original_principal\x18\x07 \x01(\t\x12\x15\n\rthrough_proxy\x18\x08 \x01(\x08\"\xa6\x01\n\x14\x41uthenticateResponse\x12\x13\n\tchallenge\x18\x01 \x01(\x0cH\x00\x12=\n\rauthenticated\x18\x02 \x01(\x0b\x32$.pulsar_trio_proxy.rpc.AuthenticatedH\x00\x12/\n\x06\x64\x65nied\x18\x03 \x01(\x0b\x32\x1d.pulsar_trio_proxy.rpc.DeniedH\x00\x42\t\n\x07outcome\"^\n\rAuthenticated\x12\x33\n\tprincipal\x18\x01 \x01(\x0b\x32 .pulsar_trio_proxy.rpc.Principal\x12\x18\n\x10sealed_principal\x18\x02 \x01(\x0c\"\x18\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t\"W\n\x18\x42rokerCredentialsRequest\x12\x13\n\x0b\x65xchange_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62roker_host\x18\x02 \x01(\t\x12\x11\n\tchallenge\x18\x03 \x01(\x0c\"M\n\x19\x42rokerCredentialsResponse\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x12\n\nincomplete\x18\x03 \x01(\x08\"\xbe\x01\n\x0f\x45nvelopeRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\x12\x16\n\x0eprincipal_type\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\x12\x18\n\x10sealed_principal\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x06 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x07 \x01(\t\"p\n\x10\x45nvelopeResponse\x12\x33\n\x05\x65rror\x18\x01 \x01(\x0e\x32$.pulsar_trio_proxy.rpc.EnvelopeError\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x10\n\x08response\x18\x03 \x01(\x0c\"V\n\x14ResolveTargetRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\"f\n\x15ResolveTargetResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65nial\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x16\n\x14\x42rokerProfileRequest\"*\n\x15\x42rokerProfileResponse\x12\x11\n\tconnected\x18\x01 \x01(\x0c\"!\n\x04Peer\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"k\n\x0cStartRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\x10\n\x08seal_key\x18\x02 \x01(\x0c\x12*\n\x05peers\x18\x03 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\x12\r\n\x05index\x18\x04 \x01(\r\"=\n\x0fSetPeersRequest\x12*\n\x05peers\x18\x01 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\"\"\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\"5\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x11\n\thand_over\x18\x02 \x01(\x08\"\x14\n\x04Text\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x07\n\x05\x45mpty\"\xd7\x01\n\x0cStoreMessage\x12\x16\n\x0e\x64ropped_relays\x18\x01 \x03(\r\x12\x15\n\rdropped_pipes\x18\x02 \x03(\x04\x12\r\n\x05table\x18\x03 \x01(\x08\x12\x32\n\x06relays\x18\x04 \x03(\x0b\x32\".pulsar_trio_proxy.rpc.StoredRelay\x12\x30\n\x05pipes\x18\x05 \x03(\x0b\x32!.pulsar_trio_proxy.rpc.StoredPipe\x12\x10\n\x08\x63omplete\x18\x06 \x01(\x08\x12\x11\n\tlisteners\x18\x07 \x01(\r\"\x8c\x01\n\x0bStoredRelay\x12\n\n\x02id\x18\x01 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x1a\n\x12started_at_unix_ms\x18\x05 \x01(\x04\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x06 \x01(\x04\".\n\nStoredPipe\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cwanted_bytes\x18\x02 \x01(\r*\xa9\x02\n\x06Method\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41UTHENTICATE\x10\x01\x12\x16\n\x12\x42ROKER_CREDENTIALS\x10\x02\x12\x0c\n\x08\x45NVELOPE\x10\n\x12\x12\n\x0eRESOLVE_TARGET\x10\x0b\x12\x12\n\x0e\x42ROKER_PROFILE\x10\x0c\x12\t\n\x05START\x10\x14\x12\r\n\tSET_PEERS\x10\x15\x12\r\n\tCONFIGURE\x10\x16\x12\t\n\x05\x44RAIN\x10\x17\x12\x13\n\x0f\x43OLLECT_METRICS\x10\x18\x12\x0e\n\nGET_STATUS\x10\x19\x12\x12\n\x0e\x43LUSTER_STATUS\x10\x1e\x12\x11\n\rCLUSTER_DRAIN\x10\x1f\x12\x12\n\x0e\x43LUSTER_RELOAD\x10 \x12\x13\n\x0f\x43LUSTER_UPGRADE\x10!*\xa8\x01\n\x06Status\x12\x06\n\x02OK\x10\x00\x12 \n\x1c\x43LUSTER_AUTHORIZATION_FAILED\x10\x01\x12\x17\n\x13UNSUPPORTED_VERSION\x10\x02\x12\x13\n\x0fINVALID_REQUEST\x10\x03\x12\x15\n\x11TOO_MANY_REQUESTS\x10\x04\x12\x15\n\x11REQUEST_TIMED_OUT\x10\x05\x12\x18\n\x14UNKNOWN_SERVER_ERROR\x10\x06*\xb2\x01\n\rEnvelopeError\x12\x0f\n\x0b\x45NVELOPE_OK\x10\x00\x12)\n%ENVELOPE_CLUSTER_AUTHORIZATION_FAILED\x10\x01\x12%\n!PRINCIPAL_DESERIALIZATION_FAILURE\x10\x02\x12\x1c\n\x18\x45NVELOPE_INVALID_REQUEST\x10\x03\x12 \n\x1c\x45NVELOPE_UNSUPPORTED_VERSION\x10\x04\x62\x08\x65\x64itionsp\xe8\x07')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.rpc_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_METHOD']._serialized_start=2482
-  _globals['_METHOD']._serialized_end=2779
-  _globals['_STATUS']._serialized_start=2782
-  _globals['_STATUS']._serialized_end=2950
-  _globals['_ENVELOPEERROR']._serialized_start=2953
-  _globals['_ENVELOPEERROR']._serialized_end=3131
+  _globals['_METHOD']._serialized_start=2502
+  _globals['_METHOD']._serialized_end=2799
+  _globals['_STATUS']._serialized_start=2802
+  _globals['_STATUS']._serialized_end=2970
+  _globals['_ENVELOPEERROR']._serialized_start=2973
+  _globals['_ENVELOPEERROR']._serialized_end=3151
   _globals['_FRAME']._serialized_start=42
   _globals['_FRAME']._serialized_end=149
   _globals['_CALL']._serialized_start=151
@@ -58,37 +58,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BROKERCREDENTIALSREQUEST']._serialized_start=1028
   _globals['_BROKERCREDENTIALSREQUEST']._serialized_end=1115
   _globals['_BROKERCREDENTIALSRESPONSE']._serialized_start=1117
-  _globals['_BROKERCREDENTIALSRESPONSE']._serialized_end=1174
-  _globals['_ENVELOPEREQUEST']._serialized_start=1177
-  _globals['_ENVELOPEREQUEST']._serialized_end=1367
-  _globals['_ENVELOPERESPONSE']._serialized_start=1369
-  _globals['_ENVELOPERESPONSE']._serialized_end=1481
-  _globals['_RESOLVETARGETREQUEST']._serialized_start=1483
-  _globals['_RESOLVETARGETREQUEST']._serialized_end=1569
-  _globals['_RESOLVETARGETRESPONSE']._serialized_start=1571
-  _globals['_RESOLVETARGETRESPONSE']._serialized_end=1673
-  _globals['_BROKERPROFILEREQUEST']._serialized_start=1675
-  _globals['_BROKERPROFILEREQUEST']._serialized_end=1697
-  _globals['_BROKERPROFILERESPONSE']._serialized_start=1699
-  _globals['_BROKERPROFILERESPONSE']._serialized_end=1741
-  _globals['_PEER']._serialized_start=1743
-  _globals['_PEER']._serialized_end=1776
-  _globals['_STARTREQUEST']._serialized_start=1778
-  _globals['_STARTREQUEST']._serialized_end=1885
-  _globals['_SETPEERSREQUEST']._serialized_start=1887
-  _globals['_SETPEERSREQUEST']._serialized_end=1948
-  _globals['_CONFIGUREREQUEST']._serialized_start=1950
-  _globals['_CONFIGUREREQUEST']._serialized_end=1984
-  _globals['_DRAINREQUEST']._serialized_start=1986
-  _globals['_DRAINREQUEST']._serialized_end=2039
-  _globals['_TEXT']._serialized_start=2041
-  _globals['_TEXT']._serialized_end=2061
-  _globals['_EMPTY']._serialized_start=2063
-  _globals['_EMPTY']._serialized_end=2070
-  _globals['_STOREMESSAGE']._serialized_start=2073
-  _globals['_STOREMESSAGE']._serialized_end=2288
-  _globals['_STOREDRELAY']._serialized_start=2291
-  _globals['_STOREDRELAY']._serialized_end=2431
-  _globals['_STOREDPIPE']._serialized_start=2433
-  _globals['_STOREDPIPE']._serialized_end=2479
+  _globals['_BROKERCREDENTIALSRESPONSE']._serialized_end=1194
+  _globals['_ENVELOPEREQUEST']._serialized_start=1197
+  _globals['_ENVELOPEREQUEST']._serialized_end=1387
+  _globals['_ENVELOPERESPONSE']._serialized_start=1389
+  _globals['_ENVELOPERESPONSE']._serialized_end=1501
+  _globals['_RESOLVETARGETREQUEST']._serialized_start=1503
+  _globals['_RESOLVETARGETREQUEST']._serialized_end=1589
+  _globals['_RESOLVETARGETRESPONSE']._serialized_start=1591
+  _globals['_RESOLVETARGETRESPONSE']._serialized_end=1693
+  _globals['_BROKERPROFILEREQUEST']._serialized_start=1695
+  _globals['_BROKERPROFILEREQUEST']._serialized_end=1717
+  _globals['_BROKERPROFILERESPONSE']._serialized_start=1719
+  _globals['_BROKERPROFILERESPONSE']._serialized_end=1761
+  _globals['_PEER']._serialized_start=1763
+  _globals['_PEER']._serialized_end=1796
+  _globals['_STARTREQUEST']._serialized_start=1798
+  _globals['_STARTREQUEST']._serialized_end=1905
+  _globals['_SETPEERSREQUEST']._serialized_start=1907
+  _globals['_SETPEERSREQUEST']._serialized_end=1968
+  _globals['_CONFIGUREREQUEST']._serialized_start=1970
+  _globals['_CONFIGUREREQUEST']._serialized_end=2004
+  _globals['_DRAINREQUEST']._serialized_start=2006
+  _globals['_DRAINREQUEST']._serialized_end=2059
+  _globals['_TEXT']._serialized_start=2061
+  _globals['_TEXT']._serialized_end=2081
+  _globals['_EMPTY']._serialized_start=2083
+  _globals['_EMPTY']._serialized_end=2090
+  _globals['_STOREMESSAGE']._serialized_start=2093
+  _globals['_STOREMESSAGE']._serialized_end=2308
+  _globals['_STOREDRELAY']._serialized_start=2311
+  _globals['_STOREDRELAY']._serialized_end=2451
+  _globals['_STOREDPIPE']._serialized_start=2453
+  _globals['_STOREDPIPE']._serialized_end=2499
 # @@protoc_insertion_point(module_scope)

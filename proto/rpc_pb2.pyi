@@ -181,12 +181,14 @@ class BrokerCredentialsRequest(_message.Message):
     def __init__(self, exchange_id: _Optional[int] = ..., broker_host: _Optional[str] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class BrokerCredentialsResponse(_message.Message):
-    __slots__ = ("method", "data")
+    __slots__ = ("method", "data", "incomplete")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     method: str
     data: bytes
-    def __init__(self, method: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+    incomplete: bool
+    def __init__(self, method: _Optional[str] = ..., data: _Optional[bytes] = ..., incomplete: _Optional[bool] = ...) -> None: ...
 
 class EnvelopeRequest(_message.Message):
     __slots__ = ("request", "principal_type", "principal_name", "sealed_principal", "client_address", "original_auth_method", "original_auth_data")
