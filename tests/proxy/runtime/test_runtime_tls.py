@@ -299,6 +299,10 @@ class InTwoHalves:
         await trio.sleep(1)
         self.sent += data[len(data) // 2 :]
 
+    async def receive_some(self, _size: int) -> bytes:
+        await trio.sleep_forever()
+        return b""
+
 
 async def test_an_answer_of_tls_itself_is_not_cut_off_by_a_cancellation(
     server: Pair, autojump_clock: trio.testing.MockClock
