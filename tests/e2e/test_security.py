@@ -158,7 +158,7 @@ def test_alice_cannot_say_that_she_is_admin(
     with WireClient(secured_proxy.port) as client:
         answer = client.connect(**where, **claims(secured_broker))
         assert (answer.error.error, answer.error.message) == (ServerError.AuthorizationError, "Invalid roles.")
-        assert client.ended()
+        client.wait_for_end()
 
 
 def unnamed_claims(secured_broker: Standalone) -> dict[str, str]:
