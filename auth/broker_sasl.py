@@ -15,11 +15,9 @@ import trio
 
 from auth.gss import NO_LAYER, check_keytab, gssapi, in_thread, principal_name, text_of
 from auth.state import BrokerAuthState, CredentialsUnavailable
+from proto.commands import AUTH_REFRESH
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
-
-REFRESH = b"PulsarAuthRefresh"
-"""What a broker sends as a challenge to begin anew."""
 
 TIMEOUT_S = 4.0
 """Less than CREDENTIALS_TIMEOUT_S (proxy/runtime/credentials.py), so that the reason is told."""
@@ -79,7 +77,7 @@ class _SaslBrokerAuthState:
     async def authenticate(self, challenge: bytes | None) -> bytes:
         """The ticket for CONNECT and for a refresh, the choice for the broker's offer."""
         initiator, self._initiator = self._initiator, None
-        if challenge is None or (initiator is not None and initiator.complete and challenge == REFRESH):
+        if challenge is None or (initiator is not None and initiator.complete and challenge == AUTH_REFRESH):
             initiator, challenge = self._credentials.initiator(self._broker_host), None
         if initiator is None:
             raise CredentialsUnavailable("the exchange with the broker has failed before")

@@ -170,7 +170,7 @@ class AuthService:
         if broker is None:
             raise RpcRefused(Status.INVALID_REQUEST, "no brokers.credentials are configured")
         try:
-            answer = await self._broker_round(broker, request, (caller.pid, request.exchange_id))
+            answer, complete = await self._broker_round(broker, request, (caller.pid, request.exchange_id))
         except AuthenticationDenied as lost:
             raise RpcRefused(Status.INVALID_REQUEST, str(lost)) from None
         except CredentialsUnavailable as error:
@@ -178,11 +178,12 @@ class AuthService:
                 "the proxy has no credentials for a broker", broker=request.broker_host, reason=str(error)
             )
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
-        return BrokerCredentialsResponse(method=broker.method, data=answer).SerializeToString()
+        response = BrokerCredentialsResponse(method=broker.method, data=answer, incomplete=not complete)
+        return response.SerializeToString()
 
     async def _broker_round(
         self, broker: BrokerAuthentication, request: BrokerCredentialsRequest, key: tuple[int, int]
-    ) -> bytes:
+    ) -> tuple[bytes, bool]:
         exchanges = self._exchanges
         challenge, number = None, 0
         if request.HasField("challenge"):
@@ -194,7 +195,7 @@ class AuthService:
         # Whether the broker will ask for more is not known here: most exchanges end unseen, so the oldest make room.
         exchanges.make_room()
         exchanges.put(key, broker.method, state, number=number + 1)
-        return answer
+        return answer, state.is_complete()
 
 
 def _expect_nothing(data: bytes) -> None:

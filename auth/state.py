@@ -130,6 +130,10 @@ class BrokerAuthState(Protocol):
         """The data for CONNECT (no challenge yet) or for a challenge. Raises CredentialsUnavailable."""
         ...
 
+    def is_complete(self) -> bool:
+        """Whether the broker may take the proxy in now: it owes no proof of its own."""
+        ...
+
 
 class BrokerAuthentication(Protocol):
     """How the proxy authenticates itself at brokers."""

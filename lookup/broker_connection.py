@@ -20,7 +20,7 @@ from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
 WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024
 
 OnAnswer = Callable[[BaseCommand | None], None]
-FreshCredentials = Callable[[], Awaitable[tuple[str, bytes]]]
+AnswerChallenge = Callable[[bytes], Awaitable[tuple[str, bytes]]]
 
 
 class BrokerConnectionLost(Exception):
@@ -38,7 +38,7 @@ class BrokerConnection:
         *,
         max_frame_bytes: int,
         keep_alive_s: float,
-        fresh: FreshCredentials | None,
+        answer_challenge: AnswerChallenge | None,
     ) -> None:
         self.broker = broker
         self.last_used = trio.current_time()
@@ -46,7 +46,7 @@ class BrokerConnection:
         self._link = link
         self._turn = turn
         self._keep_alive_s = keep_alive_s
-        self._fresh_credentials = fresh
+        self._credentials = answer_challenge
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._decoder.receive_data(link.connected.rest)
         self._writer = BatchedWriter(link.stream, max_buffered_bytes=WRITE_BUFFER_BYTES_MAX)
@@ -142,7 +142,7 @@ class BrokerConnection:
         if command.type == BaseCommand.PING:
             self._writer.write(commands.pong())
         elif command.type == BaseCommand.AUTH_CHALLENGE:
-            nursery.start_soon(self._answer_challenge)
+            nursery.start_soon(self._answer_challenge, bytes(command.auth_challenge.challenge.auth_data))
         else:
             request_id = response_request_id(command)
             on_answer = None if request_id is None else self._pending.pop(request_id, None)
@@ -151,11 +151,11 @@ class BrokerConnection:
             elif command.type == BaseCommand.ERROR and request_id == commands.NO_REQUEST_ID:
                 raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
 
-    async def _answer_challenge(self) -> None:
+    async def _answer_challenge(self, challenge: bytes) -> None:
         """The broker wants fresh credentials (PIP-55): the proxy's own, or a client's, which nobody here has."""
-        if self._fresh_credentials is None:
+        if self._credentials is None:
             raise RemoteProtocolError(f"{self.broker} wants fresh credentials of a client")
-        method, data = await self._fresh_credentials()
+        method, data = await self._credentials(challenge)
         version = commands.PROTOCOL_VERSION
         self._writer.write(commands.auth_response("pulsar-trio-proxy", version, method, data))
 

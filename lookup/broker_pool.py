@@ -14,6 +14,7 @@ import trio
 from lookup.broker_connection import BrokerConnection
 from lookup.turn import Turn
 from proto.addresses import HostPort
+from proto.commands import AUTH_REFRESH
 from proto.connect_rules import BrokerIdentity, OriginalCredentials, proxy_connect
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proxy import __version__
@@ -157,8 +158,12 @@ class BrokerPool:
         def make_connect(method: str, data: bytes) -> CommandConnect:
             return proxy_connect(BrokerIdentity(method, data, asker.principal, asker.credentials), __version__)
 
-        async def fresh() -> tuple[str, bytes]:
-            return await credentials_for(self._auth, broker.host, configured=configured).answer(None)
+        async def answer_challenge(challenge: bytes) -> tuple[str, bytes]:
+            nonlocal credentials
+            if challenge != AUTH_REFRESH:  # a further round
+                return await credentials.answer(challenge)
+            credentials = credentials_for(self._auth, broker.host, configured=configured)
+            return await credentials.answer(None)
 
         link = await self._greeter.open(broker, addresses, credentials, make_connect)
         self.profile = link.connected.message
@@ -168,7 +173,7 @@ class BrokerPool:
             self._turn,
             max_frame_bytes=self._config.limits.max_broker_frame_bytes,
             keep_alive_s=seconds(self._config.limits.keep_alive_interval_ms),
-            fresh=fresh if asker.credentials is None else None,
+            answer_challenge=answer_challenge if asker.credentials is None else None,
         )
         self._nursery.start_soon(connection.run)
         return connection

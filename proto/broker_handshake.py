@@ -22,6 +22,7 @@ class HandshakeState(enum.Enum):
     """Whose turn it is."""
 
     BROKER = "the broker's answer is awaited"
+    UNPROVEN = "the broker's proof is awaited"
     CHALLENGED = "the proxy's answer to a challenge is awaited"
     DONE = "over"
 
@@ -42,6 +43,10 @@ TRANSITIONS: Mapping[tuple[HandshakeState, BrokerWord], HandshakeState] = Mappin
         (HandshakeState.BROKER, BrokerWord.CHALLENGE): HandshakeState.CHALLENGED,
         (HandshakeState.BROKER, BrokerWord.ERROR): HandshakeState.DONE,
         (HandshakeState.BROKER, BrokerWord.PING): HandshakeState.BROKER,
+        # A broker that owes the proof of its key must not take us in without it: it may be anybody.
+        (HandshakeState.UNPROVEN, BrokerWord.CHALLENGE): HandshakeState.CHALLENGED,
+        (HandshakeState.UNPROVEN, BrokerWord.ERROR): HandshakeState.DONE,
+        (HandshakeState.UNPROVEN, BrokerWord.PING): HandshakeState.UNPROVEN,
         (HandshakeState.CHALLENGED, BrokerWord.ERROR): HandshakeState.DONE,
         (HandshakeState.CHALLENGED, BrokerWord.PING): HandshakeState.CHALLENGED,
     }
@@ -94,10 +99,12 @@ HandshakeEvent = Connected | Challenged | Refused | SendData
 class BrokerHandshake:
     """One handshake. ``receive_data`` then ``next_event`` until it gives None; never raises into IO but for
     RemoteProtocolError, after which the connection is of no use.
+
+    ``complete``: whether the broker may answer CONNECT by CONNECTED; not where it owes a proof of its own.
     """
 
-    def __init__(self, *, max_frame_bytes: int) -> None:
-        self.state = HandshakeState.BROKER
+    def __init__(self, *, max_frame_bytes: int, complete: bool = True) -> None:
+        self.state = _awaiting(complete=complete)
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._rounds = 0
 
@@ -118,7 +125,8 @@ class BrokerHandshake:
         word = _WORDS.get(command.type, BrokerWord.OTHER)
         following = TRANSITIONS.get((self.state, word))
         if following is None:
-            raise RemoteProtocolError(f"the broker sent {command_name(command.type)} during the handshake")
+            text = f"the broker sent {command_name(command.type)} during the handshake: {self.state.value}"
+            raise RemoteProtocolError(text)
         self.state = following
         return self._event(word, frame, command)
 
@@ -135,8 +143,12 @@ class BrokerHandshake:
         challenge = command.auth_challenge.challenge
         return Challenged(str(challenge.auth_method_name), bytes(challenge.auth_data))
 
-    def challenge_answered(self) -> None:
-        """Say that the answer to the last challenge is on its way."""
+    def challenge_answered(self, *, complete: bool = True) -> None:
+        """Say that the answer to the last challenge is on its way; ``complete`` as for CONNECT."""
         if self.state is not HandshakeState.CHALLENGED:
             raise LocalProtocolError("an answer without a challenge")
-        self.state = HandshakeState.BROKER
+        self.state = _awaiting(complete=complete)
+
+
+def _awaiting(*, complete: bool) -> HandshakeState:
+    return HandshakeState.BROKER if complete else HandshakeState.UNPROVEN

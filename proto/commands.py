@@ -21,6 +21,9 @@ PROTOCOL_VERSION = 21
 PROTOCOL_VERSION_MIN = 10
 """Older clients cannot be answered through a proxy; Pulsar's own proxy refuses them too."""
 
+AUTH_REFRESH = b"PulsarAuthRefresh"
+"""The data of a challenge that asks for fresh credentials: the rounds begin anew (PIP-55)."""
+
 _PONG = encode_frame(BaseCommand(type=BaseCommand.PONG, pong={}).SerializeToString())
 _PING = encode_frame(BaseCommand(type=BaseCommand.PING, ping={}).SerializeToString())
 

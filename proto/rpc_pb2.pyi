@@ -183,14 +183,16 @@ class BrokerCredentialsRequest(_message.Message):
     def __init__(self, exchange_id: _Optional[int] = ..., broker_host: _Optional[str] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class BrokerCredentialsResponse(_message.Message):
-    __slots__ = ("method", "data", "expires_at_unix_ms")
+    __slots__ = ("method", "data", "incomplete", "expires_at_unix_ms")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    INCOMPLETE_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     method: str
     data: bytes
+    incomplete: bool
     expires_at_unix_ms: int
-    def __init__(self, method: _Optional[str] = ..., data: _Optional[bytes] = ..., expires_at_unix_ms: _Optional[int] = ...) -> None: ...
+    def __init__(self, method: _Optional[str] = ..., data: _Optional[bytes] = ..., incomplete: _Optional[bool] = ..., expires_at_unix_ms: _Optional[int] = ...) -> None: ...
 
 class EnvelopeRequest(_message.Message):
     __slots__ = ("requests", "principal_type", "principal_name", "sealed_principal", "client_address", "original_auth_method", "original_auth_data", "version")
@@ -337,20 +339,22 @@ class StoreMessage(_message.Message):
     def __init__(self, dropped_relays: _Optional[_Iterable[int]] = ..., dropped_pipes: _Optional[_Iterable[int]] = ..., table: _Optional[bool] = ..., relays: _Optional[_Iterable[_Union[StoredRelay, _Mapping]]] = ..., pipes: _Optional[_Iterable[_Union[StoredPipe, _Mapping]]] = ..., complete: _Optional[bool] = ..., listeners: _Optional[int] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
-    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms")
+    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy")
     ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     STARTED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    PROXY_FIELD_NUMBER: _ClassVar[int]
     id: int
     client_address: str
     principal: str
     target: str
     started_at_unix_ms: int
     expires_at_unix_ms: int
-    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ...) -> None: ...
+    proxy: str
+    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ...) -> None: ...
 
 class StoredPipe(_message.Message):
     __slots__ = ("id", "wanted_bytes")

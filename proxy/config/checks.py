@@ -65,6 +65,8 @@ def _check_tls(config: Config) -> None:
 def _check_credentials(brokers: Brokers) -> None:
     credentials = brokers.credentials
     if credentials is None:
+        if brokers.through_proxy:
+            raise ConfigError("brokers.through_proxy: needs brokers.credentials; the other proxy must know this one")
         return
     table = "brokers.credentials"
     if credentials.token and (credentials.method != "token" or credentials.file):
@@ -117,6 +119,8 @@ def _check_who_may_come(config: Config) -> None:
         raise ConfigError("authentication.proxy_roles: needs authentication.enabled")
     if not authentication.enabled and config.brokers.forward_authorization_credentials:
         raise ConfigError("brokers.forward_authorization_credentials: needs authentication.enabled")
+    if not authentication.enabled and config.brokers.through_proxy:
+        raise ConfigError("brokers.through_proxy: needs authentication.enabled; the other proxy wants a principal")
     if role and not role.strip():
         raise ConfigError("authentication.anonymous_role: is blank")
     if role in authentication.proxy_roles:

@@ -30,6 +30,11 @@ class ClientIdentity:
         """The client's role; empty: none."""
         return str(self.principal.name)
 
+    @property
+    def before(self) -> dict[str, str]:
+        """For logs: the proxy before this one, if there is one."""
+        return {"proxy": self.principal.proxy} if self.principal.proxy else {}
+
     def broker_identity(self, method: str, data: bytes) -> BrokerIdentity:
         """How a broker is told of this client, by a proxy with this method and data of its own."""
         return BrokerIdentity(method, data, self.role, self.original)

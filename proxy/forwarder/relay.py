@@ -69,6 +69,7 @@ async def _pump(
             await sink.send_all(data)
             count(len(data))
             half_close.moved()
+            del data  # a relay that waits keeps none
         await sink.send_eof()
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         # One of the two is gone. Where it is the source, this passes its end on; where it is the sink, this fails and

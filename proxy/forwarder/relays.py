@@ -258,6 +258,7 @@ class Relays(Collector):
             seconds=round(time.time() - about.started_at_unix_ms / 1000, 3),
             bytes_to_broker=bytes_to_broker,
             bytes_to_client=bytes_to_client,
+            **({"proxy": about.proxy} if about.proxy else {}),
         )
         self._on_end(about)
 

@@ -192,6 +192,7 @@ class ClientSession:
             target=self.target,
             cause=self.cause.value,
             reason=reason,
+            **self.identity.before,
         )
 
     # ---- reading
@@ -428,4 +429,5 @@ class ClientSession:
             target=self.target,
             started_at_unix_ms=self._started_at_unix_ms,
             expires_at_unix_ms=self.identity.principal.expires_at_unix_ms,
+            proxy=self.identity.principal.proxy,
         )

@@ -92,7 +92,7 @@ class BrokerGreeter:
     async def _shake_hands(
         self, broker: HostPort, stream: trio.abc.HalfCloseableStream, credentials: Credentials
     ) -> Connected:
-        handshake = BrokerHandshake(max_frame_bytes=self.max_frame_bytes)
+        handshake = BrokerHandshake(max_frame_bytes=self.max_frame_bytes, complete=credentials.complete)
         while True:
             handshake.receive_data(await stream.receive_some(65536))
             while (event := handshake.next_event()) is not None:
@@ -108,7 +108,7 @@ class BrokerGreeter:
                         await stream.send_all(
                             commands.auth_response(self.client_version, commands.PROTOCOL_VERSION, method, data)
                         )
-                        handshake.challenge_answered()
+                        handshake.challenge_answered(complete=credentials.complete)
 
 
 def _refused(broker: HostPort, refused: Refused) -> BrokerLinkFailed:

@@ -16,6 +16,8 @@ class CredentialExchange:
         self._client = client
         self._exchange_id = client.new_id()
         self._broker_host = broker_host
+        self.complete = False
+        """Whether the broker may take the proxy in after the last answer: it owes no proof of its own."""
 
     async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
         """Method and data for CONNECT (no challenge yet), or for the broker's challenge. Raises RpcError."""
@@ -29,11 +31,14 @@ class CredentialExchange:
             timeout_s=CREDENTIALS_TIMEOUT_S,
             retry=challenge is None,  # to begin once more harms nothing; to answer a challenge twice would
         )
+        self.complete = not response.incomplete
         return response.method, response.data
 
 
 class NoCredentials:
     """For a proxy that does not authenticate itself: nothing to ask for."""
+
+    complete = True
 
     async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
         """No method and no data; a broker that still asks gets an empty answer, and refuses it in its own words."""

@@ -7,7 +7,7 @@ A stream of our own rather than Trio's: a relay passes the end of one direction 
 import contextlib
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import trio
 
@@ -16,6 +16,7 @@ from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime.watched import Watched
 
 RECEIVE_BYTES = 65536
+RECORD_BYTES = 16384
 ANSWERS_BYTES_MAX = 16384
 FLUSH_TIMEOUT_S = 10.0
 
@@ -38,6 +39,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=host)
         self._sending = trio.StrictFIFOLock()
+        self._unfed = memoryview(b"")
         self._read_ahead = bytearray()  # at most what one portion from the transport becomes
         self._ended = False
         self._broken: ssl.SSLError | None = None
@@ -52,6 +54,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
                 except ssl.SSLWantReadError:
                     await self._flush()
                     await self._fill()
+                    self._feed(RECEIVE_BYTES)
                 else:
                     await self._flush()
                     return
@@ -69,12 +72,13 @@ class TlsStream(trio.abc.HalfCloseableStream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """What the peer sent; none at all at its end, be that a proper one or only that of TCP."""
         limit = max_bytes or RECEIVE_BYTES
-        await trio.lowlevel.checkpoint()
-        while not self._read_ahead and not self._ended:
-            self._read(limit)
-            if not self._read_ahead and not self._ended:
-                await self._answer()
-                await self._fill()
+        waited = False
+        while not self._decrypt(limit):
+            await self._answer()
+            await self._fill()
+            waited = True
+        if not waited:
+            await trio.lowlevel.checkpoint()
         if not self._read_ahead and self._broken is not None:
             raise trio.BrokenResourceError(_reason(self._broken)) from self._broken
         data = bytes(self._read_ahead[:limit])
@@ -86,45 +90,67 @@ class TlsStream(trio.abc.HalfCloseableStream):
         if self._outgoing.pending > (ANSWERS_BYTES_MAX if self._sending.locked() else 0):
             await self._flush()
 
-    def _read(self, limit: int) -> None:
-        """Decrypt what is here: a record has 16 KiB at most, but several may have come."""
+    def _decrypt(self, limit: int) -> bool:
+        """Read ahead what is here, about as much as ``limit``; whether there is something to give, or to say."""
         try:
-            while len(self._read_ahead) < limit:
-                data = self._tls.read(RECEIVE_BYTES)
-                if not data:
-                    self._ended = True
-                    return
-                self._read_ahead += data
+            while len(self._read_ahead) < limit and not self._ended:
+                self._decrypt_record()
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             self._ended = True
         except ssl.SSLError as error:  # it would not be told a second time
             self._ended, self._broken = True, error
+        return bool(self._read_ahead) or self._ended
+
+    def _decrypt_record(self) -> None:
+        """OpenSSL's buffers keep the size that they once had: what has come is fed to it piece by piece."""
+        while True:
+            try:
+                data = self._tls.read(RECORD_BYTES)
+            except ssl.SSLWantReadError:
+                if not self._feed(RECORD_BYTES):
+                    raise
+            else:
+                self._read_ahead += data
+                self._ended = not data
+                return
+
+    def _feed(self, size: int) -> bool:
+        """Give OpenSSL some of what has come; whether there was any."""
+        if not self._unfed:
+            return False
+        self._incoming.write(self._unfed[:size])
+        self._unfed = self._unfed[size:]
+        return True
 
     async def _fill(self) -> None:
         data = await self.transport.receive_some(RECEIVE_BYTES)
         if data:
-            self._incoming.write(data)
+            self._unfed = memoryview(data)
         else:
             self._incoming.write_eof()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of it. Raises trio.BrokenResourceError, trio.ClosedResourceError."""
-        async with self._sending:
+        async with self._turn_to_send():
             with memoryview(data) as rest:
-                sent = 0
-                while sent < len(rest):
-                    try:
-                        sent += self._tls.write(rest[sent : sent + RECEIVE_BYTES])
-                    except ssl.SSLError as error:
-                        raise trio.BrokenResourceError(_reason(error)) from error
-                    if self._outgoing.pending >= RECEIVE_BYTES:
-                        await self.transport.send_all(self._outgoing.read())
-            await self.transport.send_all(self._outgoing.read())
+                for start in range(0, len(rest), RECEIVE_BYTES):
+                    await self.transport.send_all(self._encrypted(rest[start : start + RECEIVE_BYTES]))
+
+    def _encrypted(self, data: memoryview) -> bytes:
+        records = []
+        sent = 0
+        while sent < len(data):
+            try:
+                sent += self._tls.write(data[sent : sent + RECORD_BYTES])
+            except ssl.SSLError as error:
+                raise trio.BrokenResourceError(_reason(error)) from error
+            records.append(self._outgoing.read())
+        return b"".join(records)
 
     async def _flush(self) -> None:
-        async with self._sending:
+        async with self._turn_to_send():
             data = self._outgoing.read()
             if self._eof_sent:
                 return
@@ -134,18 +160,30 @@ class TlsStream(trio.abc.HalfCloseableStream):
             if scope.cancelled_caught:
                 raise trio.BrokenResourceError("the peer does not read")
 
+    @contextlib.asynccontextmanager
+    async def _turn_to_send(self) -> AsyncIterator[None]:
+        """One sender at a time; to ask the lock to wait would cost a round of the scheduler each time."""
+        try:
+            self._sending.acquire_nowait()
+        except trio.WouldBlock:
+            await self._sending.acquire()
+        try:
+            yield
+        finally:
+            self._sending.release()
+
     async def wait_send_all_might_not_block(self) -> None:
         """See Trio."""
         await self.transport.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
         """End our direction: close_notify, and the end of TCP's. What the peer still sends can be received."""
-        async with self._sending:
+        async with self._turn_to_send():
             if self._eof_sent:
                 return
             self._eof_sent = True
             # OpenSSL takes what it finds here for the peer's close_notify, and gives up if it is anything else.
-            self._read(sys.maxsize)
+            self._decrypt(sys.maxsize)
             with contextlib.suppress(ssl.SSLError):  # always one: the peer's own is not there
                 self._tls.unwrap()
             await self.transport.send_all(self._outgoing.read())

@@ -154,12 +154,17 @@ class Worker:
     async def credentials(
         self, challenge: bytes | None = None, *, exchange: int = 1, host: str = "broker-1", caller: Caller = FORWARDER
     ) -> tuple[str, bytes]:
+        response = await self.credentials_response(challenge, exchange=exchange, host=host, caller=caller)
+        return response.method, response.data
+
+    async def credentials_response(
+        self, challenge: bytes | None = None, *, exchange: int = 1, host: str = "broker-1", caller: Caller = FORWARDER
+    ) -> BrokerCredentialsResponse:
         request = BrokerCredentialsRequest(exchange_id=exchange, broker_host=host)
         if challenge is not None:
             request.challenge = challenge
         handler = self.service.handlers()[Method.BROKER_CREDENTIALS]
-        response = BrokerCredentialsResponse.FromString(await handler(request.SerializeToString(), caller))
-        return response.method, response.data
+        return BrokerCredentialsResponse.FromString(await handler(request.SerializeToString(), caller))
 
     async def no_credentials(self, challenge: bytes | None = None, **how: Any) -> str:
         with pytest.raises(RpcRefused) as refused:
@@ -372,7 +377,6 @@ async def test_a_defect_of_a_provider_lets_nobody_in(many_rounds: Worker, logs: 
     assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
 
 
-@pytest.mark.xfail(reason="bugs-chain 9", strict=True)
 async def test_what_a_defect_quotes_is_not_logged(many_rounds: Worker, logs: list[Any]) -> None:
     """Security: parsers quote what they could not parse, which is a stranger's secret."""
     assert await many_rounds.denial("rounds", b"defect") == "defect"
@@ -778,6 +782,9 @@ class Exchange:
         self._number += 1
         return f"{self._host} {self._number} ".encode() + (challenge or b"first")
 
+    def is_complete(self) -> bool:
+        return self._number > 1
+
 
 @pytest.fixture
 def exchange(monkeypatch: pytest.MonkeyPatch) -> Exchange:
@@ -828,6 +835,13 @@ async def test_challenges_are_capped(nursery: trio.Nursery) -> None:
     await worker.credentials()
     with pytest.raises(RpcRefused, match="not finished after"):
         await challenge_on()
+
+
+@pytest.mark.usefixtures("exchange")
+async def test_the_answer_says_whether_the_broker_has_still_to_prove_itself(nursery: trio.Nursery) -> None:
+    worker = Worker(Config(), nursery)
+    assert (await worker.credentials_response()).incomplete
+    assert not (await worker.credentials_response(b"proof")).incomplete
 
 
 @pytest.mark.usefixtures("exchange")

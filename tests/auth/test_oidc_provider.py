@@ -33,12 +33,19 @@ from proxy.config.types import Authentication, OidcAuthentication, TokenAuthenti
 Clock = trio.testing.MockClock
 Make = Callable[..., OidcProvider]
 CLIENT = ClientContext("10.0.0.1:1234")
-LIFETIME_S, RETRY_S, TIMEOUT_S = 300.0, 10.0, 5.0
+LIFETIME_S, RETRY_S, TIMEOUT_S = 300, 10, 5
 OTHER = "https://other.example"
 
 
 def provider_of(issuer: FakeIssuer, **settings: Any) -> OidcProvider:
-    config = {"allowed_issuers": (issuer.url,), "allowed_audiences": ("pulsar",), **settings}
+    config: dict[str, Any] = {
+        "allowed_issuers": (issuer.url,),
+        "allowed_audiences": ("pulsar",),
+        "keys_lifetime_ms": LIFETIME_S * 1000,
+        "keys_retry_interval_ms": RETRY_S * 1000,
+        "request_timeout_ms": TIMEOUT_S * 1000,
+        **settings,
+    }
     return OidcProvider(OidcAuthentication(**config), issuer.transport)
 
 

@@ -155,12 +155,12 @@ async def test_nobody_who_has_an_old_value_waits_for_an_issuer_that_is_known_to_
     before = trio.current_time()
     assert await source.renewed.current() == 1
     assert trio.current_time() == before
-    await trio.sleep(source.delay_s)
+    await trio.sleep(source.delay_s + 0.1)
     assert source.fetches == 3  # it was tried all the same
     source.error = None
     await trio.sleep(RETRY_S)
     assert await source.renewed.current() == 1
-    await trio.sleep(source.delay_s)
+    await trio.sleep(source.delay_s + 0.1)
     assert await source.renewed.current() == 4
 
 

@@ -22,7 +22,7 @@ from tests.e2e.lab.cluster import ProxyCluster
 from tests.e2e.lab.scram import MECHANISMS, ScramDialogue
 from tests.e2e.lab.wire import WireClient
 
-SAMPLES = 600
+SAMPLES = 400
 SHUFFLES = 1000
 USERS = 20
 PASSWORD = "the right password"
@@ -126,11 +126,13 @@ def run() -> None:
 
 
 def _compare_all(port: int) -> None:
+    names = _names()
+
     def exists() -> str:
-        return f"user-{random.randrange(USERS)}"
+        return random.choice(names[::2])
 
     def does_not() -> str:
-        return f"none-{random.randrange(USERS)}"
+        return random.choice(names[1::2])
 
     measures: dict[str, Measure] = {"basic": basic}
     for mechanism in MECHANISMS:
@@ -144,8 +146,13 @@ def _compare_all(port: int) -> None:
     print_status.line(f"basic without a check of the password, as a control: {compare(port, basic, exists, str)}")
 
 
+def _names() -> list[str]:
+    """Every other one exists: letters differ in what SASLprep takes for them, so names of users must not."""
+    return [f"user-{number}" for number in range(10, 10 + 2 * USERS)]
+
+
 def _tables(directory: Path) -> dict[str, dict[str, object]]:
-    users = [f"user-{number}" for number in range(USERS)]
+    users = _names()[::2]
     hashes = bcrypt.using(rounds=HTPASSWD_COST)
     (directory / "basic").write_text("".join(f"{user}:{hashes.hash(PASSWORD)}\n" for user in users))
     lines = [credential_line(user, PASSWORD, mechanism) for user in users for mechanism in MECHANISMS]

@@ -180,6 +180,8 @@ def test_a_replayed_ticket_whichever_worker_it_meets(realm: Realm, kerberos_prox
             with WireClient(kerberos_proxy.port) as again:
                 connect(again, ticket)
                 refused(kerberos_proxy, again, "replayed")
+    denials = [line for line in kerberos_proxy.log_text().splitlines() if "reason=replayed" in line]
+    assert {f"worker={number}" for number in (0, 1)} <= {word for line in denials for word in line.split()}
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
         greeting = connected()
         link = BrokerLink(ours, Connected(Frame(greeting.SerializeToString()), greeting.connected, rest))
 
-        async def fresh() -> tuple[str, bytes]:
+        async def answer_challenge(_challenge: bytes) -> tuple[str, bytes]:
             await trio.lowlevel.checkpoint()
             if refuse_credentials:
                 raise RpcError("no auth worker")
@@ -78,7 +78,11 @@ async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
             return line.fresh[-1]
 
         connection = BrokerConnection(
-            host_port("broker"), link, max_frame_bytes=65536, keep_alive_s=KEEP_ALIVE_S, fresh=fresh
+            host_port("broker"),
+            link,
+            max_frame_bytes=65536,
+            keep_alive_s=KEEP_ALIVE_S,
+            answer_challenge=answer_challenge,
         )
         line = Line(connection, BrokerEnd(theirs), nursery=nursery)
         nursery.start_soon(line.run)

@@ -228,7 +228,6 @@ async def test_with_tls_the_redirect_with_tls_is_followed(make: Make) -> None:
     assert {address for address, _ in setup.network.dialled} == {"10.0.0.1", "10.0.0.2"}
 
 
-@pytest.mark.xfail(reason="bugs-chain 8", strict=True)
 @pytest.mark.parametrize(
     ("service_url", "redirect"),
     [

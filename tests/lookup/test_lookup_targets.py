@@ -159,3 +159,44 @@ async def test_the_text_is_for_the_log_and_says_what_to_change(network: Network)
     network.names["broker"] = [["192.0.2.1"]]
     with pytest.raises(TargetDenied, match=r"broker:6650 is at 192.0.2.1, outside brokers.allowed_addresses"):
         await rules(allowed_addresses=["10.0.0.0/8"]).check("broker:6650")
+
+
+# ---- through another proxy
+
+
+async def test_through_another_proxy_every_relay_goes_there(network: Network) -> None:
+    network.names["p0"], network.names["p1"] = [["10.0.0.1"]], [["10.0.0.2"]]
+    through = rules(service_url="pulsar://p0:7000,p1", through_proxy=True)
+    found = [await through.check("broker:6650") for _ in range(3)]
+    first, second = Target(HostPort("p0", 7000), ("10.0.0.1",)), Target(HostPort("p1", 6650), ("10.0.0.2",))
+    assert found == [first, second, first], "each in its turn"
+    assert "broker" not in network.resolved, "what its name leads to is for the other proxy to see"
+
+
+@pytest.mark.parametrize(
+    ("target", "brokers", "reason"),
+    [
+        ("broker:22", {}, "port"),
+        ("broker:7000", {}, "port"),
+        ("evil:6650", {"allowed_hosts": ["broker*"]}, "host"),
+        ("broker", {}, "malformed"),
+    ],
+)
+async def test_another_proxy_is_only_asked_for_what_is_allowed(
+    network: Network, target: str, brokers: dict[str, Any], reason: str
+) -> None:
+    """Security: the client's words decide where the other proxy goes, within this one's rules."""
+    network.names["p0"] = [["10.0.0.1"]]
+    assert await denial(target, service_url="pulsar://p0:7000", through_proxy=True, **brokers) == reason
+    assert network.resolved == []
+
+
+async def test_another_proxy_that_has_no_address(network: Network) -> None:
+    assert await denial("broker:6650", service_url="pulsar://nowhere:7000", through_proxy=True) == "unknown_host"
+
+
+async def test_the_other_proxy_need_not_be_among_the_brokers_addresses(network: Network) -> None:
+    """It is the operator's own word; `allowed_addresses` bounds where clients' words lead."""
+    network.names["p0"] = [["192.0.2.1"]]
+    through = rules(service_url="pulsar://p0:7000", through_proxy=True, allowed_addresses=["10.0.0.0/8"])
+    assert (await through.check("broker:6650")).addresses == ("192.0.2.1",)

@@ -43,8 +43,8 @@ WORDS = {
 class Playbook:
     """A dialogue with a broker; every line is checked."""
 
-    def __init__(self) -> None:
-        self.handshake = BrokerHandshake(max_frame_bytes=LIMIT)
+    def __init__(self, *, complete: bool = True) -> None:
+        self.handshake = BrokerHandshake(max_frame_bytes=LIMIT, complete=complete)
 
     def broker_says(self, *data: bytes) -> Self:
         for chunk in data:
@@ -58,8 +58,8 @@ class Playbook:
         assert self.event() == Challenged("sasl", b"\x00nonce")
         return self
 
-    def answers(self) -> Self:
-        self.handshake.challenge_answered()
+    def answers(self, *, complete: bool = True) -> Self:
+        self.handshake.challenge_answered(complete=complete)
         return self
 
     def sends(self, data: bytes) -> Self:
@@ -178,6 +178,7 @@ def test_the_whole_dialogue_split_at_every_byte() -> None:
 # ---- every state and word
 
 BROKER, CHALLENGED, DONE = HandshakeState.BROKER, HandshakeState.CHALLENGED, HandshakeState.DONE
+UNPROVEN = HandshakeState.UNPROVEN
 
 TABLE = {
     (BROKER, BrokerWord.CONNECTED): DONE,
@@ -185,6 +186,12 @@ TABLE = {
     (BROKER, BrokerWord.ERROR): DONE,
     (BROKER, BrokerWord.PING): BROKER,
     (BROKER, BrokerWord.OTHER): None,
+    # it owes a proof: all but to take us in
+    (UNPROVEN, BrokerWord.CONNECTED): None,
+    (UNPROVEN, BrokerWord.CHALLENGE): CHALLENGED,
+    (UNPROVEN, BrokerWord.ERROR): DONE,
+    (UNPROVEN, BrokerWord.PING): UNPROVEN,
+    (UNPROVEN, BrokerWord.OTHER): None,
     # it is our turn: a broker may give up, or ask whether we are there, and nothing else
     (CHALLENGED, BrokerWord.CONNECTED): None,
     (CHALLENGED, BrokerWord.CHALLENGE): None,
@@ -195,7 +202,7 @@ TABLE = {
 
 
 def handshake_in(state: HandshakeState) -> Playbook:
-    playbook = Playbook()
+    playbook = Playbook(complete=state is not UNPROVEN)
     if state is CHALLENGED:
         playbook.broker_says(CHALLENGE).challenged()
     if state is DONE:
@@ -224,13 +231,22 @@ def test_once_over_nothing_more_is_read(word: BrokerWord) -> None:
 
 def test_the_tables_agree() -> None:
     assert {pair: state for pair, state in TABLE.items() if state is not None} == TRANSITIONS
-    assert set(TABLE) == {(state, word) for state in (BROKER, CHALLENGED) for word in BrokerWord}
+    assert set(TABLE) == {(state, word) for state in (BROKER, UNPROVEN, CHALLENGED) for word in BrokerWord}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in [*BaseCommand.Type.values(), 1, 999] if kind not in {3, 14, 18, 36}])
 def test_every_other_command_breaks_the_handshake(kind: int) -> None:
     name = BaseCommand.Type.Name(kind) if kind in BaseCommand.Type.values() else f"command type {kind}"
-    Playbook().broker_says(frame(field(1, kind))).breaks_off(f"^the broker sent {name} during the handshake$")
+    Playbook().broker_says(frame(field(1, kind))).breaks_off(
+        f"^the broker sent {name} during the handshake: the broker's answer is awaited$"
+    )
+
+
+def test_a_broker_must_prove_itself_in_every_round_that_says_so() -> None:
+    playbook = Playbook(complete=False).broker_says(CHALLENGE).challenged().answers(complete=False)
+    playbook.broker_says(CONNECTED).breaks_off("the broker's proof is awaited")
+    playbook = Playbook(complete=False).broker_says(CHALLENGE).challenged().answers(complete=True)
+    playbook.broker_says(CONNECTED).connected()
 
 
 # ---- limits and rubbish
@@ -279,7 +295,7 @@ def test_garbage(garbage: bytes) -> None:
     Playbook().broker_says(garbage).breaks_off()
 
 
-@pytest.mark.parametrize("state", [BROKER, DONE])
+@pytest.mark.parametrize("state", [BROKER, UNPROVEN, DONE])
 def test_an_answer_without_a_challenge_is_our_defect(state: HandshakeState) -> None:
     playbook = handshake_in(state)
     with pytest.raises(LocalProtocolError):

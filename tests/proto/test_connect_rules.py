@@ -152,11 +152,12 @@ def test_of_a_proxy_what_it_forwards_itself_goes_on() -> None:
     assert original_credentials(forwards_nothing, from_proxy=True) is None
 
 
-@pytest.mark.xfail(reason="bugs-chain 12", strict=True)
 def test_a_certificate_is_not_forwarded() -> None:
     """Security: a broker would look for it in the proxy's own TLS session, and take the client for the proxy."""
     message = connect(auth_method_name="tls", auth_data=b"anything").connect
     assert original_credentials(message, from_proxy=False) is None
+    behind = connect(auth_method_name="token", original_auth_method="tls", original_auth_data="anything").connect
+    assert original_credentials(behind, from_proxy=True) is None
 
 
 def test_credentials_are_not_shown() -> None:
@@ -165,7 +166,6 @@ def test_credentials_are_not_shown() -> None:
     assert "token" in repr(credentials)
 
 
-@pytest.mark.xfail(reason="bugs-chain 7", strict=True)
 def test_a_proxys_own_credentials_are_not_shown() -> None:
     assert "proxy's token" not in repr(IDENTITY)
 
@@ -207,6 +207,14 @@ def test_forwarded_credentials_stand_behind_the_proxys_own(make: str) -> None:
     assert (message.original_principal, message.original_auth_method) == ("alice", "basic")
     assert message.original_auth_data == "alice:pw"
     assert b"client's" not in message.SerializeToString()
+
+
+@pytest.mark.parametrize("identity", [BrokerIdentity(), IDENTITY])
+def test_another_proxy_is_told_the_target_and_nothing_else_that_the_client_wrote(identity: BrokerIdentity) -> None:
+    message = broker_connect(written(), identity, "0.1", through_proxy=True)
+    plain = broker_connect(written(), identity, "0.1")
+    expected = [*decoded(plain.SerializeToString()), (6, b"client's-target:6650")]
+    assert sorted(decoded(message.SerializeToString())) == sorted(expected)
 
 
 def test_a_method_without_data_is_a_method_with_empty_data() -> None:

@@ -282,6 +282,16 @@ async def test_forwarded_credentials_stand_behind_the_proxys_own(dialled: Dialle
     assert (seen.original_auth_method, seen.original_auth_data) == ("token", "the client's own")
 
 
+@pytest.mark.parametrize("through_proxy", [False, True])
+async def test_only_another_proxy_is_told_the_target(dialled: Dialled, through_proxy: bool) -> None:
+    setup = Setup(brokers={"through_proxy": through_proxy})
+    allowed(setup)
+    seen = await opened(setup, dialled, connect("b7:6650"))
+    assert seen.proxy_to_broker_url == ("b7:6650" if through_proxy else "")
+    assert seen.HasField("proxy_to_broker_url") is through_proxy
+    assert dialled.addresses == [("10.0.0.1", 6650)], "where the lookup worker says"
+
+
 async def test_without_authentication_no_original_principal_goes_on(dialled: Dialled) -> None:
     setup = Setup()
     allowed(setup)

@@ -132,6 +132,7 @@ async def test_a_plain_client(server: Pair) -> None:
         await stream.send_all(b"\x00\x00\x00\x10\x00\x00\x00\x0c\x08\x02\x12\x06hello")
         while await stream.receive_some():
             pass
+        await stream.send_all(b"more")  # not refused: that would take the alert away from it before it is read
         await stream.aclose()
 
     assert await refused(tls_door(server), client) == "the peer does not speak TLS"

@@ -75,10 +75,15 @@ class Broker:
 
 
 class FakeCredentials:
-    def __init__(self, *, broken_from: int = 1000, delay_s: float = 0.0) -> None:
+    def __init__(self, *, broken_from: int = 1000, delay_s: float = 0.0, proof_after: int = 0) -> None:
         self.challenges: list[bytes | None] = []
+        self._proof_after = proof_after
         self._broken_from = broken_from
         self._delay_s = delay_s
+
+    @property
+    def complete(self) -> bool:
+        return len(self.challenges) > self._proof_after
 
     async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
         await trio.sleep(self._delay_s)
@@ -330,6 +335,24 @@ async def test_challenge_rounds(brokers: FakeBrokers) -> None:
     await open_link("10.0.0.1", credentials=credentials)
     assert credentials.challenges == [None, b"challenge-0", b"challenge-1", b"challenge-2"]
     assert answers == [b"answer-1", b"answer-2", b"answer-3"]
+
+
+@pytest.mark.parametrize("challenges", [0, 1, 2])
+async def test_a_broker_that_has_not_proved_itself_does_not_take_us_in(brokers: FakeBrokers, challenges: int) -> None:
+    async def script(broker: Broker) -> None:
+        await broker.hear()
+        for _ in range(challenges):
+            await broker.say(commands.auth_challenge("b", 21, "token", b"challenge"))
+            await broker.hear()
+        await broker.say(CONNECTED)
+
+    brokers.at["10.0.0.1"] = script
+    if challenges == 2:
+        await open_link("10.0.0.1", credentials=FakeCredentials(proof_after=2))
+    else:
+        failed = await failure("10.0.0.1", credentials=FakeCredentials(proof_after=2))
+        assert failed.reason == "handshake"
+        assert "the broker's proof is awaited" in str(failed)
 
 
 async def test_rounds_are_capped(brokers: FakeBrokers) -> None:

@@ -511,7 +511,7 @@ async def test_quiesce_lets_calls_end_and_begins_none(raw: RawServer, client: Rp
     await trio.testing.wait_all_tasks_blocked()
     nursery.start_soon(one, "too late", 0.2)
     await trio.testing.wait_all_tasks_blocked()
-    assert (quiet, client.in_flight) == ([], 1), "the second has not left"
+    assert (quiet, client.in_flight, len(client._pending)) == ([], 2, 1), "the second counts, but has not left"
     await raw.reply(first.correlation_id, "done")
     await until(lambda: quiet)
     assert (quiet, results) == ([True], ["done"])
@@ -593,7 +593,7 @@ async def test_resumed_calls_go_out(raw: RawServer, client: RpcClient, nursery: 
 
     nursery.start_soon(one)
     await trio.testing.wait_all_tasks_blocked()
-    assert client.in_flight == 0
+    assert (client.in_flight, len(client._pending)) == (1, 0), "it counts, but has not left"
     client.resume()
     await raw.reply((await raw.read()).correlation_id, "at last")
     await trio.testing.wait_all_tasks_blocked()

@@ -43,16 +43,19 @@ class FakeAuth:
         await trio.lowlevel.checkpoint()
         assert retry is not request.HasField("challenge"), "a challenge must not be answered twice"
         self.calls.append((method, request, timeout_s))
-        return BrokerCredentialsResponse(method="token", data=b"x")
+        return BrokerCredentialsResponse(method="token", data=b"x", incomplete=not request.challenge)
 
 
 async def test_an_exchange_stays_with_one_worker_under_one_id() -> None:
     auth = FakeAuth()
     credentials = credentials_for(auth, "broker", configured=True)  # type: ignore[arg-type]
     assert isinstance(credentials, CredentialExchange)
+    assert not credentials.complete
     assert await credentials.answer(None) == ("token", b"x")
     await credentials.answer(b"")
+    assert not credentials.complete
     await credentials.answer(b"q")
+    assert credentials.complete
     assert auth.picked == 1
     requests = [request for _, request, _ in auth.calls]
     assert {method for method, _, _ in auth.calls} == {Method.BROKER_CREDENTIALS}
@@ -67,6 +70,7 @@ async def test_no_credentials_configured() -> None:
     assert isinstance(credentials, NoCredentials)
     assert await credentials.answer(None) == ("", b"")
     assert await credentials.answer(b"q") == ("none", b"")
+    assert credentials.complete
 
 
 # ---- resolve
