@@ -63,6 +63,15 @@ def unverified(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     return found["header"], found["payload"]
 
 
+def claimed_expiry_unix_ms(token: bytes) -> int:
+    """When a token says that it ends; 0: never, or not in a way that can be read. Nothing is verified."""
+    try:
+        expires_at_s = int(unverified(token)[1]["exp"])
+    except (AuthenticationDenied, KeyError, TypeError, ValueError, OverflowError):
+        return 0
+    return expires_at_s * 1000 if 0 < expires_at_s < NEVER_S else 0
+
+
 def verified(
     token: bytes,
     keys: Sequence[Key],

@@ -8,6 +8,7 @@ import trio
 
 from auth.broker_credentials import broker_authentication
 from auth.chain import Claim, principal_behind
+from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.metrics import AuthMetrics
 from auth.registry import ProviderRegistry, configured_providers
 from auth.rounds import Rounds
@@ -179,6 +180,8 @@ class AuthService:
             )
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         response = BrokerCredentialsResponse(method=broker.method, data=answer, incomplete=not complete)
+        if broker.method == "token":
+            response.expires_at_unix_ms = claimed_expiry_unix_ms(answer)
         return response.SerializeToString()
 
     async def _broker_round(

@@ -28,7 +28,11 @@ class BrokerConnectionLost(Exception):
 
 
 class BrokerConnection:
-    """Ask with ``request``; ``run`` reads the answers until the connection ends."""
+    """Ask with ``ask`` or ``request``; ``run`` reads the answers until the connection ends.
+
+    ``keep_alive_s``: how long it may be silent before it is asked whether it is there; ``patience_s``: the same while
+    somebody waits for an answer. ``renew_at``: when another one should take its place, in Trio's time.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,8 @@ class BrokerConnection:
         *,
         max_frame_bytes: int,
         keep_alive_s: float,
+        patience_s: float,
+        renew_at: float,
         answer_challenge: AnswerChallenge | None,
     ) -> None:
         self.broker = broker
@@ -46,6 +52,9 @@ class BrokerConnection:
         self._link = link
         self._turn = turn
         self._keep_alive_s = keep_alive_s
+        self._patience_s = patience_s
+        self._waiting_since = 0.0
+        self.renew_at = renew_at
         self._credentials = answer_challenge
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._decoder.receive_data(link.connected.rest)
@@ -54,6 +63,7 @@ class BrokerConnection:
         self._request_ids = itertools.count(1)
         self._heard_at = trio.current_time()
         self._scope = trio.CancelScope()
+        self._retired = False
 
     @property
     def idle(self) -> bool:
@@ -74,8 +84,10 @@ class BrokerConnection:
         except WriterFull:
             raise BrokerConnectionLost(f"{self.broker} does not take requests") from None
         self._turn.touch(self._writer)
-        self._pending[request_id] = on_answer
         self.last_used = trio.current_time()
+        if not self._pending:
+            self._waiting_since = self.last_used
+        self._pending[request_id] = on_answer
         return request_id
 
     def forget(self, request_id: int) -> None:
@@ -113,6 +125,8 @@ class BrokerConnection:
                     nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, RemoteProtocolError, RpcError, WriterFull) as group:
             reason = str(group.exceptions[0]) or type(group.exceptions[0]).__name__
+        except* Exception as group:  # noqa: BLE001 -- a defect that one broker's answer meets must not end the worker
+            get_logger().error("a connection for lookups met a defect", broker=str(self.broker), exc_info=group)
         finally:
             self.closed = True
             pending, self._pending = self._pending, {}
@@ -121,6 +135,12 @@ class BrokerConnection:
             self._turn.end()
             await trio.aclose_forcefully(self._link.stream)
             get_logger().debug("a connection for lookups has ended", broker=str(self.broker), reason=reason)
+
+    def retire(self) -> None:
+        """Another one has taken its place: end once nobody waits for an answer."""
+        self._retired = True
+        if not self._pending:
+            self.close()
 
     def close(self) -> None:
         """End the connection; who still waits gets BrokerConnectionLost."""
@@ -132,6 +152,8 @@ class BrokerConnection:
             while (frame := self._decoder.next_frame()) is not None:
                 self._take(commands.parse_command(frame.command), nursery)
             self._turn.end()
+            if self._retired and not self._pending:
+                return
             data = await self._link.stream.receive_some(262_144)
             if not data:
                 return
@@ -160,11 +182,18 @@ class BrokerConnection:
         self._writer.write(commands.auth_response("pulsar-trio-proxy", version, method, data))
 
     async def _keep_alive(self) -> None:
-        """Ping a broker that says nothing; one that then says nothing either is given up."""
+        """Ping a broker that says nothing; one that then says nothing either is given up.
+
+        Where somebody waits for an answer the patience is short: a broker that has frozen would otherwise take all of a
+        lookup's time, and another one none.
+        """
         while True:
-            await trio.sleep(self._keep_alive_s)
-            silent_s = trio.current_time() - self._heard_at
-            if silent_s >= 2 * self._keep_alive_s:
-                raise RemoteProtocolError(f"{self.broker} has been silent for {silent_s:.0f} s")
-            if silent_s >= self._keep_alive_s:
+            await trio.sleep(min(self._patience_s, self._keep_alive_s))
+            limit_s = self._patience_s if self._pending else self._keep_alive_s
+            silent_s = trio.current_time() - max(
+                self._heard_at, self._waiting_since if self._pending else self._heard_at
+            )
+            if silent_s >= 2 * limit_s:
+                raise RemoteProtocolError(f"{self.broker} has been silent for {silent_s:.1f} s")
+            if silent_s >= limit_s:
                 self._writer.write(commands.ping())

@@ -5,6 +5,9 @@ lookup's own original_principal field is not used); and per forwarded credential
 connections end.
 """
 
+import random
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
@@ -24,6 +27,13 @@ from proxy.runtime.credentials import credentials_for
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.rpc_client import RpcPool
 from proxy.runtime.tasks import repeat, seconds
+
+PATIENCE_SHARE = 4
+"""A broker that says nothing for this share of a lookup's time is asked whether it is there, and given up after two:
+then half of the time is left for another one.
+"""
+
+RENEWAL_RETRY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -74,6 +84,7 @@ class _Attempt:
 class _Slot:
     """One broker and principal: the connection, and the attempt to open one that is under way."""
 
+    addresses: Addresses
     connection: BrokerConnection | None = None
     attempt: _Attempt | None = None
 
@@ -112,9 +123,12 @@ class BrokerPool:
     def open_connection(self, broker: HostPort, asker: Asker) -> BrokerConnection | None:
         """The connection to a broker on somebody's behalf, if there is one."""
         slot = self._slots.get((broker, asker))
-        return (
-            slot.connection if slot is not None and slot.connection is not None and not slot.connection.closed else None
-        )
+        connection = None if slot is None else slot.connection
+        if slot is None or connection is None or connection.closed:
+            return None
+        if connection.renew_at <= trio.current_time() and slot.attempt is None:
+            self._begin(slot, broker, slot.addresses, asker)  # meanwhile this one serves
+        return connection
 
     async def connection(self, broker: HostPort, addresses: Addresses, asker: Asker) -> BrokerConnection:
         """The connection to a broker on somebody's behalf, opened if need be.
@@ -127,24 +141,33 @@ class BrokerPool:
         slot = self._slots.get((broker, asker))
         if slot is None:
             self._make_room()
-            slot = self._slots[broker, asker] = _Slot()
+            slot = self._slots[broker, asker] = _Slot(addresses)
         if slot.connection is not None and not slot.connection.closed:
             return slot.connection
-        if slot.attempt is None:
-            # A task of its own: whoever asked first may give up before it, and the others must not begin again then.
-            slot.attempt = _Attempt()
-            self._nursery.start_soon(self._try_to_open, slot, slot.attempt, broker, addresses, asker)
-        attempt = slot.attempt
+        attempt = slot.attempt or self._begin(slot, broker, addresses, asker)
         await attempt.done.wait()
         return attempt.outcome()
+
+    def _begin(self, slot: _Slot, broker: HostPort, addresses: Addresses, asker: Asker) -> _Attempt:
+        """Open a connection in a task of its own: whoever asked first may give up before it is there, and the others
+        must not begin again then.
+        """
+        slot.attempt, slot.addresses = _Attempt(), addresses
+        self._nursery.start_soon(self._try_to_open, slot, slot.attempt, broker, addresses, asker)
+        return slot.attempt
 
     async def _try_to_open(
         self, slot: _Slot, attempt: _Attempt, broker: HostPort, addresses: Addresses, asker: Asker
     ) -> None:
         try:
-            attempt.connection = slot.connection = await self._open(broker, await addresses(), asker)
+            attempt.connection = await self._open(broker, await addresses(), asker)
+            old, slot.connection = slot.connection, attempt.connection
+            if old is not None:
+                old.retire()
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
             attempt.failure = failure
+            if slot.connection is not None:  # that it could not be renewed disturbs nobody yet
+                slot.connection.renew_at = trio.current_time() + RENEWAL_RETRY_S
         finally:
             slot.attempt = None
             attempt.done.set()
@@ -173,16 +196,20 @@ class BrokerPool:
             self._turn,
             max_frame_bytes=self._config.limits.max_broker_frame_bytes,
             keep_alive_s=seconds(self._config.limits.keep_alive_interval_ms),
+            patience_s=seconds(self._config.limits.lookup_timeout_ms) / PATIENCE_SHARE,
+            renew_at=_renew_at(credentials.expires_at_unix_ms),
             answer_challenge=answer_challenge if asker.credentials is None else None,
         )
         self._nursery.start_soon(connection.run)
         return connection
 
     def _make_room(self) -> None:
-        """Bound the slots: the one unused for longest goes, if nobody waits on it. Raises BrokerLinkFailed."""
+        """Bound the slots: of the principal with the most of those that nobody waits on, the one unused for longest
+        goes. Raises BrokerLinkFailed.
+        """
         if len(self._slots) < self._config.brokers.pooled_connections_max:
             return
-        free = [(_last_used(slot), key) for key, slot in self._slots.items() if _unused(slot)]
+        free = [key for key, slot in self._slots.items() if _unused(slot)]
         if not free:
             message = "Too many lookups for too many principals at once"
             raise BrokerLinkFailed(
@@ -191,7 +218,8 @@ class BrokerPool:
                 code=ServerError.TooManyRequests,
                 message=message,
             )
-        self._drop(min(free, key=lambda entry: entry[0])[1])
+        held = Counter(asker.principal for _broker, asker in free)
+        self._drop(min(free, key=lambda key: (-held[key[1].principal], _last_used(self._slots[key]))))
 
     async def _close_idle(self) -> None:
         oldest = trio.current_time() - seconds(self._config.brokers.idle_connection_timeout_ms)
@@ -219,3 +247,13 @@ def _unused(slot: _Slot) -> bool:
 
 def _last_used(slot: _Slot) -> float:
     return float("-inf") if slot.connection is None else slot.connection.last_used
+
+
+def _renew_at(expires_at_unix_ms: int) -> float:
+    """When a connection should be replaced whose credentials end then (0: never), in Trio's time (KIP-368: at a random
+    point within 85 to 95 % of the lifetime, so that not all are replaced at once).
+    """
+    if not expires_at_unix_ms:
+        return float("inf")
+    lifetime_s = max(0.0, expires_at_unix_ms / 1000 - time.time())
+    return trio.current_time() + lifetime_s * random.uniform(0.85, 0.95)  # noqa: S311 -- no secret

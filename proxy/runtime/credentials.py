@@ -18,6 +18,8 @@ class CredentialExchange:
         self._broker_host = broker_host
         self.complete = False
         """Whether the broker may take the proxy in after the last answer: it owes no proof of its own."""
+        self.expires_at_unix_ms = 0
+        """When the credentials of the last answer end; 0: never, or it is not known."""
 
     async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
         """Method and data for CONNECT (no challenge yet), or for the broker's challenge. Raises RpcError."""
@@ -32,6 +34,7 @@ class CredentialExchange:
             retry=challenge is None,  # to begin once more harms nothing; to answer a challenge twice would
         )
         self.complete = not response.incomplete
+        self.expires_at_unix_ms = int(response.expires_at_unix_ms)
         return response.method, response.data
 
 
@@ -39,6 +42,7 @@ class NoCredentials:
     """For a proxy that does not authenticate itself: nothing to ask for."""
 
     complete = True
+    expires_at_unix_ms = 0
 
     async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
         """No method and no data; a broker that still asks gets an empty answer, and refuses it in its own words."""
