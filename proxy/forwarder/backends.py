@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
+import trio
+
 from proto.addresses import HostPort
 from proto.connect_rules import broker_connect
 from proto.envelope import ENVELOPE_VERSION
@@ -29,6 +31,7 @@ _ANSWER_GRACE_S = 1.0
 """How much longer than the lookup worker itself a forwarder waits for it: the worker's own error says more."""
 
 _PROFILE_TIMEOUT_S = 1.0
+_PROFILE_LIFETIME_S = 1.0
 
 
 class TargetRefused(Exception):
@@ -48,6 +51,8 @@ class Backends:
         self._greeter = BrokerGreeter(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
         self._auth = auth
         self._lookup = lookup
+        self._profile: CommandConnected | None = None
+        self._profile_at = 0.0
 
     # ---- auth workers
 
@@ -94,7 +99,13 @@ class Backends:
         return seconds(self.config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
 
     async def broker_profile(self) -> CommandConnected | None:
-        """What brokers of this cluster say of themselves; None where that is not known (yet)."""
+        """What brokers of this cluster say of themselves; None where that is not known (yet).
+
+        What was heard within the last second will do: it changes when brokers are upgraded.
+        """
+        now = trio.current_time()
+        if self._profile is not None and now - self._profile_at < _PROFILE_LIFETIME_S:
+            return self._profile
         try:
             response = await self._lookup.pick().call(
                 Method.BROKER_PROFILE,
@@ -105,7 +116,9 @@ class Backends:
             )
         except RpcError:
             return None
-        return CommandConnected.FromString(response.connected) if response.connected else None
+        self._profile = CommandConnected.FromString(response.connected) if response.connected else None
+        self._profile_at = now
+        return self._profile
 
     async def open_broker(self, connect: CommandConnect, identity: ClientIdentity, client_address: str) -> BrokerLink:
         """Open the broker's side of a relay. Raises TargetRefused, BrokerLinkFailed, RpcError."""
