@@ -16,7 +16,7 @@ from lookup.turn import Turn
 from proto.lookups import LookupKind, error_of, failure, forget_asker, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.config.types import Config
-from proxy.runtime.tasks import InFlight, repeat, seconds
+from proxy.runtime.tasks import ByteBudget, InFlight, repeat, seconds
 
 OVERDUE_LOOK_S = 0.25
 
@@ -58,6 +58,8 @@ class Desk:
         """Settings for requests from now on; those under way go on under the old ones."""
         self._most = config.limits.max_concurrent_lookups
         self._timeout_s = seconds(config.limits.lookup_timeout_ms)
+        self._list_bytes = config.limits.max_broker_frame_bytes
+        self._lists = ByteBudget(config.limits.max_topic_lists_bytes)
         self._lookups = lookups
         self._by_principal: dict[str, int] = {}
 
@@ -82,7 +84,7 @@ class Desk:
         waiter = (request_id, now, deliver)
         if command.type == BaseCommand.GET_TOPICS_OF_NAMESPACE:  # the answer may be too large to keep one for each
             question = Question(command, kind, asker, client, now + self._timeout_s, self._lookups, [waiter])
-            self._nursery.start_soon(self._go_the_long_way, question, None)
+            self._nursery.start_soon(self._list_topics, question)
             return
         key = (self._lookups, asker, what)
         known = self._questions.get(key)
@@ -125,6 +127,22 @@ class Desk:
         )
         self._end(question, answer)
         self._turn.end()
+
+    async def _list_topics(self, question: Question) -> None:
+        """The long way, for an answer that may be large: only so many at a time."""
+        lists, size = self._lists, self._list_bytes
+        with trio.move_on_at(question.deadline) as waiting:
+            await lists.take(size)
+        if waiting.cancelled_caught:
+            self._end(
+                question, question.lookups.too_slow(question.command, question.kind, question.asker, question.client)
+            )
+            self._turn.end()
+            return
+        try:
+            await self._go_the_long_way(question, None)
+        finally:
+            lists.give(size)
 
     # ---- the end
 

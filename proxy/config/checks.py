@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from proto.addresses import AddressInvalid, parse_host_port, parse_service_url, speaks_tls
+from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
 from proxy.config.errors import ConfigError
 from proxy.config.types import (
     Authentication,
@@ -33,10 +33,12 @@ def checked(config: Config) -> Config:
     for index, listener in enumerate(config.listener):
         _check(f"listener[{index}].bind", parse_host_port, listener.bind)
     _check("admin.bind", parse_host_port, config.admin.bind)
-    _check("brokers.service_url", parse_service_url, config.brokers.service_url)
+    _check("brokers.service_url", parse_broker_url, config.brokers.service_url)
     for network in config.brokers.allowed_addresses:
         if network != "*":
             _check("brokers.allowed_addresses", ipaddress.ip_network, network)
+    if config.brokers.ejection_time_max_ms < config.brokers.ejection_time_ms:
+        raise ConfigError("brokers.ejection_time_max_ms: shorter than brokers.ejection_time_ms")
     _check_tls(config)
     _check_credentials(config.brokers)
     _check_authentication(config)
@@ -53,7 +55,7 @@ def _check_tls(config: Config) -> None:
         _check_files(f"listener[{index}].tls", tls, "certificate", "key", "client_ca")
     brokers = config.brokers
     if brokers.tls != BrokerTls() and not speaks_tls(brokers.service_url):
-        raise ConfigError("brokers.tls: brokers.service_url does not begin with pulsar+ssl://")
+        raise ConfigError("brokers.tls: brokers.service_url does not begin with pulsar+ssl")
     if bool(brokers.tls.certificate) != bool(brokers.tls.key):
         raise ConfigError("brokers.tls: certificate and key are needed together")
     _check_files("brokers.tls", brokers.tls, "trust", "certificate", "key")

@@ -74,8 +74,7 @@ class Listener(Strict, frozen=True):
 
 
 class BrokerTls(Strict, frozen=True):
-    """TLS towards brokers, where `brokers.service_url` begins with `pulsar+ssl://`. Files are read again when they
-    change.
+    """TLS towards brokers, where `brokers.service_url` begins with `pulsar+ssl`. Files are read again when they change.
 
     trust: PEM file with the authorities that sign brokers' certificates; empty: the system's
     certificate: PEM file with the proxy's own certificate; empty: it has none
@@ -123,10 +122,16 @@ class BrokerCredentials(Strict, frozen=True):
 class Brokers(Strict, frozen=True):
     """The brokers behind the proxy.
 
-    service_url: `pulsar://host:port`, or several hosts with commas between them; with `pulsar+ssl://` TLS is spoken
-        to all brokers
+    service_url: `pulsar://host:port`, or several hosts with commas between them; each address of a host is a broker
+        (but an IPv4 and an IPv6 address alone are one broker's). `pulsar+srv://name` finds hosts and ports in the SRV
+        records of `_pulsar._tcp.name`, or else of the name itself, by priority and weight. With `pulsar+ssl://` and
+        `pulsar+ssl+srv://` (`_pulsar-ssl._tcp.name`) TLS is spoken to all brokers
+    dns_ttl_max_ms: names are asked for again when the TTL of the answer is over (which counts as at least 1 s), at the
+        latest after this long; while DNS fails, brokers' last addresses go on counting
     allowed_hosts: patterns (`*`, `?`) of broker hosts that a client may be relayed to
-    allowed_addresses: networks (`10.0.0.0/8`) or addresses that a broker host may resolve to; `*` allows all
+    allowed_addresses: networks (`10.0.0.0/8`) or addresses that a broker host may resolve to; `*` allows all but
+        loopback addresses, which must be named (`127.0.0.0/8`) unless a broker of `service_url` is at one. Link-local,
+        metadata service, multicast and reserved addresses are never allowed
     allowed_ports: ports that a client may be relayed to
     through_proxy: whether `service_url` is another proxy's, behind which the brokers are: relays then go there, too,
         and that proxy resolves and checks their targets; the role of this proxy must be among its
@@ -142,12 +147,18 @@ class Brokers(Strict, frozen=True):
     handshake_timeout_ms: longest time for connection and handshake with a broker together;
         shorter than `limits.handshake_timeout_ms`, so that a client still learns of it
     probe_interval_ms: time between two looks whether the brokers of `service_url` answer (`/readyz` depends on it)
+    ejection_failures: a broker of `service_url` that failed so often, with no answer in between, is set aside: lookups
+        ask the others first. So is one that does not answer a look; where all are set aside, none is
+    ejection_time_ms: for how long, unless a look shows that it is back; twice as long each time until it answers a
+        lookup again
+    ejection_time_max_ms: the longest such time
     pooled_connections_max: connections for lookups that one lookup worker may hold; there is one for each pair of
         broker and principal
     idle_connection_timeout_ms: a connection for lookups that was not used for this long is closed
     """
 
     service_url: NonEmpty = "pulsar://localhost:6650"
+    dns_ttl_max_ms: Annotated[int, Meta(ge=1_000, le=2**31 - 1)] = 30_000
     allowed_hosts: tuple[NonEmpty, ...] = ("*",)
     allowed_addresses: tuple[NonEmpty, ...] = ("*",)
     allowed_ports: tuple[Port, ...] = (6650, 6651)
@@ -159,6 +170,9 @@ class Brokers(Strict, frozen=True):
     connect_timeout_ms: Positive = 5_000
     handshake_timeout_ms: Positive = 8_000
     probe_interval_ms: Positive = 5_000
+    ejection_failures: Positive = 3
+    ejection_time_ms: Positive = 5_000
+    ejection_time_max_ms: Positive = 60_000
     pooled_connections_max: Positive = 1_000
     idle_connection_timeout_ms: Positive = 60_000
 
@@ -323,6 +337,8 @@ class Limits(Strict, frozen=True):
     max_concurrent_lookups: lookup requests that a lookup worker works on at a time; above it they are answered
         `TooManyRequests`
     max_concurrent_lookups_per_connection: the same for one client's connection
+    max_topic_lists_bytes: memory for answers to requests for all topics of a namespace, in each forwarder and in each
+        lookup worker; each under way counts `max_broker_frame_bytes`, and those beyond it wait
     handshake_timeout_ms: longest time from accepting a client to Connected
     lookup_timeout_ms: longest time for one lookup request, redirects included
     keep_alive_interval_ms: a client in lookup mode that is silent this long is sent a PING, and closed if it says
@@ -336,6 +352,7 @@ class Limits(Strict, frozen=True):
     max_connections_per_address: NonNegative = 0
     max_concurrent_lookups: Positive = 50_000
     max_concurrent_lookups_per_connection: Positive = 5_000
+    max_topic_lists_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 64 * MIB
     handshake_timeout_ms: Positive = 10_000
     lookup_timeout_ms: Positive = 10_000
     keep_alive_interval_ms: Positive = 30_000

@@ -25,7 +25,7 @@ from proxy.runtime.broker_link import BrokerGreeter, BrokerLink
 from proxy.runtime.credentials import credentials_for
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.rpc_client import PendingCall, RpcError, RpcPool
-from proxy.runtime.tasks import seconds
+from proxy.runtime.tasks import ByteBudget, seconds
 
 _ANSWER_GRACE_S = 1.0
 """How much longer than the lookup worker itself a forwarder waits for it: the worker's own error says more."""
@@ -48,6 +48,7 @@ class Backends:
     def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool) -> None:
         """Raises ConfigError where certificates cannot be used."""
         self.config = config
+        self.topic_lists = ByteBudget(config.limits.max_topic_lists_bytes)
         self._greeter = BrokerGreeter(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
         self._auth = auth
         self._lookup = lookup

@@ -35,6 +35,7 @@ _CODES: Mapping[int | None, int] = {
 }
 """What a call's failure is to the client; all others are ServiceNotReady, upon which it comes back."""
 
+TOO_MANY_LISTS = "The proxy has too many topic lists under way"
 NO_LONGER_VALID = "The credential of this connection is no longer valid"
 
 
@@ -99,16 +100,23 @@ class LookupMode:
             self._bytes.add(size)
         self.under_way.begin()
         self._identity = identity
-        self._batch.append(Request(frame.command, kind, request_id, size))
+        request = Request(frame.command, kind, request_id, size)
+        if command.type == BaseCommand.GET_TOPICS_OF_NAMESPACE:
+            self._nursery.start_soon(self._list_topics, self._new_batch([request]))
+        else:
+            self._batch.append(request)
 
     def flush(self) -> None:
         """Send on what was taken in since the last time: nothing more is there to be read."""
         if not self._batch:
             return
         requests, self._batch = self._batch, []
-        batch = _Batch(requests, self._identity, trio.current_time() + self._backends.answer_timeout_s)
+        batch = self._new_batch(requests)
         if not self._ask_now(batch):
             self._nursery.start_soon(self._ask_later, batch)
+
+    def _new_batch(self, requests: list[Request]) -> "_Batch":
+        return _Batch(requests, self._identity, trio.current_time() + self._backends.answer_timeout_s)
 
     def close(self) -> None:
         """The client has gone: what is under way is nobody's business any more."""
@@ -145,6 +153,19 @@ class LookupMode:
         finally:
             for request in batch.waiting.values():
                 self._done(request)
+
+    async def _list_topics(self, batch: "_Batch") -> None:
+        """The answer may be large, and its client slow to take it: of all clients only so many at a time."""
+        lists, size = self._backends.topic_lists, self._backends.config.limits.max_broker_frame_bytes
+        with trio.move_on_at(batch.deadline) as waiting:
+            await lists.take(size)
+        if waiting.cancelled_caught:
+            await self._fail_all(batch, ServerError.TooManyRequests, TOO_MANY_LISTS, "limits.max_topic_lists_bytes")
+            return
+        try:
+            await self._ask_later(batch)
+        finally:
+            lists.give(size)
 
     async def _ask(self, batch: "_Batch") -> None:
         """Ask a lookup worker, and another one for what is left where it dies. Raises RpcError."""
