@@ -17,6 +17,8 @@ from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
 
+LOOKS_PER_PATIENCE = 8
+
 WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024
 
 OnAnswer = Callable[[BaseCommand | None], None]
@@ -54,6 +56,8 @@ class BrokerConnection:
         self._keep_alive_s = keep_alive_s
         self._patience_s = patience_s
         self._waiting_since = 0.0
+        self._pinged_at = float("-inf")
+        self._asked = trio.Event()
         self.renew_at = renew_at
         self._credentials = answer_challenge
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
@@ -87,6 +91,7 @@ class BrokerConnection:
         self.last_used = trio.current_time()
         if not self._pending:
             self._waiting_since = self.last_used
+            self._asked.set()
         self._pending[request_id] = on_answer
         return request_id
 
@@ -188,12 +193,23 @@ class BrokerConnection:
         lookup's time, and another one none.
         """
         while True:
-            await trio.sleep(min(self._patience_s, self._keep_alive_s))
-            limit_s = self._patience_s if self._pending else self._keep_alive_s
-            silent_s = trio.current_time() - max(
-                self._heard_at, self._waiting_since if self._pending else self._heard_at
-            )
-            if silent_s >= 2 * limit_s:
-                raise RemoteProtocolError(f"{self.broker} has been silent for {silent_s:.1f} s")
-            if silent_s >= limit_s:
+            now = trio.current_time()
+            if self._pending:
+                limit_s, since = self._patience_s, max(self._heard_at, self._waiting_since)
+            else:
+                limit_s, since = self._keep_alive_s, self._heard_at
+            if now - since >= 2 * limit_s:
+                raise RemoteProtocolError(f"{self.broker} has been silent for {now - since:.1f} s")
+            if now - max(since, self._pinged_at) >= limit_s:
+                self._pinged_at = now
                 self._writer.write(commands.ping())
+            await self._until_next_look(limit_s)
+
+    async def _until_next_look(self, limit_s: float) -> None:
+        """An idle connection sleeps for long, since there may be many; but not once somebody waits for an answer."""
+        if self._pending:
+            await trio.sleep(limit_s / LOOKS_PER_PATIENCE)
+            return
+        self._asked = trio.Event()
+        with trio.move_on_after(limit_s / 2):
+            await self._asked.wait()

@@ -142,8 +142,9 @@ class BrokerPool:
         if slot is None:
             self._make_room()
             slot = self._slots[broker, asker] = _Slot(addresses)
-        if slot.connection is not None and not slot.connection.closed:
-            return slot.connection
+        connection = self.open_connection(broker, asker)
+        if connection is not None:
+            return connection
         attempt = slot.attempt or self._begin(slot, broker, addresses, asker)
         await attempt.done.wait()
         return attempt.outcome()
@@ -255,5 +256,6 @@ def _renew_at(expires_at_unix_ms: int) -> float:
     """
     if not expires_at_unix_ms:
         return float("inf")
-    lifetime_s = max(0.0, expires_at_unix_ms / 1000 - time.time())
-    return trio.current_time() + lifetime_s * random.uniform(0.85, 0.95)  # noqa: S311 -- no secret
+    lifetime_s = expires_at_unix_ms / 1000 - time.time()
+    # Credentials that have ended, or end in a moment, may be taken all the same: that must not become a storm.
+    return trio.current_time() + max(RENEWAL_RETRY_S, lifetime_s * random.uniform(0.85, 0.95))  # noqa: S311 -- no secret

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 import trio
 
 from lookup.broker_pool import Asker
+from lookup.discovery import Endpoint
 from lookup.lookups import Lookups
 from lookup.metrics import LookupMetrics
 from lookup.turn import Turn
 from proto.lookups import LookupKind, error_of, failure, forget_asker, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from proxy.config.load import topic_lists_max
 from proxy.config.types import Config
-from proxy.runtime.tasks import ByteBudget, InFlight, repeat, seconds
+from proxy.runtime.logs import get_logger
+from proxy.runtime.tasks import FairSlots, InFlight, repeat, seconds
 
 OVERDUE_LOOK_S = 0.25
 
@@ -52,16 +55,15 @@ class Desk:
         self._turn = turn
         self._nursery = nursery
         self._questions: dict[Key, Question] = {}
+        self._by_principal: dict[str, int] = {}
         self.use(config, lookups)
 
     def use(self, config: Config, lookups: Lookups) -> None:
         """Settings for requests from now on; those under way go on under the old ones."""
         self._most = config.limits.max_concurrent_lookups
         self._timeout_s = seconds(config.limits.lookup_timeout_ms)
-        self._list_bytes = config.limits.max_broker_frame_bytes
-        self._lists = ByteBudget(config.limits.max_topic_lists_bytes)
+        self._lists = FairSlots(topic_lists_max(config))
         self._lookups = lookups
-        self._by_principal: dict[str, int] = {}
 
     async def run(self) -> None:
         """End questions whose time is over, until cancelled."""
@@ -96,43 +98,58 @@ class Desk:
         self._begin(question)
 
     def _has_room_for(self, principal: str) -> bool:
-        """Half of the room is whoever's comes; of the rest nobody gets more than an equal share."""
-        if self.under_way.count < self._most // 2:
-            return True
+        """Half of the room is whoever's comes; of the rest nobody gets more than an equal share, newcomers counted."""
+        # Without authentication there is nobody to share with.
+        if not principal or self.under_way.count < self._most // 2:
+            return self.under_way.count < self._most
         mine = self._by_principal.get(principal, 0)
         others = len(self._by_principal) - (1 if mine else 0)
-        return self.under_way.count < self._most and mine < self._most // (others + 1)
+        newcomer = 1
+        return self.under_way.count < self._most and mine < max(1, self._most // (1 + others + newcomer))
 
     # ---- the short way
 
     def _begin(self, question: Question) -> None:
         lookups = question.lookups
 
-        def answered(answer: BaseCommand | None) -> None:
+        def answered(answer: BaseCommand | None, broker: Endpoint) -> None:
             question.forget = None
             if answer is not None and lookups.is_final(answer, question.kind):
                 self._end(question, lookups.finished(answer, question.kind, question.asker, question.client))
             else:
-                self._nursery.start_soon(self._go_the_long_way, question, answer)
+                lost = broker if answer is None else None
+                self._nursery.start_soon(self._go_the_long_way, question, answer, lost)
 
         question.forget = lookups.ask_now(question.command, question.kind, question.asker, answered)
         if question.forget is None:
-            self._nursery.start_soon(self._go_the_long_way, question, None)
+            self._nursery.start_soon(self._go_the_long_way, question)
 
     # ---- the long way
 
-    async def _go_the_long_way(self, question: Question, answer: BaseCommand | None) -> None:
-        answer = await question.lookups.answer(
-            question.command, question.kind, question.asker, question.client, answer, deadline=question.deadline
-        )
+    async def _go_the_long_way(
+        self, question: Question, answer: BaseCommand | None = None, lost: Endpoint | None = None
+    ) -> None:
+        try:
+            answer = await question.lookups.answer(
+                question.command,
+                question.kind,
+                question.asker,
+                question.client,
+                answer,
+                deadline=question.deadline,
+                lost=lost,
+            )
+        except Exception as error:  # noqa: BLE001 -- a defect that one request meets must not end all the others
+            get_logger().error("a lookup met a defect", client=question.client, exc_info=error)
+            answer = failure(question.kind, 0, ServerError.UnknownError, "The proxy met a defect")
         self._end(question, answer)
         self._turn.end()
 
     async def _list_topics(self, question: Question) -> None:
         """The long way, for an answer that may be large: only so many at a time."""
-        lists, size = self._lists, self._list_bytes
+        lists = self._lists
         with trio.move_on_at(question.deadline) as waiting:
-            await lists.take(size)
+            await lists.take(question.asker.principal)
         if waiting.cancelled_caught:
             self._end(
                 question, question.lookups.too_slow(question.command, question.kind, question.asker, question.client)
@@ -140,19 +157,20 @@ class Desk:
             self._turn.end()
             return
         try:
-            await self._go_the_long_way(question, None)
+            await self._go_the_long_way(question)
         finally:
-            lists.give(size)
+            lists.give()
 
     # ---- the end
 
     async def _end_overdue(self) -> None:
         now = trio.current_time()
         overdue = []
-        for question in self._questions.values():  # the oldest first
+        for question in self._questions.values():
             if question.deadline > now:
-                break
-            if question.forget is not None:  # on the long way it keeps its time itself
+                if question.lookups is self._lookups:  # the oldest come first, but a reload may have cut their time
+                    break
+            elif question.forget is not None:  # on the long way it keeps its time itself
                 overdue.append(question)
         for question in overdue:
             if question.forget is not None:

@@ -4,14 +4,15 @@ PIP-1: "If the downstream broker replies with a redirection, the proxy will have
 reply to client once it has the final response."
 """
 
-import itertools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
 
 from lookup.broker_connection import BrokerConnectionLost
 from lookup.broker_pool import Asker, BrokerPool
+from lookup.brokers import Brokers
+from lookup.discovery import Endpoint
 from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
@@ -20,17 +21,15 @@ from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerErro
 from proxy.config.types import Config
 from proxy.runtime.broker_link import NOT_CONNECTED, BrokerLinkFailed
 from proxy.runtime.logs import Logger, get_logger
-from proxy.runtime.resolve import ResolutionFailed, new_resolver_threads, resolve
-from proxy.runtime.tasks import seconds
 
 REDIRECTS_MAX = 10
 
-AddressesOf = Callable[[HostPort], Awaitable[tuple[str, ...]]]
+Addresses = Callable[[], Awaitable[tuple[str, ...]]]
 
 _OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "tls", "timeout", "handshake"})
 
 
-OnAnswer = Callable[[BaseCommand | None], None]
+OnAnswer = Callable[[BaseCommand | None, Endpoint], None]
 
 TOO_SLOW = "The broker did not answer in time"
 
@@ -47,17 +46,13 @@ class LookupFailed(Exception):
 class Lookups:
     """Runs the lookups of one lookup worker, under one configuration."""
 
-    def __init__(
-        self, config: Config, pool: BrokerPool, rules: TargetRules, known_down: Callable[[HostPort], bool]
-    ) -> None:
+    def __init__(self, config: Config, pool: BrokerPool, rules: TargetRules, brokers: Brokers) -> None:
         self._config = config
         self._pool = pool
         self._rules = rules
-        self._known_down = known_down
-        self._brokers = parse_service_url(config.brokers.service_url)
+        self._brokers = brokers
         self._tls = speaks_tls(config.brokers.service_url)
-        self._turn = itertools.count()
-        self._threads = new_resolver_threads()
+        self._not_open: dict[Asker, Endpoint] = {}
 
     # ---- the short way
 
@@ -66,19 +61,32 @@ class Lookups:
     ) -> Callable[[], None] | None:
         """Ask over a connection that is open already; None where there is none, else what makes the answer unwanted.
 
-        ``on_answer`` gets the broker's answer, or None where the connection was lost.
+        ``on_answer`` gets the broker's answer, or None where the connection was lost, and the broker.
         """
-        broker = self._brokers[next(self._turn) % len(self._brokers)]
-        if self._known_down(broker):
-            broker = next(self._brokers_in_turn())
+        broker = self._brokers.first()
+        if broker is None:
+            return None
         connection = self._pool.open_connection(broker, asker)
         if connection is None:
+            self._not_open[asker] = broker
             return None
+
+        def answered(answer: BaseCommand | None) -> None:
+            if answer is None:
+                self._brokers.failed(broker, "lost", connection)
+            else:
+                self._brokers.answered(broker)
+            on_answer(answer, broker)
+
+        def forget() -> None:
+            self._brokers.failed(broker, "timeout", connection)
+            connection.forget(request_id)
+
         try:
-            request_id = connection.ask(command, kind, on_answer)
+            request_id = connection.ask(command, kind, answered)
         except BrokerConnectionLost:
             return None
-        return partial(connection.forget, request_id)
+        return forget
 
     @staticmethod
     def is_final(answer: BaseCommand, kind: LookupKind) -> bool:
@@ -120,12 +128,16 @@ class Lookups:
         answer: BaseCommand | None = None,
         *,
         deadline: float,
+        lost: Endpoint | None = None,
     ) -> BaseCommand:
-        """The final answer for the client; an error is an answer too. ``answer``: what a broker has said already."""
+        """The final answer for the client; an error is an answer too.
+
+        ``answer``: what a broker has said already. ``lost``: the broker whose connection broke under the request.
+        """
         try:
             with trio.fail_at(deadline):
                 if answer is None:
-                    answer = await self._ask_any(command, kind, asker)
+                    answer = await self._ask_any(command, kind, asker, lost)
                 answer = await self._follow(answer, command, kind, asker)
         except trio.TooSlowError:
             return self.too_slow(command, kind, asker, client)
@@ -143,7 +155,8 @@ class Lookups:
             response = answer.lookup_topic_response
             request.lookup_topic.authoritative = response.authoritative
             broker = self._redirected_to(self._url(response))
-            answer = await self._ask(broker, self._checked_addresses, request, kind, asker)
+            checked = partial(self._checked_addresses, broker)
+            answer = await self._ask_twice(self._brokers.named(broker) or broker, checked, request, kind, asker)
         if self.is_final(answer, kind):
             return answer
         raise LookupFailed(
@@ -152,45 +165,62 @@ class Lookups:
             f"more than {REDIRECTS_MAX} redirects for {command.lookup_topic.topic}",
         )
 
-    async def _ask_any(self, command: BaseCommand, kind: LookupKind, asker: Asker) -> BaseCommand:
-        """Ask the configured brokers, in turn, until one can be asked."""
-        failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, "no broker is configured")
-        for broker in self._brokers_in_turn():
+    async def _ask_any(
+        self, command: BaseCommand, kind: LookupKind, asker: Asker, lost: Endpoint | None
+    ) -> BaseCommand:
+        """Ask the configured brokers, in turn, until one can be asked: first the one to which no connection was open,
+        so that there will be one; last those whose connection broke under the request, since they may hang.
+        """
+        await self._brokers.any_found()
+        failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, self._brokers.why_none)
+        brokers = list(self._brokers.in_turn(self._not_open.pop(asker, None)))
+        first = [broker for broker in brokers if broker is not lost]
+        again = [broker for broker in brokers if broker is lost]
+        for broker in first:
             try:
-                return await self._ask(broker, self._addresses, command, kind, asker)
+                return await self._ask(broker, partial(_addresses, broker), command, kind, asker)
+            except _Lost as error:
+                failed = error
+                again.append(broker)
+            except _NextBroker as error:
+                failed = error
+        for broker in again:
+            try:
+                return await self._ask(broker, partial(_addresses, broker), command, kind, asker)
             except _NextBroker as error:
                 failed = error
         raise LookupFailed(failed.code, failed.message, str(failed))
 
-    def _brokers_in_turn(self) -> Iterator[HostPort]:
-        """All of them, each lookup beginning with another one; those that did not answer lately come last."""
-        start = next(self._turn) % len(self._brokers)
-        rotated = (*self._brokers[start:], *self._brokers[:start])
-        yield from sorted(rotated, key=self._known_down)
+    async def _ask_twice(
+        self, broker: HostPort, addresses: Addresses, command: BaseCommand, kind: LookupKind, asker: Asker
+    ) -> BaseCommand:
+        """Ask the one broker that can answer. A lookup may be asked twice, so a connection that broke is replaced."""
+        try:
+            return await self._ask(broker, addresses, command, kind, asker)
+        except _Lost:
+            return await self._ask(broker, addresses, command, kind, asker)
 
     async def _ask(
-        self, broker: HostPort, addresses: AddressesOf, command: BaseCommand, kind: LookupKind, asker: Asker
+        self, broker: HostPort, addresses: Addresses, command: BaseCommand, kind: LookupKind, asker: Asker
     ) -> BaseCommand:
-        """Ask one broker. A lookup may be asked twice, so a connection that broke under it is replaced once."""
-        lost = ""
-        for _ in range(2):
-            try:
-                connection = await self._pool.connection(broker, partial(addresses, broker), asker)
-                return await connection.request(command, kind)
-            except BrokerLinkFailed as error:
-                kind_of_failure = _NextBroker if error.reason in _OTHER_BROKER_MAY_HELP else LookupFailed
-                raise kind_of_failure(error.code, error.message, str(error)) from None
-            except BrokerConnectionLost as error:
-                lost = str(error)
-        raise _NextBroker(ServerError.ServiceNotReady, NOT_CONNECTED, lost)
-
-    async def _addresses(self, broker: HostPort) -> tuple[str, ...]:
-        """Where a broker of the operator's own list is."""
+        """Ask one broker. Raises LookupFailed; where it helps to ask again, or another one, _Lost or _NextBroker."""
         try:
-            timeout_s = seconds(self._config.brokers.connect_timeout_ms)
-            return await resolve(broker.host, timeout_s=timeout_s, threads=self._threads)
-        except ResolutionFailed as error:
-            raise _NextBroker(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
+            connection = await self._pool.connection(broker, addresses, asker)
+        except BrokerLinkFailed as error:
+            if error.reason not in _OTHER_BROKER_MAY_HELP:
+                raise LookupFailed(error.code, error.message, str(error)) from None
+            self._brokers.failed(broker, error.reason, error)
+            raise _NextBroker(error.code, error.message, str(error)) from None
+        try:
+            answer = await connection.request(command, kind)
+        except BrokerConnectionLost as error:
+            self._brokers.failed(broker, "lost", connection)
+            raise _Lost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
+        except trio.Cancelled:
+            self._brokers.failed(broker, "timeout", connection)
+            raise
+        self._brokers.answered(broker)
+        return answer
 
     async def _checked_addresses(self, broker: HostPort) -> tuple[str, ...]:
         """Where a broker is that another one named: only where the rules let us go."""
@@ -234,8 +264,17 @@ class Lookups:
         response.proxy_through_service_url = True
 
 
+async def _addresses(broker: Endpoint) -> tuple[str, ...]:
+    """Where a broker of the operator's own is."""
+    return broker.addresses
+
+
 class _NextBroker(LookupFailed):
     """This broker cannot be asked; another one perhaps."""
+
+
+class _Lost(_NextBroker):
+    """The connection broke under the request; asked once more, the same broker may answer."""
 
 
 def _bad_redirect(error: Exception) -> LookupFailed:

@@ -1,6 +1,8 @@
 """The lookup worker's metrics, under the Java proxy's names where it has them."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proto.commands import error_name
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
@@ -77,3 +79,49 @@ class LookupMetrics:
     def target_denied(self, reason: str) -> None:
         """Count a denied target."""
         self._denied.labels(reason=reason).inc()
+
+
+class BrokerMetrics:
+    """How the brokers of ``brokers.service_url`` are; those that are no longer there are forgotten."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._up = Gauge(
+            "pulsar_proxy_broker_up",
+            "Whether a broker of brokers.service_url answered when last looked at (1) or not (0).",
+            ["broker"],
+            registry=registry,
+        )
+        self._set_aside = Gauge(
+            "pulsar_proxy_broker_set_aside",
+            "Whether a broker of brokers.service_url is set aside as it failed (1) or not (0).",
+            ["broker"],
+            registry=registry,
+        )
+        self._ejections = Counter(
+            "pulsar_proxy_broker_ejections", "Brokers that were set aside, by reason.", ["reason"], registry=registry
+        )
+        self._dns_failures = Counter(
+            "pulsar_proxy_dns_failures",
+            "Names not resolved: brokers' (of brokers.service_url) or targets' (that clients or brokers name).",
+            ["names"],
+            registry=registry,
+        )
+
+    def brokers(self, up: Mapping[str, bool], set_aside: Mapping[str, bool]) -> None:
+        """Show these brokers, and no others."""
+        for gauge, values in ((self._up, up), (self._set_aside, set_aside)):
+            gauge.clear()
+            for broker, value in values.items():
+                gauge.labels(broker=broker).set(int(value))
+
+    def forget_brokers(self) -> None:
+        """Show none."""
+        self.brokers({}, {})
+
+    def ejected(self, reason: str) -> None:
+        """Count a broker that is set aside."""
+        self._ejections.labels(reason=reason).inc()
+
+    def dns_failed(self, names: str) -> None:
+        """Count a name that was not resolved."""
+        self._dns_failures.labels(names=names).inc()

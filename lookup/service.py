@@ -5,10 +5,10 @@ from functools import partial
 
 from lookup.answers import Answers
 from lookup.broker_pool import Asker, Askers, BrokerPool
+from lookup.brokers import Brokers
 from lookup.desk import Desk
-from lookup.health import HealthChecks, broker_up_gauge
 from lookup.lookups import Lookups
-from lookup.metrics import LookupMetrics
+from lookup.metrics import BrokerMetrics, LookupMetrics
 from lookup.targets import TargetDenied, TargetRules
 from lookup.turn import Turn
 from proto.connect_rules import OriginalCredentials
@@ -27,6 +27,7 @@ from proto.rpc_pb2 import (
 )
 from proxy.config.types import Config
 from proxy.runtime.dialing import Dialer
+from proxy.runtime.dns import Resolver
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
@@ -43,7 +44,7 @@ class LookupService:
         self._metrics = LookupMetrics(context.registry)
         self._turn = Turn()
         self._askers = Askers()
-        self._broker_up = broker_up_gauge(context.registry)
+        self._broker_metrics = BrokerMetrics(context.registry)
         self._auth = RpcPool(
             [
                 RpcClient(
@@ -55,14 +56,25 @@ class LookupService:
         lookups = self._use(context.config, None, None)
         self._desk = Desk(context.config, lookups, self._metrics, self._turn, context.nursery)
 
-    def _use(self, config: Config, health: HealthChecks | None, profile: CommandConnected | None) -> Lookups:
+    def _use(self, config: Config, brokers: Brokers | None, profile: CommandConnected | None) -> Lookups:
         """Build everything that depends on the configuration, on top of what is known of the brokers."""
         dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
         self._config = config
-        self._rules = TargetRules(config.brokers)
+        self._brokers = Brokers(config, dialer, self._resolver("brokers"), self._broker_metrics, brokers)
+        self._rules = TargetRules(config.brokers, self._resolver("targets"), self._brokers)
         self._pool = BrokerPool(config, dialer, self._auth, self._turn, self._context.nursery, profile=profile)
-        self._health = HealthChecks(config, dialer, self._broker_up, health)
-        return Lookups(config, self._pool, self._rules, self._health.known_down)
+        return Lookups(config, self._pool, self._rules, self._brokers)
+
+    def _resolver(self, names: str) -> Resolver:
+        """Of one group of names: the operator's, or those that clients choose."""
+        brokers = self._config.brokers
+        return Resolver(
+            self._context.nursery,
+            timeout_s=seconds(brokers.connect_timeout_ms),
+            ttl_max_s=seconds(brokers.dns_ttl_max_ms),
+            knows_more=names == "brokers",
+            on_failure=partial(self._broker_metrics.dns_failed, names),
+        )
 
     def handlers(self) -> dict[int, Handler | InParts]:
         """The methods served to forwarders."""
@@ -80,13 +92,13 @@ class LookupService:
 
     def _begin(self) -> None:
         self._context.nursery.start_soon(self._pool.run)
-        self._context.nursery.start_soon(self._health.run)
+        self._context.nursery.start_soon(self._brokers.run)
 
     async def configure(self, config: Config) -> None:
         """Take over new settings; lookups under way finish under the old ones."""
-        old_pool, old_health, patience_s = self._pool, self._health, seconds(self._config.limits.lookup_timeout_ms)
-        self._desk.use(config, self._use(config, old_health, old_pool.profile))
-        old_health.stop()
+        old_pool, old_brokers, patience_s = self._pool, self._brokers, seconds(self._config.limits.lookup_timeout_ms)
+        self._desk.use(config, self._use(config, old_brokers, old_pool.profile))
+        old_brokers.stop()
         self._begin()
         self._context.nursery.start_soon(old_pool.retire, patience_s)
 
@@ -97,8 +109,8 @@ class LookupService:
     def status(self) -> dict[str, object]:
         """Brokers, connections to them, and lookups under way."""
         return {
-            "ready": self._health.any_reachable,
-            "brokers": self._health.status(),
+            "ready": self._brokers.any_reachable,
+            "brokers": self._brokers.status(),
             "broker_connections": len(self._pool),
             "lookups_under_way": self._desk.under_way.count,
         }
@@ -151,6 +163,14 @@ class LookupService:
             target = await self._rules.check(request.target)
         except TargetDenied as denied:
             self._metrics.target_denied(denied.reason)
+            get_logger().warning(
+                "a target was refused",
+                client=request.client_address,
+                principal=request.principal_name,
+                target=request.target,
+                reason=denied.reason,
+                detail=str(denied),
+            )
             response.denial, response.detail = denied.reason, str(denied)
         else:
             response.host, response.port = target.broker.host, target.broker.port

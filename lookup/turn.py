@@ -6,6 +6,8 @@ system call.
 
 from typing import Protocol
 
+from proxy.runtime.logs import get_logger
+
 
 class Pushable(Protocol):
     """Something that holds back what it has to say."""
@@ -30,4 +32,7 @@ class Turn:
         while self._touched:
             touched, self._touched = self._touched, {}
             for who in touched:
-                who.push()
+                try:
+                    who.push()
+                except Exception as error:  # noqa: BLE001 -- what one cannot say must not keep the others from it
+                    get_logger().error("what was to be said at the end of a turn met a defect", exc_info=error)

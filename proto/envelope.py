@@ -31,6 +31,8 @@ def principal_of(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms:
     if envelope.version > ENVELOPE_VERSION:
         text = f"an Envelope of version {envelope.version}; this worker knows {ENVELOPE_VERSION}"
         raise EnvelopeRefused(EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, text)
+    if not envelope.requests:
+        raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, "an Envelope without a request")
     try:
         parse_host_port(envelope.client_address)
     except AddressInvalid as error:

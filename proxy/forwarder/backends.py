@@ -19,13 +19,14 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
 )
 from proxy import __version__
+from proxy.config.load import topic_lists_max
 from proxy.config.types import Config
 from proxy.forwarder.authentication import SERVER_VERSION, Authentication, ClientEnd, ClientIdentity
 from proxy.runtime.broker_link import BrokerGreeter, BrokerLink
 from proxy.runtime.credentials import credentials_for
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.rpc_client import PendingCall, RpcError, RpcPool
-from proxy.runtime.tasks import ByteBudget, seconds
+from proxy.runtime.tasks import FairSlots, seconds
 
 _ANSWER_GRACE_S = 1.0
 """How much longer than the lookup worker itself a forwarder waits for it: the worker's own error says more."""
@@ -48,7 +49,7 @@ class Backends:
     def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool) -> None:
         """Raises ConfigError where certificates cannot be used."""
         self.config = config
-        self.topic_lists = ByteBudget(config.limits.max_topic_lists_bytes)
+        self.topic_lists = FairSlots(topic_lists_max(config))
         self._greeter = BrokerGreeter(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
         self._auth = auth
         self._lookup = lookup

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import trio
+from google.protobuf.message import DecodeError
 
 from proto import commands
 from proto.commands import command_name
@@ -135,11 +136,11 @@ class LookupMode:
         if reply is None or reply.status != Status.OK:
             self._nursery.start_soon(self._ask_later, batch)
             return
-        answered, frames = self._frames(batch, EnvelopeResponse.FromString(reply.response))
+        answered, frames = self._frames(batch, reply.response, more=reply.more)
         if self._wire.send_now(frames):
-            self._forget(batch, answered)
+            self._done(answered)
         else:
-            self._nursery.start_soon(self._deliver, batch, answered, b"", len(frames))
+            self._nursery.start_soon(self._deliver, answered, b"", len(frames))
 
     # ---- the long way
 
@@ -151,21 +152,20 @@ class LookupMode:
             code = _CODES.get(status, ServerError.ServiceNotReady)
             await self._fail_all(batch, code, UNAVAILABLE, str(error))
         finally:
-            for request in batch.waiting.values():
-                self._done(request)
+            self._done(batch.take_all())
 
     async def _list_topics(self, batch: "_Batch") -> None:
         """The answer may be large, and its client slow to take it: of all clients only so many at a time."""
-        lists, size = self._backends.topic_lists, self._backends.config.limits.max_broker_frame_bytes
+        lists = self._backends.topic_lists
         with trio.move_on_at(batch.deadline) as waiting:
-            await lists.take(size)
+            await lists.take(batch.identity.role)
         if waiting.cancelled_caught:
             await self._fail_all(batch, ServerError.TooManyRequests, TOO_MANY_LISTS, "limits.max_topic_lists_bytes")
             return
         try:
             await self._ask_later(batch)
         finally:
-            lists.give(size)
+            lists.give()
 
     async def _ask(self, batch: "_Batch") -> None:
         """Ask a lookup worker, and another one for what is left where it dies. Raises RpcError."""
@@ -189,59 +189,70 @@ class LookupMode:
             more = True
             while more:
                 part, more = await call.next_part()
-                answered, frames = self._frames(batch, EnvelopeResponse.FromString(part))
-                await self._deliver(batch, answered, frames, len(frames))
+                answered, frames = self._frames(batch, part, more=more)
+                await self._deliver(answered, frames, len(frames))
 
     async def _fail_all(self, batch: "_Batch", code: int, text: str, reason: str) -> None:
-        self._log_failure(batch, reason)
-        frames = b"".join(request.failed(code, text) for request in batch.waiting.values())
-        await self._deliver(batch, list(batch.waiting), frames, len(frames))
+        answered, frames = self._failures(batch, code, text, reason)
+        await self._deliver(answered, frames, len(frames))
 
-    async def _deliver(self, batch: "_Batch", answered: Sequence[int], frames: bytes, size: int) -> None:
+    async def _deliver(self, answered: Sequence[Request], frames: bytes, size: int) -> None:
         self._bytes.add(size)
         try:
             await self._send(frames)
         finally:
             self._bytes.give(size)
-        self._forget(batch, answered)
+            self._done(answered)
 
     # ---- both
 
-    def _frames(self, batch: "_Batch", response: EnvelopeResponse) -> tuple[list[int], bytes]:
-        """What a part of the reply answers, and the frames for the client."""
+    def _frames(self, batch: "_Batch", part: bytes, *, more: bool) -> tuple[list[Request], bytes]:
+        """What a part of the reply answers, and the frames for the client. After the last part all are answered."""
+        try:
+            response = EnvelopeResponse.FromString(part)
+        except DecodeError:
+            return self._failures(batch, *_envelope_error(None), "a reply that cannot be read")
         if response.error != EnvelopeError.ENVELOPE_OK:
-            code, text = _envelope_error(response.error)
-            self._log_failure(batch, response.error_message)
-            frames = [request.failed(code, text) for request in batch.waiting.values()]
-            return list(batch.waiting), b"".join(frames)
-        answered = [embedded.index for embedded in response.responses]
-        return answered, b"".join([self._frame(batch, embedded) for embedded in response.responses])
+            return self._failures(batch, *_envelope_error(response.error), response.error_message)
+        answered, frames = [], []
+        for embedded in response.responses:
+            request = batch.waiting.pop(embedded.index, None)
+            if request is not None:  # an answer to nothing, or a second one, is dropped
+                answered.append(request)
+                frames.append(self._frame(batch, request, embedded))
+        if not more and batch.waiting:
+            left, said = self._failures(batch, *_envelope_error(None), "the reply lacks an answer")
+            answered += left
+            frames.append(said)
+        return answered, b"".join(frames)
 
-    def _frame(self, batch: "_Batch", embedded: EmbeddedResponse) -> bytes:
+    def _frame(self, batch: "_Batch", request: Request, embedded: EmbeddedResponse) -> bytes:
         if embedded.error == EnvelopeError.ENVELOPE_OK:
             return encode_frame(embedded.response)
-        code, text = _envelope_error(embedded.error)
-        self._log_failure(batch, embedded.error_message)
-        return batch.waiting[embedded.index].failed(code, text)
+        self._log_failure(batch, [request], embedded.error_message)
+        return request.failed(*_envelope_error(embedded.error))
 
-    def _forget(self, batch: "_Batch", answered: Sequence[int]) -> None:
-        for index in answered:
-            self._done(batch.waiting.pop(index))
+    def _failures(self, batch: "_Batch", code: int, text: str, reason: str) -> tuple[list[Request], bytes]:
+        """All that wait, and the frames that say that they failed."""
+        left = batch.take_all()
+        self._log_failure(batch, left, reason)
+        return left, b"".join(request.failed(code, text) for request in left)
 
-    def _log_failure(self, batch: "_Batch", reason: str) -> None:
-        kinds = sorted({request.kind.name for request in batch.waiting.values()})
+    def _log_failure(self, batch: "_Batch", requests: Sequence[Request], reason: str) -> None:
+        kinds = sorted({request.kind.name for request in requests})
         get_logger().warning(
             "lookups were not forwarded",
             client=self._client_address,
             principal=batch.identity.role,
-            requests=len(batch.waiting),
+            requests=len(requests),
             kinds=",".join(kinds),
             reason=reason,
         )
 
-    def _done(self, request: Request) -> None:
-        self._bytes.give(request.size)
-        self.under_way.end()
+    def _done(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._bytes.give(request.size)
+            self.under_way.end()
 
     async def refuse(self, command: BaseCommand, identity: ClientIdentity) -> None:
         """Answer a command that only a broker serves, in the form that its sender can match."""
@@ -262,12 +273,18 @@ class _Batch:
         self.deadline = deadline
         self.waiting = dict(enumerate(requests))
 
+    def take_all(self) -> list[Request]:
+        """Those that wait; nobody waits any more then."""
+        left = list(self.waiting.values())
+        self.waiting.clear()
+        return left
+
     def renumber(self) -> None:
         """What is left travels once more."""
         self.waiting = dict(enumerate(self.waiting.values()))
 
 
-def _envelope_error(error: int) -> tuple[int, str]:
+def _envelope_error(error: int | None) -> tuple[int, str]:
     """KIP-590: an envelope's own error is no business of the client's, beyond whether to come back with a new one."""
     if error == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE:
         return ServerError.AuthenticationError, NO_LONGER_VALID

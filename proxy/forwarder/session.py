@@ -115,17 +115,22 @@ class ClientSession:
                 self._lookup_mode = LookupMode(
                     self._backends, self._metrics, self.address, self._nursery, self._wire, self._send
                 )
-                with self._reading:
-                    await self._read_commands()
-                if self.state is State.RELAYING:
-                    await self._relay()
-                else:
-                    await self._say_farewell()
+                try:
+                    await self._lead()
+                finally:
+                    self._lookup_mode.close()  # an answer must not start a task in a nursery that is ending
                 self._nursery.cancel_scope.cancel()
         finally:
-            self._lookup_mode.close()
             self._end_handshake()
             await self._close()
+
+    async def _lead(self) -> None:
+        with self._reading:
+            await self._read_commands()
+        if self.state is State.RELAYING:
+            await self._relay()
+        else:
+            await self._say_farewell()
 
     def _end_handshake(self) -> None:
         """It is decided what the connection will be."""

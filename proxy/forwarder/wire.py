@@ -57,6 +57,8 @@ class ClientWire:
 
     def send_now(self, frames: bytes) -> bool:
         """Send whole frames without waiting; whether all of it has left. The rest leaves with the next ``send``."""
+        if self._half_sent:
+            return False
         if self._unsent or self._sending.locked() or not isinstance(self.stream, trio.SocketStream):
             self._unsent += frames
             return False

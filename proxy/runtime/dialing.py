@@ -2,6 +2,8 @@
 
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import trio
 
@@ -10,6 +12,9 @@ from proxy.config.types import Brokers
 from proxy.runtime.congestion import use_congestion_control
 from proxy.runtime.tasks import seconds
 from proxy.runtime.tls import TlsFailed, TlsStream, broker_context
+
+ATTEMPT_DELAY_S = 0.25
+"""RFC 8305, 5: "Connection Attempt Delay"."""
 
 
 class NotDialled(Exception):
@@ -28,23 +33,47 @@ class Dialer:
         self._tls = broker_context(config.tls) if speaks_tls(config.service_url) else None
 
     async def dial_any(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
-        """Connect to the first of a broker's IP addresses that answers. Raises NotDialled.
+        """Connect to a broker at whichever of its IP addresses answers first (RFC 8305, 5). Raises NotDialled.
 
-        The addresses are dialled as they are given: whoever checked them must know that nothing else is.
+        Each gets ATTEMPT_DELAY_S before the next is tried, too, or until it fails; its families take turns. The
+        addresses are dialled as they are given: whoever checked them must know that nothing else is.
         """
-        reason, failures = "unreachable", []
-        for address in addresses:
-            try:
-                with trio.fail_after(seconds(self.config.connect_timeout_ms)):
-                    return await self._dial(broker, address)
-            except trio.TooSlowError:
-                failures.append(f"{address}: no answer within {self.config.connect_timeout_ms} ms")
-            except TlsFailed as error:
-                reason = "tls"
-                failures.append(f"{address}: {error}")
-            except OSError as error:
-                failures.append(f"{address}: {error.strerror}")
-        raise NotDialled(reason, "; ".join(failures) or "no address")
+        race = _Race()
+        try:
+            async with trio.open_nursery() as nursery:
+                for address in families_in_turn(addresses):
+                    failed = trio.Event()
+                    nursery.start_soon(self._attempt, broker, address, race, failed, nursery)
+                    with trio.move_on_after(ATTEMPT_DELAY_S):
+                        await failed.wait()
+        except BaseException:
+            if race.won is not None:
+                await trio.aclose_forcefully(race.won)
+            raise
+        if race.won is None:
+            raise NotDialled(race.reason, "; ".join(race.failures) or "no address")
+        return race.won
+
+    async def _attempt(
+        self, broker: HostPort, address: str, race: "_Race", failed: trio.Event, nursery: trio.Nursery
+    ) -> None:
+        try:
+            with trio.fail_after(seconds(self.config.connect_timeout_ms)):
+                stream = await self._dial(broker, address)
+        except trio.TooSlowError:
+            race.failures.append(f"{address}: no answer within {self.config.connect_timeout_ms} ms")
+        except TlsFailed as error:
+            race.reason = "tls"
+            race.failures.append(f"{address}: {error}")
+        except OSError as error:
+            race.failures.append(f"{address}: {error.strerror or error}")
+        else:
+            if race.won is None:
+                race.won = stream
+                nursery.cancel_scope.cancel()
+            else:  # another one was faster by less than a turn of the event loop
+                await trio.aclose_forcefully(stream)
+        failed.set()
 
     async def _dial(self, broker: HostPort, address: str) -> trio.abc.HalfCloseableStream:
         context = None if self._tls is None else await self._tls.current()
@@ -62,8 +91,29 @@ class Dialer:
         return stream
 
 
+@dataclass(slots=True)
+class _Race:
+    """What came of the attempts so far."""
+
+    won: trio.abc.HalfCloseableStream | None = None
+    reason: str = "unreachable"
+    failures: list[str] = field(default_factory=list)
+
+
+def families_in_turn(addresses: Sequence[str]) -> list[str]:
+    """The same addresses, in their order but for their families, which alternate (RFC 8305, 4)."""
+    first = [address for address in addresses if _is_ipv6(address) is _is_ipv6(addresses[0])]
+    second = [address for address in addresses if _is_ipv6(address) is not _is_ipv6(addresses[0])]
+    pairs = zip_longest(first, second)
+    return [address for pair in pairs for address in pair if address is not None]
+
+
+def _is_ipv6(address: str) -> bool:
+    return ":" in address
+
+
 async def _connect(address: str, port: int, congestion_control: str) -> trio.SocketStream:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
     sock = trio.socket.socket(family, socket.SOCK_STREAM)
     try:
         tune_socket(sock)

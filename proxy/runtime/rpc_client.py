@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import RpcCorrupt, RpcDecoder, encode_rpc
 from proto.rpc_pb2 import Call, Frame, Reply, Status
+from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
 from proxy.runtime.tasks import Backoff, repeat
 
@@ -78,13 +79,16 @@ class Listening:
     on_reply: Callable[[Reply | None], None]
     deadline: float
 
-    def take(self, reply: Reply) -> None:
-        """Pass it on."""
-        self.on_reply(reply)
+    def take(self, reply: Reply | None) -> None:
+        """Pass it on. A defect that one reply meets must not end the connection of all the others."""
+        try:
+            self.on_reply(reply)
+        except Exception as error:  # noqa: BLE001 -- see above
+            get_logger().error("a reply met a defect", exc_info=error)
 
     def lose(self) -> None:
         """Pass that on, too."""
-        self.on_reply(None)
+        self.take(None)
 
 
 class PendingCall:

@@ -1,5 +1,6 @@
 """The answering side of the RPC: identifies callers, checks their right to a method, runs handlers with deadlines."""
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -108,21 +109,22 @@ class _Connection:
         self._writer = BatchedWriter(stream, max_buffered_bytes=8 * max_frame_bytes)
         self._calls = 0
         self._over = False
+        self._backlog: deque[bytes] = deque()
 
     async def run(self) -> None:
-        try:
-            await self._serve()
-        finally:
-            self._over = True
-
-    async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._writer.run)
-            while data := await self._stream.receive_some(262_144):
-                self._decoder.receive_data(data)
-                while (frame := self._decoder.next_frame()) is not None:
-                    self._take(frame, nursery)
+            try:
+                await self._read(nursery)
+            finally:
+                self._over = True  # an answer must not start a task in a nursery that is ending
             nursery.cancel_scope.cancel()
+
+    async def _read(self, nursery: trio.Nursery) -> None:
+        while data := await self._stream.receive_some(262_144):
+            self._decoder.receive_data(data)
+            while (frame := self._decoder.next_frame()) is not None:
+                self._take(frame, nursery)
 
     def _take(self, frame: Frame, nursery: trio.Nursery) -> None:
         if not frame.HasField("call"):
@@ -148,22 +150,40 @@ class _Connection:
                 nursery.start_soon(self._run_call, handler, call)
 
     def _begin_in_parts(self, handler: InParts, call: Call, nursery: trio.Nursery) -> None:
+        over = False
+
         def answer(part: bytes, more: bool) -> None:  # noqa: FBT001 -- an Answer
-            if self._over:
+            nonlocal over
+            if over or self._over:
                 return
             if not more:
+                over = True
                 self._calls -= 1
-            reply = _reply(call, Status.OK, "", part, more=more)
-            try:
-                self._writer.write(reply)
-            except WriterFull:
-                nursery.start_soon(self._writer.write_when_there_is_room, reply)
+            self._write_in_turn(_reply(call, Status.OK, "", part, more=more), nursery)
 
         try:
             handler.handle(call.request, self._caller, answer)
         except Exception as error:  # noqa: BLE001 -- see _run_call
-            self._calls -= 1
-            self._writer.write(_failure(call, error))
+            if not over:
+                over = True
+                self._calls -= 1
+                self._write_in_turn(_failure(call, error), nursery)
+
+    def _write_in_turn(self, reply: bytes, nursery: trio.Nursery) -> None:
+        """Write, or wait for room behind those that wait already: the parts of a reply must keep their order."""
+        if not self._backlog:
+            try:
+                self._writer.write(reply)
+            except WriterFull:
+                self._backlog.append(reply)
+                nursery.start_soon(self._write_backlog)
+        else:
+            self._backlog.append(reply)
+
+    async def _write_backlog(self) -> None:
+        while self._backlog:
+            await self._writer.write_when_there_is_room(self._backlog[0])
+            self._backlog.popleft()
 
     async def _run_call(self, handler: Handler, call: Call) -> None:
         try:

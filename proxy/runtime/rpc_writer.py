@@ -44,7 +44,9 @@ class BatchedWriter:
                 sent = os.write(self._stream.socket.fileno(), self._buffer)
             except OSError:  # no room, or an end, which ``run`` will meet, too
                 sent = 0
-            del self._buffer[:sent]
+            if sent:
+                del self._buffer[:sent]
+                self._tell_of_room()
         if self._buffer:
             self._wake.set()
 
@@ -67,7 +69,10 @@ class BatchedWriter:
             self._sending = True
             while self._buffer:
                 batch, self._buffer = self._buffer, bytearray()
-                self._sent.set()
-                self._sent = trio.Event()
+                self._tell_of_room()
                 await self._stream.send_all(batch)
             self._sending = False
+
+    def _tell_of_room(self) -> None:
+        self._sent.set()
+        self._sent = trio.Event()

@@ -1,5 +1,6 @@
 """Small Trio pieces that several rooms need."""
 
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -93,6 +94,46 @@ class ByteBudget:
         self._used -= size
         self._given.set()
         self._given = trio.Event()
+
+
+class FairSlots:
+    """So many may work at a time; whose turn is next goes round among those who wait, each owner as one."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: OrderedDict[str, deque[trio.Event]] = OrderedDict()
+
+    async def take(self, owner: str) -> None:
+        """Wait for a slot; ``give`` it back."""
+        if self._free:
+            self._free -= 1
+            return
+        turn = trio.Event()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        try:
+            await turn.wait()
+        except trio.Cancelled:
+            if turn.is_set():  # it came in the very moment
+                self.give()
+            else:
+                self._leave(owner, turn)
+            raise
+
+    def give(self) -> None:
+        """Give a slot back: it is the next one's."""
+        if not self._waiting:
+            self._free += 1
+            return
+        owner, turns = self._waiting.popitem(last=False)
+        turns.popleft().set()
+        if turns:
+            self._waiting[owner] = turns  # at the end
+
+    def _leave(self, owner: str, turn: trio.Event) -> None:
+        turns = self._waiting[owner]
+        turns.remove(turn)
+        if not turns:
+            del self._waiting[owner]
 
 
 class Backoff:

@@ -5,6 +5,7 @@ serves until the liveness pipe ends, which happens when the supervisor closes it
 in the middle: CONFIGURE (a reload) and DRAIN (finish what there is).
 """
 
+import gc
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,6 +32,8 @@ from proxy.runtime.tasks import seconds
 CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Bound of what supervisor and worker tell each other: mostly the metrics of a worker."""
 
+
+COLLECTOR_THRESHOLDS = (20_000, 20, 50)
 
 DRAIN_GRACE_S = 3.0
 """How much longer than its timeout a drain may take, to hand over and to end what is left."""
@@ -150,6 +153,7 @@ class _Worker:
             self._server = RpcServer(service.handlers(), max_frame_bytes=context.rpc_frame_bytes_max())
             listener = adopt_listener(self._descriptors.service)
             self._nursery.start_soon(self._server.serve_listener, listener, self._peers.identify)
+        _tame_collector()
         return b""
 
     async def _set_peers(self, data: bytes, _caller: Caller) -> bytes:
@@ -186,6 +190,17 @@ class _Worker:
         if self._service is None:
             raise RpcRefused(Status.INVALID_REQUEST, "the worker has not been started")
         return self._service
+
+
+def _tame_collector() -> None:
+    """Let Python's cyclic collector look less often, and not at what stays for good.
+
+    It looks through all young objects each time 700 more were made than freed, which is what a few hundred requests
+    under way are: that was 40 % of a lookup's CPU time. Hardly anything here is a cycle.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 async def _wait_for_end_of_pipe(descriptor: int) -> None:

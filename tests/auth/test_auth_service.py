@@ -103,6 +103,7 @@ class Worker:
     """A service and its callers."""
 
     def __init__(self, config: Config, nursery: trio.Nursery) -> None:
+        self.config = config
         self.registry = CollectorRegistry()
         self.service = AuthService(
             WorkerContext(
@@ -731,6 +732,27 @@ async def test_lookup_workers_get_it_too(worker: Worker) -> None:
     assert await worker.credentials(caller=Caller(Role.LOOKUP, 200)) == ("token", b"proxy-token-not-to-be-seen")
 
 
+@pytest.mark.parametrize(
+    ("claims", "ends"),
+    [
+        ({"exp": 4_000_000_000}, 4_000_000_000_000),
+        ({"exp": 4_000_000_000.9}, 4_000_000_000_000),
+        ({}, 0),
+        ({"exp": 1}, 1000),  # whether it still is worth anything is for the broker to say
+    ],
+)
+async def test_a_token_for_a_broker_comes_with_its_end(
+    worker: Worker, proxy_token: Path, claims: dict[str, Any], ends: int
+) -> None:
+    await trio.Path(proxy_token).write_bytes(token(**claims))
+    await worker.service.configure(worker.config)
+    assert (await worker.credentials_response()).expires_at_unix_ms == ends
+
+
+async def test_a_token_that_cannot_be_read_has_no_end_that_is_known(worker: Worker) -> None:
+    assert (await worker.credentials_response()).expires_at_unix_ms == 0
+
+
 async def test_no_credentials_configured(many_rounds: Worker) -> None:
     assert await many_rounds.no_credentials() == "no brokers.credentials are configured"
 
@@ -792,6 +814,21 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Exchange:
     exchange = Exchange()
     monkeypatch.setattr("auth.service.broker_authentication", lambda _config: exchange)
     return exchange
+
+
+async def test_what_is_no_token_has_no_end_that_is_known(exchange: Exchange, nursery: trio.Nursery) -> None:
+    """Of another mechanism's data nothing is read as if it were a token."""
+    exchange.get_auth_data = lambda _host: Unread()  # type: ignore[method-assign, assignment]
+    assert (await Worker(Config(), nursery).credentials_response()).expires_at_unix_ms == 0
+
+
+class Unread:
+    async def authenticate(self, _challenge: bytes | None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return token(exp=4_000_000_000)
+
+    def is_complete(self) -> bool:
+        return True
 
 
 async def test_credentials_that_cannot_be_had(exchange: Exchange, nursery: trio.Nursery, logs: list[Any]) -> None:

@@ -89,7 +89,7 @@ def failed_relay(client: WireClient, port: int) -> Any:
 DENIED = {
     "a port that is not allowed": ("localhost:22", "port"),
     "an unknown host": ("no-such-host.invalid:{port}", "unknown_host"),
-    "no port": ("localhost", "malformed"),
+    "no port": ("localhost", "no_port"),
     "a URL": ("pulsar://localhost:{port}", "malformed"),
 }
 

@@ -2,6 +2,7 @@
 
 import pytest
 import trio
+from fake_dns import Still
 from lookup_fakes import Network
 
 
@@ -10,5 +11,8 @@ def network(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Network:
     """The only network that the code under test can reach."""
     fake = Network(nursery)
     monkeypatch.setattr("proxy.runtime.dialing._connect", fake.dial)
-    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", fake.getaddrinfo)
+    monkeypatch.setattr("proxy.runtime.dns.Watched", Still)
+    monkeypatch.setattr("proxy.runtime.dns._read_hosts", dict)
+    monkeypatch.setattr("proxy.runtime.dns._read_resolv_conf", lambda: None)  # so the system's resolver is all
+    monkeypatch.setattr("proxy.runtime.dns.getaddrinfo", fake.getaddrinfo)
     return fake

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -94,7 +95,10 @@ class FakeBroker:
         self.requests: list[tuple[str, BaseCommand]] = []
         """Original principal of the connection, and the request."""
         self.ends: list[BrokerEnd] = []
+        self.end_of: dict[str, BrokerEnd] = {}
+        """By original principal, the last one."""
         self.open = 0
+        self.answers_pings = True
         self.hang_up_after_requests = 0
         """How many connections to close at their first request, instead of answering it."""
 
@@ -111,15 +115,21 @@ class FakeBroker:
             self.open -= 1
             await trio.aclose_forcefully(stream)
 
+    def freeze(self) -> None:
+        """Say nothing any more, neither to those who are here nor to those who come."""
+        self.greeting, self.script, self.answers_pings = None, lambda _request: None, False
+
     async def _serve(self, end: BrokerEnd) -> None:
         principal = ""
         while (command := await end.read()) is not None:
             if command.type == BaseCommand.CONNECT:
                 principal = command.connect.original_principal
                 self.connects.append(command.connect)
+                self.end_of[principal] = end
                 await end.say(self.greeting)
             elif command.type == BaseCommand.PING:
-                await end.say(commands.pong())
+                if self.answers_pings:
+                    await end.say(commands.pong())
             elif command.type not in {BaseCommand.PONG, BaseCommand.AUTH_RESPONSE}:
                 self.requests.append((principal, command))
                 if self.hang_up_after_requests:
@@ -163,7 +173,7 @@ class Network:
         return ours
 
     async def getaddrinfo(self, name: str, _port: Any, *, threads: trio.CapacityLimiter) -> list[Any]:
-        """In place of proxy.runtime.resolve.getaddrinfo."""
+        """In place of proxy.runtime.dns.getaddrinfo."""
         await trio.lowlevel.checkpoint()
         self.resolved.append(name)
         self.threads.setdefault(name, set()).add(threads)
@@ -180,6 +190,8 @@ class FakeAuth:
     def __init__(self, *, broken: bool = False) -> None:
         self.calls: list[Any] = []
         self.broken = broken
+        self.lifetime_s = 0.0
+        """Of the credentials; 0: they do not end."""
 
     def pick(self) -> Any:
         return self
@@ -194,7 +206,8 @@ class FakeAuth:
         self.calls.append(request)
         if self.broken:
             raise RpcError("no auth worker")
-        return BrokerCredentialsResponse(method="token", data=b"proxy-%d" % len(self.calls))
+        ends = int((time.time() + self.lifetime_s) * 1000) if self.lifetime_s else 0
+        return BrokerCredentialsResponse(method="token", data=b"proxy-%d" % len(self.calls), expires_at_unix_ms=ends)
 
 
 def host_port(host: str, port: int = 6650) -> HostPort:

@@ -2,14 +2,17 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 from lookup_fakes import CONNECT, BrokerEnd, connected, gather, host_port, lookup, lookup_response
 
 from lookup import broker_connection
-from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
+from lookup.broker_connection import LOOKS_PER_PATIENCE, BrokerConnection, BrokerConnectionLost
+from lookup.turn import Turn
 from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame
@@ -20,6 +23,8 @@ from proxy.runtime.rpc_client import RpcError
 
 LOOKUP = KINDS[BaseCommand.LOOKUP]
 KEEP_ALIVE_S = 30.0
+PATIENCE_S = 2.5
+LOOK_S = PATIENCE_S / LOOKS_PER_PATIENCE
 
 
 @dataclass
@@ -28,6 +33,7 @@ class Line:
 
     connection: BrokerConnection
     broker: BrokerEnd
+    turn: Turn
     fresh: list[tuple[str, bytes]] = field(default_factory=list)
     results: list[object] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
@@ -65,8 +71,11 @@ Open = Callable[..., Awaitable[Line]]
 
 @pytest.fixture
 async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
-    async def open_line(rest: bytes = b"", *, refuse_credentials: bool = False) -> Line:
-        ours, theirs = trio.testing.memory_stream_pair()
+    async def open_line(
+        rest: bytes = b"", *, refuse_credentials: bool = False, streams: tuple[Any, Any] | None = None
+    ) -> Line:
+        ours, theirs = streams or trio.testing.memory_stream_pair()
+        turn = Turn()
         greeting = connected()
         link = BrokerLink(ours, Connected(Frame(greeting.SerializeToString()), greeting.connected, rest))
 
@@ -80,12 +89,16 @@ async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
         connection = BrokerConnection(
             host_port("broker"),
             link,
+            turn,
             max_frame_bytes=65536,
             keep_alive_s=KEEP_ALIVE_S,
+            patience_s=PATIENCE_S,
+            renew_at=float("inf"),
             answer_challenge=answer_challenge,
         )
-        line = Line(connection, BrokerEnd(theirs), nursery=nursery)
+        line = Line(connection, BrokerEnd(theirs), turn, nursery=nursery)
         nursery.start_soon(line.run)
+        await trio.testing.wait_all_tasks_blocked()
         return line
 
     yield open_line
@@ -123,20 +136,6 @@ async def test_every_caller_gets_the_answer_to_its_own_request(line: Line) -> No
         nursery.start_soon(serve)
         a, b = await answers
     assert (a.lookup_topic_response.broker_service_url, b.lookup_topic_response.broker_service_url) == ("a", "b")
-
-
-async def test_what_the_client_says_of_itself_does_not_reach_the_broker(line: Line) -> None:
-    command = lookup("t", original_principal="admin", original_auth_data="x", original_auth_method="token")
-    command.lookup_topic.advertised_listener_name = "inside"
-    assert line.nursery is not None
-    line.nursery.start_soon(line.connection.request, command, LOOKUP)
-    seen = (await line.request()).lookup_topic
-    assert not seen.HasField("original_principal")
-    assert not seen.HasField("original_auth_data")
-    assert not seen.HasField("original_auth_method")
-    assert seen.advertised_listener_name == "inside"
-    assert command.lookup_topic.request_id == 7, "the client's own command is left alone"
-    await line.answer(BaseCommand(lookup_topic=seen), "x")
 
 
 async def test_an_answer_after_its_caller_has_left_is_dropped(line: Line) -> None:
@@ -235,15 +234,48 @@ async def test_a_challenge_without_credentials_ends_the_connection(line_opener: 
 
 
 async def test_a_silent_broker_is_pinged_then_given_up(line: Line, autojump_clock: trio.testing.MockClock) -> None:
+    """Nobody waits: one PING after the interval, and the end after another one."""
+    started = trio.current_time()
+    assert (await line.request()).type == BaseCommand.PING
+    assert KEEP_ALIVE_S <= trio.current_time() - started <= KEEP_ALIVE_S + LOOK_S
+    with structlog.testing.capture_logs() as logs:
+        assert await line.broker.read() is None, "one PING is enough"
+        await line.ended.wait()
+    assert 2 * KEEP_ALIVE_S <= trio.current_time() - started <= 2 * KEEP_ALIVE_S + LOOK_S
+    assert ["has been silent" in entry["reason"] for entry in logs] == [True]
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 0.1, 1.1, 2.4, 26.0, 31.0])
+async def test_a_frozen_broker_is_given_up_after_half_of_a_lookups_time(
+    line: Line, autojump_clock: trio.testing.MockClock, idle_s: float
+) -> None:
+    """Whenever the request comes; the other half is for another broker."""
+    await trio.sleep(idle_s)
+    if idle_s > KEEP_ALIVE_S:
+        assert (await line.request()).type == BaseCommand.PING
     started = trio.current_time()
     line.ask("a")
-    await line.request()
+    assert (await line.request()).type == BaseCommand.LOOKUP
     assert (await line.request()).type == BaseCommand.PING
-    assert trio.current_time() - started == pytest.approx(KEEP_ALIVE_S)
+    assert PATIENCE_S <= trio.current_time() - started <= PATIENCE_S + LOOK_S
+    await trio.sleep(1)
+    line.ask("b")  # does not lengthen it
     await line.ended.wait()
-    assert trio.current_time() - started == pytest.approx(2 * KEEP_ALIVE_S)
+    assert 2 * PATIENCE_S <= trio.current_time() - started <= 2 * PATIENCE_S + LOOK_S
     await trio.testing.wait_all_tasks_blocked()
-    assert isinstance(line.results[0], BrokerConnectionLost)
+    assert [type(result) for result in line.results] == [BrokerConnectionLost] * 2
+
+
+async def test_a_broker_that_only_takes_its_time_is_kept(line: Line, autojump_clock: trio.testing.MockClock) -> None:
+    """A topic is being loaded: the broker answers PINGs meanwhile."""
+    line.ask("slow")
+    request = await line.request()
+    for _ in range(4):
+        assert (await line.request()).type == BaseCommand.PING
+        await line.broker.say(commands.pong())
+    await line.answer(request, "at last")
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.results == ["at last"]
 
 
 async def test_a_broker_that_answers_pings_is_kept(line: Line, autojump_clock: trio.testing.MockClock) -> None:
@@ -332,7 +364,7 @@ async def test_a_broker_that_takes_no_more_requests(line_opener: Open, monkeypat
     monkeypatch.setattr(line.connection._link.stream, "send_all", blocked)
     line.ask("a")  # leaves the buffer, and is stuck in the stream
     await trio.testing.wait_all_tasks_blocked()
-    line.ask("b" * 90)  # fills the buffer
+    line.ask("b" * 90)  # fills the buffer, and waits in it
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BrokerConnectionLost, match="does not take requests"):
         await line.connection.request(lookup("c" * 90), LOOKUP)
@@ -350,3 +382,156 @@ async def test_idle_and_last_used(line: Line, autojump_clock: trio.testing.MockC
     await line.answer(request, "a")
     await trio.testing.wait_all_tasks_blocked()
     assert line.connection.idle
+
+
+# ---- without a task
+
+
+def listen(line: Line, topic: str, heard: list[Any]) -> int:
+    """Ask without a task, and without the turn's end."""
+
+    def on_answer(answer: BaseCommand | None) -> None:
+        heard.append(None if answer is None else answer.lookup_topic_response.broker_service_url)
+
+    return line.connection.ask(lookup(topic), LOOKUP, on_answer)
+
+
+async def test_what_is_asked_in_one_turn_leaves_at_its_end(line: Line) -> None:
+    heard: list[Any] = []
+    ids = [listen(line, topic, heard) for topic in ("a", "b")]
+    assert not line.connection.idle
+    await trio.testing.wait_all_tasks_blocked()
+    with trio.move_on_after(0.01):
+        pytest.fail(f"{await line.request()}")
+    line.turn.end()
+    requests = [await line.request(), await line.request()]
+    assert [request.lookup_topic.request_id for request in requests] == ids
+    await line.broker.say(
+        b"".join(commands.encode(lookup_response(one, CONNECT, one.lookup_topic.topic)) for one in reversed(requests))
+    )
+    await trio.testing.wait_all_tasks_blocked()
+    assert heard == ["b", "a"]
+    assert line.connection.idle
+
+
+async def test_a_turn_ends_with_each_chunk_of_answers(line: Line) -> None:
+    """What the answers of a chunk lead to is said once, behind them all."""
+    heard: list[Any] = []
+
+    class Speaker:
+        def push(self) -> None:
+            heard.append("said")
+
+    speaker = Speaker()
+
+    def on_answer(_answer: BaseCommand | None) -> None:
+        heard.append("answer")
+        line.turn.touch(speaker)
+
+    for _ in range(3):
+        line.connection.ask(lookup(), LOOKUP, on_answer)
+    line.turn.end()
+    requests = [await line.request() for _ in range(3)]
+    await line.broker.say(b"".join(commands.encode(lookup_response(one, CONNECT, "x")) for one in requests[:2]))
+    await trio.testing.wait_all_tasks_blocked()
+    assert heard == ["answer", "answer", "said"]
+    line.connection.close()
+    await line.ended.wait()
+    assert heard == ["answer", "answer", "said", "answer", "said"]
+
+
+async def test_what_is_forgotten_is_not_heard(line: Line) -> None:
+    heard: list[Any] = []
+    forgotten = listen(line, "a", heard)
+    listen(line, "b", heard)
+    line.turn.end()
+    line.connection.forget(forgotten)
+    for _ in range(2):
+        request = await line.request()
+        await line.answer(request, request.lookup_topic.topic)
+    await trio.testing.wait_all_tasks_blocked()
+    assert heard == ["b"]
+    line.connection.forget(forgotten)
+    assert line.connection.idle
+
+
+@pytest.mark.parametrize("by", ["broker", "close"])
+async def test_each_who_waits_without_a_task_is_told_once(line: Line, by: str) -> None:
+    heard: list[Any] = []
+    for topic in ("a", "b"):
+        listen(line, topic, heard)
+    line.turn.end()
+    await line.answer(await line.request(), "answered")
+    await trio.testing.wait_all_tasks_blocked()
+    if by == "broker":
+        await line.broker.stream.aclose()
+    else:
+        line.connection.close()
+        with pytest.raises(BrokerConnectionLost):
+            listen(line, "late", heard)
+    await line.ended.wait()
+    assert heard == ["answered", None]
+    with pytest.raises(BrokerConnectionLost):
+        listen(line, "late", heard)
+
+
+async def test_a_defect_that_an_answer_meets_ends_this_connection_and_no_more(line: Line) -> None:
+    heard: list[Any] = []
+
+    def broken(answer: BaseCommand | None) -> None:
+        if answer is not None:
+            raise ZeroDivisionError
+
+    line.connection.ask(lookup("x"), LOOKUP, broken)
+    listen(line, "a", heard)
+    line.turn.end()
+    with structlog.testing.capture_logs() as logs:
+        await line.answer(await line.request(), "x")
+        await line.ended.wait()
+    assert heard == [None]
+    assert [entry["log_level"] for entry in logs if entry["log_level"] != "debug"] == ["error"]
+    assert line.connection.closed
+
+
+# ---- another one takes its place
+
+
+async def test_an_idle_connection_that_retires_ends_at_once(line: Line) -> None:
+    line.connection.retire()
+    await line.ended.wait()
+    assert line.connection.closed
+
+
+async def test_a_connection_that_retires_serves_those_who_wait(line: Line) -> None:
+    line.ask("a")
+    line.ask("b")
+    requests = [await line.request(), await line.request()]
+    line.connection.retire()
+    await line.answer(requests[0], "a")
+    await trio.testing.wait_all_tasks_blocked()
+    assert not line.ended.is_set()
+    await line.answer(requests[1], "b")
+    await line.ended.wait()
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.results == ["a", "b"]
+
+
+async def test_a_connection_that_retires_ends_even_where_its_last_request_is_given_up(
+    line: Line, autojump_clock: trio.testing.MockClock
+) -> None:
+    heard: list[Any] = []
+    forgotten = listen(line, "a", heard)
+    line.turn.end()
+    assert (await line.request()).type == BaseCommand.LOOKUP
+    line.connection.retire()
+    line.connection.forget(forgotten)
+
+    async def answer_pings() -> None:
+        while (command := await line.broker.read()) is not None:
+            assert command.type == BaseCommand.PING
+            await line.broker.say(commands.pong())
+
+    assert line.nursery is not None
+    line.nursery.start_soon(answer_pings)
+    with trio.fail_after(2 * KEEP_ALIVE_S):
+        await line.ended.wait()

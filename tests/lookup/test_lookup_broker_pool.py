@@ -1,5 +1,8 @@
 """lookup.broker_pool: one connection for each broker and principal, opened once, bounded, ended when idle."""
 
+import gc
+import random
+import time
 from typing import Any
 
 import pytest
@@ -8,8 +11,9 @@ import trio
 import trio.testing
 from lookup_fakes import CONNECT, FakeAuth, FakeBroker, Network, connect_to, gather, host_port, lookup, make_config
 
-from lookup.broker_connection import BrokerConnection
-from lookup.broker_pool import ANYBODY, Asker, BrokerPool
+from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
+from lookup.broker_pool import RENEWAL_RETRY_S, Askers, BrokerPool
+from lookup.turn import Turn
 from proto import commands
 from proto.connect_rules import OriginalCredentials
 from proto.lookups import KINDS
@@ -40,10 +44,12 @@ class Pools:
             config = make_config(brokers={**brokers, "credentials": {"method": "token", "file": "x"}})
         self.auth = FakeAuth()
         self.broker = network.add("broker", "10.0.0.1", FakeBroker(connect_to("pulsar://x:1")))
-        self.pool = BrokerPool(config, Dialer(config.brokers), self.auth, nursery)  # type: ignore[arg-type]
+        self.pool = BrokerPool(config, Dialer(config.brokers), self.auth, Turn(), nursery)  # type: ignore[arg-type]
+        self.askers = Askers()
+        self.anybody = self.askers.get("")
 
     async def get(self, principal: str = "", host: str = "broker", token: str = "") -> BrokerConnection:
-        asker = Asker(principal, OriginalCredentials("token", token) if token else None)
+        asker = self.askers.get(principal, OriginalCredentials("token", token) if token else None)
         return await self.pool.connection(host_port(host), addresses, asker)
 
 
@@ -118,7 +124,7 @@ async def test_credentials_of_one_text_and_two_methods_are_not_the_same(
     network: Network, nursery: trio.Nursery
 ) -> None:
     pools = Pools(network, nursery)
-    token, basic = (Asker("alice", OriginalCredentials(method, "s3cret")) for method in ("token", "basic"))
+    token, basic = (pools.askers.get("alice", OriginalCredentials(method, "s3cret")) for method in ("token", "basic"))
     connections = [await pools.pool.connection(BROKER, addresses, asker) for asker in (token, basic)]
     assert connections[0] is not connections[1]
 
@@ -135,11 +141,22 @@ async def test_credentials_are_not_shown(network: Network, nursery: trio.Nursery
     assert "alice" in shown
 
 
+def test_an_asker_is_the_same_as_long_as_somebody_holds_it() -> None:
+    """Found by what it is; and what nobody holds any more is forgotten, with its credentials."""
+    askers = Askers()
+    alice = askers.get("alice")
+    assert askers.get("alice") is alice
+    assert askers.get("alice", OriginalCredentials("token", "x")) is not alice
+    assert askers.get("bob") is not alice
+    gc.collect()
+    assert list(askers._askers.values()) == [alice]
+
+
 async def test_brokers_never_share_a_connection(network: Network, nursery: trio.Nursery) -> None:
     pools = Pools(network, nursery)
     assert await pools.get(host="broker") is not await pools.get(host="other")
     network.brokers["10.0.0.1", 6651] = FakeBroker()
-    assert await pools.pool.connection(host_port("broker", 6651), addresses, ANYBODY) is not await pools.get()
+    assert await pools.pool.connection(host_port("broker", 6651), addresses, pools.anybody) is not await pools.get()
 
 
 async def test_the_addresses_given_are_those_dialled(network: Network, nursery: trio.Nursery) -> None:
@@ -161,7 +178,7 @@ async def test_addresses_are_asked_for_only_when_a_connection_is_opened(
         return await addresses()
 
     for _ in range(3):
-        await pools.pool.connection(BROKER, counted, ANYBODY)
+        await pools.pool.connection(BROKER, counted, pools.anybody)
     assert asked == 1
 
 
@@ -173,7 +190,7 @@ async def test_what_the_addresses_raise_passes(network: Network, nursery: trio.N
         raise LookupError("no such host")
 
     with pytest.raises(LookupError):
-        await pools.pool.connection(BROKER, unknown, ANYBODY)
+        await pools.pool.connection(BROKER, unknown, pools.anybody)
     assert not (await pools.get()).closed
 
 
@@ -320,7 +337,7 @@ async def test_a_broker_that_cannot_be_reached_does_not_fill_the_pool(network: N
     kept = await pools.get("kept")
     for number in range(5):
         with pytest.raises(BrokerLinkFailed):
-            await pools.pool.connection(host_port(f"down-{number}"), elsewhere, ANYBODY)
+            await pools.pool.connection(host_port(f"down-{number}"), elsewhere, pools.anybody)
     assert not kept.closed
 
 
@@ -419,3 +436,254 @@ async def test_a_retired_pool_holds_nothing_open_whatever_is_asked_of_it_later(
         pass
     await trio.sleep(10 * 60)
     assert pools.broker.open == 0
+
+
+async def test_eviction_takes_from_the_principal_with_the_most(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """One principal that comes with ever new credentials must not drive the others out."""
+    pools = Pools(network, nursery, pooled_connections_max=4)
+    oldest = await pools.get("bob")
+    greedy = []
+    for number in range(8):
+        await trio.sleep(1)
+        greedy.append(await pools.get("alice", token=f"t{number}"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert not oldest.closed, "it is the one unused for longest, but bob has no other"
+    assert [connection.closed for connection in greedy] == [True] * 5 + [False] * 3
+    await trio.sleep(1)
+    await pools.get("carol")
+    await trio.testing.wait_all_tasks_blocked()
+    assert [connection.closed for connection in (oldest, *greedy[5:])] == [False, True, False, False]
+
+
+async def test_what_is_in_use_counts_for_nobody_at_the_bound(network: Network, nursery: trio.Nursery) -> None:
+    """Of the principal with the most only what is idle can go, and what it uses cannot."""
+    pools = Pools(network, nursery, pooled_connections_max=4)
+    pools.broker.script = lambda _request: None
+    busy = [await pools.get("alice", token=f"t{number}") for number in range(2)]
+    for connection in busy:
+        nursery.start_soon(connection.request, lookup(), LOOKUP)
+    bobs = [await pools.get("bob", token=f"t{number}") for number in range(2)]
+    await trio.testing.wait_all_tasks_blocked()
+    await pools.get("carol")
+    await trio.testing.wait_all_tasks_blocked()
+    assert [connection.closed for connection in (*busy, *bobs)] == [False, False, True, False]
+
+
+# ---- without waiting
+
+
+async def test_an_open_connection_is_given_at_once(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    alice = pools.askers.get("alice")
+    assert pools.pool.open_connection(BROKER, alice) is None
+    connection = await pools.get("alice")
+    assert pools.pool.open_connection(BROKER, alice) is connection
+    assert pools.pool.open_connection(BROKER, pools.askers.get("bob")) is None
+    assert pools.pool.open_connection(host_port("other"), alice) is None
+    assert len(network.dialled) == 1
+    await trio.aclose_forcefully(pools.broker.ends[0].stream)
+    await trio.testing.wait_all_tasks_blocked()
+    assert pools.pool.open_connection(BROKER, alice) is None
+
+
+async def test_while_one_is_being_opened_there_is_none(network: Network, nursery: trio.Nursery) -> None:
+    pools = Pools(network, nursery)
+    network.dial_delay_s = 0.01
+    nursery.start_soon(pools.get, "alice")
+    await trio.testing.wait_all_tasks_blocked()
+    assert pools.pool.open_connection(BROKER, pools.askers.get("alice")) is None
+
+
+# ---- renewal
+
+
+LIFETIME_S = 100.0
+
+
+@pytest.fixture
+def unix_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock goes with Trio's."""
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.0 + trio.current_time())
+
+
+class Renewing(Pools):
+    """Credentials with an end."""
+
+    def __init__(self, network: Network, nursery: trio.Nursery, lifetime_s: float = LIFETIME_S, **brokers: Any) -> None:
+        super().__init__(network, nursery, credentials=True, **brokers)
+        self.auth.lifetime_s = lifetime_s
+        self.asker = self.askers.get("alice")
+
+    def open(self) -> BrokerConnection:
+        connection = self.pool.open_connection(BROKER, self.asker)
+        assert connection is not None, "there always is one"
+        return connection
+
+    async def renewed_at(self, first: BrokerConnection, *, step_s: float = 1.0) -> float:
+        """Use it until there is another one; when that was begun."""
+        while self.open() is first:
+            await trio.sleep(step_s)
+            await self.open().request(lookup(), LOOKUP)
+        return trio.current_time()
+
+
+async def test_a_connection_is_renewed_at_85_to_95_percent_of_its_credentials_lifetime(
+    network: Network,
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    unix_time: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """KIP-368; at a random point, so that not all are replaced at once."""
+    monkeypatch.setattr(random, "uniform", random.Random(7).uniform)
+    points = []
+    for number in range(20):
+        pools = Renewing(network, nursery)
+        first = await pools.pool.connection(BROKER, addresses, pools.asker)
+        started = trio.current_time()
+        points.append(first.renew_at - started)
+        if number == 0:
+            assert await pools.renewed_at(first) == pytest.approx(first.renew_at, abs=2.5)
+            assert [connect.auth_data for connect in pools.broker.connects] == [b"proxy-1", b"proxy-2"]
+    assert all(0.85 * LIFETIME_S <= point <= 0.95 * LIFETIME_S for point in points), points
+    assert max(points) - min(points) > 0.05 * LIFETIME_S
+
+
+async def test_credentials_without_an_end_are_not_renewed(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
+) -> None:
+    pools = Renewing(network, nursery, lifetime_s=0)
+    first = await pools.pool.connection(BROKER, addresses, pools.asker)
+    await trio.sleep(1000)
+    assert pools.open() is first
+
+
+@pytest.mark.parametrize("way", ["short", "long"])
+async def test_the_old_one_serves_until_the_new_one_is_there_and_no_request_fails(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None, way: str
+) -> None:
+    pools = Renewing(network, nursery)
+    first = await pools.pool.connection(BROKER, addresses, pools.asker)
+    network.dial_delay_s = 2.0
+    pools.broker.script = lambda _request: None
+    await trio.sleep(0.96 * LIFETIME_S)
+    used = []
+    for _ in range(5):
+        used.append(pools.open() if way == "short" else await pools.pool.connection(BROKER, addresses, pools.asker))
+        nursery.start_soon(used[-1].request, lookup(), LOOKUP)
+        await trio.sleep(0.1)
+    assert used == [first] * 5, "nobody waits for the new one"
+    assert len(network.dialled) == 2, "and only one is opened"
+    await trio.sleep(2)
+    second = pools.open()
+    assert second is not first
+    assert not first.closed, "there are requests under way"
+    assert pools.broker.open == 2
+    for _, request in pools.broker.requests:
+        await pools.broker.ends[0].say(connect_to("pulsar://x:1")(request))
+    await trio.sleep(0.1)
+    assert first.closed
+    assert not second.closed
+    assert pools.broker.open == 1
+    assert len(pools.pool) == 1
+
+
+async def test_a_renewal_that_fails_is_tried_again_later(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
+) -> None:
+    pools = Renewing(network, nursery)
+    first = await pools.pool.connection(BROKER, addresses, pools.asker)
+    await trio.sleep(0.96 * LIFETIME_S)
+    pools.auth.broken = True
+    asked = len(pools.auth.calls)
+    for _ in range(40):
+        assert pools.open() is first
+        await pools.open().request(lookup(), LOOKUP)
+        await trio.sleep(0.25)
+    tried = len(pools.auth.calls) - asked
+    assert tried == 2, f"within 10 s, and not at each request: once in {RENEWAL_RETRY_S} s"
+    pools.auth.broken = False
+    await trio.sleep(RENEWAL_RETRY_S)
+    pools.open()
+    await trio.sleep(0.1)
+    assert pools.open() is not first
+    assert first.closed
+
+
+@pytest.mark.parametrize("lifetime_s", [-3600.0, 0.001, 1.0])
+async def test_credentials_that_have_ended_or_nearly_are_no_reason_for_a_storm(
+    network: Network,
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    unix_time: None,
+    lifetime_s: float,
+) -> None:
+    """A broker whose clock is behind, or that does not look, takes them."""
+    pools = Renewing(network, nursery, lifetime_s=lifetime_s)
+    await pools.pool.connection(BROKER, addresses, pools.asker)
+    for _ in range(100):
+        await pools.open().request(lookup(), LOOKUP)
+        await trio.sleep(0.1)
+    assert len(pools.broker.connects) <= 1 + 10 / RENEWAL_RETRY_S
+
+
+async def test_what_nobody_uses_is_not_renewed(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
+) -> None:
+    pools = Renewing(network, nursery, idle_connection_timeout_ms=10**7)
+    await pools.pool.connection(BROKER, addresses, pools.asker)
+    await trio.sleep(2 * LIFETIME_S)
+    assert len(pools.broker.connects) == 1
+
+
+async def test_a_renewal_under_way_while_the_pool_retires(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
+) -> None:
+    pools = Renewing(network, nursery)
+    await pools.pool.connection(BROKER, addresses, pools.asker)
+    await trio.sleep(0.96 * LIFETIME_S)
+    network.dial_delay_s = 2.0
+    pools.open()
+    await trio.sleep(1)
+    await pools.pool.retire(0.0)
+    await trio.sleep(10)
+    assert pools.broker.open == 0
+    assert len(network.dialled) == 2
+
+
+async def test_a_broker_lost_while_its_connection_is_renewed(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
+) -> None:
+    """Who asks then waits for the renewal rather than for yet another attempt."""
+    pools = Renewing(network, nursery)
+    first = await pools.pool.connection(BROKER, addresses, pools.asker)
+    await trio.sleep(0.96 * LIFETIME_S)
+    network.dial_delay_s = 2.0
+    pools.open()
+    await trio.sleep(1)
+    await trio.aclose_forcefully(pools.broker.ends[0].stream)
+    await trio.testing.wait_all_tasks_blocked()
+    assert pools.pool.open_connection(BROKER, pools.asker) is None
+    second = await pools.pool.connection(BROKER, addresses, pools.asker)
+    assert second is not first
+    assert not second.closed
+    assert len(network.dialled) == 2
+
+
+# ---- a frozen broker
+
+
+async def test_the_patience_follows_from_a_lookups_time(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery)
+    pools.broker.script = lambda _request: None
+    pools.broker.answers_pings = False
+    connection = await pools.get("alice")
+    started = trio.current_time()
+    with pytest.raises(BrokerConnectionLost):
+        await connection.request(lookup(), LOOKUP)
+    assert 5.0 <= trio.current_time() - started <= 5.5, "half of limits.lookup_timeout_ms"
+    assert not (await pools.get("alice")).closed

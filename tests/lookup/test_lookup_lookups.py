@@ -22,15 +22,22 @@ from lookup_fakes import (
     make_config,
     redirect_to,
 )
+from prometheus_client import CollectorRegistry
 
-from lookup.broker_pool import Asker, BrokerPool
+from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
+from lookup.broker_pool import Askers, BrokerPool
+from lookup.brokers import Brokers
 from lookup.lookups import REDIRECTS_MAX, Lookups
+from lookup.metrics import BrokerMetrics
 from lookup.targets import TargetRules
+from lookup.turn import Turn
 from proto import commands
 from proto.addresses import HostPort
-from proto.lookups import kind_of
+from proto.lookups import client_request_id, forget_asker, kind_of, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.dialing import Dialer
+from proxy.runtime.dns import Resolver
+from proxy.runtime.tasks import seconds
 
 
 class Setup:
@@ -42,16 +49,32 @@ class Setup:
         self.network = network
         dialer = Dialer(config.brokers)
         dialer._tls = None  # the fake network speaks none, whatever the URL says
-        self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
-        self.down: set[HostPort] = set()
-        self.lookups = Lookups(config, self.pool, TargetRules(config.brokers), self.down.__contains__)
+        self.turn = Turn()
+        self.askers = Askers()
+        self.timeout_s = seconds(config.limits.lookup_timeout_ms)
+
+        def resolver() -> Resolver:
+            return Resolver(nursery, timeout_s=5, ttl_max_s=300, knows_more=True)
+
+        self.brokers = Brokers(config, dialer, resolver(), BrokerMetrics(CollectorRegistry()))
+        nursery.start_soon(self.brokers.discovery.run)
+        self.pool = BrokerPool(config, dialer, FakeAuth(), self.turn, nursery)  # type: ignore[arg-type]
+        self.lookups = Lookups(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
 
     def broker(self, number: int, script: Script | None = None) -> FakeBroker:
         return self.network.add(f"b{number}", f"10.0.0.{number + 1}", FakeBroker(script))
 
     async def answer(self, command: BaseCommand | None = None, principal: str = "alice") -> BaseCommand:
-        command = command or lookup()
-        return await self.lookups.answer(command, kind_of(command), Asker(principal), "192.0.2.7:4000")
+        """What the desk gives back, the long way."""
+        asked, kind = BaseCommand(), kind_of(command or lookup())
+        asked.CopyFrom(command or lookup())
+        request_id = client_request_id(asked, kind)
+        forget_asker(asked, kind)
+        deadline = trio.current_time() + self.timeout_s
+        asker = self.askers.get(principal)
+        answer = await self.lookups.answer(asked, kind, asker, "192.0.2.7:4000", deadline=deadline)
+        set_response_request_id(answer, request_id)
+        return answer
 
     async def failure(self, command: BaseCommand | None = None) -> tuple[int, str]:
         response = (await self.answer(command)).lookup_topic_response
@@ -460,13 +483,37 @@ async def test_a_connection_lost_under_a_lookup_is_replaced_once(make: Make) -> 
     assert len(broker.connects) == 2
 
 
-async def test_a_broker_that_always_hangs_up_is_asked_twice_then_another(make: Make) -> None:
+async def test_a_broker_that_hangs_up_leaves_the_lookup_to_another(make: Make) -> None:
     setup = make(brokers={"service_url": "pulsar://b0,b1"})
     first = setup.broker(0)
     first.hang_up_after_requests = 100
     setup.broker(1, connect_to("pulsar://b1:6650"))
+    for _ in range(2):
+        assert (await setup.answer()).lookup_topic_response.response == CONNECT
+    assert len(first.requests) == 1
+
+
+async def test_brokers_that_all_hang_up_are_asked_once_more_each(make: Make) -> None:
+    """A connection may have been lost for a reason that is over."""
+    setup = make(brokers={"service_url": "pulsar://b0,b1"})
+    brokers = [setup.broker(number, connect_to("pulsar://b1:6650")) for number in range(2)]
+    for broker in brokers:
+        broker.hang_up_after_requests = 1
     assert (await setup.answer()).lookup_topic_response.response == CONNECT
-    assert len(first.requests) == 2
+    assert sorted(len(broker.requests) for broker in brokers) == [1, 2]
+
+
+async def test_a_redirects_broker_that_hangs_up_is_asked_once_more(make: Make) -> None:
+    """No other can answer."""
+    setup = make()
+    setup.broker(0, redirect_to("pulsar://b1:6650"))
+    second = setup.broker(1, connect_to("pulsar://b1:6650"))
+    second.hang_up_after_requests = 1
+    assert (await setup.answer()).lookup_topic_response.response == CONNECT
+    second.hang_up_after_requests = 100
+    asked = len(second.requests)
+    assert (await setup.failure())[0] == ServerError.ServiceNotReady
+    assert len(second.requests) == asked + 2
 
 
 async def test_a_broker_that_always_hangs_up_and_no_other(make: Make) -> None:
@@ -527,14 +574,140 @@ async def test_a_redirect_with_failure_code_is_no_redirect(make: Make) -> None:
     assert REDIRECT == 0, "an answer without the field is a redirect, to nowhere, and so an error"
 
 
-async def test_a_broker_that_did_not_answer_lately_is_asked_last(make: Make) -> None:
-    setup = make(brokers={"service_url": "pulsar://b0,b1"})
-    brokers = [setup.broker(number, connect_to("pulsar://b1:6650")) for number in (0, 1)]
-    setup.down.add(HostPort("b0", 6650))
+# ---- the short way
+
+
+class Short:
+    """One request asked the short way."""
+
+    def __init__(self, setup: Setup, command: BaseCommand | None = None) -> None:
+        self.heard: list[BaseCommand | None] = []
+        command = command or lookup()
+        self.brokers: list[str] = []
+        self.forget = setup.lookups.ask_now(command, kind_of(command), setup.askers.get("alice"), self._hear)
+        setup.turn.end()
+
+    def _hear(self, answer: BaseCommand | None, broker: HostPort) -> None:
+        self.heard.append(answer)
+        self.brokers.append(broker.host)
+
+
+async def test_where_no_connection_is_open_there_is_no_short_way(make: Make) -> None:
+    setup = make()
+    broker = setup.broker(0, connect_to("pulsar://b0:6650"))
+    short = Short(setup)
+    assert short.forget is None
+    await trio.testing.wait_all_tasks_blocked()
+    assert Short(setup).forget is None, "although the broker is known now"
+    assert (short.heard, broker.connects) == ([], [])
+
+
+async def test_over_an_open_connection_the_brokers_answer_comes_as_it_is(make: Make) -> None:
+    setup = make()
+    broker = setup.broker(0, connect_to("pulsar://b0:6650"))
+    await setup.answer()
+    short = Short(setup)
+    assert short.forget is not None
+    assert short.heard == []
+    await trio.testing.wait_all_tasks_blocked()
+    [answer] = short.heard
+    assert answer is not None
+    assert not answer.lookup_topic_response.proxy_through_service_url, "not finished yet"
+    assert len(broker.connects) == 1
+
+
+async def test_a_connection_that_is_lost_is_told_as_no_answer(make: Make) -> None:
+    setup = make()
+    broker = setup.broker(0, connect_to("pulsar://b0:6650"))
+    await setup.answer()
+    broker.hang_up_after_requests = 1
+    short = Short(setup)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (short.heard, short.brokers) == ([None], ["b0"])
+    assert Short(setup).forget is None
+
+
+async def test_a_connection_that_takes_no_more_is_no_way(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = make()
+    setup.broker(0, connect_to("pulsar://b0:6650"))
+    await setup.answer()
+
+    def full(*_: object) -> int:
+        raise BrokerConnectionLost("it does not take requests")
+
+    monkeypatch.setattr(BrokerConnection, "ask", full)
+    assert Short(setup).forget is None
+
+
+async def test_what_is_forgotten_is_not_heard(make: Make) -> None:
+    setup = make()
+    setup.broker(0, connect_to("pulsar://b0:6650"))
+    await setup.answer()
+    short = Short(setup)
+    assert short.forget is not None
+    short.forget()
+    await trio.testing.wait_all_tasks_blocked()
+    assert short.heard == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "final"),
+    [
+        (lookup_response(lookup(), CONNECT, "pulsar://b0:6650"), True),
+        (lookup_response(lookup(), FAILED, error=4), True),
+        (lookup_response(lookup(), REDIRECT, "pulsar://b1:6650"), False),
+        (BaseCommand(type=BaseCommand.ERROR, error={"request_id": 7, "error": 4, "message": "no"}), True),
+    ],
+)
+def test_only_a_redirect_is_not_final(answer: BaseCommand, final: bool) -> None:
+    assert Lookups.is_final(answer, kind_of(lookup())) is final
+
+
+@pytest.mark.parametrize("command", [_METADATA, _TOPICS, _SCHEMA])
+def test_of_other_requests_every_answer_is_final(command: BaseCommand) -> None:
+    assert Lookups.is_final(BaseCommand(type=kind_of(command).response_type), kind_of(command))
+
+
+async def test_what_the_short_way_brought_is_followed_and_not_asked_again(make: Make) -> None:
+    setup = make()
+    first = setup.broker(0, redirect_to("pulsar://b1:6650", authoritative=True))
+    second = setup.broker(1, connect_to("pulsar://b1:6650"))
+    command = lookup("topic", request_id=0, advertised_listener_name="inside")
+    answer = await setup.lookups.answer(
+        command,
+        kind_of(command),
+        setup.askers.get("alice"),
+        "192.0.2.7:4000",
+        lookup_response(command, REDIRECT, "pulsar://b1:6650", authoritative=True),
+        deadline=trio.current_time() + 10,
+    )
+    assert answer.lookup_topic_response.response == CONNECT
+    assert first.requests == []
+    asked = second.requests[0][1].lookup_topic
+    assert (asked.topic, asked.authoritative, asked.advertised_listener_name) == ("topic", True, "inside")
+    assert not command.lookup_topic.authoritative, "the question itself stays as it was"
+
+
+async def test_no_time_is_left_for_the_long_way(make: Make) -> None:
+    setup = make()
+    setup.broker(0, connect_to("pulsar://b0:6650"))
+    command = lookup()
+    deadline = trio.current_time() - 1
+    answer = await setup.lookups.answer(
+        command, kind_of(command), setup.askers.get("alice"), "192.0.2.7:4000", deadline=deadline
+    )
+    assert answer.lookup_topic_response.error == ServerError.ServiceNotReady
+
+
+async def test_a_broker_that_freezes_under_a_lookup_leaves_time_for_another(
+    make: Make, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup = make(brokers={"service_url": "pulsar://b0,b1"}, limits={"lookup_timeout_ms": 10_000})
+    brokers = [setup.broker(number, connect_to("pulsar://b9:6650")) for number in range(2)]
     for _ in range(4):
         await setup.answer()
-    assert [len(broker.requests) for broker in brokers] == [0, 4]
-    setup.down.add(HostPort("b1", 6650))
-    for _ in range(4):
-        await setup.answer()
-    assert [len(broker.requests) for broker in brokers] == [2, 6], "where none answered, all are worth a try"
+    brokers[0].freeze()
+    started = trio.current_time()
+    answers = await gather(*[setup.answer] * 4)
+    assert {answer.lookup_topic_response.response for answer in answers} == {CONNECT}
+    assert trio.current_time() - started < 10

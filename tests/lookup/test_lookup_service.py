@@ -1,5 +1,7 @@
 """lookup.service: Envelopes (KIP-590), row by row; targets; profile; reload."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from typing import Any
@@ -8,15 +10,32 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from lookup_fakes import CONNECT, FakeBroker, Network, connect_to, lookup, lookup_response, make_config
+from google.protobuf.message import DecodeError
+from lookup_fakes import (
+    CONNECT,
+    FakeBroker,
+    Network,
+    connect_to,
+    lookup,
+    lookup_response,
+    make_config,
+    redirect_to,
+)
 from prometheus_client import CollectorRegistry
 
+from lookup.answers import PART_BYTES_MAX
+from lookup.lookups import Lookups
 from lookup.service import LookupService
+from proto import commands
+from proto.envelope import ENVELOPE_VERSION
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.roles import MAY_CALL, Role
+from proto.rpc_frames import encode_rpc
 from proto.rpc_pb2 import (
     BrokerProfileRequest,
     BrokerProfileResponse,
+    Call,
+    EmbeddedResponse,
     EnvelopeError,
     EnvelopeRequest,
     EnvelopeResponse,
@@ -25,16 +44,45 @@ from proto.rpc_pb2 import (
     ResolveTargetRequest,
     ResolveTargetResponse,
 )
+from proto.rpc_pb2 import Frame as RpcFrame
 from proto.sealed_principal import seal
 from proxy.config.errors import ConfigError
 from proxy.runtime.descriptors import Descriptors
 from proxy.runtime.peers import Caller
+from proxy.runtime.rpc_server import RpcServer
+from proxy.runtime.rpc_writer import BatchedWriter
 from proxy.runtime.worker import WorkerContext
 
 KEY = b"k" * 32
 FORWARDER = Caller(Role.FORWARDER, 1)
 NOW_S = 1_700_000_000.0
 ALICE = Principal(type="User", name="alice", method="token")
+BOB = Principal(type="User", name="bob", method="token")
+
+
+class EnvelopeReply:
+    """What is answered to one Envelope, part by part."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[EnvelopeResponse, bool]] = []
+        self._over = trio.Event()
+
+    def __call__(self, part: bytes, more: bool) -> None:
+        assert not self._over.is_set(), "nothing follows the last part"
+        self.parts.append((EnvelopeResponse.FromString(part), more))
+        if not more:
+            self._over.set()
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    async def all(self) -> list[EmbeddedResponse]:
+        """All answers, by their numbers."""
+        await self._over.wait()
+        for part, _ in self.parts:
+            assert part.error == EnvelopeError.ENVELOPE_OK, part.error_message
+        return sorted((one for part, _ in self.parts for one in part.responses), key=lambda one: one.index)
 
 
 class Served:
@@ -49,42 +97,60 @@ class Served:
             Role.LOOKUP, 0, make_config(**tables), KEY, Descriptors(channel=-1, liveness=-1), self.registry, nursery
         )
         self.service = LookupService(context)
+        self._started = False
+        nursery.start_soon(self._find_brokers)
+
+    async def start(self) -> None:
+        """All that the service does of its own."""
+        self._started = True
+        await self.service.start()
+
+    async def _find_brokers(self) -> None:
+        """Where a test does not start the service: brokers are found, but not looked at."""
+        if not self._started:
+            await self.service._brokers.discovery.run()
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
 
-    async def envelope(self, request: BaseCommand | bytes | None = None, **changes: Any) -> EnvelopeResponse:
-        request = lookup() if request is None else request
+    def send(self, *requests: BaseCommand | bytes, **changes: Any) -> EnvelopeReply:
+        """An Envelope, as a forwarder sends it."""
         fields: dict[str, Any] = {
-            "request": request if isinstance(request, bytes) else request.SerializeToString(),
+            "version": ENVELOPE_VERSION,
+            "requests": [one if isinstance(one, bytes) else one.SerializeToString() for one in requests],
             "principal_type": "User",
             "principal_name": "alice",
             "sealed_principal": seal(ALICE, KEY),
             "client_address": "192.0.2.7:4000",
         }
         fields.update(changes)
-        data = EnvelopeRequest(**fields).SerializeToString()
-        return EnvelopeResponse.FromString(await self.service.handlers()[Method.ENVELOPE](data, FORWARDER))
+        reply = EnvelopeReply()
+        handler: Any = self.service.handlers()[Method.ENVELOPE]
+        handler.handle(EnvelopeRequest(**fields).SerializeToString(), FORWARDER, reply)
+        return reply
 
     async def answer(self, request: BaseCommand | None = None, **changes: Any) -> BaseCommand:
-        response = await self.envelope(request, **changes)
-        assert response.error == EnvelopeError.ENVELOPE_OK, response.error_message
-        return BaseCommand.FromString(response.response)
+        """The answer to one request."""
+        [embedded] = await self.send(lookup() if request is None else request, **changes).all()
+        assert embedded.error == EnvelopeError.ENVELOPE_OK, embedded.error_message
+        return BaseCommand.FromString(embedded.response)
 
-    async def refusal(self, request: BaseCommand | bytes | None = None, **changes: Any) -> int:
-        response = await self.envelope(request, **changes)
-        assert not response.response
-        assert response.error_message
-        assert self.value("pulsar_proxy_envelope_errors_total", error=EnvelopeError.Name(response.error)) == 1
-        return response.error
+    def refusal(self, **changes: Any) -> int:
+        """The error of an Envelope as a whole, which comes at once."""
+        [(part, more)] = self.send(lookup(), **changes).parts
+        assert not more
+        assert not part.responses
+        assert part.error_message
+        assert self.value("pulsar_proxy_envelope_errors_total", error=EnvelopeError.Name(part.error)) == 1
+        return part.error
 
     async def resolve(self, target: str) -> ResolveTargetResponse:
         data = ResolveTargetRequest(target=target, client_address="192.0.2.7:4000").SerializeToString()
-        handler = self.service.handlers()[Method.RESOLVE_TARGET]
+        handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
         return ResolveTargetResponse.FromString(await handler(data, FORWARDER))
 
     async def profile(self) -> BrokerProfileResponse:
-        handler = self.service.handlers()[Method.BROKER_PROFILE]
+        handler: Any = self.service.handlers()[Method.BROKER_PROFILE]
         return BrokerProfileResponse.FromString(await handler(BrokerProfileRequest().SerializeToString(), FORWARDER))
 
     async def configure(self, **tables: dict[str, Any]) -> None:
@@ -139,7 +205,7 @@ async def test_forwarded_credentials_reach_the_broker_behind_the_sealed_principa
 async def test_credentials_do_not_replace_a_principal(serve: Serve, broker: FakeBroker) -> None:
     """Security: whoever forwards credentials has to show the seal, as everybody."""
     served = serve()
-    refused = await served.refusal(
+    refused = served.refusal(
         original_auth_method="token", original_auth_data="s3cret", sealed_principal=b"", principal_name="admin"
     )
     assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
@@ -154,7 +220,7 @@ async def test_a_principal_behind_a_proxy_is_answered_for(serve: Serve, broker: 
 
 @pytest.mark.parametrize("address", ["", "rubbish", "192.0.2.7", "192.0.2.7:x", "a b:1"])
 async def test_a_bad_client_address(serve: Serve, broker: FakeBroker, address: str) -> None:
-    assert await serve().refusal(client_address=address) == EnvelopeError.ENVELOPE_INVALID_REQUEST
+    assert serve().refusal(client_address=address) == EnvelopeError.ENVELOPE_INVALID_REQUEST
     assert broker.requests == []
 
 
@@ -174,7 +240,7 @@ async def test_an_ipv6_client_address(serve: Serve, broker: FakeBroker) -> None:
 )
 async def test_unsealed_malformed_or_forged(serve: Serve, broker: FakeBroker, sealed: bytes) -> None:
     """Security: a forwarder cannot mint a principal."""
-    refused = await serve().refusal(sealed_principal=sealed)
+    refused = serve().refusal(sealed_principal=sealed)
     assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
     assert broker.connects == []
 
@@ -188,7 +254,7 @@ async def test_expiry(serve: Serve, broker: FakeBroker, expires_at_ms: int, acce
     if accepted:
         await served.answer(sealed_principal=seal(principal, KEY))
     else:
-        refused = await served.refusal(sealed_principal=seal(principal, KEY))
+        refused = served.refusal(sealed_principal=seal(principal, KEY))
         assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
         assert broker.connects == []
 
@@ -197,7 +263,7 @@ async def test_expiry(serve: Serve, broker: FakeBroker, expires_at_ms: int, acce
 async def test_the_name_must_be_the_one_under_the_seal(
     serve: Serve, broker: FakeBroker, claimed: dict[str, str]
 ) -> None:
-    refused = await serve().refusal(**claimed)
+    refused = serve().refusal(**claimed)
     assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
     assert broker.connects == []
 
@@ -215,24 +281,178 @@ async def test_without_authentication_no_claimed_name_reaches_the_broker(serve: 
     assert not broker.connects[0].HasField("original_principal")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 1}),
-        BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": "x"}),
-        BaseCommand(type=BaseCommand.PING),
-        BaseCommand(type=BaseCommand.LOOKUP_RESPONSE),
-        BaseCommand(),
-    ],
-)
-async def test_a_command_that_may_not_be_forwarded(serve: Serve, broker: FakeBroker, command: BaseCommand) -> None:
-    assert await serve().refusal(command) == EnvelopeError.ENVELOPE_INVALID_REQUEST
+async def test_a_version_newer_than_ours(serve: Serve, broker: FakeBroker) -> None:
+    """An upgrade in the wrong order must not be read as what it is not."""
+    assert serve().refusal(version=ENVELOPE_VERSION + 1) == EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION
     assert broker.connects == []
 
 
-@pytest.mark.parametrize("inner", [b"\xff\xff\xff\xff", BaseCommand(type=BaseCommand.LOOKUP).SerializeToString()])
-async def test_inner_bytes_that_cannot_be_parsed(serve: Serve, inner: bytes) -> None:
-    assert await serve().refusal(inner) == EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION
+async def test_a_version_older_than_ours(serve: Serve, broker: FakeBroker) -> None:
+    await serve().answer(version=0)
+
+
+async def test_an_envelope_without_a_request(serve: Serve) -> None:
+    assert serve().refusal(requests=[]) == EnvelopeError.ENVELOPE_INVALID_REQUEST
+
+
+async def test_bytes_that_are_no_envelope(serve: Serve) -> None:
+    handler: Any = serve().service.handlers()[Method.ENVELOPE]
+    with pytest.raises(DecodeError):
+        handler.handle(b"\xff\xff", FORWARDER, EnvelopeReply())
+
+
+BAD_REQUESTS: list[tuple[BaseCommand | bytes, int]] = [
+    (BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 1}), EnvelopeError.ENVELOPE_INVALID_REQUEST),
+    (BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": "x"}), EnvelopeError.ENVELOPE_INVALID_REQUEST),
+    (BaseCommand(type=BaseCommand.PING), EnvelopeError.ENVELOPE_INVALID_REQUEST),
+    (BaseCommand(type=BaseCommand.LOOKUP_RESPONSE), EnvelopeError.ENVELOPE_INVALID_REQUEST),
+    (BaseCommand(), EnvelopeError.ENVELOPE_INVALID_REQUEST),
+    (b"\xff\xff\xff\xff", EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION),
+    (BaseCommand(type=BaseCommand.LOOKUP), EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION),
+]
+
+
+@pytest.mark.parametrize(("bad", "error"), BAD_REQUESTS)
+async def test_a_request_that_is_not_accepted(
+    serve: Serve, broker: FakeBroker, bad: BaseCommand | bytes, error: int
+) -> None:
+    served = serve()
+    with structlog.testing.capture_logs() as logs:
+        [embedded] = await served.send(bad).all()
+    assert (embedded.error, embedded.response) == (error, b"")
+    assert embedded.error_message
+    name = EnvelopeError.Name(error)
+    assert served.value("pulsar_proxy_envelope_errors_total", error=name) == 1
+    assert [(entry["client"], entry["error"]) for entry in logs] == [("192.0.2.7:4000", name)]
+    assert broker.connects == []
+    assert served.service.status()["lookups_under_way"] == 0
+
+
+@pytest.mark.parametrize(("bad", "error"), BAD_REQUESTS)
+async def test_one_bad_request_keeps_no_other_from_its_answer(
+    serve: Serve, broker: FakeBroker, bad: BaseCommand | bytes, error: int
+) -> None:
+    answers = await serve().send(lookup("a", 1), bad, lookup("b", 3)).all()
+    assert [embedded.index for embedded in answers] == [0, 1, 2]
+    assert [embedded.error for embedded in answers] == [EnvelopeError.ENVELOPE_OK, error, EnvelopeError.ENVELOPE_OK]
+    assert [BaseCommand.FromString(answers[index].response).lookup_topic_response.request_id for index in (0, 2)] == [
+        1,
+        3,
+    ]
+    assert sorted(request.lookup_topic.topic for _, request in broker.requests) == ["a", "b"]
+
+
+# ---- several requests
+
+
+async def test_requests_of_one_envelope_leave_in_one_go_and_in_order(
+    serve: Serve, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    await served.answer()  # so that a connection is open
+    pushes: list[BatchedWriter] = []
+    push = BatchedWriter.push
+
+    def spy(self: BatchedWriter) -> None:
+        pushes.append(self)
+        push(self)
+
+    monkeypatch.setattr(BatchedWriter, "push", spy)
+    reply = served.send(*(lookup(f"t{number}", number) for number in range(50)))
+    assert len(pushes) == 1, "each costs a system call"
+    await reply.all()
+    assert [request.lookup_topic.topic for _, request in broker.requests[1:]] == [f"t{number}" for number in range(50)]
+
+
+async def test_each_request_is_answered_under_its_own_number_and_id(serve: Serve, broker: FakeBroker) -> None:
+    requests = [lookup(f"t{number}", 2**63 + number) for number in range(20)]
+    broker.script = lambda request: lookup_response(request, CONNECT, f"pulsar://{request.lookup_topic.topic}:1")
+    answers = await serve().send(*requests).all()
+    assert [embedded.index for embedded in answers] == list(range(20))
+    for number, embedded in enumerate(answers):
+        response = BaseCommand.FromString(embedded.response).lookup_topic_response
+        assert (response.request_id, response.broker_service_url) == (2**63 + number, f"pulsar://t{number}:1")
+
+
+async def test_answers_come_back_as_they_come_and_no_slow_one_holds_up_the_others(
+    serve: Serve, broker: FakeBroker
+) -> None:
+    broker.script = lambda _request: None
+    served = serve()
+    reply = served.send(*(lookup(f"t{number}", number) for number in range(3)))
+    await trio.testing.wait_all_tasks_blocked()
+    for number in (2, 0, 1):
+        [request] = [one for _, one in broker.requests if one.lookup_topic.topic == f"t{number}"]
+        await broker.ends[0].say(lookup_response(request, CONNECT, "pulsar://b0:6650"))
+        await trio.testing.wait_all_tasks_blocked()
+        part, more = reply.parts[-1]
+        assert [embedded.index for embedded in part.responses] == [number]
+        assert more is (number != 1)
+
+
+async def test_answers_of_one_chunk_travel_in_one_part(serve: Serve, broker: FakeBroker) -> None:
+    served = serve()
+    await served.answer()
+    broker.script = lambda _request: None
+    reply = served.send(*(lookup(f"t{number}", number) for number in range(10)))
+    await trio.testing.wait_all_tasks_blocked()
+    await broker.ends[0].say(
+        b"".join(
+            commands.encode(lookup_response(request, CONNECT, "pulsar://b0:6650")) for _, request in broker.requests[1:]
+        )
+    )
+    await trio.testing.wait_all_tasks_blocked()
+    assert [(len(part.responses), more) for part, more in reply.parts] == [(10, False)]
+
+
+async def test_a_large_answer_travels_alone(serve: Serve, broker: FakeBroker) -> None:
+    served = serve()
+    await served.answer()
+    broker.script = lambda request: lookup_response(
+        request,
+        CONNECT,
+        "pulsar://b0:6650",
+        message="x" * (2 * PART_BYTES_MAX if request.lookup_topic.topic == "t1" else 1),
+    )
+    reply = served.send(*(lookup(f"t{number}", number) for number in range(3)))
+    assert len(await reply.all()) == 3
+    assert [1] in [[embedded.index for embedded in part.responses] for part, _ in reply.parts]
+
+
+async def test_clients_of_one_principal_are_answered_together(serve: Serve, broker: FakeBroker) -> None:
+    broker.script = lambda _request: None
+    served = serve()
+    replies = [
+        served.send(lookup(request_id=number), client_address=f"192.0.2.{number}:4000") for number in range(1, 5)
+    ]
+    other = served.send(lookup(), sealed_principal=seal(BOB, KEY), principal_name="bob")
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(principal for principal, _ in broker.requests) == ["alice", "bob"]
+    [request] = [request for principal, request in broker.requests if principal == "alice"]
+    await broker.end_of["alice"].say(lookup_response(request, CONNECT, "pulsar://b0:6650"))
+    for number, reply in enumerate(replies, 1):
+        [embedded] = await reply.all()
+        assert BaseCommand.FromString(embedded.response).lookup_topic_response.request_id == number
+    assert not other.over
+
+
+async def test_the_same_request_twice_in_one_envelope(serve: Serve, broker: FakeBroker) -> None:
+    answers = await serve().send(lookup(request_id=1), lookup(request_id=2), lookup(request_id=1)).all()
+    ids = [BaseCommand.FromString(one.response).lookup_topic_response.request_id for one in answers]
+    assert ids == [1, 2, 1]
+    assert len(broker.requests) == 1
+
+
+async def test_a_thousand_clients_of_one_principal_share_one_connection(serve: Serve, broker: FakeBroker) -> None:
+    served = serve()
+    replies = [served.send(lookup(f"t{number}", number)) for number in range(1000)]
+    for reply in replies:
+        await reply.all()
+    assert len(broker.connects) == 1
+    assert served.service.status()["broker_connections"] == 1
+
+
+# ---- errors inside
 
 
 async def test_an_inner_error_is_inside_the_embedded_response(serve: Serve, broker: FakeBroker) -> None:
@@ -246,7 +466,7 @@ async def test_an_inner_error_is_inside_the_embedded_response(serve: Serve, brok
 async def test_a_refusal_is_logged_with_who_and_why_but_no_secret(serve: Serve) -> None:
     sealed = seal(ALICE, b"x" * 32)
     with structlog.testing.capture_logs() as logs:
-        await serve().refusal(sealed_principal=sealed)
+        serve().refusal(sealed_principal=sealed)
     [entry] = logs
     assert entry["client"] == "192.0.2.7:4000"
     assert entry["error"] == "PRINCIPAL_DESERIALIZATION_FAILURE"
@@ -262,7 +482,7 @@ async def test_above_the_limit_too_many_requests_in_the_requests_own_form(
 ) -> None:
     broker.script = lambda _request: None
     served = serve(limits={"max_concurrent_lookups": 1})
-    nursery.start_soon(served.envelope)
+    served.send(lookup())
     await trio.testing.wait_all_tasks_blocked()
     assert served.service.status()["lookups_under_way"] == 1
     answer = await served.answer()
@@ -290,6 +510,159 @@ async def test_the_limit_counts_until_the_answer(serve: Serve, broker: FakeBroke
     served = serve(limits={"max_concurrent_lookups": 1})
     for _ in range(3):
         assert (await served.answer()).lookup_topic_response.response == CONNECT
+    assert served.service.status()["lookups_under_way"] == 0
+
+
+async def test_above_the_limit_the_connection_to_the_broker_and_others_requests_go_on(
+    serve: Serve, broker: FakeBroker
+) -> None:
+    served = serve(limits={"max_concurrent_lookups": 4})
+    await served.answer()
+    broker.script = lambda _request: None
+    reply = served.send(*(lookup(f"t{number}", number) for number in range(6)))
+    await trio.testing.wait_all_tasks_blocked()
+    refused = [
+        embedded.index
+        for part, _ in reply.parts
+        for embedded in part.responses
+        if BaseCommand.FromString(embedded.response).lookup_topic_response.error == ServerError.TooManyRequests
+    ]
+    assert len(refused) >= 2
+    assert not reply.over
+    bob = served.send(lookup("of bob"), sealed_principal=seal(BOB, KEY), principal_name="bob")
+    await trio.testing.wait_all_tasks_blocked()
+    assert "of bob" in [request.lookup_topic.topic for _, request in broker.requests], "a second one gets in"
+    for principal, request in broker.requests[1:]:
+        await broker.end_of[principal].say(lookup_response(request, CONNECT, "pulsar://b0:6650"))
+    assert len(await reply.all()) == 6
+    assert len(await bob.all()) == 1
+    assert len(broker.connects) == 2
+    assert served.service.status()["lookups_under_way"] == 0
+
+
+# ---- brokers that redirect, go, freeze, or break something
+
+
+async def test_a_redirect_over_an_open_connection_is_followed_inside(
+    serve: Serve, network: Network, broker: FakeBroker
+) -> None:
+    other = network.add("b1", "10.0.0.2", FakeBroker(connect_to("pulsar://b1:6650")))
+    served = serve()
+    await served.answer()
+    broker.script = redirect_to("pulsar://b1:6650", authoritative=True)
+    response = (await served.answer(lookup("moved", request_id=9))).lookup_topic_response
+    assert (response.response, response.request_id, response.broker_service_url) == (CONNECT, 9, "pulsar://b1:6650")
+    assert response.proxy_through_service_url
+    assert [principal for principal, _ in other.requests] == ["alice"]
+    assert len(broker.requests) == 2, "the redirecting broker was asked once"
+
+
+async def test_a_connection_lost_over_the_short_way_is_made_good_by_another(
+    serve: Serve, network: Network, broker: FakeBroker
+) -> None:
+    network.add("b1", "10.0.0.2", FakeBroker(connect_to("pulsar://b1:6650")))
+    served = serve(brokers={"service_url": "pulsar://b0,b1"})
+    for _ in range(4):
+        await served.answer()
+    broker.hang_up_after_requests = 1
+    answers = await served.send(*(lookup(f"t{number}", number) for number in range(8))).all()
+    responses = [BaseCommand.FromString(embedded.response).lookup_topic_response for embedded in answers]
+    assert {response.response for response in responses} == {CONNECT}
+    assert [response.request_id for response in responses] == list(range(8))
+    assert served.service.status()["lookups_under_way"] == 0
+
+
+async def test_a_broker_that_freezes_leaves_time_for_another(
+    serve: Serve, network: Network, broker: FakeBroker, autojump_clock: trio.testing.MockClock
+) -> None:
+    network.add("b1", "10.0.0.2", FakeBroker(connect_to("pulsar://b1:6650")))
+    served = serve(brokers={"service_url": "pulsar://b0,b1"}, limits={"lookup_timeout_ms": 10_000})
+    await served.start()
+    for _ in range(4):
+        await served.answer()
+    broker.freeze()
+    started = trio.current_time()
+    answers = await served.send(*(lookup(f"t{number}", number) for number in range(8))).all()
+    responses = [BaseCommand.FromString(embedded.response).lookup_topic_response for embedded in answers]
+    assert {response.response for response in responses} == {CONNECT}
+    assert trio.current_time() - started < 10
+
+
+async def test_no_answer_at_all_is_told_in_time(
+    serve: Serve, broker: FakeBroker, autojump_clock: trio.testing.MockClock
+) -> None:
+    served = serve(limits={"lookup_timeout_ms": 4000})
+    await served.start()
+    await served.answer()
+    broker.script = lambda _request: None  # but PINGs are answered
+    started = trio.current_time()
+    response = (await served.answer()).lookup_topic_response
+    assert response.error == ServerError.ServiceNotReady
+    assert 4.0 <= trio.current_time() - started <= 4.3
+    assert served.service.status()["lookups_under_way"] == 0
+    request = broker.requests[-1][1]
+    broker.script = connect_to("pulsar://right:6650")
+    reply = served.send(lookup(request_id=8))
+    await broker.end_of["alice"].say(lookup_response(request, CONNECT, "pulsar://late:6650"))  # to nobody
+    [embedded] = await reply.all()
+    answer = BaseCommand.FromString(embedded.response).lookup_topic_response
+    assert (answer.request_id, answer.broker_service_url) == (8, "pulsar://right:6650")
+
+
+async def test_a_defect_that_an_answer_meets_ends_neither_the_worker_nor_other_connections(
+    serve: Serve, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+    for principal, name in ((ALICE, "alice"), (BOB, "bob")):
+        await served.answer(sealed_principal=seal(principal, KEY), principal_name=name)
+    finished = Lookups.finished
+
+    def breaks(self: Lookups, answer: BaseCommand, kind: Any, asker: Any, client: str) -> BaseCommand:
+        if client == "192.0.2.9:1":
+            raise ZeroDivisionError
+        return finished(self, answer, kind, asker, client)
+
+    monkeypatch.setattr(Lookups, "finished", breaks)
+    with structlog.testing.capture_logs() as logs:
+        served.send(lookup("bad"), client_address="192.0.2.9:1")
+        await trio.testing.wait_all_tasks_blocked()
+    assert "error" in [entry["log_level"] for entry in logs]
+    assert broker.open >= 1
+    await served.answer(sealed_principal=seal(BOB, KEY), principal_name="bob")
+    assert len([one for one in broker.connects if one.original_principal == "bob"]) == 1
+    await served.answer()
+
+
+async def test_answers_for_a_forwarder_that_has_gone_harm_nobody(serve: Serve, broker: FakeBroker) -> None:
+    broker.script = lambda _request: None
+    served = serve()
+    server = RpcServer(served.service.handlers(), max_frame_bytes=65536)
+    ours, theirs = trio.testing.memory_stream_pair()
+    gone = trio.Event()
+
+    async def serve_one() -> None:
+        await server.serve_connection(theirs, FORWARDER)
+        gone.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve_one)
+        request = EnvelopeRequest(
+            requests=[lookup().SerializeToString()],
+            principal_type="User",
+            principal_name="alice",
+            sealed_principal=seal(ALICE, KEY),
+            client_address="192.0.2.7:4000",
+        )
+        call = Call(correlation_id=1, method=Method.ENVELOPE, timeout_ms=1000, request=request.SerializeToString())
+        await ours.send_all(encode_rpc(RpcFrame(call=call)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert served.service.status()["lookups_under_way"] == 1
+        await ours.aclose()
+        await gone.wait()
+    other = served.send(lookup(request_id=8))  # asks the same, meanwhile
+    await broker.ends[0].say(lookup_response(broker.requests[0][1], CONNECT, "pulsar://b0:6650"))
+    [embedded] = await other.all()
+    assert BaseCommand.FromString(embedded.response).lookup_topic_response.request_id == 8
     assert served.service.status()["lookups_under_way"] == 0
 
 
@@ -342,18 +715,19 @@ async def test_start_looks_after_brokers_and_status_tells(
 ) -> None:
     served = serve()
     assert served.service.status()["ready"] is False
-    await served.service.start()
+    await served.start()
     await trio.sleep(0.1)
     status = served.service.status()
     assert status["ready"] is True
-    assert status["brokers"] == [{"broker": "b0:6650", "reachable": True, "detail": "answers at 10.0.0.1"}]
+    [about] = status["brokers"]  # type: ignore[misc, attr-defined]
+    assert (about["broker"], about["reachable"], about["detail"]) == ("b0:6650", True, "answers at 10.0.0.1")
     await served.answer()
     assert served.service.status()["broker_connections"] == 1
 
 
 async def test_a_broker_that_is_down_does_not_keep_it_from_starting(serve: Serve) -> None:
     served = serve()
-    await served.service.start()
+    await served.start()
     await trio.testing.wait_all_tasks_blocked()
     assert served.service.status()["ready"] is False
 
@@ -363,7 +737,7 @@ async def test_drain_waits_for_what_is_under_way(
 ) -> None:
     broker.script = lambda _request: None
     served = serve(limits={"lookup_timeout_ms": 4000})
-    nursery.start_soon(served.envelope)
+    served.send(lookup())
     await trio.sleep(1)
     await served.service.drain(30, hand_over=False)
     assert trio.current_time() == pytest.approx(4)
@@ -374,7 +748,7 @@ async def test_drain_does_not_wait_for_ever(
 ) -> None:
     broker.script = lambda _request: None
     served = serve()
-    nursery.start_soon(served.envelope)
+    served.send(lookup())
     await trio.sleep(1)
     await served.service.drain(2, hand_over=False)
     assert trio.current_time() == pytest.approx(3)
@@ -383,7 +757,7 @@ async def test_drain_does_not_wait_for_ever(
 async def test_configure_changes_what_begins_from_now_on(serve: Serve, network: Network, broker: FakeBroker) -> None:
     other = network.add("b1", "10.0.0.2", FakeBroker(connect_to("pulsar://b1:6650")))
     served = serve()
-    await served.service.start()
+    await served.start()
     await served.answer()
     await served.configure(brokers={"service_url": "pulsar://b1:6650", "allowed_ports": [7000]})
     await served.answer()
@@ -398,10 +772,10 @@ async def test_configure_changes_what_begins_from_now_on(serve: Serve, network: 
 
 async def test_configure_can_switch_authentication_on(serve: Serve, broker: FakeBroker) -> None:
     served = serve(authentication={"enabled": False})
-    await served.service.start()
+    await served.start()
     await served.answer(sealed_principal=b"")
     await served.configure(authentication={"enabled": True})
-    assert await served.refusal(sealed_principal=b"") == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert served.refusal(sealed_principal=b"") == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
 async def test_configure_lets_lookups_under_way_finish_under_the_old_settings(

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proto.addresses import AddressInvalid, HostPort, parse_host_port, parse_service_url, speaks_tls
+from proto.addresses import (
+    AddressInvalid,
+    BrokerUrl,
+    HostPort,
+    PortMissing,
+    parse_broker_url,
+    parse_host_port,
+    parse_service_url,
+    speaks_tls,
+)
 
 
 @pytest.mark.parametrize(
@@ -198,10 +207,75 @@ def test_bad_service_urls(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "tls"), [("pulsar://broker", False), ("pulsar+ssl://broker", True), ("pulsar://pulsar+ssl://b", False)]
+    ("url", "tls"),
+    [
+        ("pulsar://broker", False),
+        ("pulsar+ssl://broker", True),
+        ("pulsar://pulsar+ssl://b", False),
+        ("pulsar+srv://broker", False),
+        ("pulsar+ssl+srv://broker", True),
+        ("pulsar+ssl+srv:/broker", False),
+    ],
 )
 def test_whether_a_service_url_asks_for_tls(url: str, tls: bool) -> None:
     assert speaks_tls(url) is tls
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("pulsar+srv://b.example", ("_pulsar._tcp.b.example", "b.example")),
+        ("pulsar+srv://b.example/", ("_pulsar._tcp.b.example", "b.example")),
+        ("pulsar+ssl+srv://b", ("_pulsar-ssl._tcp.b", "b")),
+        ("pulsar+srv://_mine._udp.b", ("_mine._udp.b",)),
+        ("pulsar+ssl+srv://_mine._udp.b", ("_mine._udp.b",)),
+    ],
+)
+def test_brokers_by_srv_records(url: str, names: tuple[str, ...]) -> None:
+    assert parse_broker_url(url) == BrokerUrl(srv_names=names)
+
+
+def test_brokers_by_a_service_url() -> None:
+    assert parse_broker_url("pulsar+ssl://a:1,b") == BrokerUrl(hosts=(HostPort("a", 1), HostPort("b", 6651)))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "pulsar+srv://",
+        "pulsar+srv:/b",
+        "pulsar+ssl+srv://",
+        "pulsar+srv+ssl://b",
+        "pulsar+srv://b:6650",
+        "pulsar+srv://a,b",
+        "pulsar+srv://10.0.0.1",
+        "pulsar+srv://[::1]",
+        "pulsar+srv://b/path",
+        "pulsar+srv:// b",
+        "http://b",
+        "pulsar://",
+    ],
+)
+def test_bad_urls_of_brokers(url: str) -> None:
+    with pytest.raises(AddressInvalid):
+        parse_broker_url(url)
+
+
+def test_a_service_url_that_a_broker_says_is_never_of_srv_records() -> None:
+    """Security: what a broker redirects to is a host, which the rules are for."""
+    with pytest.raises(AddressInvalid):
+        parse_service_url("pulsar+srv://b")
+
+
+def test_only_the_port_is_missing() -> None:
+    for text in ("broker", "10.0.0.1", "[::1]"):
+        with pytest.raises(PortMissing):
+            parse_host_port(text)
+    for text in ("", ":1", "broker:", "bro ker", "[::1"):
+        with pytest.raises(AddressInvalid) as caught:
+            parse_host_port(text)
+        assert not isinstance(caught.value, PortMissing)
 
 
 # ---- whatever is written

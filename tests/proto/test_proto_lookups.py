@@ -9,9 +9,10 @@ from proto.lookups import (
     client_request_id,
     error_of,
     failure,
+    forget_asker,
     kind_of,
+    numbered_request,
     response_request_id,
-    rewritten_request,
     set_response_request_id,
     subject_of,
 )
@@ -54,6 +55,13 @@ def parsed(data: bytes) -> BaseCommand:
     return parse_command(data)
 
 
+def sent_on(original: BaseCommand, request_id: int) -> bytes:
+    """A request on its way to a broker."""
+    kind = kind_of(original)
+    forget_asker(original, kind)
+    return numbered_request(original, kind, request_id)
+
+
 def test_the_four_kinds_and_no_other() -> None:
     assert {kind: described.name for kind, described in KINDS.items()} == NAMES
 
@@ -63,29 +71,51 @@ def test_the_four_kinds_and_no_other() -> None:
 def test_a_request_goes_on_with_our_id_and_without_the_clients_identities(kind: int, identities: bool) -> None:
     id_field, _, rest = REQUESTS[kind]
     original = parsed(request(kind, identities=identities))
-    rewritten = rewritten_request(original, kind_of(original), OURS)
-    found = dict(decoded(rewritten.SerializeToString()))
+    rewritten = sent_on(original, OURS)
+    found = dict(decoded(rewritten))
     assert found.pop(1) == kind
     body = found.pop(kind)
     assert found == {}
     assert isinstance(body, bytes)
     assert decoded(body) == decoded(fields((id_field, OURS), *rest))
-    assert b"client's choice" not in rewritten.SerializeToString()
+    assert b"client's choice" not in rewritten
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_the_clients_own_request_is_left_as_it_was(kind: int) -> None:
+def test_what_is_asked_does_not_depend_on_who_asks(kind: int) -> None:
+    """Two clients that ask the same are answered together: neither id nor claimed identity may tell them apart."""
+    id_field, identity_fields, rest = REQUESTS[kind]
+    first = parsed(request(kind))
+    second = parsed(command(kind, fields(*((number, "another") for number in identity_fields), *rest, (id_field, 99))))
+    asked = forget_asker(first, kind_of(first))
+    assert asked == forget_asker(second, kind_of(second))
+    assert asked == first.SerializeToString()
+    assert client_request_id(first, kind_of(first)) == 0
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_whatever_else_a_request_says_is_another_question(kind: int) -> None:
+    id_field, _, rest = REQUESTS[kind]
+    asked = set()
+    for left_out in range(len(rest) + 1):
+        original = parsed(command(kind, fields((id_field, CLIENTS), *rest[:left_out], *rest[left_out + 1 :])))
+        asked.add(forget_asker(original, kind_of(original)))
+    assert len(asked) == len({*rest}) + 1
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_request_may_be_numbered_again(kind: int) -> None:
+    """A redirect or a lost connection asks once more, under another id."""
     original = parsed(request(kind))
-    rewritten_request(original, kind_of(original), OURS)
-    assert original == parsed(request(kind))
-    assert client_request_id(original, kind_of(original)) == CLIENTS
+    first = sent_on(original, OURS)
+    assert numbered_request(original, kind_of(original), OURS + 1) != first
+    assert numbered_request(original, kind_of(original), OURS) == first
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
 def test_a_field_beside_the_message_passes_too(kind: int) -> None:
     original = parsed(request(kind) + field(200, "of the future"))
-    rewritten = rewritten_request(original, kind_of(original), OURS)
-    assert (200, b"of the future") in decoded(rewritten.SerializeToString())
+    assert (200, b"of the future") in decoded(sent_on(original, OURS))
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
@@ -93,7 +123,7 @@ def test_a_field_beside_the_message_passes_too(kind: int) -> None:
 def test_request_ids_at_their_bounds(kind: int, request_id: int) -> None:
     original = parsed(command(kind, fields((REQUESTS[kind][0], request_id))))
     assert client_request_id(original, kind_of(original)) == request_id
-    rewritten = rewritten_request(original, kind_of(original), 2**64 - 1 - request_id)
+    rewritten = parsed(sent_on(original, 2**64 - 1 - request_id))
     assert client_request_id(rewritten, kind_of(rewritten)) == 2**64 - 1 - request_id
 
 

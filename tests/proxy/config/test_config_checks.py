@@ -68,6 +68,9 @@ GOOD: dict[str, Tables] = {
     "tls with certificates of clients": listener(client_ca="FILE", require_client_certificate=True),
     "tls for brokers": brokers(tls={"trust": "FILE", "certificate": "FILE", "key": "FILE"}),
     "tls by the system's authorities": brokers(),
+    "brokers by SRV records": {"brokers": {"service_url": "pulsar+srv://b.example"}},
+    "brokers by SRV records, with tls": brokers(service_url="pulsar+ssl+srv://b", tls={"trust": "FILE"}),
+    "ejection for always the same time": {"brokers": {"ejection_time_ms": 2000, "ejection_time_max_ms": 2000}},
     "a token in a file": credentials(method="token", file="FILE"),
     "a token in the configuration": credentials(method="token", token="t"),
     "a password": credentials(method="basic", file="FILE"),
@@ -105,6 +108,8 @@ BAD: list[tuple[str, Tables]] = [
     ("admin.bind", {"admin": {"bind": "localhost:99999"}}),
     ("brokers.service_url", {"brokers": {"service_url": "http://b"}}),
     ("brokers.service_url", {"brokers": {"service_url": "pulsar+ssl://"}}),
+    ("brokers.service_url", {"brokers": {"service_url": "pulsar+srv://b:6650"}}),
+    ("brokers.ejection_time_max_ms", {"brokers": {"ejection_time_ms": 2000, "ejection_time_max_ms": 1999}}),
     ("brokers.allowed_addresses", {"brokers": {"allowed_addresses": ["*", "broker"]}}),
     # TLS
     ("listener[0].tls.certificate", listener(certificate="/nowhere")),

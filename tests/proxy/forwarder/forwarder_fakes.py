@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -19,17 +20,23 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 from proto.rpc_pb2 import (
     AuthenticateRequest,
     AuthenticateResponse,
+    EmbeddedResponse,
+    EnvelopeRequest,
     EnvelopeResponse,
     Method,
     Principal,
+    Reply,
     StoredRelay,
 )
+from proxy.config.load import topic_lists_max
 from proxy.config.types import Config
 from proxy.forwarder.authentication import Authentication, ClientEnd, ClientIdentity
+from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import BrokerLink
-from proxy.runtime.tasks import InFlight, seconds
+from proxy.runtime.rpc_client import PendingCall
+from proxy.runtime.tasks import FairSlots, InFlight, seconds
 
 CLIENT = "192.0.2.7:4000"
 CERTIFICATE = b"the client's certificate"
@@ -189,19 +196,69 @@ class FakeAuthentication:
         return answer
 
 
-Forward = Callable[[bytes], Awaitable[EnvelopeResponse]]
+Answerer = Callable[[bytes], Awaitable[BaseCommand]]
+"""Answers one request of an Envelope."""
+
+
+class SentEnvelope:
+    """An Envelope under way, as the lookup worker at its other end sees it."""
+
+    def __init__(self, envelope: EnvelopeRequest, take: Callable[[Reply | None], None], deadline: float) -> None:
+        self.envelope = envelope
+        self.deadline = deadline
+        self._take = take
+
+    @property
+    def requests(self) -> list[bytes]:
+        return list(self.envelope.requests)
+
+    @property
+    def topics(self) -> list[str]:
+        """What its lookups ask for."""
+        return [commands.parse_command(request).lookup_topic.topic for request in self.envelope.requests]
+
+    def say(self, response: EnvelopeResponse | bytes, *, more: bool = False) -> None:
+        """A part of the reply."""
+        body = response if isinstance(response, bytes) else response.SerializeToString()
+        self._take(Reply(response=body, more=more))
+
+    def answer(self, *indices: int, more: bool = False, padding: int = 0) -> None:
+        """Answer requests of it, by their numbers."""
+        self.say(EnvelopeResponse(responses=[self.embedded(index, padding) for index in indices]), more=more)
+
+    def embedded(self, index: int, padding: int = 0) -> EmbeddedResponse:
+        """The answer to one of its requests."""
+        request_id = commands.parse_command(self.envelope.requests[index]).lookup_topic.request_id
+        url = "pulsar://b0:6650" + "/" * padding
+        return EmbeddedResponse(index=index, response=lookup_answer(request_id, url).SerializeToString())
+
+    def refuse(self, status: int) -> None:
+        """Refuse the call."""
+        self._take(Reply(status=status, detail="internal words"))  # type: ignore[arg-type]
+
+    def lose(self) -> None:
+        """The worker goes, or the time is over."""
+        self._take(None)
 
 
 class FakeBackends:
-    """proxy.forwarder.backends.Backends without workers."""
+    """proxy.forwarder.backends.Backends without workers.
 
-    def __init__(self, config: Config) -> None:
+    ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``short_way``:
+    whether an Envelope can go out at once.
+    """
+
+    def __init__(self, config: Config, nursery: trio.Nursery) -> None:
         self.config = config
+        self.nursery = nursery
+        self.topic_lists = FairSlots(topic_lists_max(config))
+        self.short_way = True
+        self.sent: list[SentEnvelope] = []
+        self.answer_by: Answerer | None = self.answer_at_once
         self.authentication = FakeAuthentication([])
         self.profile: CommandConnected | None = None
         self.profile_gate: trio.Event | None = None
         self.forwarded: list[tuple[bytes, ClientIdentity, str]] = []
-        self.forward_by: Forward | None = None
         self.opened: list[tuple[CommandConnect, ClientIdentity, str]] = []
         self.broker_gate = trio.Event()
         self.broker_gate.set()
@@ -232,13 +289,47 @@ class FakeBackends:
         await trio.lowlevel.checkpoint()
         return self.profile
 
-    async def forward(self, request: bytes, identity: ClientIdentity, client_address: str) -> EnvelopeResponse:
-        self.forwarded.append((request, identity, client_address))
+    def envelope(self, requests: Sequence[bytes], identity: ClientIdentity, client_address: str) -> EnvelopeRequest:
+        self._identity = identity
+        return Backends.envelope(self, requests, identity, client_address)  # type: ignore[arg-type]
+
+    answer_timeout_s = property(lambda self: seconds(self.config.limits.lookup_timeout_ms) + 1.0)
+
+    def forward_now(self, envelope: EnvelopeRequest, on_reply: Callable[[Reply | None], None]) -> bool:
+        if self.short_way:
+            self._send(SentEnvelope(envelope, on_reply, trio.current_time() + self.answer_timeout_s))
+        return self.short_way
+
+    @asynccontextmanager
+    async def forward(self, envelope: EnvelopeRequest, deadline: float) -> AsyncIterator[PendingCall]:
+        call = PendingCall()
+        self._send(SentEnvelope(envelope, lambda reply: call.lose() if reply is None else call.take(reply), deadline))
+        yield call
+
+    def _send(self, sent: SentEnvelope) -> None:
+        self.sent.append(sent)
+        self.forwarded += [(request, self._identity, sent.envelope.client_address) for request in sent.requests]
+        if self.answer_by is not None:
+            self.nursery.start_soon(self._answer, sent, self.answer_by)
+
+    async def _answer(self, sent: SentEnvelope, answer_by: Answerer) -> None:
+        left = len(sent.requests)
+
+        async def one(index: int) -> None:
+            nonlocal left
+            response = (await answer_by(sent.requests[index])).SerializeToString()
+            left -= 1
+            embedded = EmbeddedResponse(index=index, response=response)
+            sent.say(EnvelopeResponse(responses=[embedded]), more=left > 0)
+
+        async with trio.open_nursery() as nursery:
+            for index in range(left):
+                nursery.start_soon(one, index)
+
+    @staticmethod
+    async def answer_at_once(request: bytes) -> BaseCommand:
         await trio.lowlevel.checkpoint()
-        if self.forward_by is not None:
-            return await self.forward_by(request)
-        request_id = commands.parse_command(request).lookup_topic.request_id
-        return EnvelopeResponse(response=lookup_answer(request_id).SerializeToString())
+        return lookup_answer(commands.parse_command(request).lookup_topic.request_id)
 
     async def open_broker(self, connect: CommandConnect, identity: ClientIdentity, client_address: str) -> BrokerLink:
         self.opened.append((connect, identity, client_address))
@@ -269,7 +360,7 @@ class Play:
         self.relays = new_relays(nursery, self._relay_ended)
         self.registry.register(self.relays)
         self.handshakes = InFlight()
-        self.backends = FakeBackends(make_config(**tables))
+        self.backends = FakeBackends(make_config(**tables), nursery)
         pair = trio.testing.lockstep_stream_pair if lockstep else trio.testing.memory_stream_pair
         ours, theirs = pair() if streams is None else streams
         self.stream = ours

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,31 +13,46 @@ from forwarder_fakes import ALICE, CERTIFICATE, CLIENT, SECRET, Peer, auth_respo
 
 from proto import commands
 from proto.connect_rules import OriginalCredentials
+from proto.envelope import ENVELOPE_VERSION
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import (
     AuthenticateResponse,
     BrokerCredentialsResponse,
     BrokerProfileResponse,
-    EnvelopeResponse,
     Method,
+    Reply,
     ResolveTargetResponse,
 )
 from proxy.forwarder.authentication import ANONYMOUS, ClientEnd, ClientIdentity
 from proxy.forwarder.backends import Backends, TargetRefused
 from proxy.runtime.broker_link import BrokerLinkFailed
-from proxy.runtime.rpc_client import RpcConnectionLost, RpcError
+from proxy.runtime.rpc_client import PendingCall, RpcConnectionLost, RpcError
 
 
 class FakeClient:
     """One worker's RpcClient: answers by method, and remembers what it was asked."""
 
-    def __init__(self, answers: dict[int, Any]) -> None:
+    def __init__(self, answers: dict[int, Any], *, reached: bool = True) -> None:
         self.answers = answers
+        self.reached = reached
+        self.asked_now: list[tuple[int, bytes, Any, float]] = []
+        self.begun: list[tuple[int, bytes, float]] = []
+        self.call_begun = PendingCall()
         self.calls: list[tuple[int, Any, float, bool]] = []
         self._ids = iter(range(1, 100))
 
     def new_id(self) -> int:
         return next(self._ids)
+
+    def ask_now(self, method: int, body: bytes, on_reply: Any, *, timeout_s: float) -> Any:
+        self.asked_now.append((method, body, on_reply, timeout_s))
+        return (lambda: None) if self.reached else None
+
+    @asynccontextmanager
+    async def begin(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
+        await trio.lowlevel.checkpoint()
+        self.begun.append((method, body, deadline))
+        yield self.call_begun
 
     async def call(self, method: int, request: Any, _type: Any, *, timeout_s: float, retry: bool = False) -> Any:
         await trio.lowlevel.checkpoint()
@@ -52,9 +69,10 @@ class FakePool:
     def __init__(self, **_: Any) -> None:
         self.clients: list[FakeClient] = []
         self.answers: dict[int, Any] = {}
+        self.reached = True
 
     def pick(self) -> FakeClient:
-        self.clients.append(FakeClient(self.answers))
+        self.clients.append(FakeClient(self.answers, reached=self.reached))
         return self.clients[-1]
 
 
@@ -68,33 +86,54 @@ IDENTITY = ClientIdentity(ALICE, b"sealed")
 FORWARDED = ClientIdentity(ALICE, b"sealed", OriginalCredentials("token", "the client's own"))
 
 
-async def test_forward() -> None:
-    setup = Setup(limits={"lookup_timeout_ms": 4000})
-    setup.lookup.answers[Method.ENVELOPE] = EnvelopeResponse(response=b"answer")
-    assert (await setup.backends.forward(b"request", IDENTITY, CLIENT)).response == b"answer"
-    [(method, envelope, timeout_s, retry)] = setup.lookup.clients[0].calls
-    assert method == Method.ENVELOPE
-    assert (envelope.request, envelope.principal_type, envelope.principal_name) == (b"request", "User", "alice")
+def test_an_envelope_has_the_requests_whole_and_whose_they_are() -> None:
+    envelope = Setup().backends.envelope([b"one", b"two"], IDENTITY, CLIENT)
+    assert list(envelope.requests) == [b"one", b"two"]
+    assert (envelope.principal_type, envelope.principal_name) == ("User", "alice")
     assert (envelope.sealed_principal, envelope.client_address) == (b"sealed", CLIENT)
-    assert timeout_s > 4, "longer than the lookup worker's own: its error says more"
-    assert retry
+    assert envelope.version == ENVELOPE_VERSION
 
 
-async def test_a_request_goes_without_credentials_where_none_are_forwarded() -> None:
-    setup = Setup()
-    setup.lookup.answers[Method.ENVELOPE] = EnvelopeResponse()
-    await setup.backends.forward(b"request", IDENTITY, CLIENT)
-    [(_, envelope, _, _)] = setup.lookup.clients[0].calls
+def test_requests_go_without_credentials_where_none_are_forwarded() -> None:
+    envelope = Setup().backends.envelope([b"request"], IDENTITY, CLIENT)
     assert not envelope.HasField("original_auth_data")
     assert not envelope.HasField("original_auth_method")
 
 
-async def test_forwarded_credentials_go_with_the_request() -> None:
-    setup = Setup()
-    setup.lookup.answers[Method.ENVELOPE] = EnvelopeResponse()
-    await setup.backends.forward(b"request", FORWARDED, CLIENT)
-    [(_, envelope, _, _)] = setup.lookup.clients[0].calls
+def test_forwarded_credentials_go_with_the_requests() -> None:
+    envelope = Setup().backends.envelope([b"request"], FORWARDED, CLIENT)
     assert (envelope.original_auth_method, envelope.original_auth_data) == ("token", "the client's own")
+
+
+@pytest.mark.parametrize("reached", [True, False])
+async def test_an_envelope_that_goes_out_at_once(reached: bool) -> None:
+    setup = Setup(limits={"lookup_timeout_ms": 4000})
+    setup.lookup.reached = reached
+    heard: list[Reply | None] = []
+    envelope = setup.backends.envelope([b"request"], IDENTITY, CLIENT)
+    assert setup.backends.forward_now(envelope, heard.append) is reached
+    [(method, body, on_reply, timeout_s)] = setup.lookup.clients[0].asked_now
+    assert (method, body) == (Method.ENVELOPE, envelope.SerializeToString())
+    assert timeout_s == setup.backends.answer_timeout_s
+    assert timeout_s > 4, "longer than the lookup worker's own: its error says more"
+    on_reply(None)
+    assert heard == [None]
+
+
+async def test_an_envelope_that_a_task_waits_for() -> None:
+    setup = Setup()
+    envelope = setup.backends.envelope([b"request"], IDENTITY, CLIENT)
+    async with setup.backends.forward(envelope, 7.0) as call:
+        assert call is setup.lookup.clients[0].call_begun
+    assert setup.lookup.clients[0].begun == [(Method.ENVELOPE, envelope.SerializeToString(), 7.0)]
+
+
+async def test_each_envelope_goes_to_the_worker_that_is_least_busy_then() -> None:
+    setup = Setup()
+    envelope = setup.backends.envelope([b"request"], IDENTITY, CLIENT)
+    setup.backends.forward_now(envelope, lambda _reply: None)
+    async with setup.backends.forward(envelope, 7.0):
+        assert len(setup.lookup.clients) == 2
 
 
 # ---- rounds of authentication
@@ -163,6 +202,27 @@ async def test_broker_profile(answer: Any, expected: CommandConnected | None) ->
     setup = Setup()
     setup.lookup.answers[Method.BROKER_PROFILE] = answer
     assert await setup.backends.broker_profile() == expected
+
+
+async def test_the_profile_is_asked_for_at_most_once_a_second(autojump_clock: trio.testing.MockClock) -> None:
+    setup = Setup()
+    profile = BrokerProfileResponse(connected=CommandConnected(server_version="old").SerializeToString())
+    setup.lookup.answers[Method.BROKER_PROFILE] = profile
+    for _ in range(5):
+        await setup.backends.broker_profile()
+    assert len(setup.lookup.clients) == 1
+    profile.connected = CommandConnected(server_version="new").SerializeToString()
+    await trio.sleep(1)
+    assert await setup.backends.broker_profile() == CommandConnected(server_version="new")
+
+
+@pytest.mark.parametrize("nothing", [BrokerProfileResponse(), RpcConnectionLost("gone")])
+async def test_that_there_is_no_profile_is_not_remembered(nothing: Any) -> None:
+    setup = Setup()
+    for answer in (nothing, BrokerProfileResponse(connected=CommandConnected(server_version="b").SerializeToString())):
+        setup.lookup.answers[Method.BROKER_PROFILE] = answer
+        profile = await setup.backends.broker_profile()
+    assert profile == CommandConnected(server_version="b")
 
 
 # ---- the broker's side of a relay

@@ -1,92 +1,592 @@
-"""proxy.forwarder.lookup_mode: what a client hears of its request, whatever became of the Envelope."""
+"""proxy.forwarder.lookup_mode: what a client hears of its requests, whatever became of their Envelope."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import structlog.testing
 import trio
-from forwarder_fakes import ALICE, CLIENT, FakeBackends, lookup, lookup_answer, make_config
+import trio.testing
+from forwarder_fakes import ALICE, CLIENT, FakeBackends, Peer, SentEnvelope, lookup, lookup_answer, make_config
+from prometheus_client import CollectorRegistry
 
-from proto import commands
+from proto.commands import CommandCorrupt
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse, Status
+from proto.rpc_pb2 import EmbeddedResponse, EnvelopeError, EnvelopeResponse, Status
+from proxy.config.load import topic_lists_max
+from proxy.forwarder import lookup_mode
 from proxy.forwarder.authentication import ClientIdentity
-from proxy.forwarder.lookup_mode import answer_frame
-from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
+from proxy.forwarder.lookup_mode import LookupMode
+from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.wire import ClientSlow, ClientWire
+from proxy.runtime.rpc_client import RETRIES_MAX, RpcCallRefused
 
 METADATA = BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 7})
-TOPICS = BaseCommand(
-    type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": 7}
-)
 SCHEMA = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 7})
+IDENTITY = ClientIdentity(ALICE, b"sealed")
 
 
-async def heard(outcome: EnvelopeResponse | RpcError, command: BaseCommand | None = None) -> BaseCommand:
-    command = command or lookup()
-    backends = FakeBackends(make_config())
-
-    async def forward(_request: bytes) -> EnvelopeResponse:
-        await trio.lowlevel.checkpoint()
-        if isinstance(outcome, RpcError):
-            raise outcome
-        return outcome
-
-    backends.forward_by = forward
-    identity = ClientIdentity(ALICE, b"sealed")
-    frame = Frame(command.SerializeToString())
-    data = await answer_frame(backends, command, frame, identity, CLIENT)  # type: ignore[arg-type]
-    return commands.parse_command(data[8:])
+def topics(request_id: int = 7) -> BaseCommand:
+    """A request for a topic list."""
+    return BaseCommand(
+        type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": request_id}
+    )
 
 
-async def test_the_embedded_response_goes_out_as_it_is() -> None:
+class Desk:
+    """One client's lookup mode, between a client and fake lookup workers."""
+
+    def __init__(
+        self, nursery: trio.Nursery, streams: tuple[Any, Any], *, short_way: bool = True, **limits: int
+    ) -> None:
+        self.backends = FakeBackends(make_config(limits=limits), nursery)
+        self.backends.answer_by, self.backends.short_way = None, short_way
+        ours, theirs = streams
+        self.client = Peer(theirs)
+        self.wire = ClientWire(ours, max_frame_bytes=1 << 20, write_timeout_ms=5000)
+        self.metrics = ForwarderMetrics(CollectorRegistry())
+        self.mode = LookupMode(self.backends, self.metrics, CLIENT, nursery, self.wire, self._send)  # type: ignore[arg-type]
+        self.slow = False
+
+    async def _send(self, frame: bytes) -> None:
+        """As a session does."""
+        try:
+            await self.wire.send(frame)
+        except trio.BrokenResourceError:
+            pass
+        except ClientSlow:
+            self.slow = True
+
+    async def forward(self, *requests: BaseCommand) -> None:
+        """Read in one go."""
+        for command in requests:
+            await self.mode.forward(command, Frame(command.SerializeToString()), IDENTITY)
+        self.mode.flush()
+        await trio.testing.wait_all_tasks_blocked()
+
+    @property
+    def sent(self) -> list[SentEnvelope]:
+        return self.backends.sent
+
+    async def hear(self, count: int = 1) -> list[BaseCommand]:
+        answers = []
+        for _ in range(count):
+            answer = await self.client.hear()
+            assert answer is not None
+            answers.append(answer)
+        return answers
+
+    async def hear_ids(self, count: int) -> list[tuple[int, int]]:
+        """Request ids and error codes of so many answers, by id."""
+        answers = [answer.lookup_topic_response for answer in await self.hear(count)]
+        return sorted((answer.request_id, answer.error) for answer in answers)
+
+    async def nothing_left(self) -> None:
+        """All is answered, once, and counted back."""
+        await trio.testing.wait_all_tasks_blocked()
+        assert self.mode.under_way.count == 0
+        assert self.mode._bytes._used == 0
+        with trio.move_on_after(0.01):
+            pytest.fail(f"{await self.client.hear()} was answered twice")
+
+
+Make = Callable[..., Desk]
+
+
+@pytest.fixture(params=["socket", "memory"])
+async def make(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncIterator[Make]:
+    """Over a socket answers go out at once; a stream in memory is like TLS: it must be waited for."""
+    sockets: list[Any] = []
+
+    def make(**how: Any) -> Desk:
+        if request.param == "memory":
+            return Desk(nursery, trio.testing.memory_stream_pair(), **how)
+        pair = tuple(trio.SocketStream(end) for end in trio.socket.socketpair())
+        sockets.extend(pair)
+        return Desk(nursery, pair, **how)  # type: ignore[arg-type]
+
+    yield make
+    nursery.cancel_scope.cancel()
+    for stream in sockets:
+        stream.socket.close()
+
+
+both_ways = pytest.mark.parametrize("short_way", [True, False])
+
+
+# ---- answers
+
+
+@both_ways
+async def test_the_embedded_response_goes_out_as_it_is(make: Make, short_way: bool) -> None:
+    desk = make(short_way=short_way)
+    await desk.forward(lookup())
     embedded = lookup_answer(7)
     embedded.MergeFromString(b"\xfa\x3f\x03new")
-    answer = await heard(EnvelopeResponse(response=embedded.SerializeToString()))
-    assert answer.SerializeToString() == embedded.SerializeToString()
+    data = embedded.SerializeToString()
+    desk.sent[0].say(EnvelopeResponse(responses=[EmbeddedResponse(response=data)]))
+    assert [answer.SerializeToString() for answer in await desk.hear()] == [data]
+    await desk.nothing_left()
 
 
+@both_ways
+async def test_an_envelope_has_the_requests_in_their_order(make: Make, short_way: bool) -> None:
+    desk = make(short_way=short_way)
+    requests = [lookup(f"t{number}", number) for number in range(3)]
+    await desk.forward(*requests)
+    [sent] = desk.sent
+    assert sent.requests == [request.SerializeToString() for request in requests]
+    assert (sent.envelope.principal_name, sent.envelope.client_address) == ("alice", CLIENT)
+    assert sent.deadline == pytest.approx(trio.current_time() + desk.backends.answer_timeout_s, abs=1)
+
+
+async def test_without_requests_nothing_is_sent(make: Make) -> None:
+    desk = make()
+    desk.mode.flush()
+    await desk.forward(lookup())
+    desk.mode.flush()
+    assert len(desk.sent) == 1
+
+
+@both_ways
+async def test_answers_go_out_as_they_come_in_any_order(make: Make, short_way: bool) -> None:
+    desk = make(short_way=short_way)
+    await desk.forward(*(lookup(request_id=number) for number in range(4)))
+    [sent] = desk.sent
+    for indices in ((2,), (3, 0), (1,)):
+        sent.answer(*indices, more=indices != (1,))
+        assert [answer.lookup_topic_response.request_id for answer in await desk.hear(len(indices))] == list(indices)
+    await desk.nothing_left()
+
+
+@both_ways
+async def test_counters_follow_each_answer(make: Make, short_way: bool) -> None:
+    desk = make(short_way=short_way)
+    await desk.forward(*(lookup(request_id=number) for number in range(3)))
+    assert desk.mode.under_way.count == 3
+    used = desk.mode._bytes._used
+    desk.sent[0].answer(0, more=True)
+    await trio.testing.wait_all_tasks_blocked()
+    assert desk.mode.under_way.count == 2
+    assert desk.mode._bytes._used == used * 2 // 3
+    desk.sent[0].answer(1, 2)
+    await desk.hear(3)
+    await desk.nothing_left()
+
+
+@both_ways
+async def test_of_two_answers_the_first_counts(make: Make, short_way: bool) -> None:
+    desk = make(short_way=short_way)
+    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+    desk.sent[0].answer(0, 0, more=True)
+    desk.sent[0].answer(0, more=True)
+    desk.sent[0].answer(1, 1, 0)
+    assert await desk.hear_ids(2) == [(1, 0), (2, 0)]
+    await desk.nothing_left()
+
+
+@both_ways
 @pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, ServerError.AuthenticationError),
-        (EnvelopeError.ENVELOPE_CLUSTER_AUTHORIZATION_FAILED, ServerError.UnknownError),
-        (EnvelopeError.ENVELOPE_INVALID_REQUEST, ServerError.UnknownError),
-        (EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, ServerError.UnknownError),
-        (77, ServerError.UnknownError),
-    ],
+    "rubbish",
+    [b"\xff\xff", EnvelopeResponse(responses=[EmbeddedResponse(index=99, response=b"x")]), EnvelopeResponse()],
 )
-async def test_an_envelopes_error_is_told_without_its_text(error: int, code: int) -> None:
+async def test_a_reply_that_does_not_answer_what_was_asked(
+    make: Make, short_way: bool, rubbish: EnvelopeResponse | bytes
+) -> None:
+    """conformance.md: a correlation mismatch is UNKNOWN_SERVER_ERROR to the client; nobody waits for ever."""
+    desk = make(short_way=short_way)
+    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+    desk.sent[0].answer(1, more=True)
     with structlog.testing.capture_logs() as logs:
-        answer = await heard(EnvelopeResponse(error=error, error_message="internal words"))  # type: ignore[arg-type]
-    body = answer.lookup_topic_response
-    assert (body.request_id, body.error) == (7, code)
-    assert "internal words" not in str(answer)
+        desk.sent[0].say(rubbish)
+        assert await desk.hear_ids(2) == [(1, ServerError.UnknownError), (2, 0)]
+    assert [entry["requests"] for entry in logs] == [1]
+    await desk.nothing_left()
+    assert len(desk.sent) == 1, "not asked again"
+
+
+@both_ways
+async def test_a_worker_older_than_answers_in_batches(make: Make, short_way: bool) -> None:
+    """During an upgrade: its answer stands in a field of its own, and it knows only one request."""
+    desk = make(short_way=short_way)
+    await desk.forward(lookup(request_id=1))
+    body = lookup_answer(1).SerializeToString()
+    desk.sent[0].say(b"\x1a" + bytes([len(body)]) + body)  # field 3
+    [(request_id, _)] = await desk.hear_ids(1)
+    assert request_id == 1
+    await desk.nothing_left()
+
+
+# ---- errors of the Envelope
+
+
+ENVELOPE_ERRORS = [
+    (EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, ServerError.AuthenticationError),
+    (EnvelopeError.ENVELOPE_CLUSTER_AUTHORIZATION_FAILED, ServerError.UnknownError),
+    (EnvelopeError.ENVELOPE_INVALID_REQUEST, ServerError.UnknownError),
+    (EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, ServerError.UnknownError),
+    (77, ServerError.UnknownError),
+]
+
+
+@both_ways
+@pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
+async def test_an_envelopes_error_is_told_without_its_text(make: Make, short_way: bool, error: int, code: int) -> None:
+    desk = make(short_way=short_way)
+    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+    with structlog.testing.capture_logs() as logs:
+        desk.sent[0].say(EnvelopeResponse(error=error, error_message="internal words"))  # type: ignore[arg-type]
+        answers = await desk.hear(2)
+    assert [(answer.lookup_topic_response.request_id, answer.lookup_topic_response.error) for answer in answers] == [
+        (1, code),
+        (2, code),
+    ]
+    assert "internal words" not in str(answers)
     [entry] = logs
-    assert (entry["client"], entry["principal"], entry["reason"]) == (CLIENT, "alice", "internal words")
+    assert (entry["client"], entry["principal"], entry["requests"]) == (CLIENT, "alice", 2)
+    assert (entry["kinds"], entry["reason"]) == ("lookup", "internal words")
+    await desk.nothing_left()
+
+
+@both_ways
+@pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
+async def test_one_requests_error_is_its_own(make: Make, short_way: bool, error: int, code: int) -> None:
+    desk = make(short_way=short_way)
+    await desk.forward(lookup(request_id=1), METADATA, lookup(request_id=3))
+    [sent] = desk.sent
+    bad = EmbeddedResponse(index=1, error=error, error_message="internal words")  # type: ignore[arg-type]
+    with structlog.testing.capture_logs() as logs:
+        sent.say(EnvelopeResponse(responses=[sent.embedded(0), bad, sent.embedded(2)]))
+        first, metadata, third = await desk.hear(3)
+    assert (first, third) == (lookup_answer(1), lookup_answer(3))
+    body = metadata.partition_metadata_response
+    assert (body.request_id, body.error) == (7, code)
+    assert "internal words" not in str(metadata)
+    assert [(entry["requests"], entry["kinds"]) for entry in logs] == [(1, "partitions_metadata")]
+    await desk.nothing_left()
+
+
+# ---- lookup workers that go, refuse, or say nothing
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("status", "code"),
     [
-        (RpcCallRefused(Status.TOO_MANY_REQUESTS, "internal words"), ServerError.TooManyRequests),
-        (RpcCallRefused(Status.REQUEST_TIMED_OUT, "internal words"), ServerError.ServiceNotReady),
-        (RpcDeadlineExceeded("internal words"), ServerError.ServiceNotReady),
-        (RpcConnectionLost("internal words"), ServerError.ServiceNotReady),
+        (Status.TOO_MANY_REQUESTS, ServerError.TooManyRequests),
+        (Status.REQUEST_TIMED_OUT, ServerError.ServiceNotReady),
+        (Status.CLUSTER_AUTHORIZATION_FAILED, ServerError.ServiceNotReady),
         # conformance.md: an unknown error is UNKNOWN_SERVER_ERROR to the client.
-        (RpcCallRefused(Status.UNKNOWN_SERVER_ERROR, "internal words"), ServerError.UnknownError),
+        (Status.UNKNOWN_SERVER_ERROR, ServerError.UnknownError),
+        (99, ServerError.ServiceNotReady),
     ],
 )
-async def test_no_answer_from_the_lookup_worker(error: RpcError, code: int) -> None:
-    answer = await heard(error)
-    body = answer.lookup_topic_response
-    assert (body.request_id, body.error) == (7, code)
+async def test_a_refusal_is_told_without_its_text(make: Make, status: int, code: int) -> None:
+    desk = make(short_way=False)
+    await desk.forward(lookup())
+    with structlog.testing.capture_logs() as logs:
+        desk.sent[0].refuse(status)
+        [answer] = await desk.hear()
+    assert (answer.lookup_topic_response.request_id, answer.lookup_topic_response.error) == (7, code)
     assert "internal words" not in str(answer)
+    assert "internal words" in logs[0]["reason"]
+    await desk.nothing_left()
 
 
-async def test_failures_have_the_requests_own_form() -> None:
-    lost = RpcConnectionLost("gone")
-    metadata = (await heard(lost, METADATA)).partition_metadata_response
+@pytest.mark.parametrize("loss", [SentEnvelope.lose, lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS)])
+async def test_what_the_short_way_did_not_bring_the_long_way_does(
+    make: Make, loss: Callable[[SentEnvelope], None]
+) -> None:
+    desk = make()
+    await desk.forward(*(lookup(f"t{number}", number) for number in range(4)))
+    desk.sent[0].answer(1, 3, more=True)
+    loss(desk.sent[0])
+    await trio.testing.wait_all_tasks_blocked()
+    assert [sent.topics for sent in desk.sent] == [["t0", "t1", "t2", "t3"], ["t0", "t2"]]
+    assert desk.sent[1].deadline == pytest.approx(desk.sent[0].deadline, abs=0.5), "no time is added"
+    desk.sent[1].answer(1, 0)
+    assert await desk.hear_ids(4) == [(0, 0), (1, 0), (2, 0), (3, 0)]
+    await desk.nothing_left()
+
+
+async def test_where_there_is_no_short_way_nothing_is_lost(make: Make) -> None:
+    desk = make(short_way=False)
+    await desk.forward(lookup(request_id=1))
+    desk.backends.short_way = True
+    await desk.forward(lookup(request_id=2))
+    for sent in desk.sent:
+        sent.answer(0)
+    assert await desk.hear_ids(2) == [(1, 0), (2, 0)]
+    await desk.nothing_left()
+
+
+async def test_what_is_left_is_asked_again_each_time_and_none_is_answered_twice(make: Make) -> None:
+    desk = make(short_way=False)
+    await desk.forward(*(lookup(f"t{number}", number) for number in range(RETRIES_MAX + 1)))
+    for number in range(RETRIES_MAX):
+        sent = desk.sent[number]
+        sent.answer(0, more=True)
+        sent.lose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert desk.sent[number + 1].topics == [f"t{left}" for left in range(number + 1, RETRIES_MAX + 1)]
+    desk.sent[-1].answer(0)
+    assert await desk.hear_ids(RETRIES_MAX + 1) == [(number, 0) for number in range(RETRIES_MAX + 1)]
+    await desk.nothing_left()
+
+
+@both_ways
+async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, short_way: bool) -> None:
+    desk = make(short_way=short_way)
+    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+    asked = 0
+    with structlog.testing.capture_logs():
+        while asked < len(desk.sent):
+            desk.sent[asked].lose()
+            asked += 1
+            await trio.testing.wait_all_tasks_blocked()
+        assert await desk.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, ServerError.ServiceNotReady)]
+    assert asked == RETRIES_MAX + 1 + short_way
+    await desk.nothing_left()
+
+
+async def test_a_worker_that_answers_in_part_and_then_says_nothing(
+    make: Make, autojump_clock: trio.testing.MockClock
+) -> None:
+    desk = make(short_way=False, lookup_timeout_ms=4000)
+    started = trio.current_time()
+    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+    desk.sent[0].answer(1, more=True)
+    with structlog.testing.capture_logs():
+        assert await desk.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, 0)]
+    assert trio.current_time() - started == pytest.approx(5.0)
+    desk.sent[0].answer(0)
+    await desk.nothing_left()
+
+
+async def test_a_short_way_whose_time_is_over_is_not_begun_again(
+    make: Make, autojump_clock: trio.testing.MockClock
+) -> None:
+    desk = make(lookup_timeout_ms=4000)
+    await desk.forward(lookup(request_id=1))
+    await trio.sleep(5.2)
+    with structlog.testing.capture_logs():
+        desk.sent[0].lose()  # as RpcClient tells
+        assert await desk.hear_ids(1) == [(1, ServerError.ServiceNotReady)]
+    await desk.nothing_left()
+
+
+async def test_no_worker_at_all(
+    make: Make, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = make(short_way=False)
+
+    def nobody(*_: object) -> None:
+        raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up")
+
+    monkeypatch.setattr(desk.backends, "forward", nobody)
+    with structlog.testing.capture_logs():
+        await desk.forward(lookup(request_id=1))
+        assert await desk.hear_ids(1) == [(1, ServerError.TooManyRequests)]
+    await desk.nothing_left()
+
+
+async def test_failures_have_the_requests_own_form(make: Make) -> None:
+    desk = make(short_way=False)
+    await desk.forward(METADATA, SCHEMA)
+    await desk.forward(topics())
+    with structlog.testing.capture_logs() as logs:
+        for sent in desk.sent:
+            sent.refuse(Status.REQUEST_TIMED_OUT)
+        answers = {answer.type: answer for answer in await desk.hear(3)}
+    metadata = answers[BaseCommand.PARTITIONED_METADATA_RESPONSE].partition_metadata_response
     assert (metadata.request_id, metadata.error) == (7, ServerError.ServiceNotReady)
-    topics = (await heard(lost, TOPICS)).error
-    assert (topics.request_id, topics.error) == (7, ServerError.ServiceNotReady)
-    schema = (await heard(lost, SCHEMA)).get_schema_response
+    error = answers[BaseCommand.ERROR].error
+    assert (error.request_id, error.error) == (7, ServerError.ServiceNotReady)
+    schema = answers[BaseCommand.GET_SCHEMA_RESPONSE].get_schema_response
     assert (schema.request_id, schema.error_code) == (7, ServerError.ServiceNotReady)
+    assert {entry["kinds"] for entry in logs} == {"get_schema,partitions_metadata", "get_topics_of_namespace"}
+    await desk.nothing_left()
+
+
+# ---- bounds
+
+
+async def test_a_request_without_its_message(make: Make) -> None:
+    desk = make()
+    with pytest.raises(CommandCorrupt):
+        await desk.forward(BaseCommand(type=BaseCommand.LOOKUP))
+    await desk.nothing_left()
+
+
+async def test_too_many_are_answered_so_and_the_others_go_on(make: Make) -> None:
+    desk = make(max_concurrent_lookups_per_connection=2)
+    await desk.forward(*(lookup(f"t{number}", number) for number in range(4)))
+    assert await desk.hear_ids(2) == [(2, ServerError.TooManyRequests), (3, ServerError.TooManyRequests)]
+    [sent] = desk.sent
+    assert sent.topics == ["t0", "t1"]
+    assert desk.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 2
+    sent.answer(0, 1)
+    assert await desk.hear_ids(2) == [(0, 0), (1, 0)]
+    await desk.nothing_left()
+
+
+async def test_topic_lists_travel_alone_and_only_so_many_at_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_mode, "TOPIC_LIST_BYTES", 0)
+    desk = make(max_topic_lists_bytes=2 * 1024, max_broker_frame_bytes=1024)
+    await desk.forward(topics(1), lookup(request_id=2), topics(3), topics(4))
+    assert sorted(len(sent.requests) for sent in desk.sent) == [1, 1, 1]
+    lists = [sent for sent in desk.sent if sent.topics == [""]]
+    assert len(lists) == 2, "the third one waits"
+    assert desk.mode.under_way.count == 4
+    lists[0].answer(0)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(desk.sent) == 4
+    for sent in desk.sent:
+        if sent is not lists[0]:
+            sent.answer(0)
+    await desk.hear(4)
+    await desk.nothing_left()
+    assert desk.backends.topic_lists._free == 2
+
+
+async def test_a_topic_list_that_waits_too_long_is_told_so(make: Make, autojump_clock: trio.testing.MockClock) -> None:
+    desk = make(max_topic_lists_bytes=1024, max_broker_frame_bytes=1024, lookup_timeout_ms=4000)
+    await desk.backends.topic_lists.take("another client")
+    with structlog.testing.capture_logs():
+        await desk.forward(topics())
+        [answer] = await desk.hear()
+    assert (answer.error.request_id, answer.error.error) == (7, ServerError.TooManyRequests)
+    assert trio.current_time() == pytest.approx(5.0)
+    assert desk.sent == []
+    desk.backends.topic_lists.give()
+    await desk.nothing_left()
+    assert desk.backends.topic_lists._free == 1
+
+
+async def test_a_large_answer_counts_until_it_has_left(make: Make, nursery: trio.Nursery) -> None:
+    """A client that takes its answers slowly is read no further."""
+    desk = make()
+    gate = trio.Event()
+    send_all = desk.wire.stream.send_all
+
+    async def slowly(data: bytes) -> None:
+        await gate.wait()
+        await send_all(data)
+
+    desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
+    await desk.forward(lookup(request_id=1))
+    used = desk.mode._bytes._used
+    desk.sent[0].answer(0, padding=1 << 20)
+    await trio.testing.wait_all_tasks_blocked()
+    assert desk.mode._bytes._used > used + (1 << 20)
+    assert desk.mode.under_way.count == 1
+    gate.set()
+    [answer] = await desk.hear()
+    assert len(answer.lookup_topic_response.broker_service_url) > 1 << 20
+    await desk.nothing_left()
+
+
+async def test_answers_leave_in_order_behind_what_waits(make: Make) -> None:
+    desk = make()
+    gate = trio.Event()
+    send_all = desk.wire.stream.send_all
+
+    async def slowly(data: bytes) -> None:
+        await gate.wait()
+        await send_all(data)
+
+    desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
+    await desk.forward(*(lookup(request_id=number) for number in range(6)))
+    [sent] = desk.sent
+    sent.answer(0, padding=1 << 20, more=True)  # more than a socket takes at once
+    sent.answer(1, more=True)
+    await trio.testing.wait_all_tasks_blocked()
+    sent.answer(2, 3, padding=100, more=True)
+    await trio.testing.wait_all_tasks_blocked()
+    sent.answer(4, more=True)
+    gate.set()
+    heard = [answer.lookup_topic_response.request_id for answer in await desk.hear(5)]
+    sent.answer(5)
+    heard += [answer.lookup_topic_response.request_id for answer in await desk.hear()]
+    assert heard == list(range(6))
+    await desk.nothing_left()
+
+
+async def test_a_client_that_does_not_take_its_answers(make: Make, autojump_clock: trio.testing.MockClock) -> None:
+    desk = make()
+
+    async def never(_data: bytes) -> None:
+        await trio.sleep_forever()
+
+    desk.wire.stream.send_all = never  # type: ignore[method-assign]
+    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+    desk.sent[0].answer(0, padding=1 << 20, more=True)
+    await trio.sleep(6)
+    assert desk.slow
+    desk.sent[0].answer(1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert desk.mode.under_way.count == 0
+    assert desk.mode._bytes._used == 0
+
+
+async def test_a_client_that_has_gone(make: Make) -> None:
+    desk = make()
+    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+    await desk.client.stream.aclose()
+    desk.sent[0].answer(0, more=True)
+    await trio.testing.wait_all_tasks_blocked()
+    desk.sent[0].answer(1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (desk.mode.under_way.count, desk.mode._bytes._used) == (0, 0)
+
+
+# ---- the end of the session
+
+
+@both_ways
+@pytest.mark.parametrize(
+    "late",
+    [
+        lambda sent: sent.answer(0, 1),
+        lambda sent: sent.answer(1, more=True),
+        lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS),
+        SentEnvelope.lose,
+        lambda sent: sent.say(b"\xff\xff"),
+    ],
+)
+async def test_answers_after_the_session_has_ended_are_nobodys(
+    nursery: trio.Nursery, short_way: bool, late: Callable[[SentEnvelope], None]
+) -> None:
+    async with trio.open_nursery() as session:
+        desk = Desk(session, trio.testing.memory_stream_pair(), short_way=short_way)
+        desk.backends.nursery = nursery
+        await desk.forward(lookup(request_id=1), lookup(request_id=2))
+        desk.mode.close()
+        session.cancel_scope.cancel()
+    late(desk.sent[0])
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(desk.sent) == 1, "nobody asks for a client that has gone"
+    with trio.move_on_after(0.01):
+        pytest.fail(f"{await desk.client.hear()}")
+
+
+@pytest.mark.parametrize("after", range(4))
+async def test_counters_are_right_when_the_session_ends(nursery: trio.Nursery, after: int) -> None:
+    async with trio.open_nursery() as session:
+        desk = Desk(session, trio.testing.lockstep_stream_pair(), short_way=False)
+        desk.backends.nursery = nursery
+        await desk.forward(lookup(request_id=1), lookup(request_id=2))
+        await desk.forward(topics(3))
+        if after > 0:
+            desk.sent[0].answer(0, more=True)
+        if after > 1:
+            await trio.testing.wait_all_tasks_blocked()  # it waits for its client
+        if after > 2:
+            desk.sent[0].lose()
+        desk.mode.close()
+        session.cancel_scope.cancel()
+        nursery.start_soon(desk.client.read_all)
+    assert (desk.mode.under_way.count, desk.mode._bytes._used) == (0, 0)
+    assert desk.backends.topic_lists._free == topic_lists_max(desk.backends.config)

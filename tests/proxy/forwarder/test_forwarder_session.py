@@ -15,6 +15,7 @@ from forwarder_fakes import (
     CLIENT,
     SECRET,
     Play,
+    SentEnvelope,
     auth_response,
     authenticated,
     challenge,
@@ -29,7 +30,7 @@ from proto.client_machine import State
 from proto.commands import NO_REQUEST_ID
 from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
-from proto.rpc_pb2 import AuthenticateResponse, EnvelopeResponse, Principal
+from proto.rpc_pb2 import AuthenticateResponse, Principal, Status
 from proxy.runtime.rpc_client import RpcConnectionLost, RpcDeadlineExceeded
 
 Start = Callable[..., Play]
@@ -95,18 +96,154 @@ async def test_lookups_are_answered_as_their_answers_come(play: Start) -> None:
     it = await play().in_lookup_mode()
     gates = {1: trio.Event(), 2: trio.Event()}
 
-    async def forward(request: bytes) -> EnvelopeResponse:
+    async def answer_by(request: bytes) -> BaseCommand:
         request_id = commands.parse_command(request).lookup_topic.request_id
         await gates[request_id].wait()
-        return EnvelopeResponse(response=lookup_answer(request_id).SerializeToString())
+        return lookup_answer(request_id)
 
-    it.backends.forward_by = forward
+    it.backends.answer_by = answer_by
     await it.client.say(lookup(request_id=1), lookup(request_id=2))
     await it.client.say(commands.ping())
     await it.client.must_hear(BaseCommand.PONG)
     for number in (2, 1):
         gates[number].set()
         assert (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id == number
+
+
+# ---- what is read in one go
+
+
+async def test_what_is_read_in_one_go_travels_in_one_envelope(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    await it.client.say(*(lookup(f"t{number}", number) for number in range(5)))
+    heard = [(await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response for _ in range(5)]
+    assert sorted(one.request_id for one in heard) == list(range(5))
+    [sent] = it.backends.sent
+    assert sent.topics == ["t0", "t1", "t2", "t3", "t4"]
+
+
+async def test_no_request_waits_for_the_next_one(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    half = commands.encode(lookup("b"))
+    await it.client.say(lookup("a"), half[:9])
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.say(half[9:])
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    assert [sent.topics for sent in it.backends.sent] == [["a"], ["b"]]
+
+
+@pytest.mark.parametrize(
+    ("behind", "heard"),
+    [
+        (commands.ping(), BaseCommand.PONG),
+        (BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5}), BaseCommand.ERROR),
+    ],
+)
+async def test_what_else_comes_in_one_go_keeps_no_request_back(
+    play: Start, behind: BaseCommand | bytes, heard: int
+) -> None:
+    it = await play().in_lookup_mode()
+    it.backends.answer_by = None
+    await it.client.say(lookup("a"), behind, lookup("b"), commands.pong())
+    await it.client.must_hear(heard)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [sent.topics for sent in it.backends.sent] == [["a", "b"]]
+
+
+async def test_no_request_lies_while_bytes_are_waited_for(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those read so far must go, or nothing would ever give their bytes back."""
+    monkeypatch.setattr("proxy.forwarder.lookup_mode.BYTES_MAX", 1000)
+    it = await play().in_lookup_mode()
+    it.backends.answer_by = None
+    await it.client.say(*(lookup("t" * 400, number) for number in range(5)))
+    for sent_so_far, answered in (([2], (0, 0)), ([2, 1], (0, 1)), ([2, 1, 1], (1, 0))):
+        await trio.testing.wait_all_tasks_blocked()
+        assert [len(sent.requests) for sent in it.backends.sent] == sent_so_far
+        envelope, index = answered
+        it.backends.sent[envelope].answer(index, more=answered == (0, 0))
+    await trio.testing.wait_all_tasks_blocked()
+    assert [len(sent.requests) for sent in it.backends.sent] == [2, 1, 1, 1]
+
+
+async def test_no_request_lies_at_the_clients_half_close(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    it.backends.answer_by = None
+    await it.client.say(lookup("a"), lookup("b"))
+    await it.client.stream.send_eof()
+    await trio.testing.wait_all_tasks_blocked()
+    [sent] = it.backends.sent
+    sent.answer(1, 0)
+    for _ in range(2):
+        await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.must_hear_end()
+    assert await it.end() == "client_closed"
+
+
+async def test_no_request_lies_while_the_client_is_pinged(play: Start, autojump_clock: trio.testing.MockClock) -> None:
+    it = await play(limits={"keep_alive_interval_ms": 5_000, "lookup_timeout_ms": 60_000}).in_lookup_mode()
+    it.backends.answer_by = None
+    await it.client.say(lookup("a"))
+    await it.client.must_hear(BaseCommand.PING)
+    assert [sent.topics for sent in it.backends.sent] == [["a"]]
+    await it.client.say(commands.pong())
+    it.backends.sent[0].answer(0)
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+
+
+# ---- the session ends with answers on their way
+
+
+Ending = Callable[[SentEnvelope], None]
+ENDINGS: list[Ending] = [
+    lambda sent: sent.answer(0, 1),
+    lambda sent: sent.answer(1, more=True),
+    lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS),
+    lambda sent: sent.lose(),
+    lambda sent: sent.say(b"\xff\xff"),
+]
+
+
+@pytest.mark.parametrize("short_way", [True, False])
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("passes", range(8))
+async def test_an_answer_at_any_moment_of_the_sessions_end(
+    play: Start, passes: int, ending: Ending, short_way: bool
+) -> None:
+    """A nursery is closed a moment before its session knows; whatever comes then must start nothing in it."""
+    it = await play().in_lookup_mode()
+    it.backends.answer_by, it.backends.short_way = None, short_way
+    await it.client.say(lookup("a", 1), lookup("b", 2))
+    await trio.testing.wait_all_tasks_blocked()
+    [sent] = it.backends.sent
+    await it.client.say(connect())  # out of turn: the connection ends at once
+    for _ in range(passes):
+        await trio.lowlevel.checkpoint()
+    ending(sent)
+    await it.client.read_all()
+    await it.client.stream.aclose()
+    assert await it.end() == "not_allowed"
+
+
+async def test_the_end_from_outside_with_answers_on_their_way(nursery: trio.Nursery) -> None:
+    scope = trio.CancelScope()
+    async with trio.open_nursery() as outer:
+        with scope:
+            async with trio.open_nursery() as inner:
+                it = await Play(inner).in_lookup_mode()
+                it.backends.nursery = nursery
+                it.backends.answer_by = None
+                await it.client.say(lookup("a", 1))
+                await trio.testing.wait_all_tasks_blocked()
+
+                async def late() -> None:
+                    while not it.ended.is_set():
+                        it.backends.sent[0].lose()
+                        await trio.lowlevel.checkpoint()
+                    it.backends.sent[0].answer(0)
+
+                outer.start_soon(late)
+                scope.cancel()
+    assert it.error is None
 
 
 # ---- ping and pong
@@ -671,12 +808,12 @@ async def test_the_limit_of_lookups_in_one_connection(play: Start) -> None:
     it = await play(limits={"max_concurrent_lookups_per_connection": 2}).in_lookup_mode()
     gate = trio.Event()
 
-    async def forward(request: bytes) -> EnvelopeResponse:
+    async def answer_by(request: bytes) -> BaseCommand:
         await gate.wait()
         request_id = commands.parse_command(request).lookup_topic.request_id
-        return EnvelopeResponse(response=lookup_answer(request_id).SerializeToString())
+        return lookup_answer(request_id)
 
-    it.backends.forward_by = forward
+    it.backends.answer_by = answer_by
     await it.client.say(*(lookup(request_id=number) for number in (1, 2, 3)))
     refused = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
     assert (refused.request_id, refused.error) == (3, ServerError.TooManyRequests)
@@ -701,12 +838,12 @@ async def test_what_one_client_makes_us_keep_is_bounded(play: Start, monkeypatch
     it = await play().in_lookup_mode()
     gate = trio.Event()
 
-    async def forward(request: bytes) -> EnvelopeResponse:
+    async def answer_by(request: bytes) -> BaseCommand:
         await gate.wait()
         request_id = commands.parse_command(request).lookup_topic.request_id
-        return EnvelopeResponse(response=lookup_answer(request_id).SerializeToString())
+        return lookup_answer(request_id)
 
-    it.backends.forward_by = forward
+    it.backends.answer_by = answer_by
     await it.client.say(*(lookup("t" * 400, request_id=number) for number in range(5)))
     await trio.testing.wait_all_tasks_blocked()
     assert len(it.backends.forwarded) == 2
@@ -723,7 +860,7 @@ async def test_topic_lists_count_for_the_answers_that_they_may_bring(
     monkeypatch.setattr("proxy.forwarder.lookup_mode.BYTES_MAX", 1000)
     monkeypatch.setattr("proxy.forwarder.lookup_mode.TOPIC_LIST_BYTES", 600)
     it = await play().in_lookup_mode()
-    it.backends.forward_by = lambda _request: trio.Event().wait()  # type: ignore[assignment, return-value]
+    it.backends.answer_by = None
     topics = BaseCommand(
         type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": 1}
     )
@@ -778,11 +915,11 @@ async def test_a_client_that_ends_its_direction_still_gets_its_answers(play: Sta
     it = await play().in_lookup_mode()
     gate = trio.Event()
 
-    async def forward(_request: bytes) -> EnvelopeResponse:
+    async def answer_by(_request: bytes) -> BaseCommand:
         await gate.wait()
-        return EnvelopeResponse(response=lookup_answer(7).SerializeToString())
+        return lookup_answer(7)
 
-    it.backends.forward_by = forward
+    it.backends.answer_by = answer_by
     await it.client.say(lookup())
     await it.client.stream.send_eof()
     await trio.testing.wait_all_tasks_blocked()
@@ -830,11 +967,11 @@ async def test_a_client_that_is_gone_when_its_error_is_to_be_said(
 async def test_a_client_that_is_gone_when_its_answer_comes(play: Start) -> None:
     it = await play().in_lookup_mode()
 
-    async def forward(_request: bytes) -> EnvelopeResponse:
+    async def answer_by(_request: bytes) -> BaseCommand:
         await it.client.stream.aclose()
-        return EnvelopeResponse(response=lookup_answer(1).SerializeToString())
+        return lookup_answer(1)
 
-    it.backends.forward_by = forward
+    it.backends.answer_by = answer_by
     await it.client.say(lookup())
     assert await it.end() == "client_closed"
 
@@ -858,11 +995,11 @@ async def test_drain_lets_lookups_finish(play: Start) -> None:
     it = await play().in_lookup_mode()
     gate = trio.Event()
 
-    async def forward(_request: bytes) -> EnvelopeResponse:
+    async def answer_by(_request: bytes) -> BaseCommand:
         await gate.wait()
-        return EnvelopeResponse(response=lookup_answer(7).SerializeToString())
+        return lookup_answer(7)
 
-    it.backends.forward_by = forward
+    it.backends.answer_by = answer_by
     await it.client.say(lookup())
     await trio.testing.wait_all_tasks_blocked()
     it.session.drain()
@@ -894,14 +1031,13 @@ async def test_drain_lets_an_authentication_finish(play: Start) -> None:
     assert await it.end() == "shut_down"
 
 
-async def test_a_defect_ends_this_session_and_is_not_hidden(play: Start) -> None:
+async def test_a_defect_ends_this_session_and_is_not_hidden(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     it = await play().in_lookup_mode()
 
-    async def forward(_request: bytes) -> EnvelopeResponse:
-        await trio.lowlevel.checkpoint()
+    def defect(*_: object) -> None:
         raise ZeroDivisionError
 
-    it.backends.forward_by = forward
+    monkeypatch.setattr(it.backends, "envelope", defect)
     await it.client.say(lookup())
     with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
         await it.end()

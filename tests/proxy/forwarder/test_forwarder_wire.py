@@ -1,12 +1,19 @@
 """proxy.forwarder.wire: frames in and out, with a deadline for one and a patience for the other."""
 
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proto import commands
 from proto.errors import RemoteProtocolError
-from proto.frames import FrameTooLarge, encode_frame
+from proto.frames import FrameDecoder, FrameTooLarge, encode_frame
 from proxy.forwarder.wire import ClientSlow, ClientWire
 
 
@@ -172,3 +179,130 @@ async def test_after_half_a_frame_nothing_more_is_sent(
     assert len(await client.receive_some(10)) == 10
     await trio.sleep(20)
     assert ends == pytest.approx([5, 5]), "those who wait to send to it are told at once"
+
+
+# ---- without waiting
+
+
+@asynccontextmanager
+async def socket_wire(write_timeout_ms: int = 5000) -> AsyncIterator[tuple[ClientWire, trio.SocketStream]]:
+    """Over a socket whose kernel takes some kilobytes at a time."""
+    ours, theirs = (trio.SocketStream(end) for end in trio.socket.socketpair())
+    async with ours, theirs:
+        ours.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 4096)
+        yield ClientWire(ours, max_frame_bytes=1024, write_timeout_ms=write_timeout_ms), theirs
+
+
+def received(stream: trio.SocketStream) -> bytes:
+    """What is there, without waiting."""
+    data = b""
+    while True:
+        try:
+            data += stream.socket._sock.recv(65536)  # type: ignore[attr-defined]
+        except BlockingIOError:
+            return data
+
+
+async def test_what_the_socket_takes_leaves_at_once() -> None:
+    async with socket_wire() as (wire, client):
+        assert wire.send_now(encode_frame(b"a"))
+        assert wire.send_now(encode_frame(b"b"))
+        assert received(client) == encode_frame(b"a") + encode_frame(b"b")
+
+
+async def test_what_it_does_not_take_leaves_with_the_next_send_and_in_order() -> None:
+    async with socket_wire() as (wire, client), trio.open_nursery() as nursery:
+        large, small = encode_frame(b"x" * 100_000), encode_frame(b"small")
+        assert not wire.send_now(large)
+        assert not wire.send_now(small), "behind what waits, although it would fit"
+        nursery.start_soon(wire.send, encode_frame(b"last"))
+        expected = large + small + encode_frame(b"last")
+        data = b""
+        while len(data) < len(expected):
+            data += await client.receive_some(65536)
+        assert data == expected
+        assert wire.send_now(small), "all has left"
+        assert received(client) == small
+
+
+async def test_nothing_is_put_into_the_middle_of_a_send() -> None:
+    async with socket_wire() as (wire, client), trio.open_nursery() as nursery:
+        first, second = encode_frame(b"x" * 100_000), encode_frame(b"second")
+        nursery.start_soon(wire.send, first)
+        await trio.testing.wait_all_tasks_blocked()
+        data = received(client)
+        assert data, "half of it has left, and there is room"
+        assert not wire.send_now(second)
+        nursery.start_soon(wire.send, b"")
+        while len(data) < len(first + second):
+            data += await client.receive_some(65536)
+        assert data == first + second
+
+
+async def test_a_stream_that_cannot_send_at_once() -> None:
+    """TLS: its bytes are not the socket's."""
+    wire, client = wire_pair()
+    assert not wire.send_now(encode_frame(b"a"))
+    assert not wire.send_now(encode_frame(b"b"))
+    await wire.send(b"")
+    assert await client.receive_some(100) == encode_frame(b"a") + encode_frame(b"b")
+
+
+async def test_a_client_that_has_gone_is_met_by_the_next_send() -> None:
+    async with socket_wire() as (wire, client):
+        await client.aclose()
+        assert not wire.send_now(encode_frame(b"a"))
+        with pytest.raises(trio.BrokenResourceError):
+            await wire.send(b"")
+
+
+async def test_nothing_goes_out_at_once_behind_half_a_frame(autojump_clock: trio.testing.MockClock) -> None:
+    async with socket_wire() as (wire, client):
+        with pytest.raises(ClientSlow):
+            await wire.send(encode_frame(b"x" * 1_000_000))
+        received(client)  # now there is room
+        assert not wire.send_now(encode_frame(b"its other half"))
+        assert received(client) == b""
+        with pytest.raises(ClientSlow):
+            await wire.send(b"")
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["now", "send", "read", "pass"]), st.integers(1, 20_000)), min_size=1, max_size=25
+)
+
+
+@given(steps=STEPS)
+def test_whatever_way_frames_are_sent_they_arrive_whole_and_once(steps: list[tuple[str, int]]) -> None:
+    async def main() -> None:
+        said: list[bytes] = []
+        data = bytearray()
+        async with socket_wire() as (wire, client), trio.open_nursery() as nursery:
+            for number, (step, size) in enumerate(steps):
+                command = b"%d:" % number + b"x" * size
+                match step:
+                    case "now":
+                        said.append(command)
+                        if not wire.send_now(encode_frame(command)):
+                            nursery.start_soon(wire.send, b"")
+                    case "send":
+                        said.append(command)
+                        nursery.start_soon(wire.send, encode_frame(command))
+                    case "read":
+                        data += received(client)
+                    case _:
+                        await trio.lowlevel.checkpoint()
+            with trio.fail_after(5):
+                while len(data) < sum(len(encode_frame(command)) for command in said):
+                    data += await client.receive_some(65536)
+        decoder = FrameDecoder(max_frame_bytes=1 << 20)
+        decoder.receive_data(bytes(data))
+        heard = []
+        while (frame := decoder.next_frame()) is not None:
+            heard.append(frame.command)
+        assert sorted(heard) == sorted(said)
+        ways = [step for step, _ in steps if step in {"now", "send"}]
+        now = [command for command, way in zip(said, ways, strict=True) if way == "now"]
+        assert [command for command in heard if command in now] == now, "answers keep their order"
+
+    trio.run(main)

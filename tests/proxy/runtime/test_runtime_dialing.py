@@ -19,7 +19,7 @@ from proto.addresses import HostPort
 from proxy.config.errors import ConfigError
 from proxy.config.types import Brokers, ListenerTls
 from proxy.runtime import dialing, watched
-from proxy.runtime.dialing import Dialer, NotDialled, tune_socket
+from proxy.runtime.dialing import ATTEMPT_DELAY_S, Dialer, NotDialled, families_in_turn, tune_socket
 from proxy.runtime.tls import TlsFailed, TlsStream, listener_context
 
 PORT = 6651
@@ -36,6 +36,12 @@ class Hosts:
         self._nursery = nursery
         self.at: dict[str, Callable[[Stream], Awaitable[None]] | OSError | None] = {}
         self.dialled: list[tuple[str, int, str]] = []
+        self.delay_s: dict[str, float] = {}
+        self.gate: trio.Event | None = None
+        self.connected: list[str] = []
+        self.on_connected: Callable[[], None] = lambda: None
+        self.open = 0
+        """Our ends that were not closed."""
 
     async def connect(self, address: str, port: int, congestion_control: str) -> Stream:
         self.dialled.append((address, port, congestion_control))
@@ -45,9 +51,23 @@ class Hosts:
             await trio.sleep_forever()
         if isinstance(there, OSError):
             raise there
+        await trio.sleep(self.delay_s.get(address, 0))
+        if self.gate is not None:
+            await self.gate.wait()
         ours, theirs = trio.testing.memory_stream_pair()
-        self._nursery.start_soon(there, theirs)  # type: ignore[arg-type]
+        self._nursery.start_soon(self._serve, there, theirs)
+        self.connected.append(address)
+        self.open += 1
+        self.on_connected()
         return ours
+
+    async def _serve(self, there: Callable[[Stream], Awaitable[None]], stream: Stream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError):
+            await there(stream)
+        with contextlib.suppress(trio.ClosedResourceError):
+            while await stream.receive_some():
+                pass
+        self.open -= 1
 
 
 @pytest.fixture
@@ -81,10 +101,104 @@ async def test_the_first_that_answers(hosts: Hosts) -> None:
     assert hosts.dialled == [("10.0.0.1", PORT, "cubic"), ("fd00::2", PORT, "cubic")]
 
 
-async def test_one_that_is_silent_is_left(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:
+async def test_one_that_is_silent_gets_no_more_than_its_start(
+    hosts: Hosts, autojump_clock: trio.testing.MockClock
+) -> None:
     hosts.at = {"10.0.0.1": None, "10.0.0.2": plain}
     await new_dialer(connect_timeout_ms=2000).dial_any(HERE, ("10.0.0.1", "10.0.0.2"))
-    assert trio.current_time() == pytest.approx(2)
+    assert trio.current_time() == pytest.approx(ATTEMPT_DELAY_S)
+    assert hosts.open == 1, "the one that is silent is left"
+
+
+async def test_one_that_fails_gets_not_even_that(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:
+    hosts.at = {"10.0.0.1": REFUSED, "10.0.0.2": REFUSED, "10.0.0.3": plain}
+    await new_dialer().dial_any(HERE, ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    assert trio.current_time() == 0
+
+
+async def test_one_that_is_slow_may_still_be_the_first(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:
+    hosts.at = {"10.0.0.1": plain, "10.0.0.2": None, "10.0.0.3": plain}
+    hosts.delay_s = {"10.0.0.1": 0.6, "10.0.0.3": 0.2}
+    stream = await new_dialer().dial_any(HERE, ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    assert trio.current_time() == pytest.approx(0.6)
+    assert [address for address, _, _ in hosts.dialled] == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    assert await stream.receive_some(10) == b"plain"
+    assert hosts.connected == ["10.0.0.1"]
+    await trio.sleep(1)
+    assert hosts.open == 1
+
+
+async def test_the_families_take_turns(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:
+    addresses = ("fd00::1", "fd00::2", "fd00::3", "10.0.0.1", "10.0.0.2")
+    hosts.at = dict.fromkeys(addresses)
+    await failure(new_dialer(connect_timeout_ms=5000), *addresses)
+    assert [address for address, _, _ in hosts.dialled] == ["fd00::1", "10.0.0.1", "fd00::2", "10.0.0.2", "fd00::3"]
+    assert trio.current_time() == pytest.approx(4 * ATTEMPT_DELAY_S + 5), "each has its own time"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        ((), []),
+        (("10.0.0.1",), ["10.0.0.1"]),
+        (("10.0.0.2", "10.0.0.1"), ["10.0.0.2", "10.0.0.1"]),
+        (("10.0.0.1", "10.0.0.2", "10.0.0.3", "::1"), ["10.0.0.1", "::1", "10.0.0.2", "10.0.0.3"]),
+        (("::1", "10.0.0.1", "10.0.0.2", "10.0.0.3"), ["::1", "10.0.0.1", "10.0.0.2", "10.0.0.3"]),
+    ],
+)
+def test_in_which_order(addresses: tuple[str, ...], expected: list[str]) -> None:
+    assert families_in_turn(addresses) == expected
+
+
+async def test_two_at_the_same_moment(
+    hosts: Hosts, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """One wins, the other is closed."""
+    hosts.at = {"10.0.0.1": plain, "10.0.0.2": plain}
+    hosts.gate = trio.Event()
+    won: list[Stream] = []
+
+    async def dial() -> None:
+        won.append(await new_dialer().dial_any(HERE, ("10.0.0.1", "10.0.0.2")))
+
+    nursery.start_soon(dial)
+    await trio.sleep(1)
+    hosts.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(hosts.connected) == ["10.0.0.1", "10.0.0.2"]
+    assert hosts.open == 1
+    await won[0].aclose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert hosts.open == 0
+
+
+@pytest.mark.parametrize("when", [0.1, 0.3, 0.5, 0.6, 1.0])
+async def test_whoever_gives_up_leaves_nothing_open(
+    hosts: Hosts, autojump_clock: trio.testing.MockClock, when: float
+) -> None:
+    hosts.at = {"10.0.0.1": None, "10.0.0.2": plain}
+    hosts.delay_s = {"10.0.0.2": 0.25}
+    for _ in range(10):
+        stream = None
+        with trio.move_on_after(when):
+            stream = await new_dialer().dial_any(HERE, ("10.0.0.1", "10.0.0.2"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert hosts.open == (0 if stream is None else 1)
+        if stream is not None:
+            await stream.aclose()
+            await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_a_winner_is_closed_where_whoever_dialled_gives_up_that_very_moment(hosts: Hosts) -> None:
+    scope = trio.CancelScope()
+
+    hosts.at = {"10.0.0.1": plain}
+    hosts.on_connected = scope.cancel
+    with scope:
+        await new_dialer().dial_any(HERE, ("10.0.0.1",))
+    await trio.testing.wait_all_tasks_blocked()
+    assert scope.cancelled_caught
+    assert (hosts.connected, hosts.open) == (["10.0.0.1"], 0)
 
 
 async def test_none_answers(hosts: Hosts, autojump_clock: trio.testing.MockClock) -> None:

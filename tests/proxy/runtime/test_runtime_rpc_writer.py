@@ -1,8 +1,15 @@
-"""proxy.runtime.rpc_writer: one task sends, what is said meanwhile leaves together, and not without bound."""
+"""proxy.runtime.rpc_writer: what is said together leaves together, at once where it can, and not without bound."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
 
@@ -91,3 +98,178 @@ async def test_empty_means_that_all_has_left(nursery: trio.Nursery) -> None:
     stream.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     assert writer.is_empty
+
+
+# ---- over a socket: in the caller's own turn
+
+
+@asynccontextmanager
+async def socket_pair() -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
+    """Two ends of a connection, whose kernel takes some kilobytes at a time."""
+    pair = [trio.SocketStream(end) for end in trio.socket.socketpair()]
+    async with pair[0], pair[1]:
+        pair[0].socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_SNDBUF, 4096)
+        yield pair[0], pair[1]
+
+
+def received(stream: trio.SocketStream) -> bytes:
+    """What is there, without waiting."""
+    data = b""
+    while True:
+        try:
+            data += stream.socket._sock.recv(65536)  # type: ignore[attr-defined]
+        except BlockingIOError:
+            return data
+
+
+async def test_a_push_sends_in_the_callers_own_turn() -> None:
+    async with socket_pair() as (ours, theirs):
+        writer = BatchedWriter(ours, max_buffered_bytes=1000)
+        writer.hold(b"held, ")
+        assert received(theirs) == b"", "what is held waits for the push"
+        assert not writer.is_empty
+        writer.hold(b"held, ")
+        writer.write(b"written")
+        assert received(theirs) == b"held, held, written"
+        assert writer.is_empty
+        writer.push()
+        assert received(theirs) == b""
+
+
+async def test_what_the_kernel_does_not_take_leaves_later_and_in_order(nursery: trio.Nursery) -> None:
+    async with socket_pair() as (ours, theirs):
+        writer = BatchedWriter(ours, max_buffered_bytes=1 << 20)
+        nursery.start_soon(writer.run)
+        said = bytearray()
+        for number in range(3000):
+            word = b"<%d>" % number * 10
+            writer.write(word)
+            said += word
+        assert not writer.is_empty
+        heard = bytearray()
+        while len(heard) < len(said):
+            heard += await theirs.receive_some(1000)
+        assert heard == said
+        await trio.testing.wait_all_tasks_blocked()
+        assert writer.is_empty
+        writer.write(b"again")
+        assert received(theirs) == b"again"
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_bound_counts_what_has_not_left() -> None:
+    async with socket_pair() as (ours, theirs):
+        writer = BatchedWriter(ours, max_buffered_bytes=100_000)
+        writer.write(b"x" * 1_000_000)  # one always fits an empty queue
+        with pytest.raises(WriterFull):
+            writer.write(b"x")
+        with pytest.raises(WriterFull):
+            writer.hold(b"x")
+        left = 1_000_000
+        while left > 99_000:
+            left -= len(received(theirs))
+            writer.push()
+        writer.hold(b"x")
+
+
+async def test_a_push_to_a_peer_that_has_gone_is_left_to_run() -> None:
+    async with socket_pair() as (ours, theirs):
+        await theirs.aclose()
+        writer = BatchedWriter(ours, max_buffered_bytes=1000)
+        writer.write(b"x")
+        with pytest.raises(trio.BrokenResourceError):
+            await writer.run()
+
+
+async def test_a_push_after_the_end_harms_nothing() -> None:
+    """Another connection's descriptor may have the number that this one's had."""
+    async with socket_pair() as (ours, _theirs):
+        writer = BatchedWriter(ours, max_buffered_bytes=1000)
+        await ours.aclose()
+        async with socket_pair() as others:
+            writer.write(b"for nobody")
+            assert [received(end) for end in others] == [b"", b""]
+
+
+async def test_room_that_a_push_makes_is_told_to_those_who_wait_for_it(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with socket_pair() as (ours, theirs):
+        writer = BatchedWriter(ours, max_buffered_bytes=10)
+        nursery.start_soon(writer.run)
+        writer.hold(b"x" * 10)
+        nursery.start_soon(writer.write_when_there_is_room, b"late")
+        await trio.testing.wait_all_tasks_blocked()
+        writer.push()
+        await trio.testing.wait_all_tasks_blocked()
+        assert received(theirs) == b"x" * 10 + b"late"
+        nursery.cancel_scope.cancel()
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["hold", "write", "wait"]), st.integers(1, 6000)),
+        st.tuples(st.sampled_from(["push", "read", "pass"]), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=STEPS)
+def test_whatever_is_said_in_whatever_way_arrives_in_order_and_once(steps: list[tuple[str, int]]) -> None:
+    async def main() -> None:
+        said, late, heard = bytearray(), [], bytearray()
+        async with socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
+            writer = BatchedWriter(ours, max_buffered_bytes=8192)
+            nursery.start_soon(writer.run)
+            number = 0
+            for step, size in steps:
+                number += 1
+                word = b"<%d:%s>" % (number, b"x" * size)
+                match step:
+                    case "hold" | "write":
+                        try:
+                            writer.hold(word)
+                        except WriterFull:
+                            continue
+                        said += word
+                        if step == "write":
+                            writer.push()
+                    case "wait":
+                        late.append(word)
+                        nursery.start_soon(writer.write_when_there_is_room, word)
+                    case "push":
+                        writer.push()
+                    case "read":
+                        heard += received(theirs)
+                    case _:
+                        await trio.lowlevel.checkpoint()
+            writer.push()
+            expected = len(said) + sum(map(len, late))
+            with trio.fail_after(5):
+                while len(heard) < expected:
+                    writer.push()
+                    heard += await theirs.receive_some(65536)
+            await trio.testing.wait_all_tasks_blocked()
+            assert writer.is_empty
+            nursery.cancel_scope.cancel()
+        for word in late:  # whole, wherever its turn came
+            assert heard.count(word) == 1
+            heard = heard.replace(word, b"")
+        assert heard == said
+
+    trio.run(main)
+
+
+async def test_a_push_does_not_overtake_what_is_being_sent(nursery: trio.Nursery) -> None:
+    async with socket_pair() as (ours, theirs):
+        writer = BatchedWriter(ours, max_buffered_bytes=1 << 20)
+        nursery.start_soon(writer.run)
+        writer.write(b"a" * 500_000)
+        await trio.testing.wait_all_tasks_blocked()  # half of it waits for room, in ``run``
+        heard = bytearray(received(theirs))
+        writer.write(b"b")  # now there is room
+        while len(heard) < 500_001:
+            heard += await theirs.receive_some(65536)
+        assert heard == b"a" * 500_000 + b"b"
+        nursery.cancel_scope.cancel()

@@ -1,11 +1,9 @@
-"""The small parts of proxy.runtime: credentials, resolve, tasks, connection_count, descriptors, metrics."""
+"""The small parts of proxy.runtime: credentials, tasks, connection_count, descriptors, metrics."""
 
 from __future__ import annotations
 
 import os
 import socket
-import threading
-from functools import partial
 from typing import Any
 
 import pytest
@@ -21,8 +19,7 @@ from proxy.runtime.connection_count import ConnectionCounters, new_shared_counte
 from proxy.runtime.credentials import CredentialExchange, NoCredentials, credentials_for
 from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.metrics import exposition, merged_exposition, new_registry
-from proxy.runtime.resolve import THREADS_MAX, ResolutionFailed, new_resolver_threads, resolve
-from proxy.runtime.tasks import Backoff, ByteBudget, InFlight, close_politely, repeat, seconds
+from proxy.runtime.tasks import Backoff, ByteBudget, FairSlots, InFlight, close_politely, repeat, seconds
 
 # ---- credentials
 
@@ -30,6 +27,7 @@ from proxy.runtime.tasks import Backoff, ByteBudget, InFlight, close_politely, r
 class FakeAuth:
     def __init__(self) -> None:
         self.picked = 0
+        self.expires_at_unix_ms = 0
         self.calls: list[tuple[int, Any, float]] = []
 
     def pick(self) -> FakeAuth:
@@ -43,7 +41,9 @@ class FakeAuth:
         await trio.lowlevel.checkpoint()
         assert retry is not request.HasField("challenge"), "a challenge must not be answered twice"
         self.calls.append((method, request, timeout_s))
-        return BrokerCredentialsResponse(method="token", data=b"x", incomplete=not request.challenge)
+        return BrokerCredentialsResponse(
+            method="token", data=b"x", incomplete=not request.challenge, expires_at_unix_ms=self.expires_at_unix_ms
+        )
 
 
 async def test_an_exchange_stays_with_one_worker_under_one_id() -> None:
@@ -71,82 +71,16 @@ async def test_no_credentials_configured() -> None:
     assert await credentials.answer(None) == ("", b"")
     assert await credentials.answer(b"q") == ("none", b"")
     assert credentials.complete
+    assert credentials.expires_at_unix_ms == 0
 
 
-# ---- resolve
-
-
-@pytest.mark.parametrize("address", ["10.0.0.1", "::1", "fd00::1"])
-async def test_an_address_is_its_own(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    async def asked(*_: Any, **__: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-        pytest.fail("nobody needs to be asked")
-
-    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", asked)
-    assert await resolve(address, timeout_s=1, threads=new_resolver_threads()) == (address,)
-
-
-async def test_all_addresses_in_the_systems_order_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answer(*_: Any, **__: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-        return [(0, 0, 0, "", (address, 0)) for address in ("10.0.0.2", "fd00::1", "10.0.0.1", "10.0.0.2")]
-
-    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", answer)
-    assert await resolve("broker", timeout_s=1, threads=new_resolver_threads()) == ("10.0.0.2", "fd00::1", "10.0.0.1")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [socket.gaierror(socket.EAI_NONAME, "Name or service not known"), UnicodeError("label empty"), OSError(5, "I/O")],
-)
-async def test_no_such_name(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    async def answer(*_: Any, **__: Any) -> Any:
-        await trio.lowlevel.checkpoint()
-        raise error
-
-    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", answer)
-    with pytest.raises(ResolutionFailed, match=r"^broker: "):
-        await resolve("broker", timeout_s=1, threads=new_resolver_threads())
-
-
-async def test_the_resolver_does_not_answer(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def answer(*_: Any, **__: Any) -> Any:
-        await trio.sleep_forever()
-
-    monkeypatch.setattr("proxy.runtime.resolve.getaddrinfo", answer)
-    with pytest.raises(ResolutionFailed, match=r"within 1\.5 s"):
-        await resolve("broker", timeout_s=1.5, threads=new_resolver_threads())
-
-
-@pytest.mark.parametrize("host", ["a..b", "x" * 64 + ".example"])
-async def test_names_that_cannot_be_names(host: str) -> None:
-    with pytest.raises(ResolutionFailed):
-        await resolve(host, timeout_s=5, threads=new_resolver_threads())
-
-
-async def test_a_resolver_that_hangs_is_not_given_more_and_more_threads(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def hang(_ask: Any, *, abandon_on_cancel: bool, limiter: trio.CapacityLimiter) -> Any:
-        assert abandon_on_cancel, "or whoever asked would wait for as long as the resolver does"
-        async with limiter:
-            await trio.sleep_forever()
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", hang)
-    threads = new_resolver_threads()
-    async with trio.open_nursery() as nursery:
-        for number in range(100):
-            nursery.start_soon(partial(resolve, f"name-{number}", timeout_s=60, threads=threads))
-        await trio.sleep(1)
-        assert threads.statistics().borrowed_tokens == THREADS_MAX
-        nursery.cancel_scope.cancel()
-
-
-async def test_the_systems_own_table_counts() -> None:
-    found = await resolve("localhost", timeout_s=30, threads=new_resolver_threads())
-    assert set(found) & {"127.0.0.1", "::1"}
+async def test_when_credentials_end_is_what_the_last_answer_says() -> None:
+    auth = FakeAuth()
+    credentials = credentials_for(auth, "broker", configured=True)  # type: ignore[arg-type]
+    assert credentials.expires_at_unix_ms == 0
+    for auth.expires_at_unix_ms in (2**53, 7, 0):
+        await credentials.answer(None)
+        assert credentials.expires_at_unix_ms == auth.expires_at_unix_ms
 
 
 # ---- tasks
@@ -421,28 +355,87 @@ async def test_a_byte_budget_makes_wait(nursery: trio.Nursery) -> None:
     assert order[-1] == "third"
 
 
-async def test_a_slow_name_does_not_hold_up_those_of_another_group(
-    monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
-) -> None:
-    """Security: names that clients choose must not keep the operator's brokers from being resolved."""
-    release = threading.Event()
+# ---- FairSlots
 
-    def slow(host: str, _port: Any, **_: Any) -> list[Any]:
-        if host.endswith(".slow"):
-            release.wait(10)
-        return [(0, 0, 0, "", ("10.0.0.1", 0))]
 
-    monkeypatch.setattr(socket, "getaddrinfo", slow)
-    strangers, ours = new_resolver_threads(), new_resolver_threads()
+class Slots:
+    """Tasks that want a slot, in the order in which they got one."""
 
-    async def give_up(number: int) -> None:
-        with pytest.raises(ResolutionFailed):
-            await resolve(f"h{number}.slow", timeout_s=0.01, threads=strangers)
+    def __init__(self, nursery: trio.Nursery, count: int) -> None:
+        self.slots = FairSlots(count)
+        self._nursery = nursery
+        self.got: list[str] = []
 
-    try:
-        async with trio.open_nursery() as asking:
-            for number in range(3 * int(strangers.total_tokens)):
-                asking.start_soon(give_up, number)
-        assert await resolve("broker", timeout_s=5, threads=ours) == ("10.0.0.1",)
-    finally:
-        release.set()
+    async def want(self, owner: str) -> trio.CancelScope:
+        scope = trio.CancelScope()
+
+        async def one() -> None:
+            with scope:
+                await self.slots.take(owner)
+                self.got.append(owner)
+
+        self._nursery.start_soon(one)
+        await trio.testing.wait_all_tasks_blocked()
+        return scope
+
+    async def give(self) -> None:
+        self.slots.give()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_slots_that_are_free_are_taken_at_once(nursery: trio.Nursery) -> None:
+    it = Slots(nursery, 2)
+    for owner in "aab":
+        await it.want(owner)
+    assert it.got == ["a", "a"]
+    await it.give()
+    assert it.got == ["a", "a", "b"]
+    for _ in range(2):
+        await it.give()
+    await it.want("c")
+    await it.want("c")
+    assert it.got == ["a", "a", "b", "c", "c"]
+
+
+async def test_the_turn_goes_round_among_those_who_wait(nursery: trio.Nursery) -> None:
+    it = Slots(nursery, 1)
+    for owner in ("first", "a", "a", "a", "b", "b", "c"):
+        await it.want(owner)
+    for _ in range(6):
+        await it.give()
+    assert it.got == ["first", "a", "b", "c", "a", "b", "a"]
+    await it.give()
+    assert it.slots._free == 1
+    assert not it.slots._waiting, "nobody is remembered"
+
+
+async def test_who_waits_no_more_is_passed_over(nursery: trio.Nursery) -> None:
+    it = Slots(nursery, 1)
+    await it.want("first")
+    leaving = [await it.want(owner) for owner in ("a", "b")]
+    await it.want("a")
+    for scope in leaving:
+        scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert list(it.slots._waiting) == ["a"]
+    await it.give()
+    assert it.got == ["first", "a"]
+
+
+async def test_a_slot_that_comes_in_the_moment_of_leaving_is_not_lost(nursery: trio.Nursery) -> None:
+    it = Slots(nursery, 1)
+    await it.want("first")
+    leaving = await it.want("a")
+    await it.want("b")
+    leaving.cancel()
+    await it.give()
+    assert it.got == ["first", "b"]
+    leaving = await it.want("c")
+    it.slots.give()
+    leaving.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    await it.want("d")
+    assert it.got in (["first", "b", "d"], ["first", "b", "c"])
+    if it.got[-1] == "c":
+        await it.give()
+    assert it.got[-1] == "d"

@@ -1,0 +1,91 @@
+"""A name server on loopback, over UDP and TCP, whose records a test may change."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from types import TracebackType
+from typing import Self
+
+import dns.flags
+import dns.message
+import dns.name
+import dns.rcode
+import dns.rdatatype
+import dns.rrset
+from local.ports import free_port
+
+UDP_BYTES_MAX = 512
+"""RFC 1035, 2.3.4; what is longer is asked for again over TCP."""
+
+
+class NameServer:
+    """``add`` records at any time. Listens on ``port`` of 127.0.0.1."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], tuple[int, list[str]]] = {}
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.port = free_port()
+        self._udp.bind(("127.0.0.1", self.port))
+        self._tcp = socket.create_server(("127.0.0.1", self.port))
+        self.asked: list[tuple[str, str, str]] = []
+        """Transport, name and type of each question."""
+
+    def add(self, name: str, kind: str, *records: str, ttl: int = 1) -> None:
+        """Set the records of a name and type."""
+        self._records[dns.name.from_text(name).to_text(), kind] = (ttl, list(records))
+
+    def __enter__(self) -> Self:
+        for serve in (self._serve_udp, self._serve_tcp):
+            threading.Thread(target=serve, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for sock in (self._udp, self._tcp):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def _serve_udp(self) -> None:
+        while True:
+            try:
+                data, address = self._udp.recvfrom(65535)
+                if not data:  # shut down
+                    return
+                response = self._response(data, "udp")
+                wire = response.to_wire()
+                if len(wire) > UDP_BYTES_MAX:
+                    response.answer.clear()
+                    response.flags |= dns.flags.TC
+                    wire = response.to_wire()
+                self._udp.sendto(wire, address)
+            except OSError:
+                return
+
+    def _serve_tcp(self) -> None:
+        while True:
+            try:
+                connection, _ = self._tcp.accept()
+            except OSError:
+                return
+            with connection, connection.makefile("rb") as stream:
+                (length,) = struct.unpack("!H", stream.read(2))
+                wire = self._response(stream.read(length), "tcp").to_wire()
+                connection.sendall(struct.pack("!H", len(wire)) + wire)
+
+    def _response(self, data: bytes, transport: str) -> dns.message.Message:
+        request = dns.message.from_wire(data)
+        response = dns.message.make_response(request)
+        question = request.question[0]
+        name, kind = question.name.to_text().lower(), dns.rdatatype.to_text(question.rdtype)
+        self.asked.append((transport, name, kind))
+        if name not in {known for known, _ in self._records}:
+            response.set_rcode(dns.rcode.NXDOMAIN)
+        elif (name, kind) in self._records:
+            ttl, records = self._records[name, kind]
+            response.answer.append(dns.rrset.from_text(name, ttl, "IN", kind, *records))
+        return response

@@ -1,0 +1,122 @@
+"""lookup.service: the brokers' part of it: what /status tells, a reload, and who was refused which target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from lookup_fakes import FakeBroker, Network, make_config
+from prometheus_client import CollectorRegistry
+
+from lookup.service import LookupService
+from proto.roles import Role
+from proto.rpc_pb2 import Method, ResolveTargetRequest, ResolveTargetResponse
+from proxy.config.errors import ConfigError
+from proxy.runtime.descriptors import Descriptors
+from proxy.runtime.peers import Caller
+from proxy.runtime.worker import WorkerContext
+
+
+class Worker:
+    def __init__(self, nursery: trio.Nursery, **brokers: Any) -> None:
+        self.registry = CollectorRegistry()
+        config = make_config(brokers={"service_url": "pulsar://b0:6650", **brokers})
+        descriptors = Descriptors(channel=-1, liveness=-1)
+        self.service = LookupService(
+            WorkerContext(Role.LOOKUP, 0, config, b"k" * 32, descriptors, self.registry, nursery)
+        )
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"pulsar_proxy_{name}", labels)
+
+    async def resolve(self, target: str) -> ResolveTargetResponse:
+        request = ResolveTargetRequest(target=target, client_address="192.0.2.7:4000", principal_name="alice")
+        handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
+        return ResolveTargetResponse.FromString(await handler(request.SerializeToString(), Caller(Role.FORWARDER, 1)))
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("b0", "no_port"),
+        ("b0:22", "port"),
+        ("nowhere:6650", "unknown_host"),
+        ("metadata:6650", "metadata"),
+        ("127.0.0.1:6650", "loopback"),
+    ],
+)
+async def test_a_refusal_is_logged_and_counted(
+    network: Network, nursery: trio.Nursery, target: str, reason: str
+) -> None:
+    network.names["b0"] = [["10.0.0.1"]]
+    network.names["metadata"] = [["169.254.169.254"]]
+    worker = Worker(nursery)
+    await worker.service.start()
+    await trio.testing.wait_all_tasks_blocked()
+    with structlog.testing.capture_logs() as logs:
+        response = await worker.resolve(target)
+    assert (response.denial, response.host, list(response.addresses)) == (reason, "", [])
+    [entry] = [entry for entry in logs if entry["event"] == "a target was refused"]
+    assert entry["detail"] == response.detail
+    assert {key: entry[key] for key in ("client", "principal", "target", "reason", "log_level")} == {
+        "client": "192.0.2.7:4000",
+        "principal": "alice",
+        "target": target,
+        "reason": reason,
+        "log_level": "warning",
+    }
+    assert worker.value("denied_targets_total", reason=reason) == 1
+    assert worker.value("dns_failures_total", names="targets") == (1 if reason == "unknown_host" else None)
+
+
+async def test_names_that_clients_choose_and_the_operators_are_groups_of_their_own(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    network.names["b0"], network.names["b1"] = [["10.0.0.1"]], [["10.0.0.2"]]
+    worker = Worker(nursery)
+    await worker.service.start()
+    assert list((await worker.resolve("b1:6650")).addresses) == ["10.0.0.2"]
+    await trio.testing.wait_all_tasks_blocked()
+    assert not network.threads["b0"] & network.threads["b1"]
+
+
+async def test_status_and_metrics(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    network.add("b0", "10.0.0.1", FakeBroker())
+    worker = Worker(nursery, service_url="pulsar://b0,nowhere")
+    assert not worker.service.status()["ready"]
+    await worker.service.start()
+    await trio.sleep(1)
+    status: Any = worker.service.status()
+    assert status["ready"]
+    assert [(entry["broker"], entry["reachable"]) for entry in status["brokers"]] == [
+        ("b0:6650", True),
+        ("nowhere:6650", False),
+    ]
+    assert worker.value("broker_up", broker="b0:6650") == 1
+    assert worker.value("broker_up", broker="nowhere:6650") == 0
+    assert worker.value("broker_set_aside", broker="b0:6650") == 0
+    assert worker.value("dns_failures_total", names="brokers") == 1
+
+
+async def test_a_reload(network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    network.add("b0", "10.0.0.1", FakeBroker())
+    network.add("b1", "10.0.0.2", FakeBroker())
+    worker = Worker(nursery)
+    await worker.service.start()
+    await trio.sleep(1)
+    await worker.service.configure(make_config(brokers={"service_url": "pulsar://b0,b1"}))
+    assert worker.service.status()["ready"], "what was seen is still true"
+    await trio.sleep(1)
+    assert (worker.value("broker_up", broker="b0:6650"), worker.value("broker_up", broker="b1:6650")) == (1, 1)
+    await worker.service.configure(make_config(brokers={"service_url": "pulsar://b1"}))
+    await trio.sleep(1)
+    assert (worker.value("broker_up", broker="b0:6650"), worker.value("broker_up", broker="b1:6650")) == (None, 1)
+    bad = make_config(brokers={"service_url": "pulsar+ssl+srv://b1", "tls": {"trust": "/nowhere"}})
+    with pytest.raises(ConfigError):
+        await worker.service.configure(bad)
+    assert worker.service.status()["ready"]

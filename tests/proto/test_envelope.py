@@ -1,0 +1,109 @@
+"""proto.envelope: whose requests an Envelope carries, and which of them are accepted (KIP-590)."""
+
+import pytest
+
+from proto.envelope import ENVELOPE_VERSION, EnvelopeRefused, embedded_request, principal_of
+from proto.lookups import KINDS
+from proto.pulsar_pb2 import BaseCommand
+from proto.rpc_pb2 import EnvelopeError, EnvelopeRequest, Principal
+from proto.sealed_principal import seal
+
+KEY = b"k" * 32
+NOW_MS = 1_700_000_000_000
+ALICE = Principal(type="User", name="alice", method="token", expires_at_unix_ms=NOW_MS + 1)
+LOOKUP = BaseCommand(type=BaseCommand.LOOKUP, lookup_topic={"topic": "t", "request_id": 7})
+
+
+def envelope(**changes: object) -> EnvelopeRequest:
+    """Alice's."""
+    fields: dict[str, object] = {
+        "version": ENVELOPE_VERSION,
+        "requests": [LOOKUP.SerializeToString()],
+        "principal_type": "User",
+        "principal_name": "alice",
+        "sealed_principal": seal(ALICE, KEY),
+        "client_address": "192.0.2.7:4000",
+    }
+    return EnvelopeRequest(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def refusal(request: EnvelopeRequest, key: bytes | None = KEY) -> int:
+    with pytest.raises(EnvelopeRefused) as caught:
+        principal_of(request, key, NOW_MS)
+    assert str(caught.value)
+    return caught.value.error
+
+
+def test_the_principal_is_the_one_under_the_seal() -> None:
+    assert principal_of(envelope(), KEY, NOW_MS) == ALICE
+
+
+@pytest.mark.parametrize("version", [0, ENVELOPE_VERSION])
+def test_older_versions_are_understood(version: int) -> None:
+    assert principal_of(envelope(version=version), KEY, NOW_MS) == ALICE
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+def test_a_newer_version_is_refused_before_anything_else_is_looked_at(key: bytes | None) -> None:
+    """What it leaves out, or means otherwise, cannot be known here."""
+    request = envelope(version=ENVELOPE_VERSION + 1, client_address="rubbish", sealed_principal=b"")
+    assert refusal(request, key) == EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+@pytest.mark.parametrize("address", ["", "rubbish", "192.0.2.7", "192.0.2.7:x", "a b:1", "192.0.2.7:0", "[::1]"])
+def test_a_bad_client_address(address: str, key: bytes | None) -> None:
+    assert refusal(envelope(client_address=address), key) == EnvelopeError.ENVELOPE_INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    "sealed",
+    [b"", b"\xff\xff\xff", ALICE.SerializeToString(), seal(ALICE, b"x" * 32), seal(ALICE, KEY)[:-1] + b"\x00"],
+)
+def test_unsealed_malformed_or_forged(sealed: bytes) -> None:
+    """Security: a forwarder cannot mint a principal."""
+    assert refusal(envelope(sealed_principal=sealed)) == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+
+
+def test_an_expired_principal() -> None:
+    with pytest.raises(EnvelopeRefused) as caught:
+        principal_of(envelope(), KEY, NOW_MS + 1)
+    assert caught.value.error == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+
+
+@pytest.mark.parametrize("claimed", [{"principal_name": "admin"}, {"principal_type": "Group"}, {"principal_name": ""}])
+def test_the_name_must_be_the_one_under_the_seal(claimed: dict[str, str]) -> None:
+    assert refusal(envelope(**claimed)) == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+
+
+def test_without_authentication_requests_are_nobodys_whatever_is_claimed() -> None:
+    assert principal_of(envelope(principal_name="admin", sealed_principal=b"x"), None, NOW_MS) == Principal()
+
+
+def test_an_envelope_without_a_request() -> None:
+    """It has nothing that could be answered, and its caller waits."""
+    assert refusal(envelope(requests=[])) == EnvelopeError.ENVELOPE_INVALID_REQUEST
+
+
+# ---- requests
+
+
+def test_a_request_and_its_kind() -> None:
+    command, kind = embedded_request(LOOKUP.SerializeToString())
+    assert command == LOOKUP
+    assert kind is KINDS[BaseCommand.LOOKUP]
+
+
+@pytest.mark.parametrize("kind", sorted(set(BaseCommand.Type.values()) - set(KINDS)))
+def test_a_command_that_may_not_be_forwarded(kind: int) -> None:
+    """Security: a lookup worker asks for its clients, and does nothing else on their behalf."""
+    with pytest.raises(EnvelopeRefused, match="may not be forwarded") as caught:
+        embedded_request(BaseCommand(type=kind).SerializeToString())
+    assert caught.value.error == EnvelopeError.ENVELOPE_INVALID_REQUEST
+
+
+@pytest.mark.parametrize("inner", [b"\xff\xff\xff\xff", BaseCommand(type=BaseCommand.LOOKUP).SerializeToString()])
+def test_inner_bytes_that_cannot_be_parsed(inner: bytes) -> None:
+    with pytest.raises(EnvelopeRefused) as caught:
+        embedded_request(inner)
+    assert caught.value.error == EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION
