@@ -62,6 +62,10 @@ class Rounds(Generic[StateT]):
             raise AuthenticationDenied("method_changed", "another method than in the first round")
         return found
 
+    def forget(self, key: Key) -> None:
+        """An exchange that nobody goes on with."""
+        self._rounds.pop(key, None)
+
     def make_room(self) -> None:
         """Give up the oldest exchange where there is no room for another."""
         if len(self._rounds) >= STATES_MAX:

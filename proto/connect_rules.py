@@ -22,6 +22,8 @@ LOST_EXCHANGE = "unknown_round"
 OVERLOADED = "overloaded"
 """A denial's reason: more is asked of the auth worker than it does at a time."""
 
+_NOT_THE_CLIENTS_FAULT = frozenset({LOST_EXCHANGE, OVERLOADED, "issuer_unavailable", "timeout", "bad_keytab"})
+
 AUTHENTICATION_UNAVAILABLE = "The proxy cannot authenticate clients at the moment"
 
 _PROVED_BY_CONNECTION = frozenset({"tls"})
@@ -60,7 +62,7 @@ def denial(reason: str) -> Refusal:
         return Refusal(ServerError.AuthorizationError, "Invalid roles.")
     if reason == NOT_A_PROXY:
         return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
-    if reason in {LOST_EXCHANGE, OVERLOADED}:  # says nothing about the client, which should come again
+    if reason in _NOT_THE_CLIENTS_FAULT:  # says nothing about the client, which should come again
         return Refusal(ServerError.ServiceNotReady, AUTHENTICATION_UNAVAILABLE)
     return Refusal(ServerError.AuthenticationError, AUTHENTICATION_FAILED)
 

@@ -4,6 +4,7 @@ The supervisor owns the sockets, so connecting works even while the worker behin
 waits in the socket's queue, within its deadline.
 """
 
+import contextlib
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -209,6 +210,18 @@ class RpcClient:
             except DecodeError:
                 raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None
 
+    def tell(self, method: int, request: Message, *, timeout_s: float) -> None:
+        """Call a method whose answer nobody waits for; nothing is told where there is no connection."""
+        call = Call(
+            correlation_id=next(self._ids),
+            method=method,  # type: ignore[arg-type]
+            timeout_ms=int(timeout_s * 1000),
+            request=request.SerializeToString(),
+        )
+        if self._writer is not None and self._resumed.is_set():
+            with contextlib.suppress(WriterFull):
+                self._writer.write(encode_rpc(Frame(call=call)))
+
     async def _call_once(self, method: int, body: bytes, deadline: float) -> Reply:
         while (writer := self._writer) is None or not self._resumed.is_set():
             if self._over:
@@ -225,6 +238,10 @@ class RpcClient:
         try:
             writer.write(encode_rpc(Frame(call=call)))
             await pending.done.wait()
+        except trio.Cancelled:
+            with contextlib.suppress(WriterFull):
+                writer.write(encode_rpc(Frame(cancel={"correlation_id": correlation_id})))
+            raise
         except WriterFull:
             raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up") from None
         finally:

@@ -95,6 +95,7 @@ class _Connection:
         self._decoder = RpcDecoder(max_frame_bytes=max_frame_bytes)
         self._writer = BatchedWriter(stream, max_buffered_bytes=8 * max_frame_bytes)
         self._calls = 0
+        self._scopes: dict[int, trio.CancelScope] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -106,6 +107,11 @@ class _Connection:
             nursery.cancel_scope.cancel()
 
     def _take(self, frame: Frame, nursery: trio.Nursery) -> None:
+        if frame.HasField("cancel"):
+            scope = self._scopes.get(frame.cancel.correlation_id)
+            if scope is not None:
+                scope.cancel()
+            return
         if not frame.HasField("call"):
             raise RpcCorrupt("a caller sent something that is no call")
         call = frame.call
@@ -126,10 +132,12 @@ class _Connection:
             nursery.start_soon(self._run_call, handler, call)
 
     async def _run_call(self, handler: Handler, call: Call) -> None:
+        wanted = self._scopes[call.correlation_id] = trio.CancelScope()
+        response = b""
         try:
-            with trio.fail_after(seconds(call.timeout_ms)):
+            with trio.fail_after(seconds(call.timeout_ms)), wanted:
                 response = await handler(call.request, self._caller)
-            reply = _reply(call, Status.OK, "", response)
+            reply = _reply(call, Status.OK, "", response)  # if it is not wanted any more, nobody hears it
         except RpcRefused as refusal:
             reply = _reply(call, refusal.status, refusal.detail)
         except trio.TooSlowError:
@@ -142,6 +150,7 @@ class _Connection:
         # A caller that reads slowly makes its calls wait here, and count as under way; nobody else's.
         await self._writer.write_when_there_is_room(reply)
         self._calls -= 1
+        self._scopes.pop(call.correlation_id, None)
 
 
 def _reply(call: Call, status: int, detail: str, response: bytes = b"") -> bytes:
