@@ -1,5 +1,6 @@
 """The proxy's own credentials towards brokers, by method."""
 
+import functools
 from pathlib import Path
 
 from auth.state import BrokerAuthentication, BrokerAuthState
@@ -55,6 +56,14 @@ class FixedCredentials:
         return True
 
 
+@functools.lru_cache(maxsize=1)
+def _oauth2_credentials(config: BrokerCredentials) -> BrokerAuthentication:
+    """Kept over reloads that leave the table as it is: the token with it, whether the issuer is there or not."""
+    from auth.broker_oauth2 import OAuth2Credentials
+
+    return OAuth2Credentials(config)
+
+
 def read_secret(file: str) -> bytes:
     """A file's content without the white space around it; raises ConfigError, OSError."""
     with Path(file).open("rb") as stream:
@@ -73,9 +82,7 @@ def broker_authentication(config: BrokerCredentials | None) -> BrokerAuthenticat
 
         return SaslCredentials(config)
     if config.method == "oauth2":
-        from auth.broker_oauth2 import OAuth2Credentials
-
-        return OAuth2Credentials(config)
+        return _oauth2_credentials(config)
     if config.method == "tls":
         return FixedCredentials("tls", b"")
     if config.token:

@@ -15,7 +15,7 @@ from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
 from proxy.runtime.watched import Watched
 
-REQUEST_TIMEOUT_MS = 3_500
+REQUEST_TIMEOUT_MS = 2_000
 """Two requests of this length end before ``brokers.handshake_timeout_ms`` does, as it comes."""
 
 RETRY_INTERVAL_S = 5.0
@@ -127,7 +127,7 @@ def _account(file: str) -> _Account:
     data = read_secret(file)
     try:
         account = msgspec.json.decode(data, type=_Account)
-    except (msgspec.MsgspecError, RecursionError) as error:  # whose texts quote no values
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # whose texts quote no values
         raise ConfigError(f"{KEY}: {file}: {error}") from None
     if account.type != "client_credentials":
         raise ConfigError(f"{KEY}: {file}: its type is not client_credentials")

@@ -94,7 +94,7 @@ class IssuerClient:
             raise HttpFailed(f"{shown}: answered with status {response.status_code}{_error_code(body)}")
         try:
             return msgspec.json.decode(body, type=kind, strict=False)
-        except (msgspec.MsgspecError, RecursionError) as error:  # whose texts quote no values
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:  # whose texts quote no values
             raise HttpFailed(f"{shown}: {_printable(str(error))}") from None
 
 
@@ -156,7 +156,7 @@ def _error_code(body: bytes) -> str:
     """What an endpoint for tokens says of its refusal, if it says it as RFC 6749 has it."""
     try:
         code = msgspec.json.decode(body, type=_Refusal).error
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
     return f" ({code})" if _ERROR_CODE.fullmatch(code) else ""
 

@@ -1,11 +1,12 @@
 """Which provider judges which method, made from the configuration."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, Provider
 from proxy.config.errors import ConfigError
-from proxy.config.types import Authentication
+from proxy.config.types import Authentication, OidcAuthentication
 
 PLUGINS = "pulsar_trio_proxy.authentication"
 """The group of entry points where providers from elsewhere are found."""
@@ -40,10 +41,16 @@ def configured_providers(config: Authentication) -> Iterator[Provider]:
 
         yield SaslProvider(config.sasl)
     if config.oidc is not None:
-        from auth.providers.oidc import OidcProvider
-
-        yield OidcProvider(config.oidc)
+        yield _oidc_provider(config.oidc)
     yield from _plugins(config)
+
+
+@functools.lru_cache(maxsize=1)
+def _oidc_provider(config: OidcAuthentication) -> Provider:
+    """Kept over reloads that leave its table as it is, and the issuers' keys with it: one may be down just then."""
+    from auth.providers.oidc import OidcProvider
+
+    return OidcProvider(config)
 
 
 def _plugins(config: Authentication) -> Iterator[Provider]:
@@ -77,7 +84,7 @@ class ProviderRegistry:
         self._providers: dict[str, Provider] = {}
         for provider in providers(config):
             first = self._providers.get(provider.method)
-            self._providers[provider.method] = provider if first is None else _EitherProvider(first, provider)
+            self._providers[provider.method] = provider if first is None else _either(first, provider)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -109,6 +116,14 @@ class _Anonymous:
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
         return Identity(self._role)
+
+
+def _either(first: Provider, second: Provider) -> Provider:
+    for provider in (first, second):
+        if not isinstance(provider.new_auth_state(ClientContext("")), OneStageAuthState):
+            text = "two providers judge it, which only works for methods of one round"
+            raise ConfigError(f"authentication: method {first.method}: {text}")
+    return _EitherProvider(first, second)
 
 
 class _EitherProvider:

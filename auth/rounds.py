@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import trio
 
 from auth.state import AuthenticationDenied
-from proto.connect_rules import LOST_EXCHANGE
+from proto.connect_rules import LOST_EXCHANGE, OVERLOADED
 
 STATES_MAX = 20_000
 ROUNDS_MAX = 10
@@ -48,7 +48,7 @@ class Rounds(Generic[StateT]):
         if number >= self._rounds_max:
             raise AuthenticationDenied("too_many_rounds", f"not finished after {self._rounds_max} rounds")
         if len(self._rounds) >= STATES_MAX:
-            raise AuthenticationDenied("overloaded", "too many authentications under way")
+            raise AuthenticationDenied(OVERLOADED, "too many authentications under way")
         self._rounds.pop(key, None)  # so that the order of entries stays that of their expiry
         self._rounds[key] = Round(method, state, number, trio.current_time() + self._lifetime_s)
 
@@ -61,6 +61,10 @@ class Rounds(Generic[StateT]):
         if found.method != method:
             raise AuthenticationDenied("method_changed", "another method than in the first round")
         return found
+
+    def forget(self, key: Key) -> None:
+        """An exchange that nobody goes on with."""
+        self._rounds.pop(key, None)
 
     def make_room(self) -> None:
         """Give up the oldest exchange where there is no room for another."""

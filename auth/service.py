@@ -92,6 +92,9 @@ class AuthService:
 
     async def _authenticate(self, data: bytes, caller: Caller) -> bytes:
         request = AuthenticateRequest.FromString(data)
+        if request.over:
+            self._clients.forget((caller.pid, request.authentication_id))
+            return b""
         started = trio.current_time()
         response = AuthenticateResponse()
         try:

@@ -19,6 +19,11 @@ NOT_A_PROXY = "not_a_proxy"
 LOST_EXCHANGE = "unknown_round"
 """A denial's reason: a round of an exchange that the auth worker does not know (any more: it may be another one)."""
 
+OVERLOADED = "overloaded"
+"""A denial's reason: more is asked of the auth worker than it does at a time."""
+
+_NOT_THE_CLIENTS_FAULT = frozenset({LOST_EXCHANGE, OVERLOADED, "issuer_unavailable", "timeout", "bad_keytab"})
+
 AUTHENTICATION_UNAVAILABLE = "The proxy cannot authenticate clients at the moment"
 
 _PROVED_BY_CONNECTION = frozenset({"tls"})
@@ -57,7 +62,7 @@ def denial(reason: str) -> Refusal:
         return Refusal(ServerError.AuthorizationError, "Invalid roles.")
     if reason == NOT_A_PROXY:
         return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
-    if reason == LOST_EXCHANGE:  # says nothing about the client, which should come again
+    if reason in _NOT_THE_CLIENTS_FAULT:  # says nothing about the client, which should come again
         return Refusal(ServerError.ServiceNotReady, AUTHENTICATION_UNAVAILABLE)
     return Refusal(ServerError.AuthenticationError, AUTHENTICATION_FAILED)
 

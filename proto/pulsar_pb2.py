@@ -4,86 +4,91 @@
 # source: proto/pulsar.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "proto/pulsar.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'proto/pulsar.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x12proto/pulsar.proto\x12\x0cpulsar.proto"\x86\x02\n\x0c\x46\x65\x61tureFlags\x12\x1d\n\x15supports_auth_refresh\x18\x01 \x01(\x08\x12&\n\x1esupports_broker_entry_metadata\x18\x02 \x01(\x08\x12!\n\x19supports_partial_producer\x18\x03 \x01(\x08\x12\x1f\n\x17supports_topic_watchers\x18\x04 \x01(\x08\x12?\n7supports_get_partitioned_metadata_without_auto_creation\x18\x05 \x01(\x08\x12*\n"supports_repl_dedup_by_lid_and_eid\x18\x06 \x01(\x08"7\n\x08\x41uthData\x12\x18\n\x10\x61uth_method_name\x18\x01 \x01(\t\x12\x11\n\tauth_data\x18\x02 \x01(\x0c"\xdb\x02\n\x0e\x43ommandConnect\x12\x16\n\x0e\x63lient_version\x18\x01 \x01(\t\x12-\n\x0b\x61uth_method\x18\x02 \x01(\x0e\x32\x18.pulsar.proto.AuthMethod\x12\x11\n\tauth_data\x18\x03 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x04 \x01(\x05\x12\x18\n\x10\x61uth_method_name\x18\x05 \x01(\t\x12\x1b\n\x13proxy_to_broker_url\x18\x06 \x01(\t\x12\x1a\n\x12original_principal\x18\x07 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x08 \x01(\t\x12\x1c\n\x14original_auth_method\x18\t \x01(\t\x12\x31\n\rfeature_flags\x18\n \x01(\x0b\x32\x1a.pulsar.proto.FeatureFlags\x12\x15\n\rproxy_version\x18\x0b \x01(\t"\x91\x01\n\x10\x43ommandConnected\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x18\n\x10max_message_size\x18\x03 \x01(\x05\x12\x31\n\rfeature_flags\x18\x04 \x01(\x0b\x32\x1a.pulsar.proto.FeatureFlags"s\n\x14\x43ommandAuthChallenge\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12)\n\tchallenge\x18\x02 \x01(\x0b\x32\x16.pulsar.proto.AuthData\x12\x18\n\x10protocol_version\x18\x03 \x01(\x05"q\n\x13\x43ommandAuthResponse\x12\x16\n\x0e\x63lient_version\x18\x01 \x01(\t\x12(\n\x08response\x18\x02 \x01(\x0b\x32\x16.pulsar.proto.AuthData\x12\x18\n\x10protocol_version\x18\x03 \x01(\x05"\xc6\x01\n\x12\x43ommandLookupTopic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\x15\n\rauthoritative\x18\x03 \x01(\x08\x12\x1a\n\x12original_principal\x18\x04 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x05 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x06 \x01(\t\x12 \n\x18\x61\x64vertised_listener_name\x18\x07 \x01(\t"\xdd\x02\n\x1a\x43ommandLookupTopicResponse\x12\x1a\n\x12\x62roker_service_url\x18\x01 \x01(\t\x12\x1e\n\x16\x62roker_service_url_tls\x18\x02 \x01(\t\x12\x45\n\x08response\x18\x03 \x01(\x0e\x32\x33.pulsar.proto.CommandLookupTopicResponse.LookupType\x12\x12\n\nrequest_id\x18\x04 \x01(\x04\x12\x15\n\rauthoritative\x18\x05 \x01(\x08\x12(\n\x05\x65rror\x18\x06 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x0f\n\x07message\x18\x07 \x01(\t\x12!\n\x19proxy_through_service_url\x18\x08 \x01(\x08"3\n\nLookupType\x12\x0c\n\x08Redirect\x10\x00\x12\x0b\n\x07\x43onnect\x10\x01\x12\n\n\x06\x46\x61iled\x10\x02"\x9a\x01\n\x1f\x43ommandPartitionedTopicMetadata\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\x1a\n\x12original_principal\x18\x03 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x04 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x05 \x01(\t"\x87\x02\n\'CommandPartitionedTopicMetadataResponse\x12\x12\n\npartitions\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12R\n\x08response\x18\x03 \x01(\x0e\x32@.pulsar.proto.CommandPartitionedTopicMetadataResponse.LookupType\x12(\n\x05\x65rror\x18\x04 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x0f\n\x07message\x18\x05 \x01(\t"%\n\nLookupType\x12\x0b\n\x07Success\x10\x00\x12\n\n\x06\x46\x61iled\x10\x01"D\n\x1b\x43ommandGetTopicsOfNamespace\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t"9\n#CommandGetTopicsOfNamespaceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04"5\n\x10\x43ommandGetSchema\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t"t\n\x18\x43ommandGetSchemaResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12-\n\nerror_code\x18\x02 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x15\n\rerror_message\x18\x03 \x01(\t"]\n\x0c\x43ommandError\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12(\n\x05\x65rror\x18\x02 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x0f\n\x07message\x18\x03 \x01(\t"7\n\x0b\x43ommandSend\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04"w\n\x10\x43ommandSendError\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12(\n\x05\x65rror\x18\x03 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x0f\n\x07message\x18\x04 \x01(\t"\r\n\x0b\x43ommandPing"\r\n\x0b\x43ommandPong"\'\n\x11RequestIdInField1\x12\x12\n\nrequest_id\x18\x01 \x01(\x04"\'\n\x11RequestIdInField2\x12\x12\n\nrequest_id\x18\x02 \x01(\x04"\'\n\x11RequestIdInField3\x12\x12\n\nrequest_id\x18\x03 \x01(\x04"\'\n\x11RequestIdInField5\x12\x12\n\nrequest_id\x18\x05 \x01(\x04"\'\n\x11RequestIdInField8\x12\x12\n\nrequest_id\x18\x08 \x01(\x04"\xa9\x1b\n\x0b\x42\x61seCommand\x12,\n\x04type\x18\x01 \x01(\x0e\x32\x1e.pulsar.proto.BaseCommand.Type\x12-\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x1c.pulsar.proto.CommandConnect\x12\x31\n\tconnected\x18\x03 \x01(\x0b\x32\x1e.pulsar.proto.CommandConnected\x12\x32\n\tsubscribe\x18\x04 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField5\x12\x31\n\x08producer\x18\x05 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField3\x12\'\n\x04send\x18\x06 \x01(\x0b\x32\x19.pulsar.proto.CommandSend\x12\x32\n\nsend_error\x18\x08 \x01(\x0b\x32\x1e.pulsar.proto.CommandSendError\x12,\n\x03\x61\x63k\x18\n \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField8\x12\x34\n\x0bunsubscribe\x18\x0c \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12)\n\x05\x65rror\x18\x0e \x01(\x0b\x32\x1a.pulsar.proto.CommandError\x12\x37\n\x0e\x63lose_producer\x18\x0f \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12\x37\n\x0e\x63lose_consumer\x18\x10 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12\'\n\x04ping\x18\x12 \x01(\x0b\x32\x19.pulsar.proto.CommandPing\x12\'\n\x04pong\x18\x13 \x01(\x0b\x32\x19.pulsar.proto.CommandPong\x12I\n\x12partition_metadata\x18\x15 \x01(\x0b\x32-.pulsar.proto.CommandPartitionedTopicMetadata\x12Z\n\x1bpartition_metadata_response\x18\x16 \x01(\x0b\x32\x35.pulsar.proto.CommandPartitionedTopicMetadataResponse\x12\x36\n\x0clookup_topic\x18\x17 \x01(\x0b\x32 .pulsar.proto.CommandLookupTopic\x12G\n\x15lookup_topic_response\x18\x18 \x01(\x0b\x32(.pulsar.proto.CommandLookupTopicResponse\x12\x37\n\x0e\x63onsumer_stats\x18\x19 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12-\n\x04seek\x18\x1c \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12<\n\x13get_last_message_id\x18\x1d \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12J\n\x17get_topics_of_namespace\x18  \x01(\x0b\x32).pulsar.proto.CommandGetTopicsOfNamespace\x12[\n get_topics_of_namespace_response\x18! \x01(\x0b\x32\x31.pulsar.proto.CommandGetTopicsOfNamespaceResponse\x12\x32\n\nget_schema\x18" \x01(\x0b\x32\x1e.pulsar.proto.CommandGetSchema\x12\x43\n\x13get_schema_response\x18# \x01(\x0b\x32&.pulsar.proto.CommandGetSchemaResponse\x12:\n\x0e\x61uth_challenge\x18$ \x01(\x0b\x32".pulsar.proto.CommandAuthChallenge\x12\x38\n\rauth_response\x18% \x01(\x0b\x32!.pulsar.proto.CommandAuthResponse\x12=\n\x14get_or_create_schema\x18\' \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12\x30\n\x07new_txn\x18\x32 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12=\n\x14\x61\x64\x64_partition_to_txn\x18\x34 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12@\n\x17\x61\x64\x64_subscription_to_txn\x18\x36 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12\x30\n\x07\x65nd_txn\x18\x38 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12=\n\x14\x65nd_txn_on_partition\x18: \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12@\n\x17\x65nd_txn_on_subscription\x18< \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12\x42\n\x19tc_client_connect_request\x18> \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12\x39\n\x10watch_topic_list\x18@ \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12?\n\x16watch_topic_list_close\x18\x43 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1"\xa7\n\n\x04Type\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07\x43ONNECT\x10\x02\x12\r\n\tCONNECTED\x10\x03\x12\r\n\tSUBSCRIBE\x10\x04\x12\x0c\n\x08PRODUCER\x10\x05\x12\x08\n\x04SEND\x10\x06\x12\x10\n\x0cSEND_RECEIPT\x10\x07\x12\x0e\n\nSEND_ERROR\x10\x08\x12\x0b\n\x07MESSAGE\x10\t\x12\x07\n\x03\x41\x43K\x10\n\x12\x08\n\x04\x46LOW\x10\x0b\x12\x0f\n\x0bUNSUBSCRIBE\x10\x0c\x12\x0b\n\x07SUCCESS\x10\r\x12\t\n\x05\x45RROR\x10\x0e\x12\x12\n\x0e\x43LOSE_PRODUCER\x10\x0f\x12\x12\n\x0e\x43LOSE_CONSUMER\x10\x10\x12\x14\n\x10PRODUCER_SUCCESS\x10\x11\x12\x08\n\x04PING\x10\x12\x12\x08\n\x04PONG\x10\x13\x12%\n!REDELIVER_UNACKNOWLEDGED_MESSAGES\x10\x14\x12\x18\n\x14PARTITIONED_METADATA\x10\x15\x12!\n\x1dPARTITIONED_METADATA_RESPONSE\x10\x16\x12\n\n\x06LOOKUP\x10\x17\x12\x13\n\x0fLOOKUP_RESPONSE\x10\x18\x12\x12\n\x0e\x43ONSUMER_STATS\x10\x19\x12\x1b\n\x17\x43ONSUMER_STATS_RESPONSE\x10\x1a\x12\x18\n\x14REACHED_END_OF_TOPIC\x10\x1b\x12\x08\n\x04SEEK\x10\x1c\x12\x17\n\x13GET_LAST_MESSAGE_ID\x10\x1d\x12 \n\x1cGET_LAST_MESSAGE_ID_RESPONSE\x10\x1e\x12\x1a\n\x16\x41\x43TIVE_CONSUMER_CHANGE\x10\x1f\x12\x1b\n\x17GET_TOPICS_OF_NAMESPACE\x10 \x12$\n GET_TOPICS_OF_NAMESPACE_RESPONSE\x10!\x12\x0e\n\nGET_SCHEMA\x10"\x12\x17\n\x13GET_SCHEMA_RESPONSE\x10#\x12\x12\n\x0e\x41UTH_CHALLENGE\x10$\x12\x11\n\rAUTH_RESPONSE\x10%\x12\x10\n\x0c\x41\x43K_RESPONSE\x10&\x12\x18\n\x14GET_OR_CREATE_SCHEMA\x10\'\x12!\n\x1dGET_OR_CREATE_SCHEMA_RESPONSE\x10(\x12\x0b\n\x07NEW_TXN\x10\x32\x12\x14\n\x10NEW_TXN_RESPONSE\x10\x33\x12\x18\n\x14\x41\x44\x44_PARTITION_TO_TXN\x10\x34\x12!\n\x1d\x41\x44\x44_PARTITION_TO_TXN_RESPONSE\x10\x35\x12\x1b\n\x17\x41\x44\x44_SUBSCRIPTION_TO_TXN\x10\x36\x12$\n ADD_SUBSCRIPTION_TO_TXN_RESPONSE\x10\x37\x12\x0b\n\x07\x45ND_TXN\x10\x38\x12\x14\n\x10\x45ND_TXN_RESPONSE\x10\x39\x12\x18\n\x14\x45ND_TXN_ON_PARTITION\x10:\x12!\n\x1d\x45ND_TXN_ON_PARTITION_RESPONSE\x10;\x12\x1b\n\x17\x45ND_TXN_ON_SUBSCRIPTION\x10<\x12$\n END_TXN_ON_SUBSCRIPTION_RESPONSE\x10=\x12\x1d\n\x19TC_CLIENT_CONNECT_REQUEST\x10>\x12\x1e\n\x1aTC_CLIENT_CONNECT_RESPONSE\x10?\x12\x14\n\x10WATCH_TOPIC_LIST\x10@\x12\x1c\n\x18WATCH_TOPIC_LIST_SUCCESS\x10\x41\x12\x16\n\x12WATCH_TOPIC_UPDATE\x10\x42\x12\x1a\n\x16WATCH_TOPIC_LIST_CLOSE\x10\x43\x12\x12\n\x0eTOPIC_MIGRATED\x10\x44*\x82\x05\n\x0bServerError\x12\x10\n\x0cUnknownError\x10\x00\x12\x11\n\rMetadataError\x10\x01\x12\x14\n\x10PersistenceError\x10\x02\x12\x17\n\x13\x41uthenticationError\x10\x03\x12\x16\n\x12\x41uthorizationError\x10\x04\x12\x10\n\x0c\x43onsumerBusy\x10\x05\x12\x13\n\x0fServiceNotReady\x10\x06\x12%\n!ProducerBlockedQuotaExceededError\x10\x07\x12)\n%ProducerBlockedQuotaExceededException\x10\x08\x12\x11\n\rChecksumError\x10\t\x12\x1b\n\x17UnsupportedVersionError\x10\n\x12\x11\n\rTopicNotFound\x10\x0b\x12\x18\n\x14SubscriptionNotFound\x10\x0c\x12\x14\n\x10\x43onsumerNotFound\x10\r\x12\x13\n\x0fTooManyRequests\x10\x0e\x12\x18\n\x14TopicTerminatedError\x10\x0f\x12\x10\n\x0cProducerBusy\x10\x10\x12\x14\n\x10InvalidTopicName\x10\x11\x12\x16\n\x12IncompatibleSchema\x10\x12\x12\x17\n\x13\x43onsumerAssignError\x10\x13\x12"\n\x1eTransactionCoordinatorNotFound\x10\x14\x12\x14\n\x10InvalidTxnStatus\x10\x15\x12\x13\n\x0fNotAllowedError\x10\x16\x12\x17\n\x13TransactionConflict\x10\x17\x12\x17\n\x13TransactionNotFound\x10\x18\x12\x12\n\x0eProducerFenced\x10\x19*K\n\nAuthMethod\x12\x12\n\x0e\x41uthMethodNone\x10\x00\x12\x13\n\x0f\x41uthMethodYcaV1\x10\x01\x12\x14\n\x10\x41uthMethodAthens\x10\x02\x62\x08\x65\x64itionsp\xe8\x07'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12proto/pulsar.proto\x12\x0cpulsar.proto\"\x86\x02\n\x0c\x46\x65\x61tureFlags\x12\x1d\n\x15supports_auth_refresh\x18\x01 \x01(\x08\x12&\n\x1esupports_broker_entry_metadata\x18\x02 \x01(\x08\x12!\n\x19supports_partial_producer\x18\x03 \x01(\x08\x12\x1f\n\x17supports_topic_watchers\x18\x04 \x01(\x08\x12?\n7supports_get_partitioned_metadata_without_auto_creation\x18\x05 \x01(\x08\x12*\n\"supports_repl_dedup_by_lid_and_eid\x18\x06 \x01(\x08\"7\n\x08\x41uthData\x12\x18\n\x10\x61uth_method_name\x18\x01 \x01(\t\x12\x11\n\tauth_data\x18\x02 \x01(\x0c\"\xdb\x02\n\x0e\x43ommandConnect\x12\x16\n\x0e\x63lient_version\x18\x01 \x01(\t\x12-\n\x0b\x61uth_method\x18\x02 \x01(\x0e\x32\x18.pulsar.proto.AuthMethod\x12\x11\n\tauth_data\x18\x03 \x01(\x0c\x12\x18\n\x10protocol_version\x18\x04 \x01(\x05\x12\x18\n\x10\x61uth_method_name\x18\x05 \x01(\t\x12\x1b\n\x13proxy_to_broker_url\x18\x06 \x01(\t\x12\x1a\n\x12original_principal\x18\x07 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x08 \x01(\t\x12\x1c\n\x14original_auth_method\x18\t \x01(\t\x12\x31\n\rfeature_flags\x18\n \x01(\x0b\x32\x1a.pulsar.proto.FeatureFlags\x12\x15\n\rproxy_version\x18\x0b \x01(\t\"\x91\x01\n\x10\x43ommandConnected\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12\x18\n\x10protocol_version\x18\x02 \x01(\x05\x12\x18\n\x10max_message_size\x18\x03 \x01(\x05\x12\x31\n\rfeature_flags\x18\x04 \x01(\x0b\x32\x1a.pulsar.proto.FeatureFlags\"s\n\x14\x43ommandAuthChallenge\x12\x16\n\x0eserver_version\x18\x01 \x01(\t\x12)\n\tchallenge\x18\x02 \x01(\x0b\x32\x16.pulsar.proto.AuthData\x12\x18\n\x10protocol_version\x18\x03 \x01(\x05\"q\n\x13\x43ommandAuthResponse\x12\x16\n\x0e\x63lient_version\x18\x01 \x01(\t\x12(\n\x08response\x18\x02 \x01(\x0b\x32\x16.pulsar.proto.AuthData\x12\x18\n\x10protocol_version\x18\x03 \x01(\x05\"\xc6\x01\n\x12\x43ommandLookupTopic\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\x15\n\rauthoritative\x18\x03 \x01(\x08\x12\x1a\n\x12original_principal\x18\x04 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x05 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x06 \x01(\t\x12 \n\x18\x61\x64vertised_listener_name\x18\x07 \x01(\t\"\xdd\x02\n\x1a\x43ommandLookupTopicResponse\x12\x1a\n\x12\x62roker_service_url\x18\x01 \x01(\t\x12\x1e\n\x16\x62roker_service_url_tls\x18\x02 \x01(\t\x12\x45\n\x08response\x18\x03 \x01(\x0e\x32\x33.pulsar.proto.CommandLookupTopicResponse.LookupType\x12\x12\n\nrequest_id\x18\x04 \x01(\x04\x12\x15\n\rauthoritative\x18\x05 \x01(\x08\x12(\n\x05\x65rror\x18\x06 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x0f\n\x07message\x18\x07 \x01(\t\x12!\n\x19proxy_through_service_url\x18\x08 \x01(\x08\"3\n\nLookupType\x12\x0c\n\x08Redirect\x10\x00\x12\x0b\n\x07\x43onnect\x10\x01\x12\n\n\x06\x46\x61iled\x10\x02\"\x9a\x01\n\x1f\x43ommandPartitionedTopicMetadata\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12\x1a\n\x12original_principal\x18\x03 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x04 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x05 \x01(\t\"\x87\x02\n\'CommandPartitionedTopicMetadataResponse\x12\x12\n\npartitions\x18\x01 \x01(\r\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\x12R\n\x08response\x18\x03 \x01(\x0e\x32@.pulsar.proto.CommandPartitionedTopicMetadataResponse.LookupType\x12(\n\x05\x65rror\x18\x04 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x0f\n\x07message\x18\x05 \x01(\t\"%\n\nLookupType\x12\x0b\n\x07Success\x10\x00\x12\n\n\x06\x46\x61iled\x10\x01\"D\n\x1b\x43ommandGetTopicsOfNamespace\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tnamespace\x18\x02 \x01(\t\"9\n#CommandGetTopicsOfNamespaceResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\"5\n\x10\x43ommandGetSchema\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05topic\x18\x02 \x01(\t\"t\n\x18\x43ommandGetSchemaResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12-\n\nerror_code\x18\x02 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x15\n\rerror_message\x18\x03 \x01(\t\"]\n\x0c\x43ommandError\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12(\n\x05\x65rror\x18\x02 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x0f\n\x07message\x18\x03 \x01(\t\"7\n\x0b\x43ommandSend\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\"w\n\x10\x43ommandSendError\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x04\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12(\n\x05\x65rror\x18\x03 \x01(\x0e\x32\x19.pulsar.proto.ServerError\x12\x0f\n\x07message\x18\x04 \x01(\t\"\r\n\x0b\x43ommandPing\"\r\n\x0b\x43ommandPong\"\'\n\x11RequestIdInField1\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\"\'\n\x11RequestIdInField2\x12\x12\n\nrequest_id\x18\x02 \x01(\x04\"\'\n\x11RequestIdInField3\x12\x12\n\nrequest_id\x18\x03 \x01(\x04\"\'\n\x11RequestIdInField5\x12\x12\n\nrequest_id\x18\x05 \x01(\x04\"\'\n\x11RequestIdInField8\x12\x12\n\nrequest_id\x18\x08 \x01(\x04\"\xa9\x1b\n\x0b\x42\x61seCommand\x12,\n\x04type\x18\x01 \x01(\x0e\x32\x1e.pulsar.proto.BaseCommand.Type\x12-\n\x07\x63onnect\x18\x02 \x01(\x0b\x32\x1c.pulsar.proto.CommandConnect\x12\x31\n\tconnected\x18\x03 \x01(\x0b\x32\x1e.pulsar.proto.CommandConnected\x12\x32\n\tsubscribe\x18\x04 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField5\x12\x31\n\x08producer\x18\x05 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField3\x12\'\n\x04send\x18\x06 \x01(\x0b\x32\x19.pulsar.proto.CommandSend\x12\x32\n\nsend_error\x18\x08 \x01(\x0b\x32\x1e.pulsar.proto.CommandSendError\x12,\n\x03\x61\x63k\x18\n \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField8\x12\x34\n\x0bunsubscribe\x18\x0c \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12)\n\x05\x65rror\x18\x0e \x01(\x0b\x32\x1a.pulsar.proto.CommandError\x12\x37\n\x0e\x63lose_producer\x18\x0f \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12\x37\n\x0e\x63lose_consumer\x18\x10 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12\'\n\x04ping\x18\x12 \x01(\x0b\x32\x19.pulsar.proto.CommandPing\x12\'\n\x04pong\x18\x13 \x01(\x0b\x32\x19.pulsar.proto.CommandPong\x12I\n\x12partition_metadata\x18\x15 \x01(\x0b\x32-.pulsar.proto.CommandPartitionedTopicMetadata\x12Z\n\x1bpartition_metadata_response\x18\x16 \x01(\x0b\x32\x35.pulsar.proto.CommandPartitionedTopicMetadataResponse\x12\x36\n\x0clookup_topic\x18\x17 \x01(\x0b\x32 .pulsar.proto.CommandLookupTopic\x12G\n\x15lookup_topic_response\x18\x18 \x01(\x0b\x32(.pulsar.proto.CommandLookupTopicResponse\x12\x37\n\x0e\x63onsumer_stats\x18\x19 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12-\n\x04seek\x18\x1c \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12<\n\x13get_last_message_id\x18\x1d \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField2\x12J\n\x17get_topics_of_namespace\x18  \x01(\x0b\x32).pulsar.proto.CommandGetTopicsOfNamespace\x12[\n get_topics_of_namespace_response\x18! \x01(\x0b\x32\x31.pulsar.proto.CommandGetTopicsOfNamespaceResponse\x12\x32\n\nget_schema\x18\" \x01(\x0b\x32\x1e.pulsar.proto.CommandGetSchema\x12\x43\n\x13get_schema_response\x18# \x01(\x0b\x32&.pulsar.proto.CommandGetSchemaResponse\x12:\n\x0e\x61uth_challenge\x18$ \x01(\x0b\x32\".pulsar.proto.CommandAuthChallenge\x12\x38\n\rauth_response\x18% \x01(\x0b\x32!.pulsar.proto.CommandAuthResponse\x12=\n\x14get_or_create_schema\x18\' \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12\x30\n\x07new_txn\x18\x32 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12=\n\x14\x61\x64\x64_partition_to_txn\x18\x34 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12@\n\x17\x61\x64\x64_subscription_to_txn\x18\x36 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12\x30\n\x07\x65nd_txn\x18\x38 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12=\n\x14\x65nd_txn_on_partition\x18: \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12@\n\x17\x65nd_txn_on_subscription\x18< \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12\x42\n\x19tc_client_connect_request\x18> \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12\x39\n\x10watch_topic_list\x18@ \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\x12?\n\x16watch_topic_list_close\x18\x43 \x01(\x0b\x32\x1f.pulsar.proto.RequestIdInField1\"\xa7\n\n\x04Type\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0b\n\x07\x43ONNECT\x10\x02\x12\r\n\tCONNECTED\x10\x03\x12\r\n\tSUBSCRIBE\x10\x04\x12\x0c\n\x08PRODUCER\x10\x05\x12\x08\n\x04SEND\x10\x06\x12\x10\n\x0cSEND_RECEIPT\x10\x07\x12\x0e\n\nSEND_ERROR\x10\x08\x12\x0b\n\x07MESSAGE\x10\t\x12\x07\n\x03\x41\x43K\x10\n\x12\x08\n\x04\x46LOW\x10\x0b\x12\x0f\n\x0bUNSUBSCRIBE\x10\x0c\x12\x0b\n\x07SUCCESS\x10\r\x12\t\n\x05\x45RROR\x10\x0e\x12\x12\n\x0e\x43LOSE_PRODUCER\x10\x0f\x12\x12\n\x0e\x43LOSE_CONSUMER\x10\x10\x12\x14\n\x10PRODUCER_SUCCESS\x10\x11\x12\x08\n\x04PING\x10\x12\x12\x08\n\x04PONG\x10\x13\x12%\n!REDELIVER_UNACKNOWLEDGED_MESSAGES\x10\x14\x12\x18\n\x14PARTITIONED_METADATA\x10\x15\x12!\n\x1dPARTITIONED_METADATA_RESPONSE\x10\x16\x12\n\n\x06LOOKUP\x10\x17\x12\x13\n\x0fLOOKUP_RESPONSE\x10\x18\x12\x12\n\x0e\x43ONSUMER_STATS\x10\x19\x12\x1b\n\x17\x43ONSUMER_STATS_RESPONSE\x10\x1a\x12\x18\n\x14REACHED_END_OF_TOPIC\x10\x1b\x12\x08\n\x04SEEK\x10\x1c\x12\x17\n\x13GET_LAST_MESSAGE_ID\x10\x1d\x12 \n\x1cGET_LAST_MESSAGE_ID_RESPONSE\x10\x1e\x12\x1a\n\x16\x41\x43TIVE_CONSUMER_CHANGE\x10\x1f\x12\x1b\n\x17GET_TOPICS_OF_NAMESPACE\x10 \x12$\n GET_TOPICS_OF_NAMESPACE_RESPONSE\x10!\x12\x0e\n\nGET_SCHEMA\x10\"\x12\x17\n\x13GET_SCHEMA_RESPONSE\x10#\x12\x12\n\x0e\x41UTH_CHALLENGE\x10$\x12\x11\n\rAUTH_RESPONSE\x10%\x12\x10\n\x0c\x41\x43K_RESPONSE\x10&\x12\x18\n\x14GET_OR_CREATE_SCHEMA\x10\'\x12!\n\x1dGET_OR_CREATE_SCHEMA_RESPONSE\x10(\x12\x0b\n\x07NEW_TXN\x10\x32\x12\x14\n\x10NEW_TXN_RESPONSE\x10\x33\x12\x18\n\x14\x41\x44\x44_PARTITION_TO_TXN\x10\x34\x12!\n\x1d\x41\x44\x44_PARTITION_TO_TXN_RESPONSE\x10\x35\x12\x1b\n\x17\x41\x44\x44_SUBSCRIPTION_TO_TXN\x10\x36\x12$\n ADD_SUBSCRIPTION_TO_TXN_RESPONSE\x10\x37\x12\x0b\n\x07\x45ND_TXN\x10\x38\x12\x14\n\x10\x45ND_TXN_RESPONSE\x10\x39\x12\x18\n\x14\x45ND_TXN_ON_PARTITION\x10:\x12!\n\x1d\x45ND_TXN_ON_PARTITION_RESPONSE\x10;\x12\x1b\n\x17\x45ND_TXN_ON_SUBSCRIPTION\x10<\x12$\n END_TXN_ON_SUBSCRIPTION_RESPONSE\x10=\x12\x1d\n\x19TC_CLIENT_CONNECT_REQUEST\x10>\x12\x1e\n\x1aTC_CLIENT_CONNECT_RESPONSE\x10?\x12\x14\n\x10WATCH_TOPIC_LIST\x10@\x12\x1c\n\x18WATCH_TOPIC_LIST_SUCCESS\x10\x41\x12\x16\n\x12WATCH_TOPIC_UPDATE\x10\x42\x12\x1a\n\x16WATCH_TOPIC_LIST_CLOSE\x10\x43\x12\x12\n\x0eTOPIC_MIGRATED\x10\x44*\x82\x05\n\x0bServerError\x12\x10\n\x0cUnknownError\x10\x00\x12\x11\n\rMetadataError\x10\x01\x12\x14\n\x10PersistenceError\x10\x02\x12\x17\n\x13\x41uthenticationError\x10\x03\x12\x16\n\x12\x41uthorizationError\x10\x04\x12\x10\n\x0c\x43onsumerBusy\x10\x05\x12\x13\n\x0fServiceNotReady\x10\x06\x12%\n!ProducerBlockedQuotaExceededError\x10\x07\x12)\n%ProducerBlockedQuotaExceededException\x10\x08\x12\x11\n\rChecksumError\x10\t\x12\x1b\n\x17UnsupportedVersionError\x10\n\x12\x11\n\rTopicNotFound\x10\x0b\x12\x18\n\x14SubscriptionNotFound\x10\x0c\x12\x14\n\x10\x43onsumerNotFound\x10\r\x12\x13\n\x0fTooManyRequests\x10\x0e\x12\x18\n\x14TopicTerminatedError\x10\x0f\x12\x10\n\x0cProducerBusy\x10\x10\x12\x14\n\x10InvalidTopicName\x10\x11\x12\x16\n\x12IncompatibleSchema\x10\x12\x12\x17\n\x13\x43onsumerAssignError\x10\x13\x12\"\n\x1eTransactionCoordinatorNotFound\x10\x14\x12\x14\n\x10InvalidTxnStatus\x10\x15\x12\x13\n\x0fNotAllowedError\x10\x16\x12\x17\n\x13TransactionConflict\x10\x17\x12\x17\n\x13TransactionNotFound\x10\x18\x12\x12\n\x0eProducerFenced\x10\x19*K\n\nAuthMethod\x12\x12\n\x0e\x41uthMethodNone\x10\x00\x12\x13\n\x0f\x41uthMethodYcaV1\x10\x01\x12\x14\n\x10\x41uthMethodAthens\x10\x02\x62\x08\x65\x64itionsp\xe8\x07')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "proto.pulsar_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.pulsar_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_SERVERERROR"]._serialized_start = 6375
-    _globals["_SERVERERROR"]._serialized_end = 7017
-    _globals["_AUTHMETHOD"]._serialized_start = 7019
-    _globals["_AUTHMETHOD"]._serialized_end = 7094
-    _globals["_FEATUREFLAGS"]._serialized_start = 37
-    _globals["_FEATUREFLAGS"]._serialized_end = 299
-    _globals["_AUTHDATA"]._serialized_start = 301
-    _globals["_AUTHDATA"]._serialized_end = 356
-    _globals["_COMMANDCONNECT"]._serialized_start = 359
-    _globals["_COMMANDCONNECT"]._serialized_end = 706
-    _globals["_COMMANDCONNECTED"]._serialized_start = 709
-    _globals["_COMMANDCONNECTED"]._serialized_end = 854
-    _globals["_COMMANDAUTHCHALLENGE"]._serialized_start = 856
-    _globals["_COMMANDAUTHCHALLENGE"]._serialized_end = 971
-    _globals["_COMMANDAUTHRESPONSE"]._serialized_start = 973
-    _globals["_COMMANDAUTHRESPONSE"]._serialized_end = 1086
-    _globals["_COMMANDLOOKUPTOPIC"]._serialized_start = 1089
-    _globals["_COMMANDLOOKUPTOPIC"]._serialized_end = 1287
-    _globals["_COMMANDLOOKUPTOPICRESPONSE"]._serialized_start = 1290
-    _globals["_COMMANDLOOKUPTOPICRESPONSE"]._serialized_end = 1639
-    _globals["_COMMANDLOOKUPTOPICRESPONSE_LOOKUPTYPE"]._serialized_start = 1588
-    _globals["_COMMANDLOOKUPTOPICRESPONSE_LOOKUPTYPE"]._serialized_end = 1639
-    _globals["_COMMANDPARTITIONEDTOPICMETADATA"]._serialized_start = 1642
-    _globals["_COMMANDPARTITIONEDTOPICMETADATA"]._serialized_end = 1796
-    _globals["_COMMANDPARTITIONEDTOPICMETADATARESPONSE"]._serialized_start = 1799
-    _globals["_COMMANDPARTITIONEDTOPICMETADATARESPONSE"]._serialized_end = 2062
-    _globals["_COMMANDPARTITIONEDTOPICMETADATARESPONSE_LOOKUPTYPE"]._serialized_start = 2025
-    _globals["_COMMANDPARTITIONEDTOPICMETADATARESPONSE_LOOKUPTYPE"]._serialized_end = 2062
-    _globals["_COMMANDGETTOPICSOFNAMESPACE"]._serialized_start = 2064
-    _globals["_COMMANDGETTOPICSOFNAMESPACE"]._serialized_end = 2132
-    _globals["_COMMANDGETTOPICSOFNAMESPACERESPONSE"]._serialized_start = 2134
-    _globals["_COMMANDGETTOPICSOFNAMESPACERESPONSE"]._serialized_end = 2191
-    _globals["_COMMANDGETSCHEMA"]._serialized_start = 2193
-    _globals["_COMMANDGETSCHEMA"]._serialized_end = 2246
-    _globals["_COMMANDGETSCHEMARESPONSE"]._serialized_start = 2248
-    _globals["_COMMANDGETSCHEMARESPONSE"]._serialized_end = 2364
-    _globals["_COMMANDERROR"]._serialized_start = 2366
-    _globals["_COMMANDERROR"]._serialized_end = 2459
-    _globals["_COMMANDSEND"]._serialized_start = 2461
-    _globals["_COMMANDSEND"]._serialized_end = 2516
-    _globals["_COMMANDSENDERROR"]._serialized_start = 2518
-    _globals["_COMMANDSENDERROR"]._serialized_end = 2637
-    _globals["_COMMANDPING"]._serialized_start = 2639
-    _globals["_COMMANDPING"]._serialized_end = 2652
-    _globals["_COMMANDPONG"]._serialized_start = 2654
-    _globals["_COMMANDPONG"]._serialized_end = 2667
-    _globals["_REQUESTIDINFIELD1"]._serialized_start = 2669
-    _globals["_REQUESTIDINFIELD1"]._serialized_end = 2708
-    _globals["_REQUESTIDINFIELD2"]._serialized_start = 2710
-    _globals["_REQUESTIDINFIELD2"]._serialized_end = 2749
-    _globals["_REQUESTIDINFIELD3"]._serialized_start = 2751
-    _globals["_REQUESTIDINFIELD3"]._serialized_end = 2790
-    _globals["_REQUESTIDINFIELD5"]._serialized_start = 2792
-    _globals["_REQUESTIDINFIELD5"]._serialized_end = 2831
-    _globals["_REQUESTIDINFIELD8"]._serialized_start = 2833
-    _globals["_REQUESTIDINFIELD8"]._serialized_end = 2872
-    _globals["_BASECOMMAND"]._serialized_start = 2875
-    _globals["_BASECOMMAND"]._serialized_end = 6372
-    _globals["_BASECOMMAND_TYPE"]._serialized_start = 5053
-    _globals["_BASECOMMAND_TYPE"]._serialized_end = 6372
+  DESCRIPTOR._loaded_options = None
+  _globals['_SERVERERROR']._serialized_start=6375
+  _globals['_SERVERERROR']._serialized_end=7017
+  _globals['_AUTHMETHOD']._serialized_start=7019
+  _globals['_AUTHMETHOD']._serialized_end=7094
+  _globals['_FEATUREFLAGS']._serialized_start=37
+  _globals['_FEATUREFLAGS']._serialized_end=299
+  _globals['_AUTHDATA']._serialized_start=301
+  _globals['_AUTHDATA']._serialized_end=356
+  _globals['_COMMANDCONNECT']._serialized_start=359
+  _globals['_COMMANDCONNECT']._serialized_end=706
+  _globals['_COMMANDCONNECTED']._serialized_start=709
+  _globals['_COMMANDCONNECTED']._serialized_end=854
+  _globals['_COMMANDAUTHCHALLENGE']._serialized_start=856
+  _globals['_COMMANDAUTHCHALLENGE']._serialized_end=971
+  _globals['_COMMANDAUTHRESPONSE']._serialized_start=973
+  _globals['_COMMANDAUTHRESPONSE']._serialized_end=1086
+  _globals['_COMMANDLOOKUPTOPIC']._serialized_start=1089
+  _globals['_COMMANDLOOKUPTOPIC']._serialized_end=1287
+  _globals['_COMMANDLOOKUPTOPICRESPONSE']._serialized_start=1290
+  _globals['_COMMANDLOOKUPTOPICRESPONSE']._serialized_end=1639
+  _globals['_COMMANDLOOKUPTOPICRESPONSE_LOOKUPTYPE']._serialized_start=1588
+  _globals['_COMMANDLOOKUPTOPICRESPONSE_LOOKUPTYPE']._serialized_end=1639
+  _globals['_COMMANDPARTITIONEDTOPICMETADATA']._serialized_start=1642
+  _globals['_COMMANDPARTITIONEDTOPICMETADATA']._serialized_end=1796
+  _globals['_COMMANDPARTITIONEDTOPICMETADATARESPONSE']._serialized_start=1799
+  _globals['_COMMANDPARTITIONEDTOPICMETADATARESPONSE']._serialized_end=2062
+  _globals['_COMMANDPARTITIONEDTOPICMETADATARESPONSE_LOOKUPTYPE']._serialized_start=2025
+  _globals['_COMMANDPARTITIONEDTOPICMETADATARESPONSE_LOOKUPTYPE']._serialized_end=2062
+  _globals['_COMMANDGETTOPICSOFNAMESPACE']._serialized_start=2064
+  _globals['_COMMANDGETTOPICSOFNAMESPACE']._serialized_end=2132
+  _globals['_COMMANDGETTOPICSOFNAMESPACERESPONSE']._serialized_start=2134
+  _globals['_COMMANDGETTOPICSOFNAMESPACERESPONSE']._serialized_end=2191
+  _globals['_COMMANDGETSCHEMA']._serialized_start=2193
+  _globals['_COMMANDGETSCHEMA']._serialized_end=2246
+  _globals['_COMMANDGETSCHEMARESPONSE']._serialized_start=2248
+  _globals['_COMMANDGETSCHEMARESPONSE']._serialized_end=2364
+  _globals['_COMMANDERROR']._serialized_start=2366
+  _globals['_COMMANDERROR']._serialized_end=2459
+  _globals['_COMMANDSEND']._serialized_start=2461
+  _globals['_COMMANDSEND']._serialized_end=2516
+  _globals['_COMMANDSENDERROR']._serialized_start=2518
+  _globals['_COMMANDSENDERROR']._serialized_end=2637
+  _globals['_COMMANDPING']._serialized_start=2639
+  _globals['_COMMANDPING']._serialized_end=2652
+  _globals['_COMMANDPONG']._serialized_start=2654
+  _globals['_COMMANDPONG']._serialized_end=2667
+  _globals['_REQUESTIDINFIELD1']._serialized_start=2669
+  _globals['_REQUESTIDINFIELD1']._serialized_end=2708
+  _globals['_REQUESTIDINFIELD2']._serialized_start=2710
+  _globals['_REQUESTIDINFIELD2']._serialized_end=2749
+  _globals['_REQUESTIDINFIELD3']._serialized_start=2751
+  _globals['_REQUESTIDINFIELD3']._serialized_end=2790
+  _globals['_REQUESTIDINFIELD5']._serialized_start=2792
+  _globals['_REQUESTIDINFIELD5']._serialized_end=2831
+  _globals['_REQUESTIDINFIELD8']._serialized_start=2833
+  _globals['_REQUESTIDINFIELD8']._serialized_end=2872
+  _globals['_BASECOMMAND']._serialized_start=2875
+  _globals['_BASECOMMAND']._serialized_end=6372
+  _globals['_BASECOMMAND_TYPE']._serialized_start=5053
+  _globals['_BASECOMMAND_TYPE']._serialized_end=6372
 # @@protoc_insertion_point(module_scope)

@@ -4,88 +4,95 @@
 # source: proto/rpc.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
-_runtime_version.ValidateProtobufRuntimeVersion(_runtime_version.Domain.PUBLIC, 7, 35, 1, "", "proto/rpc.proto")
+_runtime_version.ValidateProtobufRuntimeVersion(
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'proto/rpc.proto'
+)
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x0fproto/rpc.proto\x12\x15pulsar_trio_proxy.rpc"k\n\x05\x46rame\x12+\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x1b.pulsar_trio_proxy.rpc.CallH\x00\x12-\n\x05reply\x18\x02 \x01(\x0b\x32\x1c.pulsar_trio_proxy.rpc.ReplyH\x00\x42\x06\n\x04kind"r\n\x04\x43\x61ll\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12-\n\x06method\x18\x02 \x01(\x0e\x32\x1d.pulsar_trio_proxy.rpc.Method\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x0f\n\x07request\x18\x04 \x01(\x0c"~\n\x05Reply\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12-\n\x06status\x18\x02 \x01(\x0e\x32\x1d.pulsar_trio_proxy.rpc.Status\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08response\x18\x04 \x01(\x0c\x12\x0c\n\x04more\x18\x05 \x01(\x08"b\n\tPrincipal\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\x12\r\n\x05proxy\x18\x05 \x01(\t"1\n\x0fSealedPrincipal\x12\x11\n\tprincipal\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c"\xca\x01\n\x13\x41uthenticateRequest\x12\x19\n\x11\x61uthentication_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_round\x18\x02 \x01(\x08\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1a\n\x12\x63lient_certificate\x18\x06 \x01(\x0c\x12\x1a\n\x12original_principal\x18\x07 \x01(\t\x12\x15\n\rthrough_proxy\x18\x08 \x01(\x08"\xa6\x01\n\x14\x41uthenticateResponse\x12\x13\n\tchallenge\x18\x01 \x01(\x0cH\x00\x12=\n\rauthenticated\x18\x02 \x01(\x0b\x32$.pulsar_trio_proxy.rpc.AuthenticatedH\x00\x12/\n\x06\x64\x65nied\x18\x03 \x01(\x0b\x32\x1d.pulsar_trio_proxy.rpc.DeniedH\x00\x42\t\n\x07outcome"^\n\rAuthenticated\x12\x33\n\tprincipal\x18\x01 \x01(\x0b\x32 .pulsar_trio_proxy.rpc.Principal\x12\x18\n\x10sealed_principal\x18\x02 \x01(\x0c"\x18\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t"W\n\x18\x42rokerCredentialsRequest\x12\x13\n\x0b\x65xchange_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62roker_host\x18\x02 \x01(\t\x12\x11\n\tchallenge\x18\x03 \x01(\x0c"i\n\x19\x42rokerCredentialsResponse\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x12\n\nincomplete\x18\x03 \x01(\x08\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04"\xd0\x01\n\x0f\x45nvelopeRequest\x12\x10\n\x08requests\x18\x01 \x03(\x0c\x12\x16\n\x0eprincipal_type\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\x12\x18\n\x10sealed_principal\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x06 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\r"\x9a\x01\n\x10\x45nvelopeResponse\x12\x33\n\x05\x65rror\x18\x01 \x01(\x0e\x32$.pulsar_trio_proxy.rpc.EnvelopeError\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12:\n\tresponses\x18\x04 \x03(\x0b\x32\'.pulsar_trio_proxy.rpc.EmbeddedResponse"\x7f\n\x10\x45mbeddedResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08response\x18\x02 \x01(\x0c\x12\x33\n\x05\x65rror\x18\x03 \x01(\x0e\x32$.pulsar_trio_proxy.rpc.EnvelopeError\x12\x15\n\rerror_message\x18\x04 \x01(\t"V\n\x14ResolveTargetRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t"f\n\x15ResolveTargetResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65nial\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t"\x16\n\x14\x42rokerProfileRequest"*\n\x15\x42rokerProfileResponse\x12\x11\n\tconnected\x18\x01 \x01(\x0c"!\n\x04Peer\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t"k\n\x0cStartRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\x10\n\x08seal_key\x18\x02 \x01(\x0c\x12*\n\x05peers\x18\x03 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\x12\r\n\x05index\x18\x04 \x01(\r"=\n\x0fSetPeersRequest\x12*\n\x05peers\x18\x01 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer""\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c"5\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x11\n\thand_over\x18\x02 \x01(\x08"\x14\n\x04Text\x12\x0c\n\x04text\x18\x01 \x01(\t"\x07\n\x05\x45mpty"\xd7\x01\n\x0cStoreMessage\x12\x16\n\x0e\x64ropped_relays\x18\x01 \x03(\r\x12\x15\n\rdropped_pipes\x18\x02 \x03(\x04\x12\r\n\x05table\x18\x03 \x01(\x08\x12\x32\n\x06relays\x18\x04 \x03(\x0b\x32".pulsar_trio_proxy.rpc.StoredRelay\x12\x30\n\x05pipes\x18\x05 \x03(\x0b\x32!.pulsar_trio_proxy.rpc.StoredPipe\x12\x10\n\x08\x63omplete\x18\x06 \x01(\x08\x12\x11\n\tlisteners\x18\x07 \x01(\r"\x9b\x01\n\x0bStoredRelay\x12\n\n\x02id\x18\x01 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x1a\n\x12started_at_unix_ms\x18\x05 \x01(\x04\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x06 \x01(\x04\x12\r\n\x05proxy\x18\x07 \x01(\t".\n\nStoredPipe\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cwanted_bytes\x18\x02 \x01(\r*\xa9\x02\n\x06Method\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41UTHENTICATE\x10\x01\x12\x16\n\x12\x42ROKER_CREDENTIALS\x10\x02\x12\x0c\n\x08\x45NVELOPE\x10\n\x12\x12\n\x0eRESOLVE_TARGET\x10\x0b\x12\x12\n\x0e\x42ROKER_PROFILE\x10\x0c\x12\t\n\x05START\x10\x14\x12\r\n\tSET_PEERS\x10\x15\x12\r\n\tCONFIGURE\x10\x16\x12\t\n\x05\x44RAIN\x10\x17\x12\x13\n\x0f\x43OLLECT_METRICS\x10\x18\x12\x0e\n\nGET_STATUS\x10\x19\x12\x12\n\x0e\x43LUSTER_STATUS\x10\x1e\x12\x11\n\rCLUSTER_DRAIN\x10\x1f\x12\x12\n\x0e\x43LUSTER_RELOAD\x10 \x12\x13\n\x0f\x43LUSTER_UPGRADE\x10!*\xa8\x01\n\x06Status\x12\x06\n\x02OK\x10\x00\x12 \n\x1c\x43LUSTER_AUTHORIZATION_FAILED\x10\x01\x12\x17\n\x13UNSUPPORTED_VERSION\x10\x02\x12\x13\n\x0fINVALID_REQUEST\x10\x03\x12\x15\n\x11TOO_MANY_REQUESTS\x10\x04\x12\x15\n\x11REQUEST_TIMED_OUT\x10\x05\x12\x18\n\x14UNKNOWN_SERVER_ERROR\x10\x06*\xb2\x01\n\rEnvelopeError\x12\x0f\n\x0b\x45NVELOPE_OK\x10\x00\x12)\n%ENVELOPE_CLUSTER_AUTHORIZATION_FAILED\x10\x01\x12%\n!PRINCIPAL_DESERIALIZATION_FAILURE\x10\x02\x12\x1c\n\x18\x45NVELOPE_INVALID_REQUEST\x10\x03\x12 \n\x1c\x45NVELOPE_UNSUPPORTED_VERSION\x10\x04\x62\x08\x65\x64itionsp\xe8\x07'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fproto/rpc.proto\x12\x15pulsar_trio_proxy.rpc\"\x9c\x01\n\x05\x46rame\x12+\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x1b.pulsar_trio_proxy.rpc.CallH\x00\x12-\n\x05reply\x18\x02 \x01(\x0b\x32\x1c.pulsar_trio_proxy.rpc.ReplyH\x00\x12/\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1d.pulsar_trio_proxy.rpc.CancelH\x00\x42\x06\n\x04kind\" \n\x06\x43\x61ncel\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\"r\n\x04\x43\x61ll\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12-\n\x06method\x18\x02 \x01(\x0e\x32\x1d.pulsar_trio_proxy.rpc.Method\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\x12\x0f\n\x07request\x18\x04 \x01(\x0c\"~\n\x05Reply\x12\x16\n\x0e\x63orrelation_id\x18\x01 \x01(\x04\x12-\n\x06status\x18\x02 \x01(\x0e\x32\x1d.pulsar_trio_proxy.rpc.Status\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x10\n\x08response\x18\x04 \x01(\x0c\x12\x0c\n\x04more\x18\x05 \x01(\x08\"b\n\tPrincipal\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\x12\r\n\x05proxy\x18\x05 \x01(\t\"1\n\x0fSealedPrincipal\x12\x11\n\tprincipal\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xd8\x01\n\x13\x41uthenticateRequest\x12\x19\n\x11\x61uthentication_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_round\x18\x02 \x01(\x08\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1a\n\x12\x63lient_certificate\x18\x06 \x01(\x0c\x12\x1a\n\x12original_principal\x18\x07 \x01(\t\x12\x15\n\rthrough_proxy\x18\x08 \x01(\x08\x12\x0c\n\x04over\x18\t \x01(\x08\"\xa6\x01\n\x14\x41uthenticateResponse\x12\x13\n\tchallenge\x18\x01 \x01(\x0cH\x00\x12=\n\rauthenticated\x18\x02 \x01(\x0b\x32$.pulsar_trio_proxy.rpc.AuthenticatedH\x00\x12/\n\x06\x64\x65nied\x18\x03 \x01(\x0b\x32\x1d.pulsar_trio_proxy.rpc.DeniedH\x00\x42\t\n\x07outcome\"^\n\rAuthenticated\x12\x33\n\tprincipal\x18\x01 \x01(\x0b\x32 .pulsar_trio_proxy.rpc.Principal\x12\x18\n\x10sealed_principal\x18\x02 \x01(\x0c\"\x18\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t\"W\n\x18\x42rokerCredentialsRequest\x12\x13\n\x0b\x65xchange_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62roker_host\x18\x02 \x01(\t\x12\x11\n\tchallenge\x18\x03 \x01(\x0c\"i\n\x19\x42rokerCredentialsResponse\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x12\n\nincomplete\x18\x03 \x01(\x08\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\"\xd0\x01\n\x0f\x45nvelopeRequest\x12\x10\n\x08requests\x18\x01 \x03(\x0c\x12\x16\n\x0eprincipal_type\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\x12\x18\n\x10sealed_principal\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x06 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\r\"\x9a\x01\n\x10\x45nvelopeResponse\x12\x33\n\x05\x65rror\x18\x01 \x01(\x0e\x32$.pulsar_trio_proxy.rpc.EnvelopeError\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12:\n\tresponses\x18\x04 \x03(\x0b\x32\'.pulsar_trio_proxy.rpc.EmbeddedResponse\"\x7f\n\x10\x45mbeddedResponse\x12\r\n\x05index\x18\x01 \x01(\r\x12\x10\n\x08response\x18\x02 \x01(\x0c\x12\x33\n\x05\x65rror\x18\x03 \x01(\x0e\x32$.pulsar_trio_proxy.rpc.EnvelopeError\x12\x15\n\rerror_message\x18\x04 \x01(\t\"V\n\x14ResolveTargetRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\"f\n\x15ResolveTargetResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65nial\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x16\n\x14\x42rokerProfileRequest\"*\n\x15\x42rokerProfileResponse\x12\x11\n\tconnected\x18\x01 \x01(\x0c\"!\n\x04Peer\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"k\n\x0cStartRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\x10\n\x08seal_key\x18\x02 \x01(\x0c\x12*\n\x05peers\x18\x03 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\x12\r\n\x05index\x18\x04 \x01(\r\"=\n\x0fSetPeersRequest\x12*\n\x05peers\x18\x01 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\"\"\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\"5\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x11\n\thand_over\x18\x02 \x01(\x08\"\x14\n\x04Text\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x07\n\x05\x45mpty\"\xd7\x01\n\x0cStoreMessage\x12\x16\n\x0e\x64ropped_relays\x18\x01 \x03(\r\x12\x15\n\rdropped_pipes\x18\x02 \x03(\x04\x12\r\n\x05table\x18\x03 \x01(\x08\x12\x32\n\x06relays\x18\x04 \x03(\x0b\x32\".pulsar_trio_proxy.rpc.StoredRelay\x12\x30\n\x05pipes\x18\x05 \x03(\x0b\x32!.pulsar_trio_proxy.rpc.StoredPipe\x12\x10\n\x08\x63omplete\x18\x06 \x01(\x08\x12\x11\n\tlisteners\x18\x07 \x01(\r\"\x9b\x01\n\x0bStoredRelay\x12\n\n\x02id\x18\x01 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x1a\n\x12started_at_unix_ms\x18\x05 \x01(\x04\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x06 \x01(\x04\x12\r\n\x05proxy\x18\x07 \x01(\t\".\n\nStoredPipe\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cwanted_bytes\x18\x02 \x01(\r*\xa9\x02\n\x06Method\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41UTHENTICATE\x10\x01\x12\x16\n\x12\x42ROKER_CREDENTIALS\x10\x02\x12\x0c\n\x08\x45NVELOPE\x10\n\x12\x12\n\x0eRESOLVE_TARGET\x10\x0b\x12\x12\n\x0e\x42ROKER_PROFILE\x10\x0c\x12\t\n\x05START\x10\x14\x12\r\n\tSET_PEERS\x10\x15\x12\r\n\tCONFIGURE\x10\x16\x12\t\n\x05\x44RAIN\x10\x17\x12\x13\n\x0f\x43OLLECT_METRICS\x10\x18\x12\x0e\n\nGET_STATUS\x10\x19\x12\x12\n\x0e\x43LUSTER_STATUS\x10\x1e\x12\x11\n\rCLUSTER_DRAIN\x10\x1f\x12\x12\n\x0e\x43LUSTER_RELOAD\x10 \x12\x13\n\x0f\x43LUSTER_UPGRADE\x10!*\xa8\x01\n\x06Status\x12\x06\n\x02OK\x10\x00\x12 \n\x1c\x43LUSTER_AUTHORIZATION_FAILED\x10\x01\x12\x17\n\x13UNSUPPORTED_VERSION\x10\x02\x12\x13\n\x0fINVALID_REQUEST\x10\x03\x12\x15\n\x11TOO_MANY_REQUESTS\x10\x04\x12\x15\n\x11REQUEST_TIMED_OUT\x10\x05\x12\x18\n\x14UNKNOWN_SERVER_ERROR\x10\x06*\xb2\x01\n\rEnvelopeError\x12\x0f\n\x0b\x45NVELOPE_OK\x10\x00\x12)\n%ENVELOPE_CLUSTER_AUTHORIZATION_FAILED\x10\x01\x12%\n!PRINCIPAL_DESERIALIZATION_FAILURE\x10\x02\x12\x1c\n\x18\x45NVELOPE_INVALID_REQUEST\x10\x03\x12 \n\x1c\x45NVELOPE_UNSUPPORTED_VERSION\x10\x04\x62\x08\x65\x64itionsp\xe8\x07')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "proto.rpc_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.rpc_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_METHOD"]._serialized_start = 2749
-    _globals["_METHOD"]._serialized_end = 3046
-    _globals["_STATUS"]._serialized_start = 3049
-    _globals["_STATUS"]._serialized_end = 3217
-    _globals["_ENVELOPEERROR"]._serialized_start = 3220
-    _globals["_ENVELOPEERROR"]._serialized_end = 3398
-    _globals["_FRAME"]._serialized_start = 42
-    _globals["_FRAME"]._serialized_end = 149
-    _globals["_CALL"]._serialized_start = 151
-    _globals["_CALL"]._serialized_end = 265
-    _globals["_REPLY"]._serialized_start = 267
-    _globals["_REPLY"]._serialized_end = 393
-    _globals["_PRINCIPAL"]._serialized_start = 395
-    _globals["_PRINCIPAL"]._serialized_end = 493
-    _globals["_SEALEDPRINCIPAL"]._serialized_start = 495
-    _globals["_SEALEDPRINCIPAL"]._serialized_end = 544
-    _globals["_AUTHENTICATEREQUEST"]._serialized_start = 547
-    _globals["_AUTHENTICATEREQUEST"]._serialized_end = 749
-    _globals["_AUTHENTICATERESPONSE"]._serialized_start = 752
-    _globals["_AUTHENTICATERESPONSE"]._serialized_end = 918
-    _globals["_AUTHENTICATED"]._serialized_start = 920
-    _globals["_AUTHENTICATED"]._serialized_end = 1014
-    _globals["_DENIED"]._serialized_start = 1016
-    _globals["_DENIED"]._serialized_end = 1040
-    _globals["_BROKERCREDENTIALSREQUEST"]._serialized_start = 1042
-    _globals["_BROKERCREDENTIALSREQUEST"]._serialized_end = 1129
-    _globals["_BROKERCREDENTIALSRESPONSE"]._serialized_start = 1131
-    _globals["_BROKERCREDENTIALSRESPONSE"]._serialized_end = 1236
-    _globals["_ENVELOPEREQUEST"]._serialized_start = 1239
-    _globals["_ENVELOPEREQUEST"]._serialized_end = 1447
-    _globals["_ENVELOPERESPONSE"]._serialized_start = 1450
-    _globals["_ENVELOPERESPONSE"]._serialized_end = 1604
-    _globals["_EMBEDDEDRESPONSE"]._serialized_start = 1606
-    _globals["_EMBEDDEDRESPONSE"]._serialized_end = 1733
-    _globals["_RESOLVETARGETREQUEST"]._serialized_start = 1735
-    _globals["_RESOLVETARGETREQUEST"]._serialized_end = 1821
-    _globals["_RESOLVETARGETRESPONSE"]._serialized_start = 1823
-    _globals["_RESOLVETARGETRESPONSE"]._serialized_end = 1925
-    _globals["_BROKERPROFILEREQUEST"]._serialized_start = 1927
-    _globals["_BROKERPROFILEREQUEST"]._serialized_end = 1949
-    _globals["_BROKERPROFILERESPONSE"]._serialized_start = 1951
-    _globals["_BROKERPROFILERESPONSE"]._serialized_end = 1993
-    _globals["_PEER"]._serialized_start = 1995
-    _globals["_PEER"]._serialized_end = 2028
-    _globals["_STARTREQUEST"]._serialized_start = 2030
-    _globals["_STARTREQUEST"]._serialized_end = 2137
-    _globals["_SETPEERSREQUEST"]._serialized_start = 2139
-    _globals["_SETPEERSREQUEST"]._serialized_end = 2200
-    _globals["_CONFIGUREREQUEST"]._serialized_start = 2202
-    _globals["_CONFIGUREREQUEST"]._serialized_end = 2236
-    _globals["_DRAINREQUEST"]._serialized_start = 2238
-    _globals["_DRAINREQUEST"]._serialized_end = 2291
-    _globals["_TEXT"]._serialized_start = 2293
-    _globals["_TEXT"]._serialized_end = 2313
-    _globals["_EMPTY"]._serialized_start = 2315
-    _globals["_EMPTY"]._serialized_end = 2322
-    _globals["_STOREMESSAGE"]._serialized_start = 2325
-    _globals["_STOREMESSAGE"]._serialized_end = 2540
-    _globals["_STOREDRELAY"]._serialized_start = 2543
-    _globals["_STOREDRELAY"]._serialized_end = 2698
-    _globals["_STOREDPIPE"]._serialized_start = 2700
-    _globals["_STOREDPIPE"]._serialized_end = 2746
+  DESCRIPTOR._loaded_options = None
+  _globals['_METHOD']._serialized_start=2847
+  _globals['_METHOD']._serialized_end=3144
+  _globals['_STATUS']._serialized_start=3147
+  _globals['_STATUS']._serialized_end=3315
+  _globals['_ENVELOPEERROR']._serialized_start=3318
+  _globals['_ENVELOPEERROR']._serialized_end=3496
+  _globals['_FRAME']._serialized_start=43
+  _globals['_FRAME']._serialized_end=199
+  _globals['_CANCEL']._serialized_start=201
+  _globals['_CANCEL']._serialized_end=233
+  _globals['_CALL']._serialized_start=235
+  _globals['_CALL']._serialized_end=349
+  _globals['_REPLY']._serialized_start=351
+  _globals['_REPLY']._serialized_end=477
+  _globals['_PRINCIPAL']._serialized_start=479
+  _globals['_PRINCIPAL']._serialized_end=577
+  _globals['_SEALEDPRINCIPAL']._serialized_start=579
+  _globals['_SEALEDPRINCIPAL']._serialized_end=628
+  _globals['_AUTHENTICATEREQUEST']._serialized_start=631
+  _globals['_AUTHENTICATEREQUEST']._serialized_end=847
+  _globals['_AUTHENTICATERESPONSE']._serialized_start=850
+  _globals['_AUTHENTICATERESPONSE']._serialized_end=1016
+  _globals['_AUTHENTICATED']._serialized_start=1018
+  _globals['_AUTHENTICATED']._serialized_end=1112
+  _globals['_DENIED']._serialized_start=1114
+  _globals['_DENIED']._serialized_end=1138
+  _globals['_BROKERCREDENTIALSREQUEST']._serialized_start=1140
+  _globals['_BROKERCREDENTIALSREQUEST']._serialized_end=1227
+  _globals['_BROKERCREDENTIALSRESPONSE']._serialized_start=1229
+  _globals['_BROKERCREDENTIALSRESPONSE']._serialized_end=1334
+  _globals['_ENVELOPEREQUEST']._serialized_start=1337
+  _globals['_ENVELOPEREQUEST']._serialized_end=1545
+  _globals['_ENVELOPERESPONSE']._serialized_start=1548
+  _globals['_ENVELOPERESPONSE']._serialized_end=1702
+  _globals['_EMBEDDEDRESPONSE']._serialized_start=1704
+  _globals['_EMBEDDEDRESPONSE']._serialized_end=1831
+  _globals['_RESOLVETARGETREQUEST']._serialized_start=1833
+  _globals['_RESOLVETARGETREQUEST']._serialized_end=1919
+  _globals['_RESOLVETARGETRESPONSE']._serialized_start=1921
+  _globals['_RESOLVETARGETRESPONSE']._serialized_end=2023
+  _globals['_BROKERPROFILEREQUEST']._serialized_start=2025
+  _globals['_BROKERPROFILEREQUEST']._serialized_end=2047
+  _globals['_BROKERPROFILERESPONSE']._serialized_start=2049
+  _globals['_BROKERPROFILERESPONSE']._serialized_end=2091
+  _globals['_PEER']._serialized_start=2093
+  _globals['_PEER']._serialized_end=2126
+  _globals['_STARTREQUEST']._serialized_start=2128
+  _globals['_STARTREQUEST']._serialized_end=2235
+  _globals['_SETPEERSREQUEST']._serialized_start=2237
+  _globals['_SETPEERSREQUEST']._serialized_end=2298
+  _globals['_CONFIGUREREQUEST']._serialized_start=2300
+  _globals['_CONFIGUREREQUEST']._serialized_end=2334
+  _globals['_DRAINREQUEST']._serialized_start=2336
+  _globals['_DRAINREQUEST']._serialized_end=2389
+  _globals['_TEXT']._serialized_start=2391
+  _globals['_TEXT']._serialized_end=2411
+  _globals['_EMPTY']._serialized_start=2413
+  _globals['_EMPTY']._serialized_end=2420
+  _globals['_STOREMESSAGE']._serialized_start=2423
+  _globals['_STOREMESSAGE']._serialized_end=2638
+  _globals['_STOREDRELAY']._serialized_start=2641
+  _globals['_STOREDRELAY']._serialized_end=2796
+  _globals['_STOREDPIPE']._serialized_start=2798
+  _globals['_STOREDPIPE']._serialized_end=2844
 # @@protoc_insertion_point(module_scope)

@@ -73,12 +73,20 @@ ENVELOPE_INVALID_REQUEST: EnvelopeError
 ENVELOPE_UNSUPPORTED_VERSION: EnvelopeError
 
 class Frame(_message.Message):
-    __slots__ = ("call", "reply")
+    __slots__ = ("call", "reply", "cancel")
     CALL_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     call: Call
     reply: Reply
-    def __init__(self, call: _Optional[_Union[Call, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ...) -> None: ...
+    cancel: Cancel
+    def __init__(self, call: _Optional[_Union[Call, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("correlation_id",)
+    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
+    correlation_id: int
+    def __init__(self, correlation_id: _Optional[int] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("correlation_id", "method", "timeout_ms", "request")
@@ -129,7 +137,7 @@ class SealedPrincipal(_message.Message):
     def __init__(self, principal: _Optional[bytes] = ..., mac: _Optional[bytes] = ...) -> None: ...
 
 class AuthenticateRequest(_message.Message):
-    __slots__ = ("authentication_id", "first_round", "method", "data", "client_address", "client_certificate", "original_principal", "through_proxy")
+    __slots__ = ("authentication_id", "first_round", "method", "data", "client_address", "client_certificate", "original_principal", "through_proxy", "over")
     AUTHENTICATION_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROUND_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +146,7 @@ class AuthenticateRequest(_message.Message):
     CLIENT_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     THROUGH_PROXY_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     authentication_id: int
     first_round: bool
     method: str
@@ -146,7 +155,8 @@ class AuthenticateRequest(_message.Message):
     client_certificate: bytes
     original_principal: str
     through_proxy: bool
-    def __init__(self, authentication_id: _Optional[int] = ..., first_round: _Optional[bool] = ..., method: _Optional[str] = ..., data: _Optional[bytes] = ..., client_address: _Optional[str] = ..., client_certificate: _Optional[bytes] = ..., original_principal: _Optional[str] = ..., through_proxy: _Optional[bool] = ...) -> None: ...
+    over: bool
+    def __init__(self, authentication_id: _Optional[int] = ..., first_round: _Optional[bool] = ..., method: _Optional[str] = ..., data: _Optional[bytes] = ..., client_address: _Optional[str] = ..., client_certificate: _Optional[bytes] = ..., original_principal: _Optional[str] = ..., through_proxy: _Optional[bool] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class AuthenticateResponse(_message.Message):
     __slots__ = ("challenge", "authenticated", "denied")

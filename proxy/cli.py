@@ -47,8 +47,11 @@ def serve(config_file: Path, legacy: int | None) -> None:
 @main.command()
 @_config_option
 def check(config_file: Path) -> None:
-    """Validate the configuration, and say what is wrong with it."""
-    _load(config_file)
+    """Validate the configuration and the files that it names, and say what is wrong with them."""
+    try:
+        trio.run(_prove, _load(config_file))
+    except ConfigError as error:
+        _fail(str(error))
     click.echo(f"{config_file}: in order")
 
 
@@ -77,21 +80,24 @@ def upgrade(config_file: Path) -> None:
     before = int(_ask_at(path, Method.CLUSTER_UPGRADE))
     click.echo("upgrading")
     try:
-        trio.run(_wait_for_generation, path, before + 1)
+        not_running = trio.run(_wait_for_generation, path, before + 1)
     except trio.TooSlowError:
         _fail(f"not done within {UPGRADE_TIMEOUT_S:.0f} s; see the cluster's log, and `status`")
+    if not_running:
+        _fail(f"upgraded, but these do not run: {', '.join(not_running)}; see the cluster's log")
     click.echo("upgraded")
 
 
-async def _wait_for_generation(path: str, generation: int) -> None:
-    """Return once a cluster is at least at a generation, with all workers replaced."""
+async def _wait_for_generation(path: str, generation: int) -> list[str]:
+    """Return once a cluster is at least at a generation, with all workers replaced: which of them do not run."""
     with trio.fail_after(UPGRADE_TIMEOUT_S):
         while True:
             await trio.sleep(UPGRADE_LOOK_S)
             with contextlib.suppress(RpcError, OSError):  # in between, nobody answers for a moment
                 status = msgspec.json.decode(await _call(path, Method.CLUSTER_STATUS))
                 if status["generation"] >= generation and not status["replacing_workers"]:
-                    return
+                    workers = status["workers"]
+                    return [f"{one['role']}-{one['worker']}" for one in workers if one["state"] != "running"]
 
 
 @main.command()
@@ -103,6 +109,20 @@ def drain(config_file: Path) -> None:
     click.echo(f"draining, for at most {config.limits.drain_timeout_ms} ms")
     trio.run(_wait_for_end, control_path(config.cluster.runtime_dir))
     click.echo("ended")
+
+
+async def _prove(config: Config) -> None:
+    """Make everything that workers make of a configuration. Raises ConfigError."""
+    from auth.broker_credentials import broker_authentication
+    from auth.registry import ProviderRegistry, configured_providers
+    from proxy.forwarder.doors import doors
+    from proxy.runtime.dialing import Dialer
+
+    await trio.lowlevel.checkpoint()
+    doors(config)
+    Dialer(config.brokers)
+    ProviderRegistry(config.authentication, configured_providers)
+    broker_authentication(config.brokers.credentials)
 
 
 async def _wait_for_end(path: str) -> None:

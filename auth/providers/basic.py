@@ -21,6 +21,7 @@ from passlib.hash import (  # type: ignore[import-untyped]
 )
 
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, is_fit_for_a_role
+from proto.connect_rules import OVERLOADED
 from proxy.config.errors import ConfigError
 from proxy.config.types import BasicAuthentication
 from proxy.runtime.watched import Watched
@@ -101,7 +102,7 @@ class BasicProvider:
 
     async def _check(self, entry: _Entry, password: bytes) -> bool:
         if self._checks >= self._checks_max:
-            raise AuthenticationDenied("overloaded", f"{self._checks} passwords wait to be checked")
+            raise AuthenticationDenied(OVERLOADED, f"{self._checks} passwords wait to be checked")
         self._checks += 1
         try:
             return await trio.to_thread.run_sync(entry.matches, password, limiter=self._limiter)

@@ -118,7 +118,7 @@ def _parsed(value: str, kind: Any, name: str) -> Any:
     except tomllib.TOMLDecodeError:
         parsed = {}
     if set(parsed) != {"value"}:
-        raise ConfigError(f"{name}: {value!r} is not a value as TOML writes it")
+        raise ConfigError(f"{name}: its text is not a value as TOML writes it")  # the text may be a secret
     return parsed["value"]
 
 

@@ -11,6 +11,8 @@ from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Method, Pri
 from proxy import __version__
 from proxy.runtime.rpc_client import RpcClient
 
+ABANDON_TIMEOUT_S = 5.0
+
 SERVER_VERSION = f"pulsar-trio-proxy-{__version__}"
 
 
@@ -92,6 +94,7 @@ class Authentication:
         self._deadline = trio.current_time() + timeout_s
         self._forwards_credentials = forwards_credentials
         self._rounds = 0
+        self._under_way = False
 
     async def round(self, command: BaseCommand) -> Verdict:
         """Have CONNECT or the answer to a challenge judged. Raises RpcError.
@@ -108,7 +111,16 @@ class Authentication:
         response = await self._worker.call(
             Method.AUTHENTICATE, request, AuthenticateResponse, timeout_s=timeout_s, retry=first
         )
-        return self._verdict(response)
+        verdict = self._verdict(response)
+        self._under_way = isinstance(verdict, Challenge)
+        return verdict
+
+    def abandon(self) -> None:
+        """The client has gone: what is kept of its rounds can be forgotten."""
+        if self._under_way:
+            self._under_way = False
+            request = AuthenticateRequest(authentication_id=self._id, over=True)
+            self._worker.tell(Method.AUTHENTICATE, request, timeout_s=ABANDON_TIMEOUT_S)
 
     def _first_request(self) -> AuthenticateRequest:
         return AuthenticateRequest(

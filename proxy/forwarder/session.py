@@ -91,7 +91,7 @@ class ClientSession:
         self._ping_outstanding = False
         self._reading = trio.CancelScope()
         self._connect: CommandConnect
-        self._authentication: Authentication
+        self._authentication: Authentication | None = None
         self._farewell: Farewell | None = None
         self._link: BrokerLink | None = None
         self._held = b""
@@ -121,6 +121,8 @@ class ClientSession:
                     self._lookup_mode.close()  # an answer must not start a task in a nursery that is ending
                 self._nursery.cancel_scope.cancel()
         finally:
+            if self._authentication is not None:
+                self._authentication.abandon()
             self._end_handshake()
             await self._close()
 
@@ -315,14 +317,16 @@ class ClientSession:
             self.target = self._connect.proxy_to_broker_url[:300]
             self._authentication = self._backends.new_authentication(self._client, self._connect)
         if authentication.enabled:
-            self._nursery.start_soon(self._authenticate, command)
+            self._nursery.start_soon(self._authenticate, self._authentication, command)
         else:
             await self._accepted(ANONYMOUS)
 
-    async def _authenticate(self, command: BaseCommand) -> None:
+    async def _authenticate(self, authentication: Authentication | None, command: BaseCommand) -> None:
         """One round with the auth worker."""
+        if authentication is None:
+            raise RuntimeError("a round before CONNECT")
         try:
-            verdict = await self._authentication.round(command)
+            verdict = await authentication.round(command)
         except RpcError as error:
             self._fail(
                 Event.DENIED,

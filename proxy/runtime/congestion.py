@@ -14,22 +14,32 @@ SYSTEM = "system"
 UNPACED = "unpaced"
 
 _NAME_BYTES = 16  # TCP_CA_NAME_MAX
-_PACES = b"bbr"
+_PACES = "bbr"
 _NEVER_PACES = "reno"  # in every kernel, and allowed to every process
 
 
 def use_congestion_control(sock: socket.socket | trio.socket.SocketType, name: str) -> None:
     """Choose for a socket that is not connected yet, or for what a listener will accept. A refusal is logged once."""
+    system = _systems()
     if name == SYSTEM:
+        name = system
+    elif name == UNPACED:
+        name = _NEVER_PACES if system.startswith(_PACES) else system
+    if name == _of(sock):  # else: also a listener that had another one before a reload
         return
-    if name == UNPACED:
-        if not sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES).startswith(_PACES):
-            return
-        name = _NEVER_PACES
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
     except OSError as error:
         _tell_of_refusal(name, str(error))
+
+
+def _systems() -> str:
+    with socket.socket() as fresh:
+        return _of(fresh)
+
+
+def _of(sock: socket.socket | trio.socket.SocketType) -> str:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES).rstrip(b"\0").decode()
 
 
 @functools.cache

@@ -80,14 +80,16 @@ class Dialer:
         transport = await _connect(address, broker.port, self.config.congestion_control)
         if context is None:
             return transport
-        stream = TlsStream(transport, context, server_side=False, host=broker.host)
         shaken = False
         try:
+            stream = TlsStream(transport, context, server_side=False, host=broker.host)
             await stream.handshake()
             shaken = True
+        except ValueError as error:
+            raise TlsFailed(f"{broker.host!r} is no name for a certificate: {error}") from None
         finally:
             if not shaken:
-                await trio.aclose_forcefully(stream)
+                await trio.aclose_forcefully(transport)
         return stream
 
 

@@ -4,6 +4,7 @@ The supervisor owns the sockets, so connecting works even while the worker behin
 waits in the socket's queue, within its deadline.
 """
 
+import contextlib
 import itertools
 import secrets
 from collections import deque
@@ -268,6 +269,18 @@ class RpcClient:
             except DecodeError:
                 raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None
 
+    def tell(self, method: int, request: Message, *, timeout_s: float) -> None:
+        """Call a method whose answer nobody waits for; nothing is told where there is no connection."""
+        call = Call(
+            correlation_id=next(self._ids),
+            method=method,  # type: ignore[arg-type]
+            timeout_ms=int(timeout_s * 1000),
+            request=request.SerializeToString(),
+        )
+        if self._writer is not None and self._resumed.is_set():
+            with contextlib.suppress(WriterFull):
+                self._writer.write(encode_rpc(Frame(call=call)))
+
     def ask_now(
         self, method: int, body: bytes, on_reply: Callable[[Reply | None], None], *, timeout_s: float
     ) -> Callable[[], None] | None:
@@ -330,6 +343,8 @@ class RpcClient:
             yield pending
         except trio.Cancelled:
             self.suspect |= trio.current_time() >= deadline
+            with contextlib.suppress(WriterFull):
+                writer.write(encode_rpc(Frame(cancel={"correlation_id": correlation_id})))
             raise
         except WriterFull:
             raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up") from None

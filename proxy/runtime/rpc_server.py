@@ -110,6 +110,7 @@ class _Connection:
         self._calls = 0
         self._over = False
         self._backlog: deque[bytes] = deque()
+        self._scopes: dict[int, trio.CancelScope] = {}
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -127,6 +128,11 @@ class _Connection:
                 self._take(frame, nursery)
 
     def _take(self, frame: Frame, nursery: trio.Nursery) -> None:
+        if frame.HasField("cancel"):
+            scope = self._scopes.get(frame.cancel.correlation_id)
+            if scope is not None:
+                scope.cancel()
+            return
         if not frame.HasField("call"):
             raise RpcCorrupt("a caller sent something that is no call")
         call = frame.call
@@ -186,15 +192,18 @@ class _Connection:
             self._backlog.popleft()
 
     async def _run_call(self, handler: Handler, call: Call) -> None:
+        wanted = self._scopes[call.correlation_id] = trio.CancelScope()
+        response = b""
         try:
-            with trio.fail_after(seconds(call.timeout_ms)):
+            with trio.fail_after(seconds(call.timeout_ms)), wanted:
                 response = await handler(call.request, self._caller)
-            reply = _reply(call, Status.OK, "", response)
+            reply = _reply(call, Status.OK, "", response)  # if it is not wanted any more, nobody hears it
         except Exception as error:  # noqa: BLE001 -- one bad call must not end the connection of all the others
             reply = _failure(call, error)
         # A caller that reads slowly makes its calls wait here, and count as under way; nobody else's.
         await self._writer.write_when_there_is_room(reply)
         self._calls -= 1
+        self._scopes.pop(call.correlation_id, None)
 
 
 def _failure(call: Call, error: Exception) -> bytes:

@@ -8,8 +8,12 @@ import contextlib
 import ssl
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import trio
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificates
 
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerTls, ListenerTls
@@ -251,7 +255,23 @@ def _load_certificate(context: ssl.SSLContext, key: str, certificate: str, priva
         raise ConfigError(f"{key}.key: {private_key} has a passphrase, which nobody can enter here")
 
     with _naming(f"{key}.certificate, {key}.key", f"{certificate}, {private_key}"):
-        context.load_cert_chain(certificate, private_key, password=no_passphrase)
+        try:
+            context.load_cert_chain(certificate, private_key, password=no_passphrase)
+        except ssl.SSLError:
+            _tell_which(key, certificate, private_key)
+            raise
+
+
+def _tell_which(key: str, certificate: str, private_key: str) -> None:
+    """Which of two files is broken, which OpenSSL does not say. Raises ConfigError if one is."""
+    try:
+        load_pem_x509_certificates(Path(certificate).read_bytes())
+    except ValueError:
+        raise ConfigError(f"{key}.certificate: {certificate} holds no certificate in PEM form") from None
+    try:
+        load_pem_private_key(Path(private_key).read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
+        raise ConfigError(f"{key}.key: {private_key} holds no private key in PEM form") from None
 
 
 @contextlib.contextmanager

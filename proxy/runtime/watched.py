@@ -53,7 +53,7 @@ class Watched(Generic[ValueT]):
             return
         try:
             self.value = self._build()
-        except (ConfigError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 -- whatever a broken file does to a parser: the old value stays
             if stamp != self._failed:  # say it once for each change
                 self._failed = stamp
                 get_logger().error(

@@ -12,7 +12,7 @@ import trio
 from proto.roles import Role
 from proxy import __version__
 from proxy.config.errors import ConfigError
-from proxy.config.load import load_config, new_binds
+from proxy.config.load import changes_that_need_new_processes, load_config, new_binds
 from proxy.config.types import Config
 from proxy.runtime.logs import configure_logs, get_logger
 from proxy.supervisor.admin import serve_admin
@@ -117,6 +117,9 @@ class Supervisor:
         with trio.CancelScope(shield=True):
             async with self._reloading:
                 config = load_config(self._config_file, os.environ)
+                if changes_that_need_new_processes(self._cluster.config, config):
+                    # Running processes would refuse what they cannot use; new ones would only fail to start.
+                    await self._prove_program(ReloadRefused)
                 await self._cluster.reload(config)
                 configure_logs(config.log, Role.SUPERVISOR, 0)
                 get_logger().info("the configuration was reloaded")
@@ -135,17 +138,8 @@ class Supervisor:
         return self._cluster.generation
 
     async def _preflight(self) -> None:
-        """A program that cannot even read the configuration would take the whole cluster with it."""
-        command = check_command(self._config_file)
-        with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as patience:
-            try:
-                done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
-            except OSError as error:
-                raise UpgradeRefused(f"the program that is installed now cannot be run: {error}") from None
-            if done.returncode:
-                raise UpgradeRefused(f"the program that is installed now fails: {done.stderr.decode().strip()[-500:]}")
-        if patience.cancelled_caught:
-            raise UpgradeRefused("the program that is installed now does not answer")
+        """Whether the next program can go on here. Raises UpgradeRefused."""
+        await self._prove_program(UpgradeRefused)
         try:
             config = load_config(self._config_file, os.environ)
         except ConfigError:
@@ -159,6 +153,19 @@ class Supervisor:
                 bind_tcp(key, bind).close()
         except StartFailed as error:
             raise UpgradeRefused(f"{error}; where the address is the cluster's own, a restart is needed") from None
+
+    async def _prove_program(self, refusal: type[ReloadRefused | UpgradeRefused]) -> None:
+        """A program that cannot use the configuration, or the files it names, would take the whole cluster with it."""
+        command = check_command(self._config_file)
+        with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as patience:
+            try:
+                done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+            except OSError as error:
+                raise refusal(f"the program that is installed now cannot be run: {error}") from None
+            if done.returncode:
+                raise refusal(f"the program that is installed now fails: {done.stderr.decode().strip()[-500:]}")
+        if patience.cancelled_caught:
+            raise refusal("the program that is installed now does not answer")
 
     async def _upgrade(self) -> None:
         """Become the next program, as soon as that is wanted and what an earlier upgrade left to do is done."""

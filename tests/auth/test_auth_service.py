@@ -448,6 +448,19 @@ async def test_too_many_at_once(many_rounds: Worker, monkeypatch: pytest.MonkeyP
     assert (await many_rounds.principal("rounds", b"last", first=False, exchange=1)).name == "alice"
 
 
+async def test_what_nobody_goes_on_with_is_forgotten(many_rounds: Worker) -> None:
+    """Otherwise strangers who leave between two rounds could fill the room that others need."""
+    await many_rounds.challenge(b"first", exchange=1)
+    await many_rounds.challenge(b"first", exchange=2)
+    handler = many_rounds.service.handlers()[Method.AUTHENTICATE]
+    over = AuthenticateRequest(authentication_id=1, over=True).SerializeToString()
+    assert await handler(over, Caller(Role.FORWARDER, FORWARDER.pid + 1)) == b"", "another forwarder's is another's"
+    assert many_rounds.service.status()["authentications_under_way"] == 2
+    assert await handler(over, FORWARDER) == b""
+    assert many_rounds.service.status()["authentications_under_way"] == 1
+    assert await many_rounds.denial("rounds", b"last", first=False, exchange=1) == "unknown_round"
+
+
 @pytest.mark.parametrize("ago_ms", [0, 1, 10**9])
 async def test_an_identity_that_has_ended_is_denied(
     many_rounds: Worker, provider: RoundsProvider, monkeypatch: pytest.MonkeyPatch, ago_ms: int

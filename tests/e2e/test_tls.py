@@ -467,6 +467,24 @@ def test_a_reload_with_tls(
         assert bystander.ping().type == BaseCommand.PONG
 
 
+def test_nothing_is_replaced_by_what_could_not_start(cluster: TlsCluster) -> None:
+    """`check` looks into the files, so that an upgrade, or a reload that needs new processes, is refused in time."""
+    brokers = cluster.tables["brokers"]
+    wrong = {"brokers": {**brokers, "tls": {**brokers["tls"], "trust": brokers["tls"]["key"]}}}
+    log = {"log": {"level": "debug"}}
+    pids = cluster.worker_pids()
+    try:
+        cluster.write_config({**cluster.tables, **wrong, **log})
+        for command in ("check", "upgrade", "reload"):
+            answer = cluster.command(command)
+            assert answer.returncode != 0, command
+            assert brokers["tls"]["key"] in answer.stderr, command
+        assert cluster.worker_pids() == pids
+    finally:
+        cluster.write_config(cluster.tables)
+    assert cluster.command("check").returncode == 0
+
+
 # ---- forwarders come and go
 
 

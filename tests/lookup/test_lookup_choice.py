@@ -54,7 +54,7 @@ class Worker:
         answers: list[BaseCommand | None] = []
         done = trio.Event()
 
-        def take(answer: BaseCommand | None) -> None:
+        def take(answer: BaseCommand | None, _broker: object) -> None:
             answers.append(answer)
             done.set()
 

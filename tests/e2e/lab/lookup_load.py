@@ -260,8 +260,17 @@ class Load:
         late = [question for question in questions if question.took_s > longest_s]
         if late:
             import collections
+
             end = max(q.sent_at for q in questions)
-            print("LATE", collections.Counter((i, round(q.sent_at - end, 2), round(q.took_s,2)) for i, a in enumerate(self.askers) for q in a.asked if q.took_s > longest_s))
+            print(
+                "LATE",
+                collections.Counter(
+                    (i, round(q.sent_at - end, 2), round(q.took_s, 2))
+                    for i, a in enumerate(self.askers)
+                    for q in a.asked
+                    if q.took_s > longest_s
+                ),
+            )
         assert not late, f"{len(late)} of {len(questions)} late, {late[0].topic}: {late[0].took_s} s, {late[0].answer}"
         errors = [question.error for question in questions if question.error is not None]
         assert {error[0] for error in errors} <= RETRIABLE, set(errors)

@@ -54,7 +54,11 @@ class PairedBroker(Standalone):
             raise StandaloneError("the broker is running already")
         self._prepare()
         self.kill()
-        self._process = OwnedProcess(self._command, log=self.log_path, env=self._environment() | {"PULSAR_BROKER_CONF": str(self.data / "broker.conf")})
+        self._process = OwnedProcess(
+            self._command,
+            log=self.log_path,
+            env=self._environment() | {"PULSAR_BROKER_CONF": str(self.data / "broker.conf")},
+        )
         try:
             self._wait_until_healthy(self._process)
         except BaseException:

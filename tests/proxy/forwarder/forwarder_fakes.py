@@ -162,6 +162,7 @@ class FakeAuthentication:
     def __init__(self, answers: list[Any]) -> None:
         self.answers = answers
         self.requests: list[AuthenticateRequest] = []
+        self.given_up: list[int] = []
         self._ids = itertools.count(1)
 
     @property
@@ -171,6 +172,11 @@ class FakeAuthentication:
 
     def new_id(self) -> int:
         return next(self._ids)
+
+    def tell(self, method: int, request: AuthenticateRequest, *, timeout_s: float) -> None:
+        """In place of RpcClient.tell."""
+        assert (method, request.over) == (Method.AUTHENTICATE, True)
+        self.given_up.append(request.authentication_id)
 
     async def call(
         self,

@@ -938,6 +938,31 @@ async def test_the_client_leaves_while_it_is_judged(play: Start) -> None:
     assert await it.end() == "client_closed"
 
 
+@pytest.mark.parametrize("ends", ["leaves", "answers wrongly"])
+async def test_the_auth_worker_need_not_keep_what_nobody_goes_on_with(play: Start, ends: str) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [challenge(b"q")]
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    if ends == "leaves":
+        await it.client.stream.aclose()
+    else:
+        await it.client.say(lookup())
+        await it.client.must_hear_error()
+    await it.end()
+    assert it.backends.authentication.given_up == [1]
+
+
+async def test_an_authentication_that_is_over_is_not_given_up(play: Start) -> None:
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [challenge(b"q"), denied()]
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
+    await it.client.say(auth_response(b"a"))
+    await it.client.must_hear_error()
+    assert it.backends.authentication.given_up == []
+
+
 async def test_the_connection_breaks(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     it = await play().in_lookup_mode()
     gate = trio.Event()

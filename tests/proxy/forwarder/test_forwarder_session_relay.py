@@ -96,7 +96,8 @@ async def test_the_session_ends_where_the_relay_begins(play: Start) -> None:
     about = await it.relay_ended()
     assert (about.client_address, about.principal, about.target) == (CLIENT, "alice", TARGET)
     assert about.expires_at_unix_ms == 1_900_000_000_000
-    assert started - 1 <= about.started_at_unix_ms <= time.time() * 1000
+    # The wall clock may be set back meanwhile, by some milliseconds.
+    assert abs(about.started_at_unix_ms - started) < 60_000
 
 
 async def test_a_relay_between_plain_sockets_is_the_kernels(play: Start, nursery: trio.Nursery) -> None:

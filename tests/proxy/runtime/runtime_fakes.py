@@ -63,6 +63,7 @@ class RawServer:
         self._nursery = nursery
         self._ends: list[trio.abc.HalfCloseableStream] = []
         self._arrived = trio.Event()
+        self.cancelled: list[int] = []
         self._decoder = RpcDecoder(max_frame_bytes=1 << 24)
 
     async def connect(self) -> trio.abc.HalfCloseableStream:
@@ -82,13 +83,16 @@ class RawServer:
         return self._ends[-1]
 
     async def read(self) -> Call:
-        """The next call."""
+        """The next call; what is called off on the way is in ``cancelled``."""
         await self._arrived.wait()
-        while (frame := self._decoder.next_frame()) is None:
-            data = await self.stream.receive_some(65536)
-            assert data, "the client closed"
-            self._decoder.receive_data(data)
-        return frame.call
+        while True:
+            while (frame := self._decoder.next_frame()) is None:
+                data = await self.stream.receive_some(65536)
+                assert data, "the client closed"
+                self._decoder.receive_data(data)
+            if frame.HasField("call"):
+                return frame.call
+            self.cancelled.append(frame.cancel.correlation_id)
 
     async def reply(self, correlation_id: int, text: str = "", status: int = 0, detail: str = "") -> None:
         body = Text(text=text).SerializeToString()

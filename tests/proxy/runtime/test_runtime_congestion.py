@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import structlog.testing
@@ -20,16 +20,16 @@ def _nothing_was_said() -> Iterator[None]:
 
 
 class FakeSocket:
-    """One whose kernel has BBR as its own, or something else."""
+    """One with a congestion control of its own, a listener after a reload, say."""
 
-    def __init__(self, system: bytes = b"cubic", *, refuses: bool = False) -> None:
+    def __init__(self, current: str, *, refuses: bool = False) -> None:
         self.chosen: list[bytes] = []
-        self._system = system.ljust(16, b"\0")
+        self._current = current.encode().ljust(16, b"\0")
         self._refuses = refuses
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
         assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
-        return self._system[:size]
+        return self._current[:size]
 
     def setsockopt(self, level: int, option: int, name: bytes) -> None:
         assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
@@ -38,32 +38,47 @@ class FakeSocket:
         self.chosen.append(name)
 
 
-def chosen(name: str, **how: object) -> list[bytes]:
-    sock = FakeSocket(**how)  # type: ignore[arg-type]
-    use_congestion_control(sock, name)  # type: ignore[arg-type]
-    return sock.chosen
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bytes]]:
+    """What is chosen for a socket on a machine with such a congestion control."""
+
+    def choose(name: str, *, system: str = "cubic", current: str = "", refuses: bool = False) -> list[bytes]:
+        monkeypatch.setattr(congestion, "_systems", lambda: system)
+        sock = FakeSocket(current or system, refuses=refuses)
+        use_congestion_control(sock, name)  # type: ignore[arg-type]
+        return sock.chosen
+
+    return choose
 
 
-@pytest.mark.parametrize("system", [b"bbr", b"cubic"])
-def test_the_systems(system: bytes) -> None:
+Chosen = Callable[..., list[bytes]]
+
+
+@pytest.mark.parametrize("system", ["bbr", "cubic"])
+def test_the_systems(chosen: Chosen, system: str) -> None:
     assert chosen("system", system=system) == []
 
 
-@pytest.mark.parametrize("system", [b"bbr", b"bbr2", b"bbr1"])
-def test_unpaced_is_not_bbr(system: bytes) -> None:
+@pytest.mark.parametrize("system", ["bbr", "bbr2", "bbr1"])
+def test_unpaced_is_not_bbr(chosen: Chosen, system: str) -> None:
     assert chosen("unpaced", system=system) == [b"reno"]
 
 
-@pytest.mark.parametrize("system", [b"cubic", b"reno", b"htcp"])
-def test_unpaced_leaves_what_does_not_pace(system: bytes) -> None:
+@pytest.mark.parametrize("system", ["cubic", "reno", "htcp"])
+def test_unpaced_leaves_what_does_not_pace(chosen: Chosen, system: str) -> None:
     assert chosen("unpaced", system=system) == []
 
 
-def test_one_by_its_name() -> None:
-    assert chosen("cubic", system=b"bbr") == [b"cubic"]
+def test_a_listener_goes_back_to_the_systems_after_a_reload(chosen: Chosen) -> None:
+    assert chosen("system", system="bbr", current="reno") == [b"bbr"]
+    assert chosen("unpaced", system="cubic", current="reno") == [b"cubic"]
 
 
-def test_a_refusal_is_said_once_and_no_more() -> None:
+def test_one_by_its_name(chosen: Chosen) -> None:
+    assert chosen("cubic", system="bbr") == [b"cubic"]
+
+
+def test_a_refusal_is_said_once_and_no_more(chosen: Chosen) -> None:
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             assert chosen("bbr", refuses=True) == []

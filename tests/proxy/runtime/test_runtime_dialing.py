@@ -19,6 +19,7 @@ from proto.addresses import HostPort
 from proxy.config.errors import ConfigError
 from proxy.config.types import Brokers, ListenerTls
 from proxy.runtime import dialing, watched
+from proxy.runtime.congestion import _systems
 from proxy.runtime.dialing import ATTEMPT_DELAY_S, Dialer, NotDialled, families_in_turn, tune_socket
 from proxy.runtime.tls import TlsFailed, TlsStream, listener_context
 
@@ -387,6 +388,9 @@ class FakeTrioSocket:
         self.options: list[tuple[int, int, object]] = []
         self.closed = False
         self.connected_to: Any = None
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        return _systems().encode()
 
     def setsockopt(self, level: int, option: int, value: object) -> None:
         assert self.connected_to is None, "before there is a connection"

@@ -385,6 +385,31 @@ async def test_what_a_call_looks_like(raw: RawServer, client: RpcClient, nursery
     await raw.reply(call.correlation_id)
 
 
+async def test_who_does_not_wait_any_more_says_so(
+    raw: RawServer, client: RpcClient, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Otherwise strangers who leave at once could keep a worker busy with what nobody wants."""
+    with trio.move_on_after(1):
+        await ask(client, "left", timeout_s=5.0)
+    with pytest.raises(RpcDeadlineExceeded):
+        await ask(client, "too late", timeout_s=1.0)
+    left, late = await raw.read(), await raw.read()
+    nursery.start_soon(ask, client, "next")
+    following = await raw.read()
+    assert raw.cancelled == [left.correlation_id, late.correlation_id]
+    await raw.reply(following.correlation_id)
+
+
+async def test_a_call_whose_answer_nobody_waits_for(raw: RawServer, client: RpcClient) -> None:
+    client.tell(Method.ENVELOPE, Text(text="before there is a connection"), timeout_s=1.0)
+    await trio.testing.wait_all_tasks_blocked()
+    client.tell(Method.ENVELOPE, Text(text="bye"), timeout_s=1.0)
+    call = await raw.read()
+    assert (call.method, Text.FromString(call.request).text, call.timeout_ms) == (Method.ENVELOPE, "bye", 1000)
+    assert client.in_flight == 0
+    await raw.reply(call.correlation_id)
+
+
 async def test_replies_late_or_twice_are_dropped(
     raw: RawServer, client: RpcClient, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -653,6 +678,27 @@ class RawCaller:
             assert data, "the server closed"
             self._decoder.receive_data(data)
         return frame.reply
+
+
+async def test_a_call_that_is_called_off_ends(nursery: trio.Nursery) -> None:
+    ended: list[str] = []
+
+    async def slow(_data: bytes, _caller: Caller) -> bytes:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append("slow")
+        raise AssertionError
+
+    caller = RawCaller(nursery, handlers={Method.ENVELOPE: slow})
+    for correlation_id in (1, 2):
+        await caller.call(correlation_id, timeout_ms=60_000)
+    await caller.stream.send_all(encode_rpc(Frame(cancel={"correlation_id": 1})))
+    assert (await caller.read()).correlation_id == 1
+    assert ended == ["slow"], "and the other goes on"
+    await caller.stream.send_all(encode_rpc(Frame(cancel={"correlation_id": 77})))
+    await caller.stream.send_all(encode_rpc(Frame(cancel={"correlation_id": 2})))
+    assert (await caller.read()).correlation_id == 2
 
 
 @pytest.mark.parametrize(
