@@ -1,6 +1,7 @@
 """Lookup mode: a client's requests, from its frames to the frames that answer them."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -172,10 +173,7 @@ class LookupMode:
         retries_left = RETRIES_MAX
         while batch.waiting:
             try:
-                with trio.fail_at(batch.deadline):
-                    await self._ask_once(batch)
-            except trio.TooSlowError:
-                raise RpcDeadlineExceeded("no answer in time") from None
+                await self._ask_once(batch)
             except RpcConnectionLost:
                 retries_left -= 1
                 if retries_left < 0:
@@ -185,10 +183,14 @@ class LookupMode:
         batch.renumber()
         requests = [request.data for request in batch.waiting.values()]
         envelope = self._backends.envelope(requests, batch.identity, self._client_address)
-        async with self._backends.forward(envelope, batch.deadline) as call:
+        async with AsyncExitStack() as stack:
+            with _in_time(batch):
+                call = await stack.enter_async_context(self._backends.forward(envelope, batch.deadline))
             more = True
             while more:
-                part, more = await call.next_part()
+                with _in_time(batch):
+                    part, more = await call.next_part()
+                # Not in the same time limit: what is answered must be sent, or nobody would know of it any more.
                 answered, frames = self._frames(batch, part, more=more)
                 await self._deliver(answered, frames, len(frames))
 
@@ -282,6 +284,16 @@ class _Batch:
     def renumber(self) -> None:
         """What is left travels once more."""
         self.waiting = dict(enumerate(self.waiting.values()))
+
+
+@contextmanager
+def _in_time(batch: _Batch) -> Iterator[None]:
+    """Raises RpcDeadlineExceeded at the batch's deadline."""
+    try:
+        with trio.fail_at(batch.deadline):
+            yield
+    except trio.TooSlowError:
+        raise RpcDeadlineExceeded("no answer in time") from None
 
 
 def _envelope_error(error: int | None) -> tuple[int, str]:

@@ -341,7 +341,7 @@ class RpcClient:
         try:
             writer.write(encode_rpc(Frame(call=call)))
             yield pending
-        except trio.Cancelled:
+        except (trio.Cancelled, RpcDeadlineExceeded):
             self.suspect |= trio.current_time() >= deadline
             with contextlib.suppress(WriterFull):
                 writer.write(encode_rpc(Frame(cancel={"correlation_id": correlation_id})))
