@@ -91,25 +91,13 @@ class OneStageProvider(Protocol):
         ...
 
 
-class OneStageAuthState:
-    """The state that all one-round providers share."""
+class Identified:
+    """What all states share: an identity, from the moment when it is known."""
 
-    def __init__(self, provider: OneStageProvider, client: ClientContext) -> None:
-        self._provider = provider
-        self._client = client
-        self._asked = False
-        self._identity: Identity | None = None
-
-    async def authenticate(self, data: bytes) -> bytes | None:
-        """Judge the one round's data; a second round is denied."""
-        if self._asked:
-            raise AuthenticationDenied("unexpected_round", "data after the only round of this method")
-        self._asked = True
-        self._identity = await self._provider.identify(data, self._client)
-        return None
+    _identity: Identity | None = None
 
     def is_complete(self) -> bool:
-        """Whether the round was there and went well."""
+        """Whether all rounds were there and went well."""
         return self._identity is not None
 
     def get_auth_role(self) -> str:
@@ -121,6 +109,23 @@ class OneStageAuthState:
         if self._identity is None:
             raise RuntimeError("the authentication is not complete")
         return self._identity
+
+
+class OneStageAuthState(Identified):
+    """The state that all one-round providers share."""
+
+    def __init__(self, provider: OneStageProvider, client: ClientContext) -> None:
+        self._provider = provider
+        self._client = client
+        self._asked = False
+
+    async def authenticate(self, data: bytes) -> bytes | None:
+        """Judge the one round's data; a second round is denied."""
+        if self._asked:
+            raise AuthenticationDenied("unexpected_round", "data after the only round of this method")
+        self._asked = True
+        self._identity = await self._provider.identify(data, self._client)
+        return None
 
 
 class BrokerAuthState(Protocol):

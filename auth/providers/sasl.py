@@ -18,7 +18,7 @@ from functools import partial
 import trio
 
 from auth.gss import NO_LAYER, acceptor_credentials, check_keytab, gssapi, in_thread, text_of
-from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity
+from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity
 from proxy.config.types import SaslAuthentication
 
 ROUND_TIMEOUT_S = 10.0
@@ -52,14 +52,13 @@ class SaslProvider:
         return _SaslAuthState(_Acceptor(self._config, self._allowed), self._limiter)
 
 
-class _SaslAuthState:
+class _SaslAuthState(Identified):
     """One exchange: each round in a thread, by a deadline."""
 
     def __init__(self, acceptor: "_Acceptor", limiter: trio.CapacityLimiter) -> None:
         # None while a round is under way and once it has failed: no other round meets a thread that was left behind.
         self._acceptor: _Acceptor | None = acceptor
         self._limiter = limiter
-        self._identity: Identity | None = None
 
     async def authenticate(self, data: bytes) -> bytes | None:
         """Take one round's data."""
@@ -75,20 +74,6 @@ class _SaslAuthState:
         else:
             self._acceptor = acceptor
         return challenge
-
-    def is_complete(self) -> bool:
-        """Whether the client has made its choice, and all went well."""
-        return self._identity is not None
-
-    def get_auth_role(self) -> str:
-        """The client's principal."""
-        return self.get_identity().role
-
-    def get_identity(self) -> Identity:
-        """Principal and end of its ticket; a defect of the caller before completion."""
-        if self._identity is None:
-            raise RuntimeError("the authentication is not complete")
-        return self._identity
 
 
 class _Awaited(enum.Enum):

@@ -20,7 +20,7 @@ from secrets import token_bytes
 from scramp import ScramException, ScramMechanism  # type: ignore[import-untyped]
 from scramp.utils import ServerError, saslprep  # type: ignore[import-untyped]
 
-from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, is_fit_for_a_role
+from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity, is_fit_for_a_role
 from proxy.config.errors import ConfigError
 from proxy.config.types import ScramAuthentication
 from proxy.runtime.watched import Watched
@@ -104,7 +104,7 @@ class ScramProvider:
         return ScramAuthState(self.method, self._users)
 
 
-class ScramAuthState:
+class ScramAuthState(Identified):
     """Takes client-first-message, then client-final-message (RFC 5802, section 7); gives the server's in answer."""
 
     def __init__(self, mechanism: str, users: Watched[Mapping[str, Users]]) -> None:
@@ -115,7 +115,6 @@ class ScramAuthState:
         self._users: Users | None = None
         self._user = ""
         self._is_known = False
-        self._identity: Identity | None = None
 
     async def authenticate(self, data: bytes) -> bytes | None:
         """Judge one message; returns the server's in answer to it."""
@@ -155,20 +154,6 @@ class ScramAuthState:
         if not self._is_known:
             return AuthenticationDenied("unknown_user", "a user that is not in the file")
         return AuthenticationDenied(reason, f"user {self._user!r}")
-
-    def is_complete(self) -> bool:
-        """Whether the client has proved who it is."""
-        return self._identity is not None
-
-    def get_auth_role(self) -> str:
-        """The user."""
-        return self.get_identity().role
-
-    def get_identity(self) -> Identity:
-        """The user, without an end; a defect of the caller before completion."""
-        if self._identity is None:
-            raise RuntimeError("the authentication is not complete")
-        return self._identity
 
 
 def _text(data: bytes) -> str:
