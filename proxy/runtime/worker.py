@@ -33,7 +33,7 @@ CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Bound of what supervisor and worker tell each other: mostly the metrics of a worker."""
 
 
-COLLECTOR_THRESHOLDS = (20_000, 20, 50)
+COLLECTOR_THRESHOLDS = (3_000, 10, 10)
 
 DRAIN_GRACE_S = 3.0
 """How much longer than its timeout a drain may take, to hand over and to end what is left."""
@@ -195,8 +195,8 @@ class _Worker:
 def _tame_collector() -> None:
     """Let Python's cyclic collector look less often, and not at what stays for good.
 
-    It looks through all young objects each time 700 more were made than freed, which is what a few hundred requests
-    under way are: that was 40 % of a lookup's CPU time. Hardly anything here is a cycle.
+    With a few hundred requests under way it went through all that was imported again and again: 40 % of a lookup's CPU
+    time. Connections leave cycles behind, so it must not look too seldom, either.
     """
     gc.collect()
     gc.freeze()
