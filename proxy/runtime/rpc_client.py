@@ -141,6 +141,7 @@ class RpcClient:
         self._connected = trio.Event()
         self._over = False
         self._waiting = 0
+        self._heard = False
         self.suspect = False
         """Whether the last call that ended ended by its deadline: the worker may hang."""
 
@@ -148,6 +149,13 @@ class RpcClient:
     def in_flight(self) -> int:
         """How many calls wait for their reply, or for a connection to begin."""
         return len(self._pending) + self._waiting
+
+    @property
+    def unproven(self) -> bool:
+        """Whether calls wait on a connection where nothing was heard yet: its worker may not be there yet, since the
+        supervisor owns the socket.
+        """
+        return not self._heard and self.in_flight > 0
 
     @property
     def connected(self) -> bool:
@@ -211,6 +219,7 @@ class RpcClient:
         decoder = self._decoder = RpcDecoder(max_frame_bytes=self._max_frame_bytes)
         writer = BatchedWriter(stream, max_buffered_bytes=8 * self._max_frame_bytes)
         async with trio.open_nursery() as nursery:
+            self._heard = False
             nursery.start_soon(writer.run)
             nursery.start_soon(repeat, OVERDUE_LOOK_S, self._drop_overdue)
             self._writer = writer
@@ -228,6 +237,7 @@ class RpcClient:
             raise RpcCorrupt("a worker sent something that is no reply")
         # A reply that nobody waits for came after its deadline, or twice: it is dropped.
         self.suspect = False
+        self._heard = True
         reply = frame.reply
         pending = self._pending.get(reply.correlation_id)
         if pending is not None:
@@ -360,18 +370,22 @@ class RpcPool:
         self._turn = itertools.count()
 
     def pick(self) -> RpcClient:
-        """The least busy client, in turn where several are; one without a connection, or that let a deadline pass, only
-        where there is no other.
+        """The least busy client, in turn where several are. One that let a deadline pass, has no connection, or has heard
+        nothing on it (but for one call, which finds out), only where there is no other.
         """
         start = next(self._turn) % len(self._clients)
         rotated = [*self._clients[start:], *self._clients[:start]]
-        return min(rotated, key=lambda client: (client.suspect, not client.connected, client.in_flight))
+        return min(rotated, key=_rank)
 
     async def run(self) -> None:
         """Keep all connections."""
         async with trio.open_nursery() as nursery:
             for client in self._clients:
                 nursery.start_soon(client.run)
+
+
+def _rank(client: RpcClient) -> tuple[bool, bool, bool, int]:
+    return client.suspect, not client.connected, client.unproven, client.in_flight
 
 
 def _status_name(status: int) -> str:

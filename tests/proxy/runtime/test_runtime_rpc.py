@@ -824,6 +824,28 @@ async def test_a_worker_that_let_a_deadline_pass_is_passed_over(
     assert {pool.pick() for _ in range(4)} == {hanging, well}
 
 
+async def test_one_call_finds_out_whether_a_successor_is_there_yet(wires: MakeWires, nursery: trio.Nursery) -> None:
+    """The supervisor owns the socket, so a connection alone does not show it."""
+    gate = trio.Event()
+
+    async def starting(data: bytes, _caller: Caller) -> bytes:
+        await gate.wait()
+        return data
+
+    late = RpcClient(wires({Method.ENVELOPE: starting}).connect, max_frame_bytes=FRAME_BYTES_MAX)
+    well = RpcClient(wires().connect, max_frame_bytes=FRAME_BYTES_MAX)
+    pool = RpcPool([late, well])
+    nursery.start_soon(pool.run)
+    await ask(well)
+    nursery.start_soon(ask, late)
+    for _ in range(3):  # however busy the other one is
+        well.tell(Method.ENVELOPE, Text(text="x"), timeout_s=1)
+        assert {pool.pick() for _ in range(4)} == {well}
+    gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert {pool.pick() for _ in range(4)} == {late, well}
+
+
 async def test_where_all_let_a_deadline_pass_all_are_asked(wires: MakeWires) -> None:
     clients = [RpcClient(wires().connect, max_frame_bytes=FRAME_BYTES_MAX) for _ in range(2)]
     for client in clients:
