@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
 from typing import Any
 
 import pytest
 import trio
-from local.ports import free_port
 from local.standalone import Standalone
 from local.tokens import make_token
 
@@ -30,7 +29,6 @@ from .lab.lookup_load import (
     RETRIABLE,
     Load,
     Question,
-    Questioner,
     lookup,
     partitions,
     questioner,
@@ -48,8 +46,8 @@ pytestmark = pytest.mark.timeout(120)
 
 MIB = 1 << 20
 PRINCIPALS = 100
-SHARED_NAMESPACE = "secured/by-topic"
-EVENS_TOPIC = f"persistent://{SHARED_NAMESPACE}/evens"
+EVENS_NAMESPACE = "secured/evens"
+EVENS_TOPIC = f"persistent://{EVENS_NAMESPACE}/topic"
 """Those with an even number may use it."""
 
 
@@ -61,7 +59,7 @@ class Principal:
     """A role with grants of its own: a namespace, or one topic."""
 
     number: int
-    token: str
+    token: str = field(repr=False)
 
     @property
     def role(self) -> str:
@@ -70,15 +68,18 @@ class Principal:
 
     @property
     def has_namespace(self) -> bool:
-        """Whether it is granted a namespace rather than a topic."""
+        """Whether it is granted its namespace rather than its topic."""
         return self.number % 4 < 2
+
+    @property
+    def namespace(self) -> str:
+        """Where its topic is."""
+        return f"secured/of-{self.number}"
 
     @property
     def topic(self) -> str:
         """A topic that it may use, and nobody else."""
-        if self.has_namespace:
-            return f"persistent://secured/of-{self.number}/topic"
-        return f"persistent://{SHARED_NAMESPACE}/of-{self.number}"
+        return f"persistent://{self.namespace}/topic"
 
     def may_use(self, topic: str) -> bool:
         """Whether it was granted this topic."""
@@ -90,23 +91,21 @@ def principals(secured_broker: Standalone) -> list[Principal]:
     """Each with its grant."""
     key, admin = secured_broker.secret_key.read_bytes(), secured_broker.admin()
     everybody = [Principal(number, make_token(key, f"principal-{number}")) for number in range(PRINCIPALS)]
-    admin.create_namespace(SHARED_NAMESPACE)
-
-    admin.create_topic(EVENS_TOPIC)
 
     def prepare(principal: Principal) -> None:
-        if principal.has_namespace:
-            admin.create_namespace(f"secured/of-{principal.number}")
-            admin.grant_namespace(f"secured/of-{principal.number}", principal.role)
+        admin.create_namespace(principal.namespace)
         admin.create_topic(principal.topic)
+        if principal.has_namespace:
+            admin.grant_namespace(principal.namespace, principal.role)
+        else:
+            admin.grant_topic(principal.topic, principal.role)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(prepare, everybody))
-    for principal in everybody:  # one after the other: they are written to the same policies
-        if not principal.has_namespace:
-            admin.grant_topic(principal.topic, principal.role)
-        if principal.may_use(EVENS_TOPIC):
-            admin.grant_topic(EVENS_TOPIC, principal.role)
+    admin.create_namespace(EVENS_NAMESPACE)
+    admin.create_topic(EVENS_TOPIC)
+    for principal in everybody[::2]:  # one after the other: they are written to the same policies
+        admin.grant_topic(EVENS_TOPIC, principal.role)
     return everybody
 
 
@@ -154,7 +153,7 @@ def test_a_hundred_principals_see_what_the_broker_lets_each_of_them(
             if principal.may_use(question.topic):
                 assert said is None, (principal, question)
             else:
-                assert said is not None and said[0] == ServerError.AuthorizationError, (principal, question)
+                assert (said or (None, ""))[0] == ServerError.AuthorizationError, (principal, question)
             assert comparable(question.answer) == the_brokers[question.topic, question.answer.type]
 
 
@@ -224,6 +223,11 @@ def counting() -> Iterator[tuple[ProxyCluster, CountingBroker]]:
             yield cluster, counts
 
 
+def wait_for_lookups_under_way(cluster: ProxyCluster, count: int) -> None:
+    """Until the lookup worker has taken so many in."""
+    eventually(lambda: lookup_status(cluster)[0]["lookups_under_way"] == count, what=f"{count} lookups under way")
+
+
 def test_what_many_ask_at_the_same_time_is_asked_once(counting: tuple[ProxyCluster, CountingBroker]) -> None:
     """50 clients, four times each, while the broker is busy; and once more by the next who comes after the answer."""
     cluster, counts = counting
@@ -238,9 +242,7 @@ def test_what_many_ask_at_the_same_time_is_asked_once(counting: tuple[ProxyClust
             try:
                 for asker in askers:
                     await asker.ask([lookup(topic) for _ in range(4)])
-                with trio.fail_after(5):
-                    while lookup_status(cluster)[0]["lookups_under_way"] < 200:
-                        await trio.sleep(0.05)
+                await trio.to_thread.run_sync(partial(wait_for_lookups_under_way, cluster, 200))
             finally:
                 counts.may_answer.set()
             for asker in askers:
@@ -286,29 +288,140 @@ def test_thousands_of_lookups_on_one_connection_are_answered_once_and_in_order(
 # ---- lookup workers that die
 
 KILLS = 50
+LOOKUP_WORKERS = 3
 LOOKUP_TIMEOUT_S = 4.0
 KILLED = "pulsar_proxy_worker_restarts_total"
 
 
-def running_lookup_workers(cluster: ProxyCluster) -> list[int]:
-    """Process ids of those that are there for lookups."""
-    return [worker["pid"] for worker in lookup_status(cluster) if worker["state"] == "running" and worker.get("pid")]
+def lookup_workers_that_run(cluster: ProxyCluster) -> list[int]:
+    """Their process ids."""
+    return [worker["pid"] for worker in lookup_status(cluster) if worker["state"] == "running"]
+
+
+def spare_lookup_workers(cluster: ProxyCluster) -> list[int]:
+    """Those of which one may die, as at least one other runs."""
+    pids = lookup_workers_that_run(cluster)
+    return pids if len(pids) > 1 else []
 
 
 def test_lookup_workers_killed_fifty_times_under_load(secured_broker: Standalone) -> None:
-    """One of two at a time, at random. No client sees its connection end, each lookup has one answer in time."""
-    tables: Tables = {"cluster": {"lookup_workers": 2}, "limits": {"lookup_timeout_ms": int(LOOKUP_TIMEOUT_S * 1000)}}
+    """No client sees its connection end; each lookup has one answer in time, or an error upon which it is asked again.
+
+    Any of those that run may be the next to die, however young, but one always runs.
+    """
+    limits = {"lookup_timeout_ms": int(LOOKUP_TIMEOUT_S * 1000)}
+    tables: Tables = {"cluster": {"lookup_workers": LOOKUP_WORKERS}, "limits": limits}
     topics = [f"persistent://{NAMESPACE}/while-workers-die-{number}" for number in range(20)]
+    plan = {"clients": 6, "batch": 10, "pause_s": 0.1, "patience_s": LOOKUP_TIMEOUT_S + 3}
     with running(ProxyCluster(merged(authentication(secured_broker), tables))) as cluster:
-        plan = {"clients": 6, "batch": 10, "pause_s": 0.05, "patience_s": LOOKUP_TIMEOUT_S + 5}
         with Load(cluster.port, topics, token=secured_broker.token("alice"), **plan) as load:
             for _ in range(KILLS):
-                alive = eventually(lambda: running_lookup_workers(cluster), what="a lookup worker runs", every_s=0.02)
-                os.kill(random.choice(alive), signal.SIGKILL)
-                time.sleep(random.uniform(0, 0.3))
+                pids = eventually(lambda: spare_lookup_workers(cluster), what="two lookup workers run", every_s=0.02)
+                os.kill(random.choice(pids), signal.SIGKILL)
+                time.sleep(random.uniform(0, 0.1))
         asked, failed = load.assert_well(LOOKUP_TIMEOUT_S + 1.5)
-        restarts = cluster.metrics().total(KILLED, of="lookup")
-        longest_s = max(question.took_s for question in load.questions)
-    print(f"{asked} lookups, {failed} failed, the longest took {longest_s:.2f} s; {restarts:.0f} restarts")
-    assert restarts >= KILLS - 2
-    assert failed < asked / 10
+        assert asked > KILLS * 10
+        assert failed < asked / 100, f"{failed} of {asked} failed"
+
+        def all_there() -> bool:
+            return len(lookup_workers_that_run(cluster)) == LOOKUP_WORKERS
+
+        eventually(all_there, what="all lookup workers run")
+        assert cluster.metrics().total(KILLED, of="lookup") == KILLS
+    took_s = sorted(question.took_s for question in load.questions)
+    late = sum(one > 0.5 for one in took_s)
+    print(f"{asked} lookups, {failed} failed; {late} took more than 0.5 s, the longest {took_s[-1]:.2f} s")
+
+
+# ---- lists of topics
+
+CROWD = 40
+LIST_BYTES = 4 * MIB
+LISTS_AT_A_TIME = 2
+
+
+def test_topic_lists_that_nobody_reads_cost_bounded_memory_and_delay_no_lookup() -> None:
+    """40 clients ask for 4 MB each, half of them never read. limits.max_topic_lists_bytes is what two of them cost."""
+    counts = CountingBroker(LIST_BYTES)
+    frame_bytes = counts.list_bytes + MIB // 2
+    limits = {
+        "lookup_timeout_ms": int(LOOKUP_TIMEOUT_S * 1000),
+        "max_broker_frame_bytes": frame_bytes,
+        "max_topic_lists_bytes": LISTS_AT_A_TIME * frame_bytes,
+    }
+    tables: Tables = {"cluster": {"forwarders": 1}, "limits": limits}
+    with FakeBroker(counts) as broker:
+        own: Tables = {"brokers": {"service_url": f"pulsar://127.0.0.1:{broker.port}"}}
+        with running(ProxyCluster(merged(own, tables))) as cluster:
+            outcome = trio.run(lists_for_a_crowd, cluster)
+            assert_serves_lists(cluster)
+    print(outcome)
+    assert outcome.readers_unanswered == 0
+    assert outcome.codes <= RETRIABLE
+    assert outcome.longest_list_s < LOOKUP_TIMEOUT_S + 1.5
+    assert outcome.longest_lookup_s < 2.5  # lookups share connections with lists, and wait for those on their way
+    assert outcome.median_lookup_s < 0.1
+    copies = 8  # of each list, in each of the two processes, at the worst moment; not one for each who asked
+    assert outcome.memory_growth_bytes < 2 * copies * LISTS_AT_A_TIME * frame_bytes
+
+
+@dataclass
+class Lists:
+    """What came of a crowd that asks for lists."""
+
+    lists: int
+    codes: set[int]
+    readers_unanswered: int
+    longest_list_s: float
+    longest_lookup_s: float
+    median_lookup_s: float
+    memory_growth_bytes: int
+
+
+async def lists_for_a_crowd(cluster: ProxyCluster) -> Lists:
+    """All ask at once; meanwhile another client looks topics up, and we look at the memory."""
+    pids = [pid for name, pid in cluster.worker_pids().items() if name.startswith(("forwarder", "lookup"))]
+
+    def memory_bytes() -> int:
+        return 1024 * sum(memory_kib(pid) for pid in pids)
+
+    async with AsyncExitStack() as stack:
+        bystander = await stack.enter_async_context(questioner(cluster.port))
+        await bystander.ask([lookup("persistent://public/default/warm")])
+        await wait_for_answers(bystander.asked, 5)
+        readers = [await stack.enter_async_context(questioner(cluster.port)) for _ in range(CROWD // 2)]
+        others = [await stack.enter_async_context(questioner(cluster.port, reads=False)) for _ in range(CROWD // 2)]
+        before = most = memory_bytes()
+        for reader, other in zip(readers, others, strict=True):
+            for asker in (other, reader):
+                await asker.ask([topics_of_namespace("public/many")])
+        deadline = trio.current_time() + LOOKUP_TIMEOUT_S + 1.5
+        while trio.current_time() < deadline:
+            await bystander.ask([lookup("persistent://public/default/meanwhile")])
+            await trio.sleep(0.05)
+            most = max(most, memory_bytes())
+        await wait_for_answers(bystander.asked, 5)
+        asked = [reader.asked[0] for reader in readers]
+        answered = [question for question in asked if question.answer is not None]
+        errors = [question.error for question in answered if question.error is not None]
+        return Lists(
+            lists=len(answered) - len(errors),
+            codes={code for code, _ in errors},
+            readers_unanswered=len(asked) - len(answered),
+            longest_list_s=max(question.took_s for question in answered),
+            longest_lookup_s=max(question.took_s for question in bystander.asked),
+            median_lookup_s=median(question.took_s for question in bystander.asked),
+            memory_growth_bytes=most - before,
+        )
+
+
+def assert_serves_lists(cluster: ProxyCluster) -> None:
+    """Now that those have gone who did not read, lists come at once again."""
+
+    async def ask() -> None:
+        async with questioner(cluster.port) as asker:
+            await asker.ask([topics_of_namespace("public/many")])
+            await wait_for_answers(asker.asked, LOOKUP_TIMEOUT_S)
+            assert asker.asked[0].size_bytes > LIST_BYTES * 0.9
+
+    trio.run(ask)

@@ -164,12 +164,13 @@ class Questioner:
 
 
 @asynccontextmanager
-async def questioner(port: int, **fields: Any) -> AsyncIterator[Questioner]:
-    """A connection that reads in the background."""
+async def questioner(port: int, *, reads: bool = True, **fields: Any) -> AsyncIterator[Questioner]:
+    """A connection that reads in the background, unless it shall not."""
     async with await trio.open_tcp_stream(HOST, port) as stream, trio.open_nursery() as nursery:
         asking = Questioner(stream)
         await asking.connect(**fields)
-        nursery.start_soon(asking.run)
+        if reads:
+            nursery.start_soon(asking.run)
         yield asking
         nursery.cancel_scope.cancel()
 
@@ -188,7 +189,7 @@ class Load:
     After the block all are given ``patience_s`` for their last answers.
     """
 
-    def __init__(  # noqa: PLR0917 -- a plan
+    def __init__(
         self,
         port: int,
         topics: Sequence[str],
@@ -209,7 +210,8 @@ class Load:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._running.wait(30) and self._error is None, self._error
+        assert self._running.wait(30), "not connected in time"
+        assert self._error is None, self._error
         return self
 
     def __exit__(
@@ -258,19 +260,6 @@ class Load:
         assert [asker.strays for asker in self.askers if asker.strays] == []
         questions = self.questions
         late = [question for question in questions if question.took_s > longest_s]
-        if late:
-            import collections
-
-            end = max(q.sent_at for q in questions)
-            print(
-                "LATE",
-                collections.Counter(
-                    (i, round(q.sent_at - end, 2), round(q.took_s, 2))
-                    for i, a in enumerate(self.askers)
-                    for q in a.asked
-                    if q.took_s > longest_s
-                ),
-            )
         assert not late, f"{len(late)} of {len(questions)} late, {late[0].topic}: {late[0].took_s} s, {late[0].answer}"
         errors = [question.error for question in questions if question.error is not None]
         assert {error[0] for error in errors} <= RETRIABLE, set(errors)

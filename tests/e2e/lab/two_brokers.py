@@ -1,116 +1,131 @@
-"""Two real brokers on one metadata store: topics have an owner, and the other broker redirects to it.
+"""Two real brokers on one metadata store: each topic has one of them as its owner, the other one redirects there.
 
-Three Java processes: ZooKeeper; a broker with a bookie in it, as the standalone is; and a broker that has nothing of its
-own, which may be killed. They listen on loopback only.
+Three Java processes, all on loopback: ZooKeeper; a broker with the bookie for both, as the standalone is; and a broker
+that has nothing of its own, so that it may be killed.
 """
 
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from local.ports import free_port
 from local.process import OwnedProcess
-from local.standalone import Standalone, StandaloneError
+from local.standalone import Standalone
 
 from .waiting import eventually
 
-ZOOKEEPER_TIMEOUT_S = 30.0
-SMALL = "-Xms32m -Xmx96m -XX:MaxDirectMemorySize=64m"
+HOST = "127.0.0.1"
+ZOOKEEPER_READY_S = 30.0
 SESSION_TIMEOUT_MS = 3000
-"""How long after a broker's death its topics have no owner."""
+"""So long after a broker's death its topics still count as its own."""
+
+_QUICK_START = "-XX:TieredStopAtLevel=1"
 
 
 class PairedBroker(Standalone):
-    """One of the two. With ``has_bookie`` it keeps the messages of both."""
+    """One of the two; ``has_bookie``: it keeps the messages of both."""
 
     def __init__(self, home: Path, data: Path, metadata_url: str, *, has_bookie: bool) -> None:
         conf = {
-            "loadBalancerEnabled": "true",
-            "loadManagerClassName": "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl",
-            "loadBalancerLoadSheddingStrategy": "org.apache.pulsar.broker.loadbalance.impl.ThresholdShedder",
-            "loadBalancerSheddingEnabled": "false",
-            "defaultNumberOfNamespaceBundles": "16",
             "metadataStoreUrl": metadata_url,
             "metadataStoreSessionTimeoutMillis": str(SESSION_TIMEOUT_MS),
             "bookkeeperMetadataServiceUri": f"metadata-store:{metadata_url}",
+            "loadBalancerEnabled": "true",
+            "loadBalancerSheddingEnabled": "false",
+            "loadManagerClassName": "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl",
+            "defaultNumberOfNamespaceBundles": "16",
         }
-        super().__init__(home, data, conf=conf)
-        self._command = [str(home / "bin" / "pulsar"), "broker"]
-        if has_bookie:
-            self._command[1:] = [
-                "standalone",
-                *("--no-functions-worker", "--no-stream-storage"),
-                *("--metadata-url", metadata_url),
-                *("--bookkeeper-port", str(self.bookie_port)),
-                *("--bookkeeper-dir", str(self.data / "bookkeeper")),
-            ]
+        super().__init__(home, data, conf=conf, jvm_options=[_QUICK_START])
+        self._metadata_url = metadata_url
+        self._has_bookie = has_bookie
 
-    def start(self) -> None:
-        if self.running:
-            raise StandaloneError("the broker is running already")
+    def start(self, *, healthy: bool = True) -> None:
+        """Start, and return when the broker is healthy; or, with ``healthy=False``, at once."""
         self._prepare()
         self.kill()
-        self._process = OwnedProcess(
-            self._command,
-            log=self.log_path,
-            env=self._environment() | {"PULSAR_BROKER_CONF": str(self.data / "broker.conf")},
-        )
-        try:
+        environment = self.environment() | {"PULSAR_BROKER_CONF": str(self.data / "broker.conf")}
+        self._process = OwnedProcess(self._command(), log=self.log_path, env=environment)
+        if healthy:
             self._wait_until_healthy(self._process)
-        except BaseException:
-            self.kill()
-            raise
+
+    def environment(self) -> dict[str, str]:
+        """For Pulsar's scripts."""
+        return self._environment()
+
+    def _command(self) -> list[str]:
+        script = str(self.home / "bin" / "pulsar")
+        if not self._has_bookie:
+            return [script, "broker"]
+        return [
+            script,
+            "standalone",
+            *("--no-functions-worker", "--no-stream-storage"),
+            *("--metadata-url", self._metadata_url),
+            *("--bookkeeper-port", str(self.bookie_port)),
+            *("--bookkeeper-dir", str(self.data / "bookkeeper")),
+        ]
 
 
-class Pair:
+class TwoBrokers:
+    """``lasting`` has the bookie; ``mortal`` may be killed, and started again. Use as a context manager."""
+
     def __init__(self, home: Path, data: Path) -> None:
-        self._home, self._data = home, data
-        self._port = free_port()
-        url = f"zk:127.0.0.1:{self._port}"
-        self.brokers = (
-            PairedBroker(home, data / "a", url, has_bookie=True),
-            PairedBroker(home, data / "b", url, has_bookie=False),
-        )
+        self._home = home
+        self._data = data
+        self._zookeeper_port = free_port()
         self._zookeeper: OwnedProcess | None = None
+        url = f"zk:{HOST}:{self._zookeeper_port}"
+        self.lasting = PairedBroker(home, data / "lasting", url, has_bookie=True)
+        self.mortal = PairedBroker(home, data / "mortal", url, has_bookie=False)
 
     def __enter__(self) -> Self:
-        self._data.mkdir(exist_ok=True)
-        (self._data / "tmp").mkdir(exist_ok=True)
-        conf = self._data / "zookeeper.conf"
-        conf.write_text(
-            f"tickTime=500\ndataDir={self._data / 'zookeeper'}\nclientPort={self._port}\n"
-            "clientPortAddress=127.0.0.1\nadmin.enableServer=false\nforceSync=no\n"
-        )
-        environment = self.brokers[0]._environment() | {
-            "PULSAR_ZK_CONF": str(conf),
-            "PULSAR_MEM": SMALL,
-            "PULSAR_LOG_DIR": str(self._data / "logs"),
-            "PULSAR_EXTRA_OPTS": f"-Djava.io.tmpdir={self._data / 'tmp'}",
-        }
-        command = [str(self._home / "bin" / "pulsar"), "zookeeper"]
-        self._zookeeper = OwnedProcess(command, log=self._data / "zookeeper.log", env=environment)
-        eventually(self._takes, what="ZooKeeper takes connections", within_s=ZOOKEEPER_TIMEOUT_S)
-        print("zk up", time.monotonic())
-        for broker in self.brokers:
-            broker.start()
-            print("broker up", time.monotonic())
-        return self
-
-    def _takes(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self._port), timeout=1).close()
-        except OSError:
-            return False
-        return True
+            self._start_zookeeper()
+            self.lasting.start()
+            self.mortal.start()
+        except BaseException:
+            self._end()
+            raise
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for broker in reversed(self.brokers):
-            broker.kill()
+        self._end()
+
+    def _end(self) -> None:
+        self.mortal.kill()
+        self.lasting.kill()
         if self._zookeeper is not None:
             self._zookeeper.kill()
+
+    def _start_zookeeper(self) -> None:
+        settings = {
+            "clientPort": self._zookeeper_port,
+            "clientPortAddress": HOST,
+            "dataDir": self._data / "zookeeper",
+            "tickTime": 500,
+            "admin.enableServer": "false",
+            "forceSync": "no",
+        }
+        conf = self._data / "zookeeper.conf"
+        conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        environment = self.lasting.environment() | {
+            "PULSAR_ZK_CONF": str(conf),
+            "PULSAR_MEM": "-Xms32m -Xmx96m",
+            "PULSAR_LOG_DIR": str(self._data / "logs"),
+            "PULSAR_EXTRA_OPTS": f"-Djava.io.tmpdir={self._data} {_QUICK_START}",
+        }
+        command = [str(self._home / "bin" / "pulsar"), "zookeeper"]
+        self._zookeeper = OwnedProcess(command, log=self._data / "zookeeper.log", env=environment)
+        eventually(self._accepts, what="ZooKeeper accepts connections", within_s=ZOOKEEPER_READY_S)
+
+    def _accepts(self) -> bool:
+        try:
+            socket.create_connection((HOST, self._zookeeper_port), timeout=1).close()
+        except OSError:
+            return False
+        return True
