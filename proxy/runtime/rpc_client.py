@@ -370,7 +370,7 @@ class RpcPool:
         self._turn = itertools.count()
 
     def pick(self) -> RpcClient:
-        """The least busy client, in turn where several are. One that let a deadline pass, has no connection, or has heard
+        """The least busy client, in turn where several are. One that let a deadline pass, has no connection, or heard
         nothing on it (but for one call, which finds out), only where there is no other.
         """
         start = next(self._turn) % len(self._clients)
