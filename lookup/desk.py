@@ -159,7 +159,7 @@ class Desk:
         try:
             await self._go_the_long_way(question)
         finally:
-            lists.give()
+            lists.give(question.asker.principal)
 
     # ---- the end
 

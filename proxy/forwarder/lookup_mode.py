@@ -166,7 +166,7 @@ class LookupMode:
         try:
             await self._ask_later(batch)
         finally:
-            lists.give()
+            lists.give(batch.identity.role)
 
     async def _ask(self, batch: "_Batch") -> None:
         """Ask a lookup worker, and another one for what is left where it dies. Raises RpcError."""

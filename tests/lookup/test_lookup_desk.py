@@ -485,13 +485,13 @@ async def test_on_the_long_way_a_question_keeps_its_own_time(
 
 
 async def test_a_topic_list_waits_for_room_and_not_for_ever(make: Make, autojump_clock: trio.testing.MockClock) -> None:
-    it = make(max_topic_lists_bytes=2048, max_broker_frame_bytes=1024)
+    it = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
     for number in range(3):
         it.ask(topics(number))
     it.ask(lookup(request_id=99))
     assert len(it.lookups.asked) == 1, "other requests do not wait for it"
     await trio.sleep(1)
-    assert len(it.lookups.long_way) == 2
+    assert len(it.lookups.long_way) == 2, "one principal leaves the last to others"
     await trio.sleep(TIMEOUT_S)
     assert [error for _, _, error in it.heard] == [ServerError.ServiceNotReady]
     it.lookups.gate.set()
@@ -502,7 +502,7 @@ async def test_a_topic_list_waits_for_room_and_not_for_ever(make: Make, autojump
     assert len(it.heard) == 4
     it.lookups.asked[0].answer()
     it.nothing_left()
-    assert it.desk._lists._free == 2
+    assert it.desk._lists._free == 3
 
 
 async def test_topic_lists_of_one_principal_do_not_hold_up_anothers(make: Make) -> None:

@@ -378,35 +378,59 @@ class Slots:
         await trio.testing.wait_all_tasks_blocked()
         return scope
 
-    async def give(self) -> None:
-        self.slots.give()
+    async def give(self, owner: str) -> None:
+        self.slots.give(owner)
         await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_slots_that_are_free_are_taken_at_once(nursery: trio.Nursery) -> None:
     it = Slots(nursery, 2)
-    for owner in "aab":
+    for owner in "abc":
         await it.want(owner)
-    assert it.got == ["a", "a"]
-    await it.give()
-    assert it.got == ["a", "a", "b"]
-    for _ in range(2):
-        await it.give()
-    await it.want("c")
-    await it.want("c")
-    assert it.got == ["a", "a", "b", "c", "c"]
+    assert it.got == ["a", "b"]
+    await it.give("b")
+    assert it.got == ["a", "b", "c"]
+    for owner in "ac":
+        await it.give(owner)
+    await it.want("d")
+    await it.want("e")
+    assert it.got == ["a", "b", "c", "d", "e"]
 
 
 async def test_the_turn_goes_round_among_those_who_wait(nursery: trio.Nursery) -> None:
     it = Slots(nursery, 1)
     for owner in ("first", "a", "a", "a", "b", "b", "c"):
         await it.want(owner)
-    for _ in range(6):
-        await it.give()
+    for owner in ("first", "a", "b", "c", "a", "b"):
+        await it.give(owner)
     assert it.got == ["first", "a", "b", "c", "a", "b", "a"]
-    await it.give()
+    await it.give("a")
     assert it.slots._free == 1
     assert not it.slots._waiting, "nobody is remembered"
+    assert not it.slots._held
+
+
+async def test_the_last_slot_is_for_somebody_else(nursery: trio.Nursery) -> None:
+    """One who keeps what it got for ever must not keep others from theirs."""
+    it = Slots(nursery, 3)
+    for _ in range(5):
+        await it.want("a")
+    assert it.got == ["a", "a"]
+    for owner in "bcb":
+        await it.want(owner)
+    assert it.got == ["a", "a", "b"]
+    await it.give("b")
+    await it.give("c")
+    assert it.got == ["a", "a", "b", "c", "b"]
+    await it.give("a")
+    assert it.got == ["a", "a", "b", "c", "b", "a"]
+
+
+async def test_without_names_all_slots_are_everybodys(nursery: trio.Nursery) -> None:
+    it = Slots(nursery, 2)
+    await it.want("")
+    await it.want("")
+    assert it.got == ["", ""]
 
 
 async def test_who_waits_no_more_is_passed_over(nursery: trio.Nursery) -> None:
@@ -418,7 +442,7 @@ async def test_who_waits_no_more_is_passed_over(nursery: trio.Nursery) -> None:
         scope.cancel()
     await trio.testing.wait_all_tasks_blocked()
     assert list(it.slots._waiting) == ["a"]
-    await it.give()
+    await it.give("first")
     assert it.got == ["first", "a"]
 
 
@@ -428,14 +452,14 @@ async def test_a_slot_that_comes_in_the_moment_of_leaving_is_not_lost(nursery: t
     leaving = await it.want("a")
     await it.want("b")
     leaving.cancel()
-    await it.give()
+    await it.give("first")
     assert it.got == ["first", "b"]
     leaving = await it.want("c")
-    it.slots.give()
+    it.slots.give("b")
     leaving.cancel()
     await trio.testing.wait_all_tasks_blocked()
     await it.want("d")
     assert it.got in (["first", "b", "d"], ["first", "b", "c"])
     if it.got[-1] == "c":
-        await it.give()
+        await it.give("c")
     assert it.got[-1] == "d"
