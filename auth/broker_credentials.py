@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-from auth.state import BrokerAuthentication, BrokerAuthState
+from auth.state import BrokerAuthentication, OneForAllBrokers
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
 from proxy.runtime.watched import Watched
@@ -12,7 +12,7 @@ SECRET_BYTES_MAX = 64 * 1024
 KEY = "brokers.credentials.file"
 
 
-class SecretCredentials:
+class SecretCredentials(OneForAllBrokers):
     """The same secret for all brokers, from a file that may change at any time: a token, or user and password.
 
     Every challenge is answered with the secret as it is now: that is what a broker asks for when the old one is about
@@ -23,37 +23,21 @@ class SecretCredentials:
         self.method = method
         self._secret = Watched(KEY, [file], lambda: read_secret(file))
 
-    def get_auth_data(self, broker_host: str) -> BrokerAuthState:  # noqa: ARG002 -- it is the same everywhere
-        """One state serves all brokers, since it has no rounds."""
-        return self
-
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The secret."""
         return await self._secret.current()
 
-    def is_complete(self) -> bool:
-        """Always: the broker proves nothing."""
-        return True
 
-
-class FixedCredentials:
+class FixedCredentials(OneForAllBrokers):
     """What does not change: a token in the configuration; nothing at all where TLS has shown the certificate."""
 
     def __init__(self, method: str, data: bytes) -> None:
         self.method = method
         self._data = data
 
-    def get_auth_data(self, broker_host: str) -> BrokerAuthState:  # noqa: ARG002 -- it is the same everywhere
-        """One state serves all brokers."""
-        return self
-
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The data."""
         return self._data
-
-    def is_complete(self) -> bool:
-        """Always: the broker proves nothing."""
-        return True
 
 
 @functools.lru_cache(maxsize=1)

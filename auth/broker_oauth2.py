@@ -10,7 +10,7 @@ import msgspec
 from auth.broker_credentials import KEY, read_secret
 from auth.http import HttpFailed, IssuerClient, discovery_url
 from auth.renewed import Fetched, NotAvailable, Renewed
-from auth.state import BrokerAuthState, CredentialsUnavailable
+from auth.state import CredentialsUnavailable, OneForAllBrokers
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
 from proxy.runtime.watched import Watched
@@ -25,7 +25,7 @@ LIFETIME_UNKNOWN_S = 60
 """For an issuer that does not say how long its token lives."""
 
 
-class OAuth2Credentials:
+class OAuth2Credentials(OneForAllBrokers):
     """One token for all brokers, renewed at a random point within 85 to 95 % of its life (so that not all proxies ask
     at one time), on demand; the old one is used for as long as it is valid where the issuer cannot be asked.
 
@@ -48,10 +48,6 @@ class OAuth2Credentials:
         self._account = Watched(KEY, [config.file], lambda: _account(config.file))
         self._tokens = _Tokens(config, self._client, self._account.value)
 
-    def get_auth_data(self, broker_host: str) -> BrokerAuthState:  # noqa: ARG002 -- it is the same everywhere
-        """One state serves all brokers, since it has no rounds."""
-        return self
-
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The token, for CONNECT and for every challenge."""
         account = await self._account.current()
@@ -61,10 +57,6 @@ class OAuth2Credentials:
             return await self._tokens.current()
         except NotAvailable as error:
             raise CredentialsUnavailable(f"brokers.credentials: {error}") from None
-
-    def is_complete(self) -> bool:
-        """Always: the broker proves nothing."""
-        return True
 
 
 class _Account(msgspec.Struct, frozen=True):

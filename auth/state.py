@@ -5,6 +5,7 @@ data round by round until it is complete and knows the role. Providers that need
 The other direction, the proxy at a broker, is BrokerAuthentication: made per broker host, answers challenges.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -148,6 +149,24 @@ class BrokerAuthentication(Protocol):
     def get_auth_data(self, broker_host: str) -> BrokerAuthState:
         """A state for one handshake with one broker (PIP-30: getAuthData)."""
         ...
+
+
+class OneForAllBrokers(ABC):
+    """Credentials without rounds: whatever a broker asks, the answer is the same, and the broker proves nothing."""
+
+    method: str
+
+    def get_auth_data(self, broker_host: str) -> BrokerAuthState:  # noqa: ARG002 -- it is the same everywhere
+        """One state serves all brokers: the credentials themselves."""
+        return self
+
+    def is_complete(self) -> bool:
+        """Always."""
+        return True
+
+    @abstractmethod
+    async def authenticate(self, challenge: bytes | None) -> bytes:
+        """The data, for CONNECT and for every challenge. Raises CredentialsUnavailable."""
 
 
 class CredentialsUnavailable(Exception):

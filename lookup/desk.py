@@ -151,9 +151,7 @@ class Desk:
         with trio.move_on_at(question.deadline) as waiting:
             await lists.take(question.asker.principal)
         if waiting.cancelled_caught:
-            self._end(
-                question, question.lookups.too_slow(question.command, question.kind, question.asker, question.client)
-            )
+            self._end_too_slow(question)
             self._turn.end()
             return
         try:
@@ -175,9 +173,12 @@ class Desk:
         for question in overdue:
             if question.forget is not None:
                 question.forget()
-            answer = question.lookups.too_slow(question.command, question.kind, question.asker, question.client)
-            self._end(question, answer)
+            self._end_too_slow(question)
         self._turn.end()
+
+    def _end_too_slow(self, question: Question) -> None:
+        answer = question.lookups.too_slow(question.command, question.kind, question.asker, question.client)
+        self._end(question, answer)
 
     def _end(self, question: Question, answer: BaseCommand) -> None:
         if question.key is not None and self._questions.pop(question.key, None) is None:

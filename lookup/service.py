@@ -30,7 +30,6 @@ from proxy.runtime.dialing import Dialer
 from proxy.runtime.dns import Resolver
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
-from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
 from proxy.runtime.rpc_server import Answer, Handler, InParts
 from proxy.runtime.tasks import seconds
 from proxy.runtime.worker import WorkerContext
@@ -45,14 +44,7 @@ class LookupService:
         self._turn = Turn()
         self._askers = Askers()
         self._broker_metrics = BrokerMetrics(context.registry)
-        self._auth = RpcPool(
-            [
-                RpcClient(
-                    connect_unix(context.socket_path(Role.AUTH, index)), max_frame_bytes=context.rpc_frame_bytes_max()
-                )
-                for index in range(context.config.cluster.auth_workers)
-            ]
-        )
+        self._auth = context.rpc_pool(Role.AUTH)
         lookups = self._use(context.config, None, None)
         self._desk = Desk(context.config, lookups, self._metrics, self._turn, context.nursery)
 

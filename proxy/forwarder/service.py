@@ -25,12 +25,11 @@ from proxy.forwarder.keeping import RelayKeeper
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import Relays
 from proxy.forwarder.session import ClientSession
-from proxy.runtime.congestion import use_congestion_control
+from proxy.runtime.congestion import use_for_accepted
 from proxy.runtime.connection_count import ConnectionCounters
 from proxy.runtime.descriptors import adopt_socket
 from proxy.runtime.dialing import tune_socket
 from proxy.runtime.logs import get_logger
-from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
 from proxy.runtime.rpc_server import Handler
 from proxy.runtime.tasks import InFlight, close_politely, seconds
 from proxy.runtime.tls import TlsFailed
@@ -55,8 +54,8 @@ class ForwarderService:
             gauge.set_function(partial(self._count_in, state))
         counters = ConnectionCounters(context.descriptors.connections)
         self._admission = Admission(context.config.limits, counters, context.index)
-        self._auth = self._pool(Role.AUTH, context.config.cluster.auth_workers)
-        self._lookup = self._pool(Role.LOOKUP, context.config.cluster.lookup_workers)
+        self._auth = context.rpc_pool(Role.AUTH)
+        self._lookup = context.rpc_pool(Role.LOOKUP)
         self._backends = Backends(context.config, self._auth, self._lookup)
         self._doors = doors(context.config)
         self._relays: Relays
@@ -67,11 +66,6 @@ class ForwarderService:
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._turning_away = 0
-
-    def _pool(self, role: Role, workers: int) -> RpcPool:
-        size = self._context.rpc_frame_bytes_max()
-        paths = [self._context.socket_path(role, index) for index in range(workers)]
-        return RpcPool([RpcClient(connect_unix(path), max_frame_bytes=size) for path in paths])
 
     def _count_in(self, state: State) -> int:
         return self._by_state()[state]
@@ -132,7 +126,7 @@ class ForwarderService:
         """What is set for a listener, the connections that it accepts have from their beginning."""
         for listener, door in zip(self._listeners, self._doors, strict=False):  # a drain has closed them
             if listener.fileno() >= 0:
-                use_congestion_control(listener, door.congestion_control)
+                use_for_accepted(listener, door.congestion_control)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
         """Accept no more; let clients leave in their own time, then close what is left.

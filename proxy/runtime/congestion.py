@@ -19,13 +19,21 @@ _NEVER_PACES = "reno"  # in every kernel, and allowed to every process
 
 
 def use_congestion_control(sock: socket.socket | trio.socket.SocketType, name: str) -> None:
-    """Choose for a socket that is not connected yet, or for what a listener will accept. A refusal is logged once."""
-    system = _systems()
+    """Choose for a new socket, which has the system's and is not connected yet. A refusal is logged once."""
+    _use(sock, name, system=_of(sock))
+
+
+def use_for_accepted(listener: socket.socket, name: str) -> None:
+    """Choose for what a listener will accept; it may have had another one, before a reload."""
+    _use(listener, name, system=_systems())
+
+
+def _use(sock: socket.socket | trio.socket.SocketType, name: str, *, system: str) -> None:
     if name == SYSTEM:
         name = system
     elif name == UNPACED:
         name = _NEVER_PACES if system.startswith(_PACES) else system
-    if name == _of(sock):  # else: also a listener that had another one before a reload
+    if name == _of(sock):
         return
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())

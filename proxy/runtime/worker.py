@@ -26,6 +26,7 @@ from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.logs import configure_logs
 from proxy.runtime.metrics import exposition, new_registry
 from proxy.runtime.peers import Caller, PeerTable
+from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
 from proxy.runtime.rpc_server import RPC_FRAME_OVERHEAD_BYTES, Handler, InParts, RpcRefused, RpcServer
 from proxy.runtime.tasks import seconds
 
@@ -62,6 +63,14 @@ class WorkerContext:
     def socket_path(self, role: Role, index: int) -> str:
         """Where the worker of a role and number listens."""
         return service_socket_path(self.config, role, index)
+
+    def rpc_pool(self, role: Role) -> RpcPool:
+        """A way to all auth workers, or to all lookup workers."""
+        cluster = self.config.cluster
+        count = cluster.auth_workers if role is Role.AUTH else cluster.lookup_workers
+        size = self.rpc_frame_bytes_max()
+        paths = [self.socket_path(role, index) for index in range(count)]
+        return RpcPool([RpcClient(connect_unix(path), max_frame_bytes=size) for path in paths])
 
 
 class Service(Protocol):

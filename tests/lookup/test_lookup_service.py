@@ -170,7 +170,7 @@ def serve(network: Network, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPat
     def never(_path: str) -> Any:
         return trio.sleep_forever
 
-    monkeypatch.setattr("lookup.service.connect_unix", never)
+    monkeypatch.setattr("proxy.runtime.worker.connect_unix", never)
     monkeypatch.setattr(time, "time", lambda: NOW_S)
     return lambda **tables: Served(nursery, **tables)
 

@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from proxy.runtime import congestion
-from proxy.runtime.congestion import use_congestion_control
+from proxy.runtime.congestion import use_congestion_control, use_for_accepted
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bytes]]:
     def choose(name: str, *, system: str = "cubic", current: str = "", refuses: bool = False) -> list[bytes]:
         monkeypatch.setattr(congestion, "_systems", lambda: system)
         sock = FakeSocket(current or system, refuses=refuses)
-        use_congestion_control(sock, name)  # type: ignore[arg-type]
+        use = use_for_accepted if current else use_congestion_control
+        use(sock, name)  # type: ignore[arg-type]
         return sock.chosen
 
     return choose
