@@ -23,8 +23,8 @@ _INPUTS = ("pyproject.toml", "constraints.txt")
 # `run` needs a client for the examples it prints, but none of the test tools.
 _REQUIREMENTS = {
     "run": ("-e", ".", "pulsar-client"),
-    "test": ("-e", ".[test]"),
-    "test-kerberos": ("-e", ".[test,kerberos]"),
+    "test": ("-e", ".[test,analytics]"),
+    "test-kerberos": ("-e", ".[test,kerberos,analytics]"),
     "bench": ("-e", ".[bench]"),
 }
 _COVERS = {

@@ -71,14 +71,14 @@ def test_what_the_tests_need_covers_a_run(tree: Environment) -> None:
 
 def test_what_a_run_needs_does_not_cover_the_tests(tree: Environment) -> None:
     _prepare(tree, "run")
-    assert _prepare(tree, "test") == ["-e .[test]"]
+    assert _prepare(tree, "test") == ["-e .[test,analytics]"]
     assert tree.is_ready("run")
     assert tree.is_ready("test")
 
 
 def test_with_kerberos(tree: Environment) -> None:
     _prepare(tree, "test")
-    assert _prepare(tree, "test-kerberos") == ["-e .[test,kerberos]"]
+    assert _prepare(tree, "test-kerberos") == ["-e .[test,kerberos,analytics]"]
     assert _prepare(tree, "test-kerberos") == []
     assert _prepare(tree, "test") == []
 
