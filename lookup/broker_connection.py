@@ -1,28 +1,41 @@
 """One connection to a broker, shared by all lookups of one principal: requests multiplexed by request id."""
 
-import itertools
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import trio
 
-from lookup.turn import Turn
 from proto import commands
 from proto.addresses import HostPort
 from proto.errors import RemoteProtocolError
-from proto.frames import FrameDecoder, encode_frame
-from proto.lookups import LookupKind, numbered_request, response_request_id
+from proto.frames import FrameDecoder
+from proto.lookup_answers import AnswerShapes, BrokerAnswer
+from proto.lookup_requests import Request, number_of, request_numbers
+from proto.lookups import response_request_id
 from proto.pulsar_pb2 import BaseCommand
 from proxy.runtime.broker_link import BrokerLink
 from proxy.runtime.logs import get_logger
+from proxy.runtime.reactor import read_all
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
+from proxy.runtime.turn import current_turn
 
 LOOKS_PER_PATIENCE = 8
 
 WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024
 
-OnAnswer = Callable[[BaseCommand | None], None]
 AnswerChallenge = Callable[[bytes], Awaitable[tuple[str, bytes]]]
+
+
+class Asked(Protocol):
+    """Who waits for an answer."""
+
+    number: bytes
+    """The id of our own under which it was asked."""
+
+    def answered(self, answer: BrokerAnswer | None) -> None:
+        """Take the answer, or None where the connection was lost; called once, in the task that reads."""
+        ...
 
 
 class BrokerConnectionLost(Exception):
@@ -33,26 +46,28 @@ class BrokerConnection:
     """Ask with ``ask`` or ``request``; ``run`` reads the answers until the connection ends.
 
     ``keep_alive_s``: how long it may be silent before it is asked whether it is there; ``patience_s``: the same while
-    somebody waits for an answer. ``renew_at``: when another one should take its place, in Trio's time.
+    somebody waits for an answer. ``renew_at``: when another one should take its place, in Trio's time. ``shapes``:
+    answers that came before, also over other connections.
     """
 
     def __init__(
         self,
         broker: HostPort,
         link: BrokerLink,
-        turn: Turn,
         *,
         max_frame_bytes: int,
         keep_alive_s: float,
         patience_s: float,
         renew_at: float,
         answer_challenge: AnswerChallenge | None,
+        shapes: AnswerShapes,
     ) -> None:
         self.broker = broker
         self.last_used = trio.current_time()
+        self.heard_at = self.last_used
         self.closed = False
         self._link = link
-        self._turn = turn
+        self._turn = current_turn()
         self._keep_alive_s = keep_alive_s
         self._patience_s = patience_s
         self._waiting_since = 0.0
@@ -61,11 +76,11 @@ class BrokerConnection:
         self.renew_at = renew_at
         self._credentials = answer_challenge
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
-        self._decoder.receive_data(link.connected.rest)
         self._writer = BatchedWriter(link.stream, max_buffered_bytes=WRITE_BUFFER_BYTES_MAX)
-        self._pending: dict[int, OnAnswer] = {}
-        self._request_ids = itertools.count(1)
-        self._heard_at = trio.current_time()
+        self._shapes = shapes
+        self._pending: dict[bytes, Asked] = {}
+        self._numbers = request_numbers()
+        self._unsent: list[bytes] = []
         self._scope = trio.CancelScope()
         self._retired = False
 
@@ -74,49 +89,44 @@ class BrokerConnection:
         """Whether nobody waits for an answer."""
         return not self._pending
 
-    def ask(self, command: BaseCommand, kind: LookupKind, on_answer: OnAnswer) -> int:
-        """Send a request under an id of our own, which is returned. Raises BrokerConnectionLost.
-
-        ``on_answer`` is called once, in the task that reads: with the answer as the broker wrote it, or None where the
-        connection was lost.
-        """
+    def ask(self, request: Request, asked: Asked, now: float) -> None:
+        """Send a request at the end of the turn, under an id of our own. Raises BrokerConnectionLost."""
         if self.closed:
             raise BrokerConnectionLost(f"{self.broker} closed the connection")
-        request_id = next(self._request_ids)
-        try:
-            self._writer.hold(encode_frame(numbered_request(command, kind, request_id)))
-        except WriterFull:
-            raise BrokerConnectionLost(f"{self.broker} does not take requests") from None
-        self._turn.touch(self._writer)
-        self.last_used = trio.current_time()
+        asked.number = number = next(self._numbers)
+        self.last_used = now
         if not self._pending:
-            self._waiting_since = self.last_used
+            self._waiting_since = now
             self._asked.set()
-        self._pending[request_id] = on_answer
-        return request_id
+        self._pending[number] = asked
+        self._unsent.append(request.numbered(number))
+        if len(self._unsent) == 1:
+            self._turn.touch(self)
 
-    def forget(self, request_id: int) -> None:
-        """Nobody waits any more; an answer that still comes is dropped."""
-        self._pending.pop(request_id, None)
-
-    async def request(self, command: BaseCommand, kind: LookupKind) -> BaseCommand:
-        """Ask, and wait for the answer. Raises BrokerConnectionLost."""
-        done = trio.Event()
-        answers: list[BaseCommand | None] = []
-
-        def on_answer(answer: BaseCommand | None) -> None:
-            answers.append(answer)
-            done.set()
-
-        request_id = self.ask(command, kind, on_answer)
-        self._turn.end()
+    def push(self) -> None:
+        """Send what was asked in this turn."""
+        requests, self._unsent = self._unsent, []
         try:
-            await done.wait()
+            self._writer.write(b"".join(requests))
+        except WriterFull:
+            self._lose(list(self._pending)[-len(requests) :])
+
+    def forget(self, asked: Asked) -> None:
+        """Nobody waits any more; an answer that still comes is dropped."""
+        self._pending.pop(asked.number, None)
+
+    async def request(self, request: Request) -> BaseCommand:
+        """Ask, and wait for the answer. Raises BrokerConnectionLost."""
+        asked = _Waiting()
+        self.ask(request, asked, trio.current_time())
+        try:
+            await asked.done.wait()
         finally:
-            self.forget(request_id)
-        if answers[0] is None:
-            raise BrokerConnectionLost(f"{self.broker} closed the connection")
-        return answers[0]
+            self.forget(asked)
+        if asked.answer is None:
+            why = "closed the connection" if self.closed else "does not take requests"
+            raise BrokerConnectionLost(f"{self.broker} {why}")
+        return asked.answer
 
     async def run(self) -> None:
         """Read answers and keep the connection alive, until the broker ends it or ``close`` is called."""
@@ -134,10 +144,7 @@ class BrokerConnection:
             get_logger().error("a connection for lookups met a defect", broker=str(self.broker), exc_info=group)
         finally:
             self.closed = True
-            pending, self._pending = self._pending, {}
-            for on_answer in pending.values():
-                on_answer(None)
-            self._turn.end()
+            self._lose(list(self._pending))
             await trio.aclose_forcefully(self._link.stream)
             get_logger().debug("a connection for lookups has ended", broker=str(self.broker), reason=reason)
 
@@ -152,31 +159,68 @@ class BrokerConnection:
         self.closed = True
         self._scope.cancel()
 
-    async def _read(self, nursery: trio.Nursery) -> None:
-        while True:
-            while (frame := self._decoder.next_frame()) is not None:
-                self._take(commands.parse_command(frame.command), nursery)
-            self._turn.end()
-            if self._retired and not self._pending:
-                return
-            data = await self._link.stream.receive_some(262_144)
-            if not data:
-                return
-            self._heard_at = trio.current_time()
-            self._decoder.receive_data(data)
+    def _lose(self, numbers: list[bytes]) -> None:
+        """Tell those who wait that no answer will come."""
+        with self._turn:
+            for number in numbers:
+                asked = self._pending.pop(number, None)
+                if asked is not None:
+                    asked.answered(None)
 
-    def _take(self, command: BaseCommand, nursery: trio.Nursery) -> None:
+    async def _read(self, nursery: trio.Nursery) -> None:
+        def on_data(data: bytes | bytearray) -> None:
+            self._receive(bytes(data), nursery)
+            if self._retired and not self._pending:
+                self.close()
+
+        with self._turn:
+            on_data(self._link.connected.rest)
+        await read_all(self._link.stream, on_data)
+
+    def _receive(self, data: bytes, nursery: trio.Nursery) -> None:
+        self.heard_at = trio.current_time()
+        while data:
+            if self._decoder.is_empty:
+                data = data[self._take_known(data) :]
+                if not data:
+                    return
+            self._decoder.receive_data(data)
+            frame = self._decoder.next_frame()
+            if frame is None:
+                return
+            self._take(frame.command, nursery)
+            data = self._decoder.take_rest()
+
+    def _take_known(self, data: bytes) -> int:
+        """Take the answers in front that came before, but for their ids, and are not parsed again; how many bytes."""
+        find, pending, at = self._shapes.find, self._pending, 0
+        while (found := find(data, at)) is not None:
+            answer, number, at = found
+            asked = pending.pop(number, None)
+            if asked is not None:
+                asked.answered(answer)
+        return at
+
+    def _take(self, data: bytes, nursery: trio.Nursery) -> None:
+        command = commands.parse_command(data)
         if command.type == BaseCommand.PING:
             self._writer.write(commands.pong())
         elif command.type == BaseCommand.AUTH_CHALLENGE:
             nursery.start_soon(self._answer_challenge, bytes(command.auth_challenge.challenge.auth_data))
         else:
-            request_id = response_request_id(command)
-            on_answer = None if request_id is None else self._pending.pop(request_id, None)
-            if on_answer is not None:
-                on_answer(command)
-            elif command.type == BaseCommand.ERROR and request_id == commands.NO_REQUEST_ID:
-                raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
+            self._take_answer(data, command)
+
+    def _take_answer(self, data: bytes, command: BaseCommand) -> None:
+        request_id = response_request_id(command)
+        number = None if request_id is None else number_of(request_id)
+        asked = None if number is None else self._pending.pop(number, None)
+        if asked is not None:
+            answer = BrokerAnswer(command)
+            asked.answered(answer)
+            if answer.ready is not None:
+                self._shapes.learn(data, answer)
+        elif command.type == BaseCommand.ERROR and request_id == commands.NO_REQUEST_ID:
+            raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
 
     async def _answer_challenge(self, challenge: bytes) -> None:
         """The broker wants fresh credentials (PIP-55): the proxy's own, or a client's, which nobody here has."""
@@ -195,9 +239,9 @@ class BrokerConnection:
         while True:
             now = trio.current_time()
             if self._pending:
-                limit_s, since = self._patience_s, max(self._heard_at, self._waiting_since)
+                limit_s, since = self._patience_s, max(self.heard_at, self._waiting_since)
             else:
-                limit_s, since = self._keep_alive_s, self._heard_at
+                limit_s, since = self._keep_alive_s, self.heard_at
             if now - since >= 2 * limit_s:
                 raise RemoteProtocolError(f"{self.broker} has been silent for {now - since:.1f} s")
             if now - max(since, self._pinged_at) >= limit_s:
@@ -213,3 +257,18 @@ class BrokerConnection:
         self._asked = trio.Event()
         with trio.move_on_after(limit_s / 2):
             await self._asked.wait()
+
+
+class _Waiting:
+    """A task that waits for an answer."""
+
+    def __init__(self) -> None:
+        self.number = b""
+        self.done = trio.Event()
+        self.answer: BaseCommand | None = None
+
+    def answered(self, answer: BrokerAnswer | None) -> None:
+        if answer is not None:
+            self.answer = BaseCommand()
+            self.answer.CopyFrom(answer.command)
+        self.done.set()

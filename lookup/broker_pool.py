@@ -15,10 +15,10 @@ from weakref import WeakValueDictionary
 import trio
 
 from lookup.broker_connection import BrokerConnection
-from lookup.turn import Turn
 from proto.addresses import HostPort
 from proto.commands import AUTH_REFRESH
 from proto.connect_rules import BrokerIdentity, OriginalCredentials, proxy_connect
+from proto.lookup_answers import AnswerShapes
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proxy import __version__
 from proxy.config.types import Config
@@ -97,16 +97,15 @@ class BrokerPool:
         config: Config,
         dialer: Dialer,
         auth: RpcPool,
-        turn: Turn,
         nursery: trio.Nursery,
         *,
         profile: CommandConnected | None = None,
     ) -> None:
         self._config = config
         self._auth = auth
-        self._turn = turn
         self._nursery = nursery
         self._slots: dict[Key, _Slot] = {}
+        self._shapes = AnswerShapes()
         self._scope = trio.CancelScope()
         self._retired = False
         self._greeter = BrokerGreeter(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
@@ -120,13 +119,13 @@ class BrokerPool:
         with self._scope:
             await repeat(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle)
 
-    def open_connection(self, broker: HostPort, asker: Asker) -> BrokerConnection | None:
-        """The connection to a broker on somebody's behalf, if there is one."""
+    def open_connection(self, broker: HostPort, asker: Asker, now: float) -> BrokerConnection | None:
+        """The connection to a broker on somebody's behalf, if there is one; ``now`` in Trio's time."""
         slot = self._slots.get((broker, asker))
         connection = None if slot is None else slot.connection
         if slot is None or connection is None or connection.closed:
             return None
-        if connection.renew_at <= trio.current_time() and slot.attempt is None:
+        if connection.renew_at <= now and slot.attempt is None:
             self._begin(slot, broker, slot.addresses, asker)  # meanwhile this one serves
         return connection
 
@@ -142,7 +141,7 @@ class BrokerPool:
         if slot is None:
             self._make_room()
             slot = self._slots[broker, asker] = _Slot(addresses)
-        connection = self.open_connection(broker, asker)
+        connection = self.open_connection(broker, asker, trio.current_time())
         if connection is not None:
             return connection
         attempt = slot.attempt or self._begin(slot, broker, addresses, asker)
@@ -194,12 +193,12 @@ class BrokerPool:
         connection = BrokerConnection(
             broker,
             link,
-            self._turn,
             max_frame_bytes=self._config.limits.max_broker_frame_bytes,
             keep_alive_s=seconds(self._config.limits.keep_alive_interval_ms),
             patience_s=seconds(self._config.limits.lookup_timeout_ms) / PATIENCE_SHARE,
             renew_at=_renew_at(credentials.expires_at_unix_ms),
             answer_challenge=answer_challenge if asker.credentials is None else None,
+            shapes=self._shapes,
         )
         self._nursery.start_soon(connection.run)
         return connection

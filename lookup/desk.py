@@ -4,55 +4,104 @@ Most answers need no task of their own: the request goes out over a connection t
 back is the answer. Everything else (a connection to be opened, a redirect, a broker that fails) goes the long way.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import trio
 
+from lookup.answers import Answers
+from lookup.broker_connection import BrokerConnection
 from lookup.broker_pool import Asker
-from lookup.discovery import Endpoint
 from lookup.lookups import Lookups
 from lookup.metrics import LookupMetrics
-from lookup.turn import Turn
-from proto.lookups import LookupKind, error_of, failure, forget_asker, set_response_request_id
+from proto.addresses import HostPort
+from proto.lookup_answers import BrokerAnswer, ClientAnswer
+from proto.lookup_requests import Request
+from proto.lookups import KINDS, LookupKind, failure
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.config.load import topic_lists_max
 from proxy.config.types import Config
 from proxy.runtime.logs import get_logger
 from proxy.runtime.tasks import FairSlots, InFlight, repeat, seconds
+from proxy.runtime.turn import current_turn
 
 OVERDUE_LOOK_S = 0.25
 
-Key = tuple[Lookups, Asker, bytes]
+_TOPIC_LISTS = KINDS[BaseCommand.GET_TOPICS_OF_NAMESPACE]
+"""Each is asked by itself: the answer may be too large to keep it for several."""
 
-Deliver = Callable[[bytes], None]
-"""Takes the serialized answer."""
+Key = tuple[Lookups, Asker, bytes, bytes]
+"""What is asked of whom, on whose behalf: with a Request's prefix and body."""
 
 
-@dataclass(slots=True, eq=False)
+class Sender:
+    """Who sent some requests in one go, and when, in Trio's time; and where the answers go."""
+
+    __slots__ = ("answers", "asker", "client", "since")
+
+    def __init__(self, asker: Asker, client: str, answers: Answers) -> None:
+        self.asker = asker
+        self.client = client
+        self.answers = answers
+        self.since = trio.current_time()
+
+
+Waiter = tuple[Sender, int, bytes]
+"""Whose request it is, its number among those sent in one go, and the request id that the client wants to see."""
+
+
 class Question:
-    """What is being asked of a broker, and who waits for the answer: each with the request id it wants to see."""
+    """What is being asked of a broker, and who waits for the answer: nearly always one.
 
-    command: BaseCommand
-    kind: LookupKind
-    asker: Asker
-    client: str
-    deadline: float
-    lookups: Lookups
-    waiters: list[tuple[int, float, Deliver]]
-    key: Key | None = None
-    forget: Callable[[], None] | None = None
+    There may be very many, and the garbage collector looks at each object that waits again and again: so they are few.
+    """
+
+    __slots__ = (
+        "connection",
+        "deadline",
+        "desk",
+        "index",
+        "key",
+        "kind",
+        "number",
+        "others",
+        "request_id",
+        "sender",
+        "shared",
+    )
+
+    def __init__(self, desk: "Desk", kind: LookupKind, key: Key, waiter: Waiter, timeout_s: float) -> None:
+        self.desk = desk
+        self.kind = kind
+        self.key = key
+        self.sender, self.index, self.request_id = waiter
+        self.others: list[Waiter] | None = None
+        self.deadline = self.sender.since + timeout_s
+        self.shared = False
+        """Whether others find it that ask the same."""
+        self.connection: BrokerConnection | None = None
+        """While it is on the short way."""
+        self.number = b""
+
+    @property
+    def lookups(self) -> Lookups:
+        """By whom it is asked."""
+        return self.key[0]
+
+    @property
+    def request(self) -> Request:
+        """What it is."""
+        return Request(self.kind, *self.key[2:])
+
+    def answered(self, answer: BrokerAnswer | None) -> None:
+        """Take what a broker said, the short way."""
+        self.desk.answered(self, answer)
 
 
 class Desk:
     """See the module. ``ask`` never waits."""
 
-    def __init__(
-        self, config: Config, lookups: Lookups, metrics: LookupMetrics, turn: Turn, nursery: trio.Nursery
-    ) -> None:
+    def __init__(self, config: Config, lookups: Lookups, metrics: LookupMetrics, nursery: trio.Nursery) -> None:
         self.under_way = InFlight()
         self._metrics = metrics
-        self._turn = turn
+        self._turn = current_turn()
         self._nursery = nursery
         self._questions: dict[Key, Question] = {}
         self._by_principal: dict[str, int] = {}
@@ -61,6 +110,7 @@ class Desk:
     def use(self, config: Config, lookups: Lookups) -> None:
         """Settings for requests from now on; those under way go on under the old ones."""
         self._most = config.limits.max_concurrent_lookups
+        self._free_for_all = self._most // 2
         self._timeout_s = seconds(config.limits.lookup_timeout_ms)
         self._lists = FairSlots(topic_lists_max(config))
         self._lookups = lookups
@@ -69,38 +119,48 @@ class Desk:
         """End questions whose time is over, until cancelled."""
         await repeat(OVERDUE_LOOK_S, self._end_overdue)
 
-    def ask(  # noqa: PLR0917 -- the parts of one request
-        self, command: BaseCommand, kind: LookupKind, request_id: int, asker: Asker, client: str, deliver: Deliver
-    ) -> None:
-        """Take a request in; ``deliver`` gets the answer, now or later. An error is one, too. Ends no turn."""
+    def ask(self, request: Request, request_id: bytes, index: int, sender: Sender) -> None:
+        """Take a request in: the ``index``-th of its sender's, which gets the answer, now or later, under this id (a
+        varint). An error is one, too.
+        """
+        kind, prefix, body = request
+        asker = sender.asker
+        principal = asker.principal
         self._metrics.received(kind.name)
-        now = trio.current_time()
-        if not self._has_room_for(asker.principal):
-            self._metrics.rejected(kind.name)
-            text = "The proxy has too many lookups under way"
-            deliver(failure(kind, request_id, ServerError.TooManyRequests, text).SerializeToString())
+        if self.under_way.count >= self._free_for_all and not self._has_room_for(principal):
+            self._refuse(kind, request_id, index, sender)
             return
         self.under_way.begin()
-        self._by_principal[asker.principal] = self._by_principal.get(asker.principal, 0) + 1
-        what = forget_asker(command, kind)
-        waiter = (request_id, now, deliver)
-        if command.type == BaseCommand.GET_TOPICS_OF_NAMESPACE:  # the answer may be too large to keep one for each
-            question = Question(command, kind, asker, client, now + self._timeout_s, self._lookups, [waiter])
+        self._by_principal[principal] = self._by_principal.get(principal, 0) + 1
+        lookups = self._lookups
+        key = lookups, asker, prefix, body
+        known = self._questions.get(key)
+        waiter = sender, index, request_id
+        if known is not None:
+            if known.others is None:
+                known.others = []
+            known.others.append(waiter)
+            return
+        question = Question(self, kind, key, waiter, self._timeout_s)
+        if kind is _TOPIC_LISTS:
             self._nursery.start_soon(self._list_topics, question)
             return
-        key = (self._lookups, asker, what)
-        known = self._questions.get(key)
-        if known is not None:
-            known.waiters.append(waiter)
-            return
-        question = Question(command, kind, asker, client, now + self._timeout_s, self._lookups, [waiter], key)
+        question.shared = True
         self._questions[key] = question
-        self._begin(question)
+        connection = question.connection = lookups.ask_now(request, asker, question, sender.since)
+        if connection is None:
+            self._nursery.start_soon(self._go_the_long_way, question)
+
+    def _refuse(self, kind: LookupKind, request_id: bytes, index: int, sender: Sender) -> None:
+        self._metrics.rejected(kind.name)
+        text = "The proxy has too many lookups under way"
+        refusal = ClientAnswer(failure(kind, 0, ServerError.TooManyRequests, text))
+        sender.answers.put(index, refusal.frame(request_id))
 
     def _has_room_for(self, principal: str) -> bool:
         """Half of the room is whoever's comes; of the rest nobody gets more than an equal share, newcomers counted."""
         # Without authentication there is nobody to share with.
-        if not principal or self.under_way.count < self._most // 2:
+        if not principal or self.under_way.count < self._free_for_all:
             return self.under_way.count < self._most
         mine = self._by_principal.get(principal, 0)
         others = len(self._by_principal) - (1 if mine else 0)
@@ -109,55 +169,52 @@ class Desk:
 
     # ---- the short way
 
-    def _begin(self, question: Question) -> None:
-        lookups = question.lookups
-
-        def answered(answer: BaseCommand | None, broker: Endpoint) -> None:
-            question.forget = None
-            if answer is not None and lookups.is_final(answer, question.kind):
-                self._end(question, lookups.finished(answer, question.kind, question.asker, question.client))
-            else:
-                lost = broker if answer is None else None
-                self._nursery.start_soon(self._go_the_long_way, question, answer, lost)
-
-        question.forget = lookups.ask_now(question.command, question.kind, question.asker, answered)
-        if question.forget is None:
-            self._nursery.start_soon(self._go_the_long_way, question)
+    def answered(self, question: Question, answer: BrokerAnswer | None) -> None:
+        """What a broker said to a question, or None where the connection was lost."""
+        connection = question.connection
+        if connection is None:
+            return  # it has ended already
+        lookups, asker, _, _ = question.key
+        lookups.heard(connection, answer)
+        ready = None
+        if answer is not None:
+            ready = answer.ready or lookups.ready(answer, question.kind, asker, question.sender.client)
+        question.connection = None  # not before: where an answer meets a defect, time ends the question
+        if ready is not None:
+            self._end(question, ready, connection.heard_at)
+        elif answer is None:
+            self._nursery.start_soon(self._go_the_long_way, question, None, connection.broker)
+        else:
+            self._nursery.start_soon(self._go_the_long_way, question, answer.command)
 
     # ---- the long way
 
     async def _go_the_long_way(
-        self, question: Question, answer: BaseCommand | None = None, lost: Endpoint | None = None
+        self, question: Question, answer: BaseCommand | None = None, lost: HostPort | None = None
     ) -> None:
+        lookups, asker, _, _ = question.key
+        kind, client, deadline = question.kind, question.sender.client, question.deadline
         try:
-            answer = await question.lookups.answer(
-                question.command,
-                question.kind,
-                question.asker,
-                question.client,
-                answer,
-                deadline=question.deadline,
-                lost=lost,
-            )
+            command = question.request.command()
+            answer = await lookups.answer(command, kind, asker, client, answer, deadline=deadline, lost=lost)
         except Exception as error:  # noqa: BLE001 -- a defect that one request meets must not end all the others
-            get_logger().error("a lookup met a defect", client=question.client, exc_info=error)
-            answer = failure(question.kind, 0, ServerError.UnknownError, "The proxy met a defect")
-        self._end(question, answer)
-        self._turn.end()
+            get_logger().error("a lookup met a defect", client=client, exc_info=error)
+            answer = failure(kind, 0, ServerError.UnknownError, "The proxy met a defect")
+        with self._turn:
+            self._end(question, ClientAnswer(answer), trio.current_time())
 
     async def _list_topics(self, question: Question) -> None:
         """The long way, for an answer that may be large: only so many at a time."""
-        lists = self._lists
+        lists, principal = self._lists, question.sender.asker.principal
         with trio.move_on_at(question.deadline) as waiting:
-            await lists.take(question.asker.principal)
+            await lists.take(principal)
         if waiting.cancelled_caught:
             self._end_too_slow(question)
-            self._turn.end()
             return
         try:
             await self._go_the_long_way(question)
         finally:
-            lists.give(question.asker.principal)
+            lists.give(principal)
 
     # ---- the end
 
@@ -168,29 +225,35 @@ class Desk:
             if question.deadline > now:
                 if question.lookups is self._lookups:  # the oldest come first, but a reload may have cut their time
                     break
-            elif question.forget is not None:  # on the long way it keeps its time itself
-                overdue.append(question)
-        for question in overdue:
-            if question.forget is not None:
-                question.forget()
-            self._end_too_slow(question)
-        self._turn.end()
+            elif question.connection is not None:  # on the long way it keeps its time itself
+                overdue.append((question, question.connection))
+        with self._turn:
+            for question, connection in overdue:
+                question.connection = None
+                question.lookups.forget(connection, question)
+                self._end_too_slow(question)
 
     def _end_too_slow(self, question: Question) -> None:
-        answer = question.lookups.too_slow(question.command, question.kind, question.asker, question.client)
-        self._end(question, answer)
+        lookups, asker, _, _ = question.key
+        answer = lookups.too_slow(question.request.command(), question.kind, asker, question.sender.client)
+        with self._turn:
+            self._end(question, ClientAnswer(answer), trio.current_time())
 
-    def _end(self, question: Question, answer: BaseCommand) -> None:
-        if question.key is not None and self._questions.pop(question.key, None) is None:
-            return  # it has ended already
-        now, error = trio.current_time(), error_of(answer)
-        principal = question.asker.principal
-        for request_id, since, deliver in question.waiters:
-            set_response_request_id(answer, request_id)
-            deliver(answer.SerializeToString())
-            self._metrics.answered(question.kind.name, error, now - since)
-            self.under_way.end()
-        left = self._by_principal[principal] - len(question.waiters)
+    def _end(self, question: Question, answer: ClientAnswer, now: float) -> None:
+        if question.shared:
+            del self._questions[question.key]
+        sender, kind, others = question.sender, question.kind.name, question.others
+        sender.answers.put(question.index, answer.frame(question.request_id))
+        self._metrics.answered(kind, answer.error, now - sender.since)
+        count = 1
+        if others is not None:
+            count += len(others)
+            for other, index, request_id in others:
+                other.answers.put(index, answer.frame(request_id))
+                self._metrics.answered(kind, answer.error, now - other.since)
+        self.under_way.end(count)
+        principal = sender.asker.principal
+        left = self._by_principal[principal] - count
         if left:
             self._by_principal[principal] = left
         else:

@@ -9,13 +9,15 @@ from functools import partial
 
 import trio
 
-from lookup.broker_connection import BrokerConnectionLost
+from lookup.broker_connection import Asked, BrokerConnection, BrokerConnectionLost
 from lookup.broker_pool import Asker, BrokerPool
 from lookup.brokers import Brokers
 from lookup.discovery import Endpoint
 from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
+from proto.lookup_answers import BrokerAnswer, ClientAnswer
+from proto.lookup_requests import Request, request_of
 from proto.lookups import LookupKind, error_of, failure, subject_of
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
 from proxy.config.types import Config
@@ -28,8 +30,6 @@ Addresses = Callable[[], Awaitable[tuple[str, ...]]]
 
 _OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "tls", "timeout", "handshake"})
 
-
-OnAnswer = Callable[[BaseCommand | None, Endpoint], None]
 
 TOO_SLOW = "The broker did not answer in time"
 
@@ -56,44 +56,51 @@ class Lookups:
 
     # ---- the short way
 
-    def ask_now(
-        self, command: BaseCommand, kind: LookupKind, asker: Asker, on_answer: OnAnswer
-    ) -> Callable[[], None] | None:
-        """Ask over a connection that is open already; None where there is none, else what makes the answer unwanted.
+    def ask_now(self, request: Request, asker: Asker, asked: Asked, now: float) -> BrokerConnection | None:
+        """Ask over a connection that is open already, and give it; None where there is none.
 
-        ``on_answer`` gets the broker's answer, or None where the connection was lost, and the broker.
+        ``asked`` gets the broker's answer, or None where the connection was lost, and tells ``heard`` so.
         """
         broker = self._brokers.first()
         if broker is None:
             return None
-        connection = self._pool.open_connection(broker, asker)
+        connection = self._pool.open_connection(broker, asker, now)
         if connection is None:
             self._not_open[asker] = broker
             return None
-
-        def answered(answer: BaseCommand | None) -> None:
-            if answer is None:
-                self._brokers.failed(broker, "lost", connection)
-            else:
-                self._brokers.answered(broker)
-            on_answer(answer, broker)
-
-        def forget() -> None:
-            self._brokers.failed(broker, "timeout", connection)
-            connection.forget(request_id)
-
         try:
-            request_id = connection.ask(command, kind, answered)
+            connection.ask(request, asked, now)
         except BrokerConnectionLost:
             return None
-        return forget
+        return connection
+
+    def heard(self, connection: BrokerConnection, answer: BrokerAnswer | None) -> None:
+        """What came of a request the short way says something of the broker."""
+        if answer is None:
+            self._brokers.failed(connection.broker, "lost", connection)
+        else:
+            self._brokers.answered(connection.broker)
+
+    def forget(self, connection: BrokerConnection, asked: Asked) -> None:
+        """An answer that did not come in time is not wanted any more."""
+        self._brokers.failed(connection.broker, "timeout", connection)
+        connection.forget(asked)
+
+    def ready(self, answer: BrokerAnswer, kind: LookupKind, asker: Asker, client: str) -> ClientAnswer | None:
+        """An answer as its client must see it; None where it is not final. A success is made ready only once."""
+        if not self.is_final(answer.command, kind):
+            return None
+        command = BaseCommand()
+        command.CopyFrom(answer.command)
+        ready = ClientAnswer(self.finished(command, kind, asker, client))
+        if ready.error is None and not _is_redirect(answer.command):
+            answer.ready = ready
+        return ready
 
     @staticmethod
     def is_final(answer: BaseCommand, kind: LookupKind) -> bool:
         """Whether nothing has to be asked any more."""
-        if kind.response_type != BaseCommand.LOOKUP_RESPONSE or answer.type != BaseCommand.LOOKUP_RESPONSE:
-            return True
-        return answer.lookup_topic_response.response != CommandLookupTopicResponse.Redirect
+        return kind.response_type != BaseCommand.LOOKUP_RESPONSE or not _is_redirect(answer)
 
     def finished(self, answer: BaseCommand, kind: LookupKind, asker: Asker, client: str) -> BaseCommand:
         """A final answer, as its client must see it."""
@@ -128,7 +135,7 @@ class Lookups:
         answer: BaseCommand | None = None,
         *,
         deadline: float,
-        lost: Endpoint | None = None,
+        lost: HostPort | None = None,
     ) -> BaseCommand:
         """The final answer for the client; an error is an answer too.
 
@@ -166,7 +173,7 @@ class Lookups:
         )
 
     async def _ask_any(
-        self, command: BaseCommand, kind: LookupKind, asker: Asker, lost: Endpoint | None
+        self, command: BaseCommand, kind: LookupKind, asker: Asker, lost: HostPort | None
     ) -> BaseCommand:
         """Ask the configured brokers, in turn, until one can be asked: first the one to which no connection was open,
         so that there will be one; last those whose connection broke under the request, since they may hang.
@@ -212,7 +219,7 @@ class Lookups:
             self._brokers.failed(broker, error.reason, error)
             raise _NextBroker(error.code, error.message, str(error)) from None
         try:
-            answer = await connection.request(command, kind)
+            answer = await connection.request(_request(command, kind))
         except BrokerConnectionLost as error:
             self._brokers.failed(broker, "lost", connection)
             raise _Lost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
@@ -262,6 +269,17 @@ class Lookups:
             )
         response.broker_service_url = response.broker_service_url_tls = url
         response.proxy_through_service_url = True
+
+
+def _is_redirect(answer: BaseCommand) -> bool:
+    lookup = BaseCommand.LOOKUP_RESPONSE
+    return answer.type == lookup and answer.lookup_topic_response.response == CommandLookupTopicResponse.Redirect
+
+
+def _request(command: BaseCommand, kind: LookupKind) -> Request:
+    copy = BaseCommand()
+    copy.CopyFrom(command)
+    return request_of(copy, kind)[0]
 
 
 async def _addresses(broker: Endpoint) -> tuple[str, ...]:

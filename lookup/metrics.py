@@ -1,8 +1,13 @@
 """The lookup worker's metrics, under the Java proxy's names where it has them."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from proto.commands import error_name
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
@@ -15,33 +20,19 @@ _REQUESTS = {
 }
 
 
-class LookupMetrics:
-    """Counts and times by kind of request; ``kind`` is a LookupKind's name."""
+class LookupMetrics(Collector):
+    """Counts and times by kind of request; ``kind`` is a LookupKind's name.
+
+    Every request is counted, so this is plain numbers, which are written as metrics when somebody asks for them: the
+    library's own counters cost more than the rest of a request's way through this worker.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._requests = {
-            kind: Counter(f"pulsar_proxy_{name}", text, registry=registry) for kind, (name, text) in _REQUESTS.items()
-        }
-        self._rejected = {
-            kind: Counter(
-                f"pulsar_proxy_rejected_{name}", f"Answered TooManyRequests at the limit. {text}", registry=registry
-            )
-            for kind, (name, text) in _REQUESTS.items()
-        }
-        self._answers = Counter(
-            "pulsar_proxy_lookup_answers",
-            "Answers to requests of lookup mode, by Pulsar's error code; none: success.",
-            ["request", "error"],
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            "pulsar_proxy_lookup_seconds",
-            "Time from a request's Envelope to its answer, redirects included.",
-            ["request"],
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        self._children: dict[tuple[str, int | None], tuple[Counter, Histogram]] = {}
+        self._requests = dict.fromkeys(_REQUESTS, 0)
+        self._rejected = dict.fromkeys(_REQUESTS, 0)
+        self._times = {kind: _Times() for kind in _REQUESTS}
+        self._errors: dict[tuple[str, str], int] = {}
+        registry.register(self)
         self._envelope_errors = Counter(
             "pulsar_proxy_envelope_errors", "Envelopes that were not accepted.", ["error"], registry=registry
         )
@@ -54,23 +45,48 @@ class LookupMetrics:
 
     def received(self, kind: str) -> None:
         """Count a request."""
-        self._requests[kind].inc()
+        self._requests[kind] += 1
 
     def rejected(self, kind: str) -> None:
         """Count a request above the limit."""
-        self._rejected[kind].inc()
+        self._rejected[kind] += 1
 
     def answered(self, kind: str, error: int | None, duration_s: float) -> None:
         """Count an answer and its time."""
-        children = self._children.get((kind, error))
-        if children is None:  # to find them by their labels costs more than to count
-            name = "none" if error is None else error_name(error)
-            children = self._answers.labels(request=kind, error=name), self._seconds.labels(request=kind)
-            if name != "other":
-                self._children[kind, error] = children
-        counter, histogram = children
-        counter.inc()
-        histogram.observe(duration_s)
+        times = self._times[kind]
+        times.sum_s += duration_s
+        times.counts[bisect_left(LATENCY_BUCKETS_S, duration_s)] += 1  # a bucket's upper bound is in it
+        if error is None:
+            times.successes += 1
+        else:
+            labels = kind, error_name(error)
+            self._errors[labels] = self._errors.get(labels, 0) + 1
+
+    def collect(self) -> Iterator[Metric]:
+        """What is counted so far."""
+        for kind, (name, text) in _REQUESTS.items():
+            yield CounterMetricFamily(f"pulsar_proxy_{name}", text, value=self._requests[kind])
+            rejected = f"Answered TooManyRequests at the limit. {text}"
+            yield CounterMetricFamily(f"pulsar_proxy_rejected_{name}", rejected, value=self._rejected[kind])
+        answers = CounterMetricFamily(
+            "pulsar_proxy_lookup_answers",
+            "Answers to requests of lookup mode, by Pulsar's error code; none: success.",
+            labels=["request", "error"],
+        )
+        seconds = HistogramMetricFamily(
+            "pulsar_proxy_lookup_seconds",
+            "Time from a request's Envelope to its answer, redirects included.",
+            labels=["request"],
+        )
+        for kind, times in self._times.items():
+            if times.successes:
+                answers.add_metric([kind, "none"], times.successes)
+            if any(times.counts):
+                seconds.add_metric([kind], times.buckets(), times.sum_s)
+        for labels, count in self._errors.items():
+            answers.add_metric(labels, count)
+        yield answers
+        yield seconds
 
     def envelope_error(self, error: str) -> None:
         """Count an Envelope that was not accepted."""
@@ -79,6 +95,22 @@ class LookupMetrics:
     def target_denied(self, reason: str) -> None:
         """Count a denied target."""
         self._denied.labels(reason=reason).inc()
+
+
+class _Times:
+    """The answers to one kind of request: how many were a success, and a histogram over LATENCY_BUCKETS_S of all."""
+
+    __slots__ = ("counts", "successes", "sum_s")
+
+    def __init__(self) -> None:
+        self.successes = 0
+        self.sum_s = 0.0
+        self.counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bounds, and how many values are not above them."""
+        bounds = [*map(floatToGoString, LATENCY_BUCKETS_S), "+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True))
 
 
 class BrokerMetrics:

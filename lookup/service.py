@@ -6,14 +6,12 @@ from functools import partial
 from lookup.answers import Answers
 from lookup.broker_pool import Asker, Askers, BrokerPool
 from lookup.brokers import Brokers
-from lookup.desk import Desk
+from lookup.desk import Desk, Sender
 from lookup.lookups import Lookups
 from lookup.metrics import BrokerMetrics, LookupMetrics
 from lookup.targets import TargetDenied, TargetRules
-from lookup.turn import Turn
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import EnvelopeRefused, embedded_request, principal_of
-from proto.lookups import client_request_id
 from proto.pulsar_pb2 import CommandConnected
 from proto.roles import Role
 from proto.rpc_pb2 import (
@@ -32,6 +30,7 @@ from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_server import Answer, Handler, InParts
 from proxy.runtime.tasks import seconds
+from proxy.runtime.turn import current_turn
 from proxy.runtime.worker import WorkerContext
 
 
@@ -40,13 +39,13 @@ class LookupService:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
+        self._turn = current_turn()
         self._metrics = LookupMetrics(context.registry)
-        self._turn = Turn()
         self._askers = Askers()
         self._broker_metrics = BrokerMetrics(context.registry)
         self._auth = context.rpc_pool(Role.AUTH)
         lookups = self._use(context.config, None, None)
-        self._desk = Desk(context.config, lookups, self._metrics, self._turn, context.nursery)
+        self._desk = Desk(context.config, lookups, self._metrics, context.nursery)
 
     def _use(self, config: Config, brokers: Brokers | None, profile: CommandConnected | None) -> Lookups:
         """Build everything that depends on the configuration, on top of what is known of the brokers."""
@@ -54,7 +53,7 @@ class LookupService:
         self._config = config
         self._brokers = Brokers(config, dialer, self._resolver("brokers"), self._broker_metrics, brokers)
         self._rules = TargetRules(config.brokers, self._resolver("targets"), self._brokers)
-        self._pool = BrokerPool(config, dialer, self._auth, self._turn, self._context.nursery, profile=profile)
+        self._pool = BrokerPool(config, dialer, self._auth, self._context.nursery, profile=profile)
         return Lookups(config, self._pool, self._rules, self._brokers)
 
     def _resolver(self, names: str) -> Resolver:
@@ -118,20 +117,17 @@ class LookupService:
             name = self._refused(request, refused)
             answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
             return
-        answers = Answers(len(request.requests), answer, self._turn)
-        asker = self._asker(request, principal.name)
-        for index, embedded in enumerate(request.requests):
-            self._ask(index, embedded, request, asker, answers)
-        self._turn.end()
-
-    def _ask(self, index: int, embedded: bytes, request: EnvelopeRequest, asker: Asker, answers: Answers) -> None:
-        try:
-            command, kind = embedded_request(embedded)
-        except EnvelopeRefused as refused:
-            answers.refuse(index, self._refused(request, refused), str(refused))
-            return
-        request_id = client_request_id(command, kind)
-        self._desk.ask(command, kind, request_id, asker, request.client_address, partial(answers.put, index))
+        requests = list(request.requests)
+        answers = Answers(len(requests), answer)
+        sender = Sender(self._asker(request, principal.name), request.client_address, answers)
+        with self._turn:
+            for index, embedded in enumerate(requests):
+                try:
+                    asked, request_id = embedded_request(embedded)
+                except EnvelopeRefused as refused:
+                    answers.refuse(index, self._refused(request, refused), str(refused))
+                else:
+                    self._desk.ask(asked, request_id, index, sender)
 
     def _asker(self, request: EnvelopeRequest, principal: str) -> Asker:
         if not request.original_auth_data:

@@ -83,6 +83,8 @@ class Action(enum.Enum):
     """Put the request into an Envelope for the lookup worker."""
     REFUSE_COMMAND = "refuse command"
     """Answer it with an error; the connection goes on."""
+    REAUTHENTICATE = "reauthenticate"
+    """The client's authentication is to be judged again, while all else goes on."""
     HOLD_COMMAND = "hold command"
     """Keep it, and read no further: it is the relay's first."""
     FAIL = "fail"
@@ -169,7 +171,8 @@ TRANSITIONS: Mapping[State, Mapping[Event, Transition]] = MappingProxyType(
         },
         State.LOOKUP: {
             Event.CONNECT: _FAIL,
-            Event.AUTH_RESPONSE: _FAIL,  # an authentication frame after completion
+            # Only where the session can expire; elsewhere it is one too many.
+            Event.AUTH_RESPONSE: _stay(State.LOOKUP, Action.REAUTHENTICATE),
             Event.PING: _stay(State.LOOKUP, Action.SEND_PONG),
             Event.PONG: _stay(State.LOOKUP, Action.IGNORE),
             Event.LOOKUP_REQUEST: _stay(State.LOOKUP, Action.FORWARD_REQUEST),
@@ -177,6 +180,7 @@ TRANSITIONS: Mapping[State, Mapping[Event, Transition]] = MappingProxyType(
             Event.CLIENT_CLOSED: _CLOSE,
             Event.CLIENT_CORRUPT: _FAIL,
             Event.DEADLINE: _CLOSE,  # keep-alive: a PING went unanswered
+            Event.DENIED: _FAIL,  # it has expired, or was not renewed
             Event.SHUT_DOWN: _CLOSE,
         },
         State.CONNECTING_TO_BROKER: {
@@ -208,6 +212,13 @@ TRANSITIONS: Mapping[State, Mapping[Event, Transition]] = MappingProxyType(
     }
 )
 
+
+def _tag(field_number: int) -> bytes:
+    """Of a field that holds a message; its number takes two bytes."""
+    tag = field_number << 3 | 2
+    return bytes((tag & 0x7F | 0x80, tag >> 7))
+
+
 _EVENT_BY_COMMAND = {
     BaseCommand.CONNECT: Event.CONNECT,
     BaseCommand.AUTH_RESPONSE: Event.AUTH_RESPONSE,
@@ -215,6 +226,22 @@ _EVENT_BY_COMMAND = {
     BaseCommand.PONG: Event.PONG,
     **dict.fromkeys(KINDS, Event.LOOKUP_REQUEST),
 }
+
+
+_PLAIN_LOOKUPS = frozenset(
+    bytes((BaseCommand.DESCRIPTOR.fields_by_name["type"].number << 3, request_type))
+    + _tag(BaseCommand.DESCRIPTOR.fields_by_name[kind.request_field].number)
+    for request_type, kind in KINDS.items()
+    if request_type != BaseCommand.GET_TOPICS_OF_NAMESPACE  # whose answer may be large: that wants care
+)
+
+
+def is_plainly_lookup(command: bytes) -> bool:
+    """Whether a serialized command begins as every client writes a request of lookup mode: the type, then its message.
+
+    One that does not may still be one: to parse it says so.
+    """
+    return command[:4] in _PLAIN_LOOKUPS
 
 
 def event_of(command: BaseCommand) -> Event:

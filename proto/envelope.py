@@ -4,15 +4,26 @@ It names whose requests they are, and the auth worker's seal proves it; the rece
 time. Errors of the Envelope are told apart from errors inside: those are part of the embedded response.
 """
 
+import math
+from functools import lru_cache
+
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
-from proto.lookups import KINDS, LookupKind, kind_of
-from proto.pulsar_pb2 import BaseCommand
+from proto.lookup_requests import Request, parse_request
 from proto.rpc_pb2 import EnvelopeError, EnvelopeRequest, Principal
 from proto.sealed_principal import SealBroken, unseal
+from proto.varints import varint
 
 ENVELOPE_VERSION = 1
 """Written by a sender; a receiver refuses what is newer than its own, since it could not know what it leaves out."""
+
+
+CLIENTS_MAX = 4096
+"""Of how many what was found is kept."""
+
+_NOBODY = Principal()
+
+_REQUESTS_TAG = bytes((EnvelopeRequest.REQUESTS_FIELD_NUMBER << 3 | 2,))
 
 
 class EnvelopeRefused(Exception):
@@ -34,29 +45,47 @@ def principal_of(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms:
     if not envelope.requests:
         raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, "an Envelope without a request")
     try:
-        parse_host_port(envelope.client_address)
+        _address(envelope.client_address)
     except AddressInvalid as error:
         raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, f"no client address: {error}") from None
     if seal_key is None:
-        return Principal()
+        return _NOBODY
     try:
-        principal = unseal(envelope.sealed_principal, seal_key, now_unix_ms)
+        principal, expires_at_unix_ms = _unsealed(envelope.sealed_principal, seal_key)
     except SealBroken as error:
         text = f"the sealed principal is {error}"
         raise EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text) from None
+    if expires_at_unix_ms <= now_unix_ms:
+        text = "the sealed principal is expired"
+        raise EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text)
     if (principal.type, principal.name) != (envelope.principal_type, envelope.principal_name):
         text = "the principal is not the one under the seal"
         raise EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text)
     return principal
 
 
-def embedded_request(data: bytes) -> tuple[BaseCommand, LookupKind]:
-    """One of an Envelope's requests, and its kind. Raises EnvelopeRefused."""
+# A client sends many Envelopes, and what was found of its address and of its seal holds for all of them.
+_address = lru_cache(CLIENTS_MAX)(parse_host_port)
+
+
+@lru_cache(CLIENTS_MAX)
+def _unsealed(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
+    """The principal inside, be its time over or not, and when it is. Raises SealBroken."""
+    principal = unseal(sealed, seal_key, 0)
+    return principal, principal.expires_at_unix_ms if principal.HasField("expires_at_unix_ms") else math.inf
+
+
+def embedded_request(data: bytes) -> tuple[Request, bytes]:
+    """What one of an Envelope's requests asks, and its request id, a varint. Raises EnvelopeRefused."""
     try:
-        command = parse_command(data)
-        if command.type not in KINDS:
-            text = f"{command_name(command.type)} may not be forwarded"
-            raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text)
-        return command, kind_of(command)
+        return parse_request(data)
+    except KeyError:
+        text = f"{command_name(parse_command(data).type)} may not be forwarded"
+        raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text) from None
     except CommandCorrupt as error:
         raise EnvelopeRefused(EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, str(error)) from None
+
+
+def embed(request: bytes) -> bytes:
+    """One of an Envelope's requests, as it stands in its serialized form: to be put behind the rest of it."""
+    return _REQUESTS_TAG + varint(len(request)) + request

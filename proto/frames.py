@@ -4,12 +4,17 @@ The total size does not count its own four bytes. The payload (magic, checksum, 
 proxy never looks into it. The decoder is incremental and bounded: it holds at most one frame and what came with it.
 """
 
-from dataclasses import dataclass
+import struct
+from typing import NamedTuple
 
 from proto.errors import RemoteProtocolError
+from proto.incoming import Incoming
 
 _SIZE_BYTES = 4
 _MIN_FRAME_BYTES = _SIZE_BYTES
+
+_pack_sizes = struct.Struct(">II").pack
+_sizes = struct.Struct(">II").unpack_from
 
 _OTHER_PROTOCOLS = {
     b"\x16\x03\x01": ": this is TLS, where plain Pulsar is spoken",
@@ -28,8 +33,7 @@ class FrameCorrupt(RemoteProtocolError):
     """The two sizes of a frame contradict each other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame: the serialized BaseCommand, and what follows it."""
 
     command: bytes
@@ -42,11 +46,11 @@ class Frame:
 
 def encode_frame(command: bytes, payload: bytes = b"") -> bytes:
     """Put the sizes before a serialized BaseCommand and its opaque payload."""
-    total = _SIZE_BYTES + len(command) + len(payload)
-    return b"".join((total.to_bytes(4, "big"), len(command).to_bytes(4, "big"), command, payload))
+    size = len(command)
+    return _pack_sizes(_SIZE_BYTES + size + len(payload), size) + command + payload
 
 
-class FrameDecoder:
+class FrameDecoder(Incoming):
     """Cut a byte stream into frames, however it was split on the way.
 
     ``max_frame_bytes`` limits the total size that a frame may announce. It is checked as soon as the first four bytes
@@ -54,40 +58,39 @@ class FrameDecoder:
     """
 
     def __init__(self, *, max_frame_bytes: int) -> None:
+        super().__init__()
         self._max_frame_bytes = max_frame_bytes
-        self._buffer = bytearray()
-
-    def receive_data(self, data: bytes | bytearray) -> None:
-        """Add bytes as they came from the peer."""
-        self._buffer += data
 
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None until more bytes arrive.
 
         Raises FrameTooLarge or FrameCorrupt; the stream has no further boundary to find after either.
         """
-        buffer = self._buffer
-        if len(buffer) < _SIZE_BYTES:
+        buffer, at = self._buffer, self._at
+        there = len(buffer) - at
+        if there < 2 * _SIZE_BYTES:
+            self._check_start(there)
             return None
-        total = int.from_bytes(buffer[:_SIZE_BYTES], "big")
+        total, command_bytes = _sizes(buffer, at)
+        end = at + _SIZE_BYTES + total
+        command_start = at + 2 * _SIZE_BYTES
+        command_end = command_start + command_bytes
+        if total > self._max_frame_bytes or command_end > end or there < _SIZE_BYTES + total:
+            self._check(total)
+            if there < _SIZE_BYTES + total:
+                return None
+            raise FrameCorrupt(f"a command of {command_bytes} bytes in a frame of {total}")
+        self._at = end
+        return Frame(bytes(buffer[command_start:command_end]), bytes(buffer[command_end:end]))
+
+    def _check_start(self, there: int) -> None:
+        """Too few bytes for a frame, but perhaps enough to see that none will follow."""
+        if there >= _SIZE_BYTES:
+            self._check(int.from_bytes(self._buffer[self._at : self._at + _SIZE_BYTES], "big"))
+
+    def _check(self, total: int) -> None:
         if total > self._max_frame_bytes:
             text = f"a frame of {total} bytes; the limit is {self._max_frame_bytes}"
-            raise FrameTooLarge(text + _OTHER_PROTOCOLS.get(bytes(buffer[: _SIZE_BYTES - 1]), ""))
+            raise FrameTooLarge(text + _OTHER_PROTOCOLS.get(bytes(self._buffer[self._at : self._at + 3]), ""))
         if total < _MIN_FRAME_BYTES:
             raise FrameCorrupt(f"a frame of {total} bytes has no room for its command size")
-        end = _SIZE_BYTES + total
-        if len(buffer) < end:
-            return None
-        command_bytes = int.from_bytes(buffer[_SIZE_BYTES : 2 * _SIZE_BYTES], "big")
-        command_end = 2 * _SIZE_BYTES + command_bytes
-        if command_end > end:
-            raise FrameCorrupt(f"a command of {command_bytes} bytes in a frame of {total}")
-        frame = Frame(bytes(buffer[2 * _SIZE_BYTES : command_end]), bytes(buffer[command_end:end]))
-        del buffer[:end]
-        return frame
-
-    def take_rest(self) -> bytes:
-        """Hand over what was received but not decoded, and forget it: a relay's first bytes."""
-        rest = bytes(self._buffer)
-        self._buffer.clear()
-        return rest

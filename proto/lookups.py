@@ -8,7 +8,6 @@ are newer than this proxy.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from proto.commands import CommandCorrupt
 from proto.pulsar_pb2 import (
@@ -20,9 +19,9 @@ from proto.pulsar_pb2 import (
 _IDENTITY_FIELDS = ("original_principal", "original_auth_data", "original_auth_method")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LookupKind:
-    """How one request of lookup mode and its answer are written."""
+    """How one request of lookup mode and its answer are written. There is one object for each kind."""
 
     name: str
     """Fit for a metric's label and a log."""
@@ -62,7 +61,10 @@ KINDS: Mapping[int, LookupKind] = MappingProxyType(
 )
 """Request type → its kind. What is not here is not served in lookup mode."""
 
-_FIELD_BY_RESPONSE_TYPE = {kind.response_type: kind.response_field for kind in KINDS.values()}
+_FIELD_BY_RESPONSE_TYPE = {
+    BaseCommand.ERROR: "error",
+    **{kind.response_type: kind.response_field for kind in KINDS.values()},
+}
 
 
 def kind_of(command: BaseCommand) -> LookupKind:
@@ -83,39 +85,34 @@ def subject_of(command: BaseCommand, kind: LookupKind) -> str:
     return str(getattr(getattr(command, kind.request_field), kind.subject_field))
 
 
-def forget_asker(command: BaseCommand, kind: LookupKind) -> bytes:
-    """Take out of a request who asks, and under which id; gives what is left, which says what is asked.
+def forget_asker(command: BaseCommand, kind: LookupKind) -> None:
+    """Take out of a request who asks, and under which id: what is left says what is asked.
 
     A client that writes an original principal would otherwise choose whom the broker takes it for: only the
     connection's handshake, which is the proxy's, may say that.
     """
     body = getattr(command, kind.request_field)
-    body.request_id = 0
+    body.ClearField("request_id")
     for field in kind.identity_fields:
         body.ClearField(field)
-    return command.SerializeToString()
 
 
-def numbered_request(command: BaseCommand, kind: LookupKind, request_id: int) -> bytes:
-    """A request under an id of the proxy's own, serialized; it stays in the command."""
-    getattr(command, kind.request_field).request_id = request_id
-    return command.SerializeToString()
+def response_field(command: BaseCommand) -> str | None:
+    """Which field of a broker's answer has the request id, be it the fitting response or a CommandError; None if it
+    is no answer.
+    """
+    return _FIELD_BY_RESPONSE_TYPE.get(command.type)
 
 
 def response_request_id(command: BaseCommand) -> int | None:
-    """The request id that a broker's answer carries, be it the fitting response or a CommandError; None if neither."""
-    if command.type == BaseCommand.ERROR:
-        return int(command.error.request_id)
-    field = _FIELD_BY_RESPONSE_TYPE.get(command.type)
-    return int(getattr(command, field).request_id) if field else None
+    """The request id that a broker's answer carries; None if it is none."""
+    field = response_field(command)
+    return None if field is None else int(getattr(command, field).request_id)
 
 
 def set_response_request_id(command: BaseCommand, request_id: int) -> None:
-    """Write the client's request id into a broker's answer (see response_request_id for what is one)."""
-    body: Any = (
-        command.error if command.type == BaseCommand.ERROR else getattr(command, _FIELD_BY_RESPONSE_TYPE[command.type])
-    )
-    body.request_id = request_id
+    """Write another request id into a broker's answer (see response_field for what is one)."""
+    getattr(command, _FIELD_BY_RESPONSE_TYPE[command.type]).request_id = request_id
 
 
 def failure(kind: LookupKind, request_id: int, code: int, message: str) -> BaseCommand:

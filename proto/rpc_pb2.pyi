@@ -72,48 +72,6 @@ PRINCIPAL_DESERIALIZATION_FAILURE: EnvelopeError
 ENVELOPE_INVALID_REQUEST: EnvelopeError
 ENVELOPE_UNSUPPORTED_VERSION: EnvelopeError
 
-class Frame(_message.Message):
-    __slots__ = ("call", "reply", "cancel")
-    CALL_FIELD_NUMBER: _ClassVar[int]
-    REPLY_FIELD_NUMBER: _ClassVar[int]
-    CANCEL_FIELD_NUMBER: _ClassVar[int]
-    call: Call
-    reply: Reply
-    cancel: Cancel
-    def __init__(self, call: _Optional[_Union[Call, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ...) -> None: ...
-
-class Cancel(_message.Message):
-    __slots__ = ("correlation_id",)
-    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
-    correlation_id: int
-    def __init__(self, correlation_id: _Optional[int] = ...) -> None: ...
-
-class Call(_message.Message):
-    __slots__ = ("correlation_id", "method", "timeout_ms", "request")
-    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
-    METHOD_FIELD_NUMBER: _ClassVar[int]
-    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    correlation_id: int
-    method: Method
-    timeout_ms: int
-    request: bytes
-    def __init__(self, correlation_id: _Optional[int] = ..., method: _Optional[_Union[Method, str]] = ..., timeout_ms: _Optional[int] = ..., request: _Optional[bytes] = ...) -> None: ...
-
-class Reply(_message.Message):
-    __slots__ = ("correlation_id", "status", "detail", "response", "more")
-    CORRELATION_ID_FIELD_NUMBER: _ClassVar[int]
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_FIELD_NUMBER: _ClassVar[int]
-    MORE_FIELD_NUMBER: _ClassVar[int]
-    correlation_id: int
-    status: Status
-    detail: str
-    response: bytes
-    more: bool
-    def __init__(self, correlation_id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., response: _Optional[bytes] = ..., more: _Optional[bool] = ...) -> None: ...
-
 class Principal(_message.Message):
     __slots__ = ("type", "name", "method", "expires_at_unix_ms", "proxy")
     TYPE_FIELD_NUMBER: _ClassVar[int]
@@ -225,26 +183,28 @@ class EnvelopeRequest(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[bytes]] = ..., principal_type: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., client_address: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
 
 class EnvelopeResponse(_message.Message):
-    __slots__ = ("error", "error_message", "responses")
+    __slots__ = ("error", "error_message", "frames", "answered", "refused")
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     error: EnvelopeError
     error_message: str
-    responses: _containers.RepeatedCompositeFieldContainer[EmbeddedResponse]
-    def __init__(self, error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ..., responses: _Optional[_Iterable[_Union[EmbeddedResponse, _Mapping]]] = ...) -> None: ...
+    frames: bytes
+    answered: _containers.RepeatedScalarFieldContainer[int]
+    refused: _containers.RepeatedCompositeFieldContainer[RefusedRequest]
+    def __init__(self, error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ..., frames: _Optional[bytes] = ..., answered: _Optional[_Iterable[int]] = ..., refused: _Optional[_Iterable[_Union[RefusedRequest, _Mapping]]] = ...) -> None: ...
 
-class EmbeddedResponse(_message.Message):
-    __slots__ = ("index", "response", "error", "error_message")
+class RefusedRequest(_message.Message):
+    __slots__ = ("index", "error", "error_message")
     INDEX_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     index: int
-    response: bytes
     error: EnvelopeError
     error_message: str
-    def __init__(self, index: _Optional[int] = ..., response: _Optional[bytes] = ..., error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class ResolveTargetRequest(_message.Message):
     __slots__ = ("target", "client_address", "principal_name")
@@ -349,7 +309,7 @@ class StoreMessage(_message.Message):
     def __init__(self, dropped_relays: _Optional[_Iterable[int]] = ..., dropped_pipes: _Optional[_Iterable[int]] = ..., table: _Optional[bool] = ..., relays: _Optional[_Iterable[_Union[StoredRelay, _Mapping]]] = ..., pipes: _Optional[_Iterable[_Union[StoredPipe, _Mapping]]] = ..., complete: _Optional[bool] = ..., listeners: _Optional[int] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
-    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy")
+    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session")
     ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +317,7 @@ class StoredRelay(_message.Message):
     STARTED_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     PROXY_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     id: int
     client_address: str
     principal: str
@@ -364,7 +325,42 @@ class StoredRelay(_message.Message):
     started_at_unix_ms: int
     expires_at_unix_ms: int
     proxy: str
-    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ...) -> None: ...
+    session: StoredSession
+    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ...) -> None: ...
+
+class StoredSession(_message.Message):
+    __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context")
+    PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_MS_MAX_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    SPARES_PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+    FRAME_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    principal: Principal
+    expires: bool
+    lifetime_ms_max: int
+    challenge: bytes
+    spares_producers: bool
+    frame_bytes_max: int
+    answer_bytes_max: int
+    counts_messages: bool
+    failure_delay_ms: int
+    context: bytes
+    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., expires: _Optional[bool] = ..., lifetime_ms_max: _Optional[int] = ..., challenge: _Optional[bytes] = ..., spares_producers: _Optional[bool] = ..., frame_bytes_max: _Optional[int] = ..., answer_bytes_max: _Optional[int] = ..., counts_messages: _Optional[bool] = ..., failure_delay_ms: _Optional[int] = ..., context: _Optional[bytes] = ...) -> None: ...
+
+class StoredClient(_message.Message):
+    __slots__ = ("connect", "certificate", "listener")
+    CONNECT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    LISTENER_FIELD_NUMBER: _ClassVar[int]
+    connect: bytes
+    certificate: bytes
+    listener: int
+    def __init__(self, connect: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., listener: _Optional[int] = ...) -> None: ...
 
 class StoredPipe(_message.Message):
     __slots__ = ("id", "wanted_bytes")

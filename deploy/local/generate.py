@@ -14,7 +14,7 @@ from pathlib import Path
 
 from local.environment import Environment, clean_environment
 
-_PROTOS = ("proto/pulsar.proto", "proto/rpc.proto")
+_PROTOS = ("proto/pulsar.proto", "proto/rpc.proto", "analytics/remote_write/remote.proto")
 _REFERENCE = Path("docs/configuration.md")
 
 

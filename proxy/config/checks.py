@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,9 @@ from proxy.config.types import (
 RUNTIME_DIR_BYTES_MAX = 80
 """The path of a Unix socket holds about 107 bytes."""
 
+LIFETIME_MS_MIN = 1_000
+"""See proto.session_clock.REAUTHENTICATION_INTERVAL_S_MIN."""
+
 
 def checked(config: Config) -> Config:
     """The configuration itself, if it holds together; raises ConfigError."""
@@ -42,6 +46,7 @@ def checked(config: Config) -> Config:
     _check_tls(config)
     _check_credentials(config.brokers)
     _check_authentication(config)
+    _check_session(config)
     return config
 
 
@@ -173,6 +178,27 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+# ---- session
+
+
+def _check_session(config: Config) -> None:
+    for key, lifetime_ms in _lifetimes(config):
+        if lifetime_ms > 0 and not config.authentication.enabled:
+            # Nobody's authentication would end: dangerous to leave unsaid to whoever relies on it.
+            raise ConfigError(f"{key}: needs authentication.enabled")
+        if 0 < lifetime_ms < LIFETIME_MS_MIN:
+            raise ConfigError(f"{key}: shorter than {LIFETIME_MS_MIN} ms; nobody is authenticated again faster")
+
+
+def _lifetimes(config: Config) -> Iterator[tuple[str, int]]:
+    session = config.session
+    yield "session.connections_max_reauth_ms", session.connections_max_reauth_ms
+    for method, lifetime_ms in session.methods_max_reauth_ms.items():
+        yield f"session.methods_max_reauth_ms.{method}", lifetime_ms
+    for index, listener in enumerate(config.listener):
+        yield f"listener[{index}].connections_max_reauth_ms", listener.connections_max_reauth_ms
 
 
 # ---- single values

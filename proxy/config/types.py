@@ -65,11 +65,14 @@ class Listener(Strict, frozen=True):
 
     bind: `address:port`; an IPv6 address stands in brackets
     congestion_control: who decides how fast bytes are sent to clients, as `brokers.congestion_control`
+    connections_max_reauth_ms: the same as in `[session]`, for this listener's clients and before all else; -1: what is
+        said there counts
     tls: certificate and key of a listener for `pulsar+ssl://`; absent: it is one for `pulsar://`
     """
 
     bind: NonEmpty = "0.0.0.0:6650"
     congestion_control: CongestionControl = "system"
+    connections_max_reauth_ms: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
     tls: ListenerTls | None = None
 
 
@@ -306,6 +309,27 @@ class Authentication(Strict, frozen=True):
     plugins: dict[str, dict[str, Any]] = {}
 
 
+class Session(Strict, frozen=True):
+    """How long a client's authentication lasts (KIP-368). A session ends with the client's credential, or earlier.
+    Before that the client is asked for fresh credentials; one that uses its connection after the end is closed with an
+    error, one that is idle is left alone.
+
+    connections_max_reauth_ms: a client must authenticate itself again within this time; 0: only its credential's own
+        end counts. Credentials that never end, as certificates here, make sessions that end only by this
+    methods_max_reauth_ms: the same for single authentication methods, in place of it: `{ token = 3600000 }`
+    relay_reauthentication: which clients are asked within a relay. `by_client_kind`: all that say they can be, but
+        clients built on the C++ library (Python's and Node's, too) only as long as they have no producer on the
+        connection, since these write the answer into the middle of a large message: their session ends when it is used
+        past its end, after which they come back with fresh credentials. `always`: all that say they can be. `never`:
+        none; their sessions end in that way. With `brokers.forward_authorization_credentials` it is the brokers who ask
+        and end relays, and none of this applies to them
+    """
+
+    connections_max_reauth_ms: NonNegative = 0
+    methods_max_reauth_ms: dict[NonEmpty, NonNegative] = {}
+    relay_reauthentication: Literal["by_client_kind", "always", "never"] = "by_client_kind"
+
+
 class Relay(Strict, frozen=True):
     """Connections that have become a relay between a client and a broker.
 
@@ -370,6 +394,20 @@ class Admin(Strict, frozen=True):
     bind: NonEmpty = "127.0.0.1:8080"
 
 
+class Metrics(Strict, frozen=True):
+    """What is counted beside what is always counted.
+
+    count_messages: whether `pulsar_proxy_principal_messages` is counted, for which the beginning of every relayed
+        message is looked at. Towards brokers a batch counts as the messages that its producer says are in it; towards
+        clients as one, since brokers give out whole batches and do not say how many messages are in one
+    principals_max: principals whose use each forwarder counts by name, in the order in which they come; all others are
+        counted together as `other`
+    """
+
+    count_messages: bool = False
+    principals_max: Annotated[int, Meta(ge=0, le=1000)] = 100
+
+
 class Log(Strict, frozen=True):
     """What is written to standard error.
 
@@ -388,7 +426,9 @@ class Config(Strict, frozen=True):
     listener: tuple[Listener, ...] = (Listener(),)
     brokers: Brokers = Brokers()
     authentication: Authentication = Authentication()
+    session: Session = Session()
     relay: Relay = Relay()
     limits: Limits = Limits()
+    metrics: Metrics = Metrics()
     admin: Admin = Admin()
     log: Log = Log()

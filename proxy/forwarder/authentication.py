@@ -1,5 +1,6 @@
 """A client's authentication, as the forwarder sees it: it carries bytes and knows nothing of mechanisms (PIP-30)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
@@ -49,12 +50,14 @@ ANONYMOUS = ClientIdentity(Principal())
 class ClientEnd:
     """What is known of a client by its connection alone.
 
-    ``accepted_at``: in Trio's time. ``certificate``: as DER, checked in the TLS handshake; empty: none.
+    ``accepted_at``: in Trio's time. ``certificate``: as DER, checked in the TLS handshake; empty: none. ``listener``:
+    the number of the one that it came to.
     """
 
     address: str
     accepted_at: float
     certificate: bytes = b""
+    listener: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +157,51 @@ class Authentication:
         if not self._forwards_credentials or (self._rounds > 1 and not from_proxy):
             return None
         return original_credentials(self._connect, from_proxy=from_proxy)
+
+
+BeginRounds = Callable[[CommandConnect], Authentication]
+"""Begins the rounds of a client that said this CONNECT."""
+
+
+class Reauthenticator:
+    """A client's rounds after the first ones: an AUTH_RESPONSE that answers no round begins them anew (KIP-368).
+
+    It is judged as if the client came now and had said in CONNECT what it says in its answer; so nobody gets by it what
+    a new connection would not get him.
+    """
+
+    def __init__(self, connect: CommandConnect, begin: BeginRounds) -> None:
+        self._connect = connect
+        self._begin = begin
+        self._rounds: Authentication | None = None
+        self.identity: ClientIdentity | None = None
+        """Who the client last was; None before the first time."""
+
+    async def reauthenticate(self, command: BaseCommand) -> Verdict:
+        """See proxy.forwarder.relay_session. Raises RpcError."""
+        rounds = self._rounds or self._begin(self._connect_with(command))
+        self._rounds = rounds
+        done = True
+        try:
+            verdict = await rounds.round(command)
+            done = not isinstance(verdict, Challenge)
+        finally:
+            if done:
+                self.abandon()
+        if isinstance(verdict, ClientIdentity):
+            self.identity = verdict
+        return verdict
+
+    def abandon(self) -> None:
+        """What is kept of rounds under way can be forgotten."""
+        if self._rounds is not None:
+            self._rounds.abandon()
+            self._rounds = None
+
+    def _connect_with(self, command: BaseCommand) -> CommandConnect:
+        answer = command.auth_response.response
+        connect = CommandConnect()
+        connect.CopyFrom(self._connect)
+        connect.auth_method_name = answer.auth_method_name or commands.auth_method_of(self._connect)
+        connect.auth_data = answer.auth_data
+        return connect

@@ -1,6 +1,6 @@
 """What all sessions of a forwarder share: the way to the other workers, and the settings in force."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -9,12 +9,12 @@ from proto.addresses import HostPort
 from proto.connect_rules import broker_connect
 from proto.envelope import ENVELOPE_VERSION
 from proto.pulsar_pb2 import CommandConnect, CommandConnected
+from proto.rpc_frames import Reply
 from proto.rpc_pb2 import (
     BrokerProfileRequest,
     BrokerProfileResponse,
     EnvelopeRequest,
     Method,
-    Reply,
     ResolveTargetRequest,
     ResolveTargetResponse,
 )
@@ -27,6 +27,8 @@ from proxy.runtime.credentials import credentials_for
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.rpc_client import PendingCall, RpcError, RpcPool
 from proxy.runtime.tasks import FairSlots, seconds
+
+_ENVELOPE = int(Method.ENVELOPE)  # as a name of its enum it would be searched for each time
 
 _ANSWER_GRACE_S = 1.0
 """How much longer than the lookup worker itself a forwarder waits for it: the worker's own error says more."""
@@ -49,11 +51,14 @@ class Backends:
     def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool) -> None:
         """Raises ConfigError where certificates cannot be used."""
         self.config = config
+        self.answer_timeout_s = seconds(config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
+        """How long to wait for the answers to an Envelope."""
+        self._answer_timeout_ms = int(self.answer_timeout_s * 1000)
         self.topic_lists = FairSlots(topic_lists_max(config))
         self._greeter = BrokerGreeter(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
         self._auth = auth
         self._lookup = lookup
-        self._profile: CommandConnected | None = None
+        self.profile: CommandConnected | None = None
         self._profile_at = 0.0
 
     # ---- auth workers
@@ -70,11 +75,11 @@ class Backends:
 
     # ---- lookup workers
 
-    def envelope(self, requests: Sequence[bytes], identity: ClientIdentity, client_address: str) -> EnvelopeRequest:
-        """An Envelope around a client's requests, each whole and as received (KIP-590)."""
+    @staticmethod
+    def envelope_head(identity: ClientIdentity, client_address: str) -> bytes:
+        """What all of a client's Envelopes have in common: whose requests they are (KIP-590)."""
         envelope = EnvelopeRequest(
             version=ENVELOPE_VERSION,
-            requests=requests,
             principal_type=identity.principal.type,
             principal_name=identity.principal.name,
             sealed_principal=identity.sealed,
@@ -83,31 +88,25 @@ class Backends:
         if identity.original is not None:
             envelope.original_auth_method = identity.original.method
             envelope.original_auth_data = identity.original.data
-        return envelope
+        return envelope.SerializeToString()
 
-    def forward_now(self, envelope: EnvelopeRequest, on_reply: Callable[[Reply | None], None]) -> bool:
+    def forward_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
         """Send an Envelope to a lookup worker, if one can be reached at once; see RpcClient.ask_now."""
-        timeout_s = self.answer_timeout_s
         worker = self._lookup.pick()
-        return worker.ask_now(Method.ENVELOPE, envelope.SerializeToString(), on_reply, timeout_s=timeout_s) is not None
+        return worker.ask_now(_ENVELOPE, envelope, on_reply, timeout_ms=self._answer_timeout_ms, deadline=deadline)
 
-    def forward(self, envelope: EnvelopeRequest, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
+    def forward(self, envelope: bytes, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
         """Send an Envelope to a lookup worker. Raises RpcError."""
-        return self._lookup.pick().begin(Method.ENVELOPE, envelope.SerializeToString(), deadline)
+        return self._lookup.pick().begin(_ENVELOPE, envelope, deadline)
 
     @property
-    def answer_timeout_s(self) -> float:
-        """How long to wait for the answers to an Envelope."""
-        return seconds(self.config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
+    def profile_is_fresh(self) -> bool:
+        """Whether ``profile`` will do: it changes when brokers are upgraded."""
+        return self.profile is not None and trio.current_time() - self._profile_at < _PROFILE_LIFETIME_S
 
     async def broker_profile(self) -> CommandConnected | None:
-        """What brokers of this cluster say of themselves; None where that is not known (yet).
-
-        What was heard within the last second will do: it changes when brokers are upgraded.
-        """
+        """What brokers of this cluster say of themselves; None where that is not known (yet)."""
         now = trio.current_time()
-        if self._profile is not None and now - self._profile_at < _PROFILE_LIFETIME_S:
-            return self._profile
         try:
             response = await self._lookup.pick().call(
                 Method.BROKER_PROFILE,
@@ -118,9 +117,9 @@ class Backends:
             )
         except RpcError:
             return None
-        self._profile = CommandConnected.FromString(response.connected) if response.connected else None
+        self.profile = CommandConnected.FromString(response.connected) if response.connected else None
         self._profile_at = now
-        return self._profile
+        return self.profile
 
     async def open_broker(self, connect: CommandConnect, identity: ClientIdentity, client_address: str) -> BrokerLink:
         """Open the broker's side of a relay. Raises TargetRefused, BrokerLinkFailed, RpcError."""

@@ -17,6 +17,8 @@ class Cause(enum.StrEnum):
     TARGET_DENIED = "target_denied"
     BROKER_FAILED = "broker_failed"
     RELAY_NOT_BEGUN = "relay_not_begun"
+    SESSION_EXPIRED = "session_expired"
+    REAUTHENTICATION_FAILED = "reauthentication_failed"
     LOOKUP_UNAVAILABLE = "lookup_unavailable"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     KEEP_ALIVE_TIMEOUT = "keep_alive_timeout"

@@ -1,20 +1,25 @@
 """What the relay engine keeps of a relay: two sockets, and the two directions between them."""
 
 import socket
+from typing import TYPE_CHECKING
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.forwarder.pipes import Pipe
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT, row
+
+if TYPE_CHECKING:
+    from proxy.forwarder.followed import Followed, Framing
 
 
 class Direction:
     """One way of a relay: from a source socket to a sink socket.
 
     ``pipe`` is lent only while bytes are left in it; ``ends``: the source's end was seen from afar, behind its bytes;
-    ``done``: it was reached, and the sink knows it. ``row`` is where the relay table tells of it.
+    ``done``: it was reached, and the sink knows it. ``row`` is where the relay table tells of it. ``framing``: where
+    its frames begin; None: nobody looks.
     """
 
-    __slots__ = ("done", "ends", "in_line", "in_pipe", "opposite", "pipe", "relay", "row", "sink", "source")
+    __slots__ = ("done", "ends", "framing", "in_line", "in_pipe", "opposite", "pipe", "relay", "row", "sink", "source")
 
     opposite: "Direction"
     relay: "Relay"
@@ -26,17 +31,23 @@ class Direction:
         self.pipe: Pipe | None = None
         self.in_pipe = 0
         self.ends = self.done = self.in_line = False
+        self.framing: Framing | None = None
 
 
 class Relay:
-    """Two sockets and the two directions between them. ``broken``: one side failed, or the relay was cut short."""
+    """Two sockets and the two directions between them.
 
-    __slots__ = ("about", "broken", "half_close_timeout_s", "to_broker", "to_client")
+    ``broken``: one side failed, or the relay was cut short. ``followed``: the session whose frames are followed; None:
+    the relay is blind.
+    """
+
+    __slots__ = ("about", "broken", "followed", "half_close_timeout_s", "to_broker", "to_client")
 
     def __init__(self, about: StoredRelay, client: int, broker: int, half_close_timeout_s: float) -> None:
         self.about = about
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = False
+        self.followed: Followed | None = None
         there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))
         back = self.to_client = Direction(broker, client, row(about.id, TO_CLIENT))
         there.opposite, back.opposite = back, there

@@ -25,13 +25,13 @@ from collections.abc import Callable
 
 import trio
 
-from proxy.forwarder.alarm import Alarm
 from proxy.forwarder.directions import Direction, Relay, shut_down
+from proxy.forwarder.framed import PEER_GONE, SPLICE_FLAGS, Framer
 from proxy.forwarder.pipes import Pipe, PipePool
+from proxy.runtime.alarm import Alarm
 from proxy.runtime.logs import get_logger
 from proxy.runtime.relay_table import BYTES, OPERATIONS, PIPE, RelayTable
 
-SPLICE_FLAGS = 3  # SPLICE_F_MOVE | SPLICE_F_NONBLOCK, splice(2)
 SPLICE_BYTES_MAX = 1 << 20
 EVENTS_PER_POLL = 64
 LINGER_S = 0.001
@@ -43,21 +43,6 @@ FEW_BYTES = 256
 average are next to impossible: the kernel puts small segments together."""
 
 _NO_PIPE_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETOOMANYREFS})
-_PEER_GONE = frozenset(
-    {
-        errno.ECONNRESET,
-        errno.ECONNABORTED,
-        errno.EPIPE,
-        errno.ENOTCONN,
-        errno.ETIMEDOUT,
-        errno.EHOSTUNREACH,
-        errno.EHOSTDOWN,
-        errno.ENETUNREACH,
-        errno.ENETDOWN,
-        errno.ENETRESET,
-        errno.EPROTO,
-    }
-)
 
 _OUTPUT = select.EPOLLOUT
 _ENDED = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
@@ -73,7 +58,12 @@ class RelayEngine:
     """
 
     def __init__(
-        self, table: RelayTable, pool: PipePool, on_end: Callable[[Relay], None], may_linger: Callable[[], bool]
+        self,
+        table: RelayTable,
+        pool: PipePool,
+        on_end: Callable[[Relay], None],
+        may_linger: Callable[[], bool],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._epoll = select.epoll()
         self._alarm = Alarm()
@@ -82,6 +72,7 @@ class RelayEngine:
         self._pool = pool
         self._on_end = on_end
         self._may_linger = may_linger
+        self.framer = Framer(self, table, now)
         self._by_source: dict[int, Direction] = {}
         self._line: deque[Direction] = deque()
         self._without_pipe: deque[Direction] = deque()
@@ -91,6 +82,7 @@ class RelayEngine:
         self._ready: Pipe | None = None
         """The pipe that the next portion goes through; the pool's again at the end."""
         self._served_at = 0.0
+        self._is_serving = False
         self.frozen = False
 
     # ---- relays in and out
@@ -128,11 +120,13 @@ class RelayEngine:
             pipe = pipes.pop(pipe_id, None)
             if pipe is None:
                 missing |= pipe_id != 0  # the table goes on saying so until the sockets are shut down
-            elif waiting := pipe.waiting():
+            elif (waiting := pipe.waiting()) and not self.framer.take_back(direction, pipe, waiting):
                 direction.pipe, direction.in_pipe = pipe, waiting
             else:
                 self._cells[direction.row + PIPE] = 0
                 self._pool.give(pipe)
+        if relay.followed is not None:
+            self.framer.recall(relay)
         self.start(relay)
         if missing:
             get_logger().error("a relay was ended, since some of its bytes are lost", client=relay.about.client_address)
@@ -150,6 +144,7 @@ class RelayEngine:
     def abandon(self, relay: Relay) -> None:
         """Give back what a relay that has not begun was lent."""
         for direction in (relay.to_broker, relay.to_client):
+            self.framer.let_go(direction)
             self._forget_in_flight(direction)
 
     def drop(self, relay: Relay) -> None:
@@ -169,7 +164,13 @@ class RelayEngine:
         """Move nothing from now on, and leave everything as it is, for a successor; the relays that live."""
         self.frozen = True
         self._running.cancel()
+        self.let_go()
         return [direction.relay for direction in self._by_source.values() if direction is direction.relay.to_broker]
+
+    def let_go(self) -> None:
+        """Forget the sockets, which are about to be another process's."""
+        for direction in self._by_source.values():
+            self.framer.let_go(direction)
 
     def bytes_moved(self, relay: Relay) -> tuple[int, int]:
         """To the broker and to the client, so far."""
@@ -196,7 +197,9 @@ class RelayEngine:
 
     async def _move_bytes(self) -> None:
         while not self.frozen:
+            self._is_serving = True
             self._serve()
+            self._is_serving = False
             if self._line:
                 await trio.lowlevel.checkpoint()
             else:
@@ -252,11 +255,19 @@ class RelayEngine:
         while self._without_pipe and (self._ready is not None or self._pool.has_free):
             direction = self._without_pipe.popleft()
             direction.in_line = False
-            self._stand_in_line(direction)
+            self.stand_in_line(direction)
             if len(self._line) >= EVENTS_PER_POLL:
                 return
 
-    def _stand_in_line(self, direction: Direction) -> None:
+    def wake(self, direction: Direction) -> None:
+        """Give a direction a turn that no edge gives it."""
+        if not direction.done:
+            self.stand_in_line(direction)
+            if not self._is_serving:  # which would lose the alarm that ends its waiting, and looks at the line anyway
+                self._alarm.ring()
+
+    def stand_in_line(self, direction: Direction) -> None:
+        """Give a direction another turn."""
         if not direction.in_line:
             direction.in_line = True
             self._line.append(direction)
@@ -264,12 +275,12 @@ class RelayEngine:
     def _note_end(self, outgoing: Direction, mask: int) -> None:
         outgoing.ends = True
         # The end may stand behind bytes that the sink does not take: from now on they must move.
-        self._must_move(outgoing.relay)
+        self.must_move(outgoing.relay)
         if mask & select.EPOLLHUP and outgoing.done and not outgoing.opposite.done:
             # It had ended its own direction before; now it takes nothing either. Only a reset says that.
             self._sink_broke(outgoing.opposite)
 
-    def _pump(self, direction: Direction) -> None:  # noqa: PLR0911 -- the hot path: a call costs more than it says
+    def _pump(self, direction: Direction) -> None:  # noqa: C901, PLR0911, PLR0912 -- the hot path: a call costs more than it says
         """Give a direction its turn, unless it is done or in line: at most one portion; more is left to the next turn,
         or to an edge. Per portion two system calls, and as little else as possible.
 
@@ -278,23 +289,34 @@ class RelayEngine:
         if direction.in_line or direction.done:
             return
         try:
-            if direction.in_pipe and not self._drain(direction):
+            if direction.in_pipe and not self.drain(direction):
                 return
+            framing, bytes_max = direction.framing, SPLICE_BYTES_MAX
+            if framing is not None:
+                bytes_max = self.framer.bytes_that_may_pass(direction, framing)
+                if not bytes_max:
+                    return
             pipe = self._ready or self._take_pipe(direction)
             if pipe is None:
                 return
             cells, row = self._cells, direction.row
             cells[row + PIPE] = pipe.id
             try:
-                moved = os.splice(direction.source, pipe.writing, SPLICE_BYTES_MAX, None, None, SPLICE_FLAGS)
+                moved = os.splice(direction.source, pipe.writing, bytes_max, None, None, SPLICE_FLAGS)
             except OSError as error:
                 self._source_failed(direction, error)
                 return
             if not moved:
                 cells[row + PIPE] = 0
-                self._end(direction)
+                self.end(direction)
                 return
             direction.in_pipe = moved
+            if framing is None:
+                few = moved < FEW_BYTES
+            else:
+                few = framing.passed(moved, few=moved < FEW_BYTES)
+                if not few:
+                    moved, few = self.framer.fill_up(direction, framing, pipe)
             try:
                 sent = os.splice(pipe.reading, direction.sink, moved, None, None, SPLICE_FLAGS)
             except OSError as error:
@@ -307,12 +329,12 @@ class RelayEngine:
                 cells[row + PIPE] = 0
                 # So few bytes are all that there was, and more will raise an edge; an end that was seen already will
                 # not. (Where they lay in more pieces than a splice takes at a time, that is wrong: see _look_again.)
-                if moved < FEW_BYTES and not direction.ends:
+                if few and not direction.ends:
                     self._unsure.add(direction)
                     return
             else:
-                self._lend(direction, pipe)
-            self._stand_in_line(direction)
+                self.lend(direction, pipe)
+            self.stand_in_line(direction)
         except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
             self._defect(direction, error)
 
@@ -321,14 +343,14 @@ class RelayEngine:
         self._cells[direction.row + PIPE] = 0
         if error.errno == errno.EAGAIN:
             return
-        if error.errno not in _PEER_GONE:
+        if error.errno not in PEER_GONE:
             raise error
         direction.relay.broken = True
-        self._end(direction)
+        self.end(direction)
 
     def _sink_failed(self, direction: Direction, pipe: Pipe, error: OSError) -> None:
         """Nothing went: since there is no room now, or since there never will be."""
-        self._lend(direction, pipe)
+        self.lend(direction, pipe)
         if error.errno != errno.EAGAIN:
             self._sink_broke(direction)
 
@@ -351,12 +373,16 @@ class RelayEngine:
             self._without_pipe.append(direction)
         return self._ready
 
-    def _lend(self, direction: Direction, pipe: Pipe) -> None:
+    def empty_pipe(self, direction: Direction) -> Pipe | None:
+        """The pipe for a direction's next bytes; None where there is none now, and the direction waits for one."""
+        return self._ready or self._take_pipe(direction)
+
+    def lend(self, direction: Direction, pipe: Pipe) -> None:
         """Leave the pipe to a direction whose bytes are in it; the next one takes another."""
         direction.pipe = pipe
         self._ready = None
 
-    def _drain(self, direction: Direction) -> bool:
+    def drain(self, direction: Direction) -> bool:
         """Splice from a direction's pipe into the sink; False where bytes are left, since it is full or broken."""
         pipe, cells = direction.pipe, self._cells
         assert pipe is not None  # bytes are left in a pipe that was lent
@@ -382,19 +408,19 @@ class RelayEngine:
         direction.relay.broken = True
         self._forget_in_flight(direction)
         # The same socket is the opposite direction's source: it will find its end there, after what was sent before.
-        self._end(direction)
+        self.end(direction)
         self._pump(direction.opposite)
 
-    def _end(self, direction: Direction) -> None:
+    def end(self, direction: Direction) -> None:
         """Tell the sink that nothing more comes."""
         direction.done = True
         shut_down(direction.sink, socket.SHUT_WR)
         if direction.opposite.done:
             self._finish(direction.relay)
         else:
-            self._must_move(direction.relay)
+            self.must_move(direction.relay)
 
-    def _must_move(self, relay: Relay) -> None:
+    def must_move(self, relay: Relay) -> None:
         """From now on the relay lives only as long as its bytes move (see _end_the_stuck)."""
         self._half_closed.setdefault(relay, (-1, 0.0))
 
@@ -409,6 +435,7 @@ class RelayEngine:
     def _leave(self, relay: Relay) -> None:
         for direction in (relay.to_broker, relay.to_client):
             direction.done = True
+            self.framer.let_go(direction)
             self._forget_in_flight(direction)
             if self._by_source.pop(direction.source, None) is not None:
                 with contextlib.suppress(OSError):

@@ -1,34 +1,35 @@
 """Lookup mode: a client's requests, from its frames to the frames that answer them."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import trio
 from google.protobuf.message import DecodeError
 
 from proto import commands
-from proto.commands import command_name
-from proto.frames import Frame, encode_frame
-from proto.lookups import LookupKind, client_request_id, failure, kind_of
+from proto.commands import CommandCorrupt, command_name, parse_command
+from proto.envelope import embed
+from proto.errors import RemoteProtocolError
+from proto.frames import encode_frame
+from proto.lookups import KINDS, LookupKind, client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proto.rpc_pb2 import EmbeddedResponse, EnvelopeError, EnvelopeResponse, Reply, Status
-from proxy.forwarder.authentication import ClientIdentity
+from proto.rpc_frames import Reply
+from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse, RefusedRequest, Status
+from proxy.forwarder.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.wire import ClientWire
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
-from proxy.runtime.tasks import ByteBudget, InFlight
+from proxy.runtime.tasks import InFlight
+from proxy.runtime.turn import current_turn
 
 BYTES_MAX = 4 * 1024 * 1024
 """Requests under way and answers not yet sent that one client may make us keep."""
 
 TOPIC_LIST_BYTES = 512 * 1024
 """What a request for a topic list counts beforehand, since its answer may be large."""
-
-Send = Callable[[bytes], Awaitable[None]]
 
 UNAVAILABLE = "The proxy's lookup service is not available"
 _CODES: Mapping[int | None, int] = {
@@ -37,30 +38,21 @@ _CODES: Mapping[int | None, int] = {
 }
 """What a call's failure is to the client; all others are ServiceNotReady, upon which it comes back."""
 
+_OK = int(Status.OK)  # as names of their enums they would be searched for each time
+_ENVELOPE_OK = int(EnvelopeError.ENVELOPE_OK)
+
+TOO_MANY = "Too many lookups under way in this connection"
 TOO_MANY_LISTS = "The proxy has too many topic lists under way"
 NO_LONGER_VALID = "The credential of this connection is no longer valid"
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request under way; ``size`` is what it counts in the client's bytes."""
-
-    data: bytes
-    kind: LookupKind
-    request_id: int
-    size: int
-
-    def failed(self, code: int, text: str) -> bytes:
-        """The frame that says that it failed."""
-        return encode_frame(failure(self.kind, self.request_id, code, text).SerializeToString())
 
 
 class LookupMode:
     """One client's requests under way, bounded in number and in bytes.
 
-    Requests that are read in one go travel in one Envelope, and answers that come in one go leave in one go. Above the
-    number a request is answered TooManyRequests. Above the bytes nothing more is read from this client until some of
-    its answers have left: it feels that, and nobody else.
+    Requests that are read in one go travel in one Envelope, and answers that come in one go leave in one go. A request
+    is a serialized BaseCommand, and nobody looks into it here unless it fails. Above the number a request is answered
+    TooManyRequests. Above the bytes nothing more is read from this client until some of its answers have left: it feels
+    that, and nobody else; ``on_room`` is called then. ``on_corrupt``: for a request that turns out to be none.
     """
 
     def __init__(  # noqa: PLR0917 -- what belongs to one session
@@ -70,7 +62,8 @@ class LookupMode:
         client_address: str,
         nursery: trio.Nursery,
         wire: ClientWire,
-        send: Send,
+        on_room: Callable[[], None],
+        on_corrupt: Callable[[RemoteProtocolError], None],
     ) -> None:
         self.under_way = InFlight()
         self._backends = backends
@@ -78,35 +71,47 @@ class LookupMode:
         self._client_address = client_address
         self._nursery = nursery
         self._wire = wire
-        self._send = send
+        self._on_room = on_room
+        self._on_corrupt = on_corrupt
+        self._most = backends.config.limits.max_concurrent_lookups_per_connection
+        self._turn = current_turn()
         self._closed = False
-        self._bytes = ByteBudget(BYTES_MAX)
-        self._batch: list[Request] = []
-        self._identity: ClientIdentity
+        self._full = False
+        self._bytes = 0
+        self._batch: list[bytes] = []
+        self._identity = ANONYMOUS
+        self._head = b""
 
-    async def forward(self, command: BaseCommand, frame: Frame, identity: ClientIdentity) -> None:
-        """Take a request in; it leaves with the next ``flush``. Raises CommandCorrupt where its message is missing."""
-        kind = kind_of(command)
-        request_id = client_request_id(command, kind)
-        if self.under_way.count >= self._backends.config.limits.max_concurrent_lookups_per_connection:
-            self._metrics.refused_commands.labels(reason="too_many_requests").inc()
-            text = "Too many lookups under way in this connection"
-            busy = failure(kind, request_id, ServerError.TooManyRequests, text)
-            await self._send(commands.encode(busy))
-            return
-        size = len(frame.command) + (TOPIC_LIST_BYTES if command.type == BaseCommand.GET_TOPICS_OF_NAMESPACE else 0)
-        if not self._bytes.has_room_for(size):
-            self.flush()  # what waits here would wait for itself
-            await self._bytes.take(size)
-        else:
-            self._bytes.add(size)
-        self.under_way.begin()
+    def identify(self, identity: ClientIdentity) -> None:
+        """Whose requests these are, from now on."""
         self._identity = identity
-        request = Request(frame.command, kind, request_id, size)
-        if command.type == BaseCommand.GET_TOPICS_OF_NAMESPACE:
-            self._nursery.start_soon(self._list_topics, self._new_batch([request]))
-        else:
-            self._batch.append(request)
+        self._head = self._backends.envelope_head(identity, self._client_address)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more requests may be taken in."""
+        self._full = self._bytes + self._wire.unsent_bytes >= BYTES_MAX
+        return not self._full
+
+    def forward(self, request: bytes) -> None:
+        """Take a request in; it leaves with the next ``flush``. Raises CommandCorrupt."""
+        if self.under_way.count >= self._most:
+            self._metrics.refused_commands.labels(reason="too_many_requests").inc()
+            self._wire.send(_failed(*_parsed(request), ServerError.TooManyRequests, TOO_MANY))
+            return
+        self.under_way.begin()
+        self._bytes += len(request)
+        self._batch.append(request)
+
+    def forward_parsed(self, command: BaseCommand, request: bytes) -> None:
+        """The same, where it was parsed already. Raises CommandCorrupt where its message is missing."""
+        kind_of(command)
+        if command.type != BaseCommand.GET_TOPICS_OF_NAMESPACE or self.under_way.count >= self._most:
+            self.forward(request)
+            return
+        self.under_way.begin()
+        self._bytes += len(request) + TOPIC_LIST_BYTES
+        self._nursery.start_soon(self._list_topics, self._new_batch([request]))
 
     def flush(self) -> None:
         """Send on what was taken in since the last time: nothing more is there to be read."""
@@ -117,8 +122,8 @@ class LookupMode:
         if not self._ask_now(batch):
             self._nursery.start_soon(self._ask_later, batch)
 
-    def _new_batch(self, requests: list[Request]) -> "_Batch":
-        return _Batch(requests, self._identity, trio.current_time() + self._backends.answer_timeout_s)
+    def _new_batch(self, requests: list[bytes]) -> "_Batch":
+        return _Batch(requests, self._turn.now + self._backends.answer_timeout_s)
 
     def close(self) -> None:
         """The client has gone: what is under way is nobody's business any more."""
@@ -127,21 +132,19 @@ class LookupMode:
     # ---- the short way: no task waits for the answers
 
     def _ask_now(self, batch: "_Batch") -> bool:
-        requests = [request.data for request in batch.waiting.values()]
-        envelope = self._backends.envelope(requests, batch.identity, self._client_address)
-        return self._backends.forward_now(envelope, partial(self._heard, batch))
+        return self._backends.forward_now(self._envelope(batch), batch.deadline, partial(self._heard, batch))
+
+    def _envelope(self, batch: "_Batch") -> bytes:
+        """Its parts are one message: protobuf reads fields in any order."""
+        return b"".join((self._head, *map(embed, batch.waiting.values())))
 
     def _heard(self, batch: "_Batch", reply: Reply | None) -> None:
         if self._closed:
             return
-        if reply is None or reply.status != Status.OK:
+        if reply is None or reply.status != _OK:
             self._nursery.start_soon(self._ask_later, batch)
-            return
-        answered, frames = self._frames(batch, reply.response, more=reply.more)
-        if self._wire.send_now(frames):
-            self._done(answered)
         else:
-            self._nursery.start_soon(self._deliver, answered, b"", len(frames))
+            self._deliver(batch, reply.response, more=reply.more)
 
     # ---- the long way
 
@@ -151,22 +154,26 @@ class LookupMode:
         except RpcError as error:
             status = error.status if isinstance(error, RpcCallRefused) else None
             code = _CODES.get(status, ServerError.ServiceNotReady)
-            await self._fail_all(batch, code, UNAVAILABLE, str(error))
+            self._fail_all(batch, code, UNAVAILABLE, str(error))
         finally:
             self._done(batch.take_all())
 
     async def _list_topics(self, batch: "_Batch") -> None:
         """The answer may be large, and its client slow to take it: of all clients only so many at a time."""
-        lists = self._backends.topic_lists
-        with trio.move_on_at(batch.deadline) as waiting:
-            await lists.take(batch.identity.role)
-        if waiting.cancelled_caught:
-            await self._fail_all(batch, ServerError.TooManyRequests, TOO_MANY_LISTS, "limits.max_topic_lists_bytes")
-            return
+        lists, role = self._backends.topic_lists, self._identity.role
         try:
-            await self._ask_later(batch)
+            with trio.move_on_at(batch.deadline) as waiting:
+                await lists.take(role)
+            if waiting.cancelled_caught:
+                self._fail_all(batch, ServerError.TooManyRequests, TOO_MANY_LISTS, "limits.max_topic_lists_bytes")
+                return
+            try:
+                await self._ask_later(batch)
+                await self._wire.until_sent()
+            finally:
+                lists.give(role)
         finally:
-            lists.give(batch.identity.role)
+            self._give(TOPIC_LIST_BYTES)
 
     async def _ask(self, batch: "_Batch") -> None:
         """Ask a lookup worker, and another one for what is left where it dies. Raises RpcError."""
@@ -181,8 +188,7 @@ class LookupMode:
 
     async def _ask_once(self, batch: "_Batch") -> None:
         batch.renumber()
-        requests = [request.data for request in batch.waiting.values()]
-        envelope = self._backends.envelope(requests, batch.identity, self._client_address)
+        envelope = self._envelope(batch)
         async with AsyncExitStack() as stack:
             with _in_time(batch):
                 call = await stack.enter_async_context(self._backends.forward(envelope, batch.deadline))
@@ -190,92 +196,99 @@ class LookupMode:
             while more:
                 with _in_time(batch):
                     part, more = await call.next_part()
-                # Not in the same time limit: what is answered must be sent, or nobody would know of it any more.
-                answered, frames = self._frames(batch, part, more=more)
-                await self._deliver(answered, frames, len(frames))
-
-    async def _fail_all(self, batch: "_Batch", code: int, text: str, reason: str) -> None:
-        answered, frames = self._failures(batch, code, text, reason)
-        await self._deliver(answered, frames, len(frames))
-
-    async def _deliver(self, answered: Sequence[Request], frames: bytes, size: int) -> None:
-        self._bytes.add(size)
-        try:
-            await self._send(frames)
-        finally:
-            self._bytes.give(size)
-            self._done(answered)
+                self._deliver(batch, part, more=more)
 
     # ---- both
 
-    def _frames(self, batch: "_Batch", part: bytes, *, more: bool) -> tuple[list[Request], bytes]:
-        """What a part of the reply answers, and the frames for the client. After the last part all are answered."""
+    def _deliver(self, batch: "_Batch", part: bytes, *, more: bool) -> None:
+        """Send the client what a part of the reply answers. After the last part all are answered."""
         try:
             response = EnvelopeResponse.FromString(part)
         except DecodeError:
-            return self._failures(batch, *_envelope_error(None), "a reply that cannot be read")
-        if response.error != EnvelopeError.ENVELOPE_OK:
-            return self._failures(batch, *_envelope_error(response.error), response.error_message)
-        answered, frames = [], []
-        for embedded in response.responses:
-            request = batch.waiting.pop(embedded.index, None)
-            if request is not None:  # an answer to nothing, or a second one, is dropped
-                answered.append(request)
-                frames.append(self._frame(batch, request, embedded))
-        if not more and batch.waiting:
-            left, said = self._failures(batch, *_envelope_error(None), "the reply lacks an answer")
-            answered += left
-            frames.append(said)
-        return answered, b"".join(frames)
+            self._fail_all(batch, *_envelope_error(None), "a reply that cannot be read")
+            return
+        if response.error != _ENVELOPE_OK:
+            self._fail_all(batch, *_envelope_error(response.error), response.error_message)
+            return
+        waiting = batch.waiting
+        answered = response.answered[:]
+        numbers = set(answered)
+        if len(numbers) != len(answered) or not numbers <= waiting.keys():
+            self._fail_all(batch, *_envelope_error(None), "a reply with an answer to nothing, or a second one")
+            return
+        self._wire.send(response.frames)
+        self._done([waiting.pop(number) for number in numbers])
+        for refused in response.refused:
+            self._refused(batch, refused)
+        if not more and waiting:
+            self._fail_all(batch, *_envelope_error(None), "the reply lacks an answer")
 
-    def _frame(self, batch: "_Batch", request: Request, embedded: EmbeddedResponse) -> bytes:
-        if embedded.error == EnvelopeError.ENVELOPE_OK:
-            return encode_frame(embedded.response)
-        self._log_failure(batch, [request], embedded.error_message)
-        return request.failed(*_envelope_error(embedded.error))
+    def _refused(self, batch: "_Batch", refused: RefusedRequest) -> None:
+        request = batch.waiting.pop(refused.index, None)
+        if request is not None:
+            self._fail([request], *_envelope_error(refused.error), refused.error_message)
 
-    def _failures(self, batch: "_Batch", code: int, text: str, reason: str) -> tuple[list[Request], bytes]:
-        """All that wait, and the frames that say that they failed."""
+    def _fail_all(self, batch: "_Batch", code: int, text: str, reason: str) -> None:
         left = batch.take_all()
-        self._log_failure(batch, left, reason)
-        return left, b"".join(request.failed(code, text) for request in left)
+        if left:
+            self._fail(left, code, text, reason)
 
-    def _log_failure(self, batch: "_Batch", requests: Sequence[Request], reason: str) -> None:
-        kinds = sorted({request.kind.name for request in requests})
-        get_logger().warning(
-            "lookups were not forwarded",
-            client=self._client_address,
-            principal=batch.identity.role,
-            requests=len(requests),
-            kinds=",".join(kinds),
-            reason=reason,
-        )
+    def _fail(self, requests: Sequence[bytes], code: int, text: str, reason: str) -> None:
+        """Tell the client that these failed."""
+        try:
+            parsed = [_parsed(request) for request in requests]
+        except RemoteProtocolError as error:  # that is why they failed
+            self._on_corrupt(error)
+        else:
+            self._wire.send(b"".join(_failed(command, kind, code, text) for command, kind in parsed))
+            get_logger().warning(
+                "lookups were not forwarded",
+                client=self._client_address,
+                principal=self._identity.role,
+                requests=len(requests),
+                kinds=",".join(sorted({kind.name for _, kind in parsed})),
+                reason=reason,
+            )
+        self._done(requests)
 
-    def _done(self, requests: Sequence[Request]) -> None:
+    def _done(self, requests: Iterable[bytes]) -> None:
+        count, size = 0, 0
         for request in requests:
-            self._bytes.give(request.size)
-            self.under_way.end()
+            count += 1
+            size += len(request)
+        if count:
+            self.under_way.end(count)
+            self._give(size)
 
-    async def refuse(self, command: BaseCommand, identity: ClientIdentity) -> None:
+    def _give(self, size: int) -> None:
+        self._bytes -= size
+        if self._full and self.has_room:
+            self._on_room()
+
+    def refuse(self, command: BaseCommand) -> None:
         """Answer a command that only a broker serves, in the form that its sender can match."""
         name = command_name(command.type)
         self._metrics.refused_commands.labels(reason="not_served").inc()
         get_logger().info(
-            "refused a command that needs a broker", client=self._client_address, principal=identity.role, command=name
+            "refused a command that needs a broker",
+            client=self._client_address,
+            principal=self._identity.role,
+            command=name,
         )
         text = f"{name} needs a connection to a broker; this one only serves lookups"
-        await self._send(commands.refusal(command, ServerError.NotAllowedError, text))
+        self._wire.send(commands.refusal(command, ServerError.NotAllowedError, text))
 
 
 class _Batch:
     """Requests that travel in one Envelope; ``waiting``: those without an answer, by their number."""
 
-    def __init__(self, requests: Sequence[Request], identity: ClientIdentity, deadline: float) -> None:
-        self.identity = identity
+    __slots__ = ("deadline", "waiting")
+
+    def __init__(self, requests: Sequence[bytes], deadline: float) -> None:
         self.deadline = deadline
         self.waiting = dict(enumerate(requests))
 
-    def take_all(self) -> list[Request]:
+    def take_all(self) -> list[bytes]:
         """Those that wait; nobody waits any more then."""
         left = list(self.waiting.values())
         self.waiting.clear()
@@ -294,6 +307,19 @@ def _in_time(batch: _Batch) -> Iterator[None]:
             yield
     except trio.TooSlowError:
         raise RpcDeadlineExceeded("no answer in time") from None
+
+
+def _parsed(request: bytes) -> tuple[BaseCommand, LookupKind]:
+    """A request and its kind. Raises CommandCorrupt where it only began as one."""
+    command = parse_command(request)
+    if command.type not in KINDS:
+        raise CommandCorrupt(f"{command_name(command.type)} that begins as another command")
+    return command, kind_of(command)
+
+
+def _failed(command: BaseCommand, kind: LookupKind, code: int, text: str) -> bytes:
+    """The frame that says that a request failed."""
+    return encode_frame(failure(kind, client_request_id(command, kind), code, text).SerializeToString())
 
 
 def _envelope_error(error: int | None) -> tuple[int, str]:

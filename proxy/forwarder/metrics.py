@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proxy.forwarder.cause import Cause
+from proxy.forwarder.reauthentication import ReauthenticationMetrics
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
 
 
@@ -51,6 +52,7 @@ class ForwarderMetrics:
             ["reason"],
             registry=registry,
         )
+        self.reauthentication = ReauthenticationMetrics(registry)
         self.refused_commands = Counter(
             "pulsar_proxy_refused_commands",
             "Commands of lookup mode answered with an error by the forwarder itself, by reason.",

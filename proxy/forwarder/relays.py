@@ -3,6 +3,9 @@
 Where both sides are plain sockets and the kernel splices, the engine moves the bytes (proxy.forwarder.engine), no task
 belongs to a relay, and the fd store keeps it for this forwarder's successor (proxy.forwarder.keeping). Anything else
 goes the way through user space (proxy.forwarder.relay), behind the same call; such a relay ends with the process.
+
+A relay is blind, unless it is given a session that can expire or whose messages are counted
+(proxy.forwarder.relay_session): then its frames are followed, either way.
 """
 
 import contextlib
@@ -17,13 +20,20 @@ import trio
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
+from proto.relay_frames import FrameSizeWrong
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.directions import Relay, shut_down
-from proxy.forwarder.engine import SPLICE_FLAGS, RelayEngine
+from proxy.forwarder.engine import RelayEngine
+from proxy.forwarder.followed import Followed
+from proxy.forwarder.framed import SPLICE_FLAGS
+from proxy.forwarder.framed_streams import FramedStreams
 from proxy.forwarder.keeping import Inheritance, RelayKeeper
 from proxy.forwarder.pipes import SMALL_PIPE_BYTES, PipePool
+from proxy.forwarder.principals import Principals
+from proxy.forwarder.reauthentication import Reauthentication, ReauthenticationMetrics
 from proxy.forwarder.relay import relay as relay_in_user_space
+from proxy.forwarder.relay_session import Recall, RelaySession, nobody_judges
 from proxy.runtime.descriptors import adopt_stream
 from proxy.runtime.logs import get_logger
 from proxy.runtime.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable, row
@@ -42,6 +52,16 @@ _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
 _NO_LOWAT = 0x7FFFFFFF
 
 
+_NOT_BEGUN = (
+    OSError,
+    StoreLost,
+    MessageTooLong,
+    FrameSizeWrong,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
+
+
 class RelayNotBegun(Exception):
     """A relay could not begin; both streams are still the caller's."""
 
@@ -49,7 +69,11 @@ class RelayNotBegun(Exception):
 class Relays(Collector):
     """See the module. As a collector it reads the relay table, so that no event has to touch a metric.
 
-    ``on_end`` is called for each relay that has ended, with what the store knew about it.
+    ``judge`` and ``now`` are lookup mode's, too: one place asks clients in time, and judges what they answer.
+
+    ``on_end`` is called for each relay that has ended, with what the store knew about it. ``recall`` makes what judges
+    the answers of clients of a predecessor's relays; ``principals_max`` bounds whose use is counted by name; ``now``:
+    seconds of a clock that goes forward only, and is the same in a successor.
     """
 
     def __init__(
@@ -61,23 +85,36 @@ class Relays(Collector):
         *,
         forwarders: int,
         may_linger: Callable[[], bool],
+        recall: Recall = nobody_judges,
+        reauthentication_metrics: ReauthenticationMetrics | None = None,
+        principals_max: int = 100,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.in_flight = InFlight()
         self._keeper = keeper
         self._on_end = on_end
         self._nursery = nursery
+        self.now = now
         self._closing = False
         self._in_user_space: set[int] = set()
         self._table = RelayTable(inheritance.table)
         self._pool = PipePool(keeper.put_pipes, keeper.drop_pipe, forwarders=forwarders)
         self._splices = splice_works()
-        self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger)
+        self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger, now)
+        self._framer = self._engine.framer
+        self._recall = recall
+        self.judge = Reauthentication(nursery, reauthentication_metrics or ReauthenticationMetrics(None), now)
+        self._framer.judge = self.judge
+        self._principals = Principals(self._table, principals_max)
 
     async def run(self) -> None:
         """Move bytes until cancelled or handed over; relays are left as they are either way."""
         if not self._splices:
             get_logger().warning("the kernel refuses to splice; relays go through user space, which costs more")
-        await self._engine.run()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.judge.run)
+            await self._engine.run()
+            nursery.cancel_scope.cancel()
 
     # ---- a predecessor's
 
@@ -89,9 +126,13 @@ class Relays(Collector):
             self._pool.adopt(pipe)
         for kept in left.relays:
             relay = Relay(kept.about, kept.client, kept.broker, seconds(config.half_close_timeout_ms))
+            if kept.about.HasField("session") and self._table.is_followed(kept.about.id):
+                relay.followed = Followed(kept.about, self._framer.recalled_clock(kept.about), self._recall(kept.about))
             self.in_flight.begin()
             try:
                 self._engine.adopt(relay, pipes)
+                if relay.followed is not None:
+                    self.judge.watch(relay.followed)
             except OSError as error:
                 get_logger().error("a relay cannot be taken over", client=kept.about.client_address, reason=str(error))
                 self._relay_ended(relay)
@@ -114,6 +155,7 @@ class Relays(Collector):
         for relay_id in self._in_user_space:
             self._table.give(relay_id)
         self._table = RelayTable()  # the other one is the successor's from now on
+        self._principals = Principals(self._table, self._principals.max)
         await self._keeper.close()
         self._engine.close_pipes()
         for relay in left:
@@ -132,10 +174,13 @@ class Relays(Collector):
         first_to_broker: bytes,
         first_to_client: bytes,
         config: RelayConfig,
+        session: RelaySession | None = None,
     ) -> None:
-        """Begin to relay; from now on both streams are the relay's. What was read ahead goes first.
+        """Begin to relay; from now on both streams are the relay's. What was read ahead goes first: a client's from
+        the beginning of a frame on.
 
-        The client is told nothing before its relay is safe in the fd store. Raises RelayNotBegun.
+        The client is told nothing before its relay is safe in the fd store. ``session``: None for a blind relay.
+        Raises RelayNotBegun.
         """
         if self._closing:
             raise RelayNotBegun(REPLACED)
@@ -143,8 +188,13 @@ class Relays(Collector):
             about.id = self._table.take()
         except OverflowError as error:
             raise RelayNotBegun(str(error)) from None
+        followed = None
+        if session is not None and (session.expires or session.counts_messages):
+            about.session.CopyFrom(session.stored())
+            followed = Followed(about, session.clock if session.expires else None, session.reauthenticate)
+        self._table.belongs(about.id, self._principals.number_of(about.principal))
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
-            await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config)
+            await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config, followed)
             return
         try:
             for stream in (client, broker):
@@ -153,9 +203,10 @@ class Relays(Collector):
             self._table.give(about.id)
             raise RelayNotBegun(f"a relay cannot begin: {error}") from error
         self.in_flight.begin()
+        self._principals.add_session(about.principal)
         self._in_user_space.add(about.id)
         self._nursery.start_soon(
-            self._relay_in_user_space, client, broker, about, first_to_broker, first_to_client, config
+            self._relay_in_user_space, client, broker, about, first_to_broker, first_to_client, config, followed
         )
 
     async def _begin_to_splice(  # noqa: PLR0917 -- private, and called once
@@ -166,19 +217,24 @@ class Relays(Collector):
         first_to_broker: bytes,
         first_to_client: bytes,
         config: RelayConfig,
+        followed: Followed | None,
     ) -> None:
         sockets = client.socket.fileno(), broker.socket.fileno()
         relay = Relay(about, *sockets, seconds(config.half_close_timeout_ms))
+        relay.followed = followed
         begun = False
         try:
             for stream in (client, broker):
                 tune_for_relay(stream, config)
+            if followed is not None:
+                first_to_broker, first_to_client = self._framer.follow(relay, first_to_broker, first_to_client)
             await self._load(relay, broker, first_to_broker, first_to_client)
             await self._keeper.put(about, *sockets)
             if not self._engine.frozen:  # otherwise it is the successor's already
+                self._principals.add_session(about.principal)
                 self._engine.start(relay)
             begun = True
-        except (OSError, StoreLost, MessageTooLong, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+        except _NOT_BEGUN as error:
             raise RelayNotBegun(f"a relay cannot begin: {error}") from error
         finally:
             if not begun and not self._engine.frozen:  # a frozen engine's table is the successor's
@@ -190,6 +246,8 @@ class Relays(Collector):
                 os.close(descriptor)
         if not self._engine.frozen:
             self.in_flight.begin()
+            if followed is not None:
+                self.judge.watch(followed)
 
     async def _load(
         self, relay: Relay, broker: trio.SocketStream, first_to_broker: bytes, first_to_client: bytes
@@ -272,10 +330,15 @@ class Relays(Collector):
         first_to_broker: bytes,
         first_to_client: bytes,
         config: RelayConfig,
+        followed: Followed | None,
     ) -> None:
         rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
+        move = relay_in_user_space
+        if followed is not None:
+            move = FramedStreams(followed, self._table, self.judge, self.now).relay
+            self.judge.watch(followed)
         try:
-            await relay_in_user_space(
+            await move(
                 client,
                 broker,
                 first_to_broker=first_to_broker,
@@ -303,7 +366,9 @@ class Relays(Collector):
     # ---- metrics
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Prometheus: bytes and portions by direction. A successor goes on counting where its predecessor ended."""
+        """Prometheus: bytes and portions by direction, and use by principal. A successor goes on counting where its
+        predecessor ended.
+        """
         bytes_moved = CounterMetricFamily(
             "pulsar_proxy_binary_bytes", "Bytes relayed, by direction.", labels=["direction"]
         )
@@ -315,6 +380,7 @@ class Relays(Collector):
             operations.add_metric([name], self._table.total(way, OPERATIONS))
         yield bytes_moved
         yield operations
+        yield from self._principals.collect()
 
 
 async def _read_to_the_end(stream: trio.SocketStream) -> None:

@@ -24,6 +24,7 @@ from proxy.forwarder.doors import doors
 from proxy.forwarder.keeping import RelayKeeper
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import Relays
+from proxy.forwarder.renewal import recall
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.congestion import use_for_accepted
 from proxy.runtime.connection_count import ConnectionCounters
@@ -99,7 +100,10 @@ class ForwarderService:
             self._relay_ended,
             context.nursery,
             forwarders=forwarder_count(context.config),
-            may_linger=lambda: not self._handshakes.count,
+            may_linger=lambda: not (self._handshakes.count or context.reactor.busy),
+            recall=recall(lambda: self._backends),
+            reauthentication_metrics=self._metrics.reauthentication,
+            principals_max=context.config.metrics.principals_max,
         )
         for kept in left.relays:
             self._admission.enter(ip_of(kept.about.client_address))
@@ -214,7 +218,7 @@ class ForwarderService:
         if self._accepting.cancel_called:  # a drain that began in the meantime has not seen it
             await trio.aclose_forcefully(stream)
             raise TlsFailed("this forwarder takes no more clients")
-        client = ClientEnd(address, accepted_at, certificate)
+        client = ClientEnd(address, accepted_at, certificate, index)
         return ClientSession(stream, client, backends, self._relays, self._metrics, handshakes=self._handshakes)
 
     async def _turn_away(self, stream: trio.SocketStream, client: str, reason: str, *, mute: bool) -> None:

@@ -1,7 +1,9 @@
 """One client's connection, from accept to close: performs what proto.client_machine decides.
 
-One task reads frames; whatever takes time (a round of authentication, opening the broker's side, a lookup) runs beside
-it, so that a PING is answered and a client that leaves is noticed at any moment. Those tasks report back with events.
+Frames come by callback (proxy.forwarder.wire), and whatever can be done at once is done there: no task is woken for a
+lookup. The session's own task sleeps until the connection ends or a deadline passes; what takes time (a round of
+authentication, opening the broker's side) is a task beside it, so that a PING is answered and a client that leaves is
+noticed at any moment. Those tasks report back with events.
 """
 
 import time
@@ -10,13 +12,14 @@ from dataclasses import dataclass
 import trio
 
 from proto import commands
-from proto.client_machine import Action, ClientMachine, Event, State, event_of
+from proto.client_machine import Action, ClientMachine, Event, State, event_of, is_plainly_lookup
 from proto.commands import NO_REQUEST_ID, command_name
 from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, lookup_mode_connected
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
-from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import StoredRelay
+from proto.session_clock import Use
 from proxy.forwarder.authentication import (
     ANONYMOUS,
     SERVER_VERSION,
@@ -26,19 +29,17 @@ from proxy.forwarder.authentication import (
     ClientIdentity,
     Denial,
 )
-from proxy.forwarder.backends import Backends, TargetRefused
+from proxy.forwarder.backends import Backends
+from proxy.forwarder.broker_side import BrokerSide, BrokerSideFailed
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.lookup_mode import LookupMode
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import RelayNotBegun, Relays
+from proxy.forwarder.renewal import Renewal
 from proxy.forwarder.wire import ClientSlow, ClientWire
-from proxy.runtime.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcError
-from proxy.runtime.tasks import InFlight, close_politely, seconds
-
-TARGET_REFUSED = "Target broker cannot be validated."
-"""What the client learns of a denied target: the same words as the Java proxy's, and no more."""
+from proxy.runtime.tasks import InFlight, close_at_once, close_politely, seconds
 
 RELAY_NOT_BEGUN = "The proxy cannot relay at the moment"
 
@@ -87,15 +88,23 @@ class ClientSession:
         self._machine = ClientMachine()
         self._started = client.accepted_at
         self._started_at_unix_ms = int(time.time() * 1000)
-        self._wire.deadline = self._started + seconds(limits.handshake_timeout_ms)
-        self._ping_outstanding = False
-        self._reading = trio.CancelScope()
+        self._deadline = self._started + seconds(limits.handshake_timeout_ms)
+        self._keep_alive_s = seconds(limits.keep_alive_interval_ms)
+        self._pinged_at = float("-inf")
+        self._over = trio.Event()
+        self._defect: Exception | None = None
+        self._waits = False
+        self._is_full = False
+        self._has_said_all = False
+        self._waiting = trio.CancelScope()
         self._connect: CommandConnect
         self._authentication: Authentication | None = None
         self._farewell: Farewell | None = None
-        self._link: BrokerLink | None = None
         self._held = b""
         self._draining = False
+        self._broker = BrokerSide(backends, client.address)
+        self._renewal = Renewal(backends, client, relays, metrics)
+        self._postponed: Frame | None = None
         self._nursery: trio.Nursery
         self._lookup_mode: LookupMode
 
@@ -113,22 +122,36 @@ class ClientSession:
         try:
             async with trio.open_nursery() as self._nursery:
                 self._lookup_mode = LookupMode(
-                    self._backends, self._metrics, self.address, self._nursery, self._wire, self._send
+                    self._backends,
+                    self._metrics,
+                    self.address,
+                    self._nursery,
+                    self._wire,
+                    self._take_frames,
+                    self._client_corrupt,
                 )
                 try:
                     await self._lead()
                 finally:
                     self._lookup_mode.close()  # an answer must not start a task in a nursery that is ending
+                    self._stop()
                 self._nursery.cancel_scope.cancel()
         finally:
             if self._authentication is not None:
                 self._authentication.abandon()
+            self._renewal.abandon()
             self._end_handshake()
             await self._close()
 
     async def _lead(self) -> None:
-        with self._reading:
-            await self._read_commands()
+        self._wire.begin(self._nursery, self._take_frames, self._client_ended)
+        while not self._over.is_set():
+            with trio.CancelScope(deadline=self._deadline) as self._waiting:
+                await self._over.wait()
+            if not self._over.is_set() and trio.current_time() >= self._deadline:
+                self._deadline_passed()
+        if self._defect is not None:
+            raise self._defect
         if self.state is State.RELAYING:
             await self._relay()
         else:
@@ -141,23 +164,21 @@ class ClientSession:
             self._handshakes.end()
 
     async def _close(self) -> None:
+        if self.became_relay:  # both streams are the relay's now
+            return
+        await self._broker.close()
+        if self._farewell is None:
+            await close_at_once(self._wire.stream)
+            return
         with trio.CancelScope(shield=True):
-            if self.became_relay:  # both streams are the relay's now
-                return
-            if self._link is not None:
-                await trio.aclose_forcefully(self._link.stream)
-            if self._farewell is not None:
-                await close_politely(self._wire.stream)
-            else:
-                await trio.aclose_forcefully(self._wire.stream)
+            await close_politely(self._wire.stream)
 
     async def _say_farewell(self) -> None:
         if self._farewell is None:
             return
         await trio.sleep(self._farewell.delay_s)
-        try:
-            await self._wire.send(self._farewell.frame)
-        except (trio.BrokenResourceError, ClientSlow):
+        self._wire.send(self._farewell.frame)
+        if not await self._wire.until_sent():
             self._farewell = None
 
     def drain(self) -> None:
@@ -170,14 +191,19 @@ class ClientSession:
         await self._lookup_mode.under_way.wait_until_empty(timeout_s=float("inf"))
         if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
             self._machine.handle(Event.SHUT_DOWN)
+            await self._wire.until_sent()
             self._end(Cause.SHUT_DOWN)
 
     # ---- endings
 
     def _end(self, cause: Cause) -> None:
-        """Note why, and stop reading: ``run`` takes it from there."""
+        """Note why, and read no more: ``run`` takes it from there."""
         self.cause = cause
-        self._reading.cancel()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._wire.pause()
+        self._over.set()
 
     def _fail(
         self, event: Event, cause: Cause, code: int, message: str, detail: str = "", *, delay_s: float = 0.0
@@ -202,53 +228,42 @@ class ClientSession:
             **self.identity.before,
         )
 
-    # ---- reading
+    def _client_corrupt(self, error: RemoteProtocolError) -> None:
+        too_large = isinstance(error, FrameTooLarge)
+        cause = Cause.FRAME_TOO_LARGE if too_large else Cause.PROTOCOL_ERROR
+        text = f"{'Too large' if too_large else 'Not Pulsar'}: {error}"
+        self._fail(Event.CLIENT_CORRUPT, cause, ServerError.NotAllowedError, text)
 
-    async def _read_commands(self) -> None:
-        while True:
-            try:
-                await self._read_command()
-            except FrameTooLarge as error:
-                self._fail(
-                    Event.CLIENT_CORRUPT, Cause.FRAME_TOO_LARGE, ServerError.NotAllowedError, f"Too large: {error}"
-                )
-            except RemoteProtocolError as error:
-                self._fail(
-                    Event.CLIENT_CORRUPT, Cause.PROTOCOL_ERROR, ServerError.NotAllowedError, f"Not Pulsar: {error}"
-                )
-            except trio.BrokenResourceError:
-                self._machine.handle(Event.CLIENT_CLOSED)
-                self._end(Cause.CLIENT_BROKE_OFF)
-            except ClientSlow:
-                self._machine.handle(Event.CLIENT_CLOSED)
-                self._end(Cause.CLIENT_DOES_NOT_READ)
-            await trio.lowlevel.checkpoint_if_cancelled()
+    def _client_ended(self, error: Exception | None) -> None:
+        match error:
+            case None if self._lookup_mode.under_way.count or self._wire.unsent_bytes:
+                self._has_said_all = True
+                self._nursery.start_soon(self._client_has_said_all)
+            case None:
+                self._client_gone(Cause.CLIENT_CLOSED)
+            case trio.BrokenResourceError():
+                self._client_gone(Cause.CLIENT_BROKE_OFF)
+            case ClientSlow():
+                self._client_gone(Cause.CLIENT_DOES_NOT_READ)
+            case _:
+                self._defect = error
+                self._stop()
 
-    async def _read_command(self) -> None:
-        try:
-            frame = self._wire.next_frame()
-            if frame is None:
-                self._lookup_mode.flush()
-                frame = await self._wire.receive()
-            if frame is None:
-                # A client that only ended its own direction may still be waiting for answers.
-                await self._lookup_mode.under_way.wait_until_empty(timeout_s=seconds(self._limits.lookup_timeout_ms))
-                self._machine.handle(Event.CLIENT_CLOSED)
-                self._end(Cause.CLIENT_CLOSED)
-                return
-            if self.state is State.RELAYING:  # in the very instant: it is the relay's, whatever it is
-                await self._hold(frame)
-            self._ping_outstanding = False
-            if self.state is State.LOOKUP:
-                self._await_next_command()
-            await self._take(frame)
-        except trio.TooSlowError:
-            await self._deadline_passed()
+    def _client_gone(self, cause: Cause) -> None:
+        if self._machine.handle(Event.CLIENT_CLOSED) is not Action.IGNORE:
+            self._end(cause)
 
-    def _await_next_command(self) -> None:
-        self._wire.deadline = trio.current_time() + seconds(self._limits.keep_alive_interval_ms)
+    async def _client_has_said_all(self) -> None:
+        """A client that only ended its own direction may still be waiting for answers."""
+        timeout_s = seconds(self._limits.lookup_timeout_ms)
+        await self._lookup_mode.under_way.wait_until_empty(timeout_s=timeout_s)
+        await self._wire.until_sent()
+        self._client_gone(Cause.CLIENT_CLOSED)
 
-    async def _deadline_passed(self) -> None:
+    # ---- deadlines
+
+    def _deadline_passed(self) -> None:
+        now = trio.current_time()
         if self.state is not State.LOOKUP:
             self._fail(
                 Event.DEADLINE,
@@ -257,40 +272,93 @@ class ClientSession:
                 "The handshake took too long",
                 f"the handshake was not finished within {self._limits.handshake_timeout_ms} ms ({self.state.value})",
             )
-        elif self._ping_outstanding:
+        elif self._is_full or self._has_said_all:  # nothing is read from it: it may well have answered
+            self._deadline = now + self._keep_alive_s
+        elif now < self._wire.heard_at + self._keep_alive_s:
+            self._deadline = self._wire.heard_at + self._keep_alive_s
+        elif self._pinged_at > self._wire.heard_at:
             self._machine.handle(Event.DEADLINE)
             self._end(Cause.KEEP_ALIVE_TIMEOUT)
         else:
-            self._ping_outstanding = True
-            self._await_next_command()
-            await self._wire.send(commands.ping())
+            self._pinged_at = now
+            self._deadline = now + self._keep_alive_s
+            self._wire.send(commands.ping())
 
-    async def _take(self, frame: Frame) -> None:
+    # ---- reading
+
+    def _take_frames(self) -> None:
+        """Perform what the frames that are here lead to; those behind one that must wait, wait."""
+        if self._waits or self._over.is_set():
+            return
+        try:
+            has_room, expired = self._has_room(), self._renewal.has_expired
+            while has_room and not self._waits and not self._over.is_set():
+                frame = self._postponed or self._wire.next_frame()
+                self._postponed = None
+                if frame is None:
+                    break
+                if not expired and is_plainly_lookup(frame.command) and self.state is State.LOOKUP:
+                    self._lookup_mode.forward(frame.command)  # of which a chunk brings only so many bytes
+                elif not expired or self._may_pass(frame):
+                    self._take(frame)
+                    has_room = self._has_room()
+        except RemoteProtocolError as error:
+            self._client_corrupt(error)
+        self._lookup_mode.flush()
+
+    def _has_room(self) -> bool:
+        """Whether more may be taken from this client; else it goes on with an answer that leaves."""
+        has_room = self._lookup_mode.has_room
+        if has_room is self._is_full:
+            self._is_full = not has_room
+            if has_room:
+                self._wire.resume()
+            else:
+                self._wire.pause()
+        return has_room
+
+    def _take(self, frame: Frame) -> None:
         """Perform what a client's command leads to."""
         command = commands.parse_command(frame.command)
         event = event_of(command)
         state = self.state
         match self._machine.handle(event):
             case Action.SEND_PONG:
-                await self._wire.send(commands.pong())
+                self._wire.send(commands.pong())
             case Action.AUTHENTICATE:
-                await self._begin(command)
+                self._begin(command)
             case Action.FORWARD_REQUEST:
-                await self._lookup_mode.forward(command, frame, self.identity)
+                self._lookup_mode.forward_parsed(command, frame.command)
+            case Action.REAUTHENTICATE:
+                self._answered(command, frame)
             case Action.REFUSE_COMMAND:
-                await self._lookup_mode.refuse(command, self.identity)
+                self._lookup_mode.refuse(command)
             case Action.HOLD_COMMAND:
-                await self._hold(frame)
+                self._held = frame.encode()  # for the relay, like whatever stands behind it
+                self._wait()
             case Action.FAIL:
                 self._out_of_turn(command, state)
             case _:
                 pass
 
-    async def _hold(self, frame: Frame) -> None:
-        """Keep a frame for the relay, and read no further: the relay's beginning, or another end, cancels this."""
-        self._held = frame.encode()
-        await trio.sleep_until(self._wire.deadline)
-        raise trio.TooSlowError
+    def _answered(self, command: BaseCommand, frame: Frame) -> None:
+        """An AUTH_RESPONSE in lookup mode: an answer, asked for or not, where the session can expire."""
+        if self._renewal.is_under_way:
+            self._renewal.answered(frame)
+        else:
+            self._machine.handle(Event.DENIED)
+            self._out_of_turn(command, State.LOOKUP)
+
+    def _wait(self) -> None:
+        """Take no more frames until ``_go_on``, or until the connection is a relay."""
+        self._waits = True
+        self._wire.pause()
+
+    def _go_on(self) -> None:
+        self._waits = False
+        if not self._over.is_set():
+            self._wire.resume()
+            self._take_frames()
 
     def _out_of_turn(self, command: BaseCommand, state: State) -> None:
         text = f"{command_name(command.type)} while {state.value}"
@@ -302,7 +370,7 @@ class ClientSession:
 
     # ---- authentication
 
-    async def _begin(self, command: BaseCommand) -> None:
+    def _begin(self, command: BaseCommand) -> None:
         """CONNECT, or the answer to a challenge. Without authentication the way is clear at once: a client in a hurry
         must not be told, depending on a moment, that its next frame is out of turn.
         """
@@ -315,16 +383,15 @@ class ClientSession:
                 return
             self._connect = command.connect
             self.target = self._connect.proxy_to_broker_url[:300]
-            self._authentication = self._backends.new_authentication(self._client, self._connect)
-        if authentication.enabled:
+            if authentication.enabled:
+                self._authentication = self._backends.new_authentication(self._client, self._connect)
+        if self._authentication is not None:
             self._nursery.start_soon(self._authenticate, self._authentication, command)
         else:
-            await self._accepted(ANONYMOUS)
+            self._accepted(ANONYMOUS)
 
-    async def _authenticate(self, authentication: Authentication | None, command: BaseCommand) -> None:
+    async def _authenticate(self, authentication: Authentication, command: BaseCommand) -> None:
         """One round with the auth worker."""
-        if authentication is None:
-            raise RuntimeError("a round before CONNECT")
         try:
             verdict = await authentication.round(command)
         except RpcError as error:
@@ -338,10 +405,10 @@ class ClientSession:
             return
         match verdict:
             case ClientIdentity():
-                await self._accepted(verdict)
+                self._accepted(verdict)
             case Challenge():
                 if self._machine.handle(Event.CHALLENGED) is Action.SEND_CHALLENGE:
-                    await self._send(verdict.frame)
+                    self._wire.send(verdict.frame)
             case Denial():
                 self._fail(
                     Event.DENIED,
@@ -352,76 +419,115 @@ class ClientSession:
                     delay_s=seconds(self._backends.config.authentication.failure_delay_ms),
                 )
 
-    async def _accepted(self, identity: ClientIdentity) -> None:
+    def _accepted(self, identity: ClientIdentity) -> None:
         self.identity = identity
         self._measure("authentication", self._started)
+        self._renewal.begin(self._connect, identity.principal)
         if self.target:
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
                 self._nursery.start_soon(self._open_broker)
-            return
-        profile = await self._backends.broker_profile()
-        if self._machine.handle(Event.ACCEPTED_FOR_LOOKUP) is Action.SEND_CONNECTED:
-            connected = lookup_mode_connected(self._connect, profile, SERVER_VERSION)
-            self._await_next_command()
-            await self._send(commands.connected(connected))
-            self._measure("total", self._started)
-            self._end_handshake()
-            if self._draining:
-                self.drain()
+        elif self._backends.profile_is_fresh:
+            self._connected(self._backends.profile)
+        else:
+            self._wait()
+            self._nursery.start_soon(self._connected_later)
 
-    async def _send(self, frame: bytes) -> None:
-        """Send from a task beside the reader: if the client is gone, the reader will notice and end the session."""
-        try:
-            await self._wire.send(frame)
-        except trio.BrokenResourceError:
-            pass
-        except ClientSlow:
-            self._machine.handle(Event.CLIENT_CLOSED)
-            self._end(Cause.CLIENT_DOES_NOT_READ)
+    async def _connected_later(self) -> None:
+        self._connected(await self._backends.broker_profile())
+        self._go_on()
+
+    def _connected(self, profile: CommandConnected | None) -> None:
+        """Enter lookup mode."""
+        if self._machine.handle(Event.ACCEPTED_FOR_LOOKUP) is not Action.SEND_CONNECTED:
+            return
+        self._lookup_mode.identify(self.identity)
+        self._renewal.follow(self, self._about())
+        connected = lookup_mode_connected(self._connect, profile, SERVER_VERSION)
+        self._wire.send(commands.connected(connected))
+        self._deadline = trio.current_time() + self._keep_alive_s
+        self._waiting.deadline = min(self._waiting.deadline, self._deadline)
+        self._measure("total", self._started)
+        self._end_handshake()
+        if self._draining:
+            self.drain()
 
     def _measure(self, stage: str, since: float) -> None:
         self._metrics.handshake_seconds.labels(stage=stage).observe(trio.current_time() - since)
+
+    # ---- a renewal's client (proxy.forwarder.renewal.LookupClient)
+
+    def _may_pass(self, frame: Frame) -> bool:
+        """Whether a frame may be taken now that the session has expired: it may come too late, or too early."""
+        use = self._renewal.use(commands.parse_command(frame.command))
+        if use is Use.HOLD:
+            self._postponed = frame
+            self._wait()
+        return use is Use.GO_ON
+
+    def ask_again(self, challenge: bytes) -> None:
+        """Send a challenge."""
+        self._wire.send(challenge)
+
+    def renewed(self, identity: ClientIdentity | None) -> None:
+        """There is a verdict: who the client is now, if that is new; what waits for it goes on."""
+        if identity is not None:
+            self.identity = identity
+            self._lookup_mode.identify(identity)
+        if self._postponed is not None:
+            self._go_on()
+
+    def hold(self) -> None:
+        """Take nothing more from the client."""
+        self._wait()
+
+    def say_farewell(self, cause: Cause, frame: bytes) -> None:
+        """End the connection with this frame."""
+        if self._machine.handle(Event.DENIED) is Action.FAIL:
+            self._farewell = Farewell(frame)
+            self._end(cause)
+
+    @property
+    def answers_due(self) -> int:
+        """Requests under way, and bytes that have not left."""
+        return self._lookup_mode.under_way.count + self._wire.unsent_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._over.is_set()
 
     # ---- the relay
 
     async def _open_broker(self) -> None:
         started = trio.current_time()
         try:
-            link = await self._backends.open_broker(self._connect, self.identity, self.address)
-        except TargetRefused as refused:
-            self._broker_failed(
-                Cause.TARGET_DENIED, refused.reason, ServerError.ServiceNotReady, TARGET_REFUSED, str(refused)
-            )
-        except BrokerLinkFailed as failed:
-            self._broker_failed(Cause.BROKER_FAILED, failed.reason, failed.code, failed.message, str(failed))
-        except RpcError as error:
-            text = "The proxy cannot check the target broker at the moment"
-            detail = f"no answer from the lookup worker: {error}"
-            self._broker_failed(Cause.LOOKUP_UNAVAILABLE, "lookup_worker", ServerError.ServiceNotReady, text, detail)
-        else:
-            self._link = link
-            if self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
-                self._measure("broker", started)
-                self._measure("total", self._started)
-                self._reading.cancel()
-
-    def _broker_failed(self, cause: Cause, reason: str, code: int, message: str, detail: str) -> None:
-        self._metrics.broker_failures.labels(reason=reason).inc()
-        self._fail(Event.BROKER_FAILED, cause, code, message, detail)
+            await self._broker.open(self._connect, self.identity)
+        except BrokerSideFailed as failed:
+            self._metrics.broker_failures.labels(reason=failed.reason).inc()
+            self._fail(Event.BROKER_FAILED, failed.cause, failed.code, failed.message, str(failed))
+            return
+        if self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
+            self._measure("broker", started)
+            self._measure("total", self._started)
+            self._stop()
 
     async def _relay(self) -> None:
-        """Connected goes out as the relay's first bytes, so nothing can come before it."""
-        link = self._link
-        if link is None:
-            raise RuntimeError("a relay without a broker")
+        rest = await self._wire.end_reading()
+        if not await self._wire.until_sent():  # Connected would be read as the other half of something
+            self.cause = Cause.CLIENT_DOES_NOT_READ
+            return
+        link = self._broker.link
+        session = self._renewal.for_relay(link.connected.message, self.identity)
         try:
+            # Connected goes out as the relay's first bytes, so nothing can come before it.
             await self._relays.begin(
                 self._wire.stream,
                 link.stream,
                 self._about(),
-                first_to_broker=self._held + self._wire.take_rest(),
+                first_to_broker=self._held + rest,
                 first_to_client=link.connected.frame.encode() + link.connected.rest,
                 config=self._backends.config.relay,
+                session=session,
             )
         except RelayNotBegun as error:
             self._farewell = Farewell(commands.error(NO_REQUEST_ID, ServerError.ServiceNotReady, RELAY_NOT_BEGUN))

@@ -1,13 +1,21 @@
-"""The client's end of a connection before the relay: frames in, frames out, with the limits that both need."""
+"""The client's end of a connection before the relay: frames in by callback, frames out, with the limits of both.
+
+A plain connection is read by the reactor and written to at the end of a turn: no task is woken for either. TLS has a
+task that reads. What a client does not take at once is sent by a task of its own, and while much of that waits, nothing
+more is read from this client.
+"""
 
 import os
+from collections.abc import Callable
 
 import trio
 
 from proto.frames import Frame, FrameDecoder
+from proxy.runtime.reactor import OnEnd, Reading, current_reactor
 from proxy.runtime.tasks import seconds
+from proxy.runtime.turn import current_turn
 
-RECEIVE_BYTES = 16384
+RECEIVE_BYTES = 16_384
 
 
 class ClientSlow(Exception):
@@ -15,75 +23,155 @@ class ClientSlow(Exception):
 
 
 class ClientWire:
-    """Reads frames for one task; sends for any number of them."""
+    """See the module. ``begin`` first; ``on_frames`` is called whenever there may be frames to take.
+
+    ``on_end`` is called with None at the end of what the client sends, and with what ends the connection: ClientSlow,
+    trio.BrokenResourceError, or what ``on_frames`` raised.
+    """
 
     def __init__(self, stream: trio.abc.HalfCloseableStream, *, max_frame_bytes: int, write_timeout_ms: int) -> None:
         self.stream = stream
+        self.heard_at = trio.current_time()
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._write_timeout_s = seconds(write_timeout_ms)
-        self._sending = trio.Lock()
-        self._half_sent = False
-        self._unsent = b""
-        self._waiting = trio.CancelScope()
-        self._deadline = float("inf")
+        self._turn = current_turn()
+        self._unsent = bytearray()
+        self._sending = 0
+        self._has_sender = False
+        self._all_sent = trio.Event()
+        self._broken = False
+        self._reading: Reading | None = None
+        self._reader = trio.CancelScope()
+        self._reader_ended: trio.Event | None = None
+        self._wanted = trio.Event()
+        self._paused = False
+        self._nursery: trio.Nursery
+        self._on_frames: Callable[[], None]
+        self._on_end: OnEnd
 
-    @property
-    def deadline(self) -> float:
-        """When ``receive`` gives up; to set it counts for the one under way, too."""
-        return self._deadline
+    # ---- in
 
-    @deadline.setter
-    def deadline(self, deadline: float) -> None:
-        self._deadline = self._waiting.deadline = deadline
+    def begin(self, nursery: trio.Nursery, on_frames: Callable[[], None], on_end: OnEnd) -> None:
+        """Begin to read. ``nursery``: for tasks that read or write, where there must be some."""
+        self._nursery, self._on_frames, self._on_end = nursery, on_frames, on_end
+        reactor = current_reactor()
+        if reactor is not None and isinstance(self.stream, trio.SocketStream):
+            self._reading = reactor.reading(self.stream.socket.fileno(), self._take, on_end)
+        else:
+            self._reader_ended = trio.Event()
+            nursery.start_soon(self._read, self._reader_ended)
+
+    def _take(self, data: bytes | bytearray) -> None:
+        self.heard_at = self._turn.now
+        self._decoder.receive_data(data)
+        self._on_frames()
+
+    async def _read(self, ended: trio.Event) -> None:
+        try:
+            with self._reader:
+                await self._read_all()
+        finally:
+            ended.set()
+
+    async def _read_all(self) -> None:
+        try:
+            while data := await self.stream.receive_some(RECEIVE_BYTES):
+                with self._turn:
+                    self._take(data)
+                while self._paused:
+                    await self._wanted.wait()
+        except trio.ClosedResourceError:  # it is our own end that was closed
+            return
+        except Exception as error:  # noqa: BLE001 -- the owner's to handle
+            self._on_end(error)
+        else:
+            self._on_end(None)
 
     def next_frame(self) -> Frame | None:
         """The next frame, if it is here already. Raises RemoteProtocolError's kinds."""
         return self._decoder.next_frame()
 
-    async def receive(self) -> Frame | None:
-        """The next frame; None at the end of the stream.
+    def pause(self) -> None:
+        """Leave what comes in the kernel; a portion more may come."""
+        self._paused = True
+        if self._reading is not None:
+            self._reading.pause()
 
-        Raises trio.TooSlowError at the deadline, trio.BrokenResourceError, and RemoteProtocolError's kinds.
-        """
-        while (frame := self._decoder.next_frame()) is None:
-            with trio.CancelScope(deadline=self._deadline) as self._waiting:
-                data = await self.stream.receive_some(RECEIVE_BYTES)
-            if self._waiting.cancelled_caught:
-                raise trio.TooSlowError
-            if not data:
-                return None
-            self._decoder.receive_data(data)
-        return frame
+    def resume(self) -> None:
+        """Read what comes."""
+        self._paused = False
+        self._wanted.set()
+        self._wanted = trio.Event()
+        if self._reading is not None:
+            self._reading.resume()
 
-    def send_now(self, frames: bytes) -> bool:
-        """Send whole frames without waiting; whether all of it has left. The rest leaves with the next ``send``."""
-        if self._half_sent:
-            return False
-        if self._unsent or self._sending.locked() or not isinstance(self.stream, trio.SocketStream):
-            self._unsent += frames
-            return False
-        try:
-            sent = os.write(self.stream.socket.fileno(), frames)
-        except OSError:  # no room, or an end, which the next ``send`` will meet, too
-            sent = 0
-        self._unsent += frames[sent:]
-        return not self._unsent
-
-    async def send(self, frame: bytes) -> None:
-        """Send a whole frame, behind what ``send_now`` has left. Raises ClientSlow, trio.BrokenResourceError.
-
-        Shielded: to be cancelled halfway would leave half a frame on the wire, with a relay's bytes behind it.
-        """
-        async with self._sending:
-            if self._half_sent:
-                raise ClientSlow
-            with trio.move_on_after(self._write_timeout_s, shield=True) as scope:
-                data, self._unsent = self._unsent + frame, b""
-                await self.stream.send_all(data)
-            if scope.cancelled_caught:
-                self._half_sent = True  # whatever came behind half a frame would be read as its other half
-                raise ClientSlow
-
-    def take_rest(self) -> bytes:
-        """What was received but is no frame yet: the relay's, from now on."""
+    async def end_reading(self) -> bytes:
+        """Read no more, for good; what was received but is no frame yet: a relay's."""
+        self.pause()
+        self._reader.cancel()
+        if self._reader_ended is not None:
+            await self._reader_ended.wait()
         return self._decoder.take_rest()
+
+    # ---- out
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits until the client takes it."""
+        return len(self._unsent) + self._sending
+
+    def send(self, frames: bytes) -> None:
+        """Send whole frames, at the end of the turn or as soon as the client takes them; nobody waits for it."""
+        if not self._broken:
+            self._unsent += frames
+            self._turn.touch(self)
+
+    def push(self) -> None:
+        """Send what is there, as far as that goes at once; a task sends the rest."""
+        if self._has_sender or self._broken or not self._unsent:
+            return
+        if isinstance(self.stream, trio.SocketStream):
+            try:
+                sent = os.write(self.stream.socket.fileno(), self._unsent)
+            except OSError:  # no room, or an end, which the task will meet, too
+                sent = 0
+            del self._unsent[:sent]
+        if self._unsent:
+            self._has_sender = True
+            self._nursery.start_soon(self._send_rest)
+        elif self._paused:
+            self._on_frames()  # which may have waited for room
+
+    async def _send_rest(self) -> None:
+        try:
+            while self._unsent and not self._broken:
+                data, self._unsent = self._unsent, bytearray()
+                self._sending = len(data)
+                await self._send_in_time(data)
+                self._sending = 0
+                self._on_frames()
+        except trio.BrokenResourceError as error:  # which nobody else would notice while reading is paused
+            self._broken = True
+            self._on_end(error)
+        except trio.ClosedResourceError:
+            self._broken = True
+        finally:
+            self._sending = 0
+            self._has_sender = False
+            self._all_sent.set()
+            self._all_sent = trio.Event()
+
+    async def _send_in_time(self, data: bytearray) -> None:
+        """Shielded: to be cancelled halfway would leave half a frame on the wire, with a relay's bytes behind it."""
+        with trio.move_on_after(self._write_timeout_s, shield=True) as scope:
+            await self.stream.send_all(data)
+        if scope.cancelled_caught:
+            self._broken = True  # whatever came behind half a frame would be read as its other half
+            self._on_end(ClientSlow())
+
+    async def until_sent(self) -> bool:
+        """Wait until everything has left; whether it has, rather than that the client would not take it."""
+        self.push()
+        while self._has_sender:
+            await self._all_sent.wait()
+        return not self._broken

@@ -10,15 +10,15 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import trio
 from google.protobuf.message import DecodeError, Message
 
-from proto.rpc_frames import RpcCorrupt, RpcDecoder, encode_rpc
-from proto.rpc_pb2 import Call, Frame, Reply, Status
+from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_call, encode_cancel
+from proto.rpc_pb2 import Status
 from proxy.runtime.logs import get_logger
+from proxy.runtime.reactor import read_all
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
 from proxy.runtime.tasks import Backoff, repeat
 
@@ -73,12 +73,14 @@ class Pending(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class Listening:
     """Somebody without a task: ``on_reply`` gets each part, or None where nothing will come any more."""
 
-    on_reply: Callable[[Reply | None], None]
-    deadline: float
+    __slots__ = ("deadline", "on_reply")
+
+    def __init__(self, on_reply: Callable[[Reply | None], None], deadline: float) -> None:
+        self.on_reply = on_reply
+        self.deadline = deadline
 
     def take(self, reply: Reply | None) -> None:
         """Pass it on. A defect that one reply meets must not end the connection of all the others."""
@@ -122,7 +124,7 @@ class PendingCall:
         reply = self._replies.popleft()
         if reply.status != Status.OK:
             raise RpcCallRefused(reply.status, reply.detail)
-        return bytes(reply.response), reply.more
+        return reply.response, reply.more
 
 
 class RpcClient:
@@ -225,25 +227,28 @@ class RpcClient:
             self._writer = writer
             self.suspect = False  # the worker that hung was replaced
             self._connected.set()
-            while data := await stream.receive_some(262_144):
+
+            def on_data(data: bytes | bytearray) -> None:
                 backoff.reset()
                 decoder.receive_data(data)
                 while (frame := decoder.next_frame()) is not None:
                     self._take(frame)
+
+            await read_all(stream, on_data)
             nursery.cancel_scope.cancel()
 
     def _take(self, frame: Frame) -> None:
-        if not frame.HasField("reply"):
+        if not isinstance(frame, Reply):
             raise RpcCorrupt("a worker sent something that is no reply")
         # A reply that nobody waits for came after its deadline, or twice: it is dropped.
         self.suspect = False
         self._heard = True
-        reply = frame.reply
-        pending = self._pending.get(reply.correlation_id)
+        if frame.more:
+            pending = self._pending.get(frame.correlation_id)
+        else:
+            pending = self._pending.pop(frame.correlation_id, None)
         if pending is not None:
-            if not reply.more:
-                del self._pending[reply.correlation_id]
-            pending.take(reply)
+            pending.take(frame)
 
     def _lose(self) -> None:
         self._writer = None
@@ -281,39 +286,29 @@ class RpcClient:
 
     def tell(self, method: int, request: Message, *, timeout_s: float) -> None:
         """Call a method whose answer nobody waits for; nothing is told where there is no connection."""
-        call = Call(
-            correlation_id=next(self._ids),
-            method=method,  # type: ignore[arg-type]
-            timeout_ms=int(timeout_s * 1000),
-            request=request.SerializeToString(),
-        )
+        call = Call(next(self._ids), method, int(timeout_s * 1000), request.SerializeToString())
         if self._writer is not None and self._resumed.is_set():
             with contextlib.suppress(WriterFull):
-                self._writer.write(encode_rpc(Frame(call=call)))
+                self._writer.write(encode_call(call))
 
     def ask_now(
-        self, method: int, body: bytes, on_reply: Callable[[Reply | None], None], *, timeout_s: float
-    ) -> Callable[[], None] | None:
-        """Begin a call without a task that waits for it; None where it cannot go out now.
+        self, method: int, body: bytes, on_reply: Callable[[Reply | None], None], *, timeout_ms: int, deadline: float
+    ) -> bool:
+        """Begin a call without a task that waits for it; whether it could go out now.
 
         ``on_reply`` gets each part of the reply, or None where nothing will come any more: the worker has gone, or the
-        time is over. Returns what makes the replies unwanted.
+        deadline has passed. ``timeout_ms``: the same as the deadline, for the worker.
         """
         writer = self._writer
         if writer is None or not self._resumed.is_set():
-            return None
+            return False
         correlation_id = next(self._ids)
-        call = Call(correlation_id=correlation_id, method=method, timeout_ms=int(timeout_s * 1000), request=body)  # type: ignore[arg-type]
         try:
-            writer.write(encode_rpc(Frame(call=call)))
+            writer.write(encode_call(Call(correlation_id, method, timeout_ms, body)))
         except WriterFull:
-            return None
-        self._pending[correlation_id] = Listening(on_reply, trio.current_time() + timeout_s)
-
-        def forget() -> None:
-            self._pending.pop(correlation_id, None)
-
-        return forget
+            return False
+        self._pending[correlation_id] = Listening(on_reply, deadline)
+        return True
 
     async def _drop_overdue(self) -> None:
         now = trio.current_time()
@@ -346,15 +341,14 @@ class RpcClient:
                 self._waiting -= 1
         correlation_id = next(self._ids)
         timeout_ms = max(1, int((deadline - trio.current_time()) * 1000))
-        call = Call(correlation_id=correlation_id, method=method, timeout_ms=timeout_ms, request=body)  # type: ignore[arg-type]
         pending = self._pending[correlation_id] = PendingCall()
         try:
-            writer.write(encode_rpc(Frame(call=call)))
+            writer.write(encode_call(Call(correlation_id, method, timeout_ms, body)))
             yield pending
         except (trio.Cancelled, RpcDeadlineExceeded):
             self.suspect |= trio.current_time() >= deadline
             with contextlib.suppress(WriterFull):
-                writer.write(encode_rpc(Frame(cancel={"correlation_id": correlation_id})))
+                writer.write(encode_cancel(Cancel(correlation_id)))
             raise
         except WriterFull:
             raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up") from None
@@ -373,6 +367,8 @@ class RpcPool:
         """The least busy client, in turn where several are. One that let a deadline pass, has no connection, or heard
         nothing on it (but for one call, which finds out), only where there is no other.
         """
+        if len(self._clients) == 1:
+            return self._clients[0]
         start = next(self._turn) % len(self._clients)
         rotated = [*self._clients[start:], *self._clients[:start]]
         return min(rotated, key=_rank)

@@ -8,10 +8,11 @@ import trio
 from google.protobuf.message import DecodeError
 
 from proto.roles import may_call
-from proto.rpc_frames import RpcCorrupt, RpcDecoder, encode_rpc
-from proto.rpc_pb2 import Call, Frame, Method, Reply, Status
+from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_reply
+from proto.rpc_pb2 import Method, Status
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
+from proxy.runtime.reactor import read_all
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
 from proxy.runtime.tasks import InFlight, seconds
 
@@ -19,6 +20,8 @@ RPC_FRAME_OVERHEAD_BYTES = 64 * 1024
 """Room in an RPC frame beside the one large thing that it carries."""
 
 CALLS_PER_CONNECTION_MAX = 20_000
+
+_OK = int(Status.OK)  # as a name of its enum it would be searched for each time
 
 Handler = Callable[[bytes, Caller], Awaitable[bytes]]
 """Takes the serialized request and the caller, gives the serialized response; raises RpcRefused."""
@@ -122,20 +125,22 @@ class _Connection:
             nursery.cancel_scope.cancel()
 
     async def _read(self, nursery: trio.Nursery) -> None:
-        while data := await self._stream.receive_some(262_144):
+        def on_data(data: bytes | bytearray) -> None:
             self._decoder.receive_data(data)
             while (frame := self._decoder.next_frame()) is not None:
                 self._take(frame, nursery)
 
+        await read_all(self._stream, on_data)
+
     def _take(self, frame: Frame, nursery: trio.Nursery) -> None:
-        if frame.HasField("cancel"):
-            scope = self._scopes.get(frame.cancel.correlation_id)
+        if isinstance(frame, Cancel):
+            scope = self._scopes.get(frame.correlation_id)
             if scope is not None:
                 scope.cancel()
             return
-        if not frame.HasField("call"):
+        if not isinstance(frame, Call):
             raise RpcCorrupt("a caller sent something that is no call")
-        call = frame.call
+        call = frame
         handler = self._handlers.get(call.method)
         if not may_call(self._caller.role, call.method):
             get_logger().error(
@@ -165,7 +170,7 @@ class _Connection:
             if not more:
                 over = True
                 self._calls -= 1
-            self._write_in_turn(_reply(call, Status.OK, "", part, more=more), nursery)
+            self._write_in_turn(_reply(call, _OK, "", part, more=more), nursery)
 
         try:
             handler.handle(call.request, self._caller, answer)
@@ -197,7 +202,7 @@ class _Connection:
         try:
             with trio.fail_after(seconds(call.timeout_ms)), wanted:
                 response = await handler(call.request, self._caller)
-            reply = _reply(call, Status.OK, "", response)  # if it is not wanted any more, nobody hears it
+            reply = _reply(call, _OK, "", response)  # if it is not wanted any more, nobody hears it
         except Exception as error:  # noqa: BLE001 -- one bad call must not end the connection of all the others
             reply = _failure(call, error)
         # A caller that reads slowly makes its calls wait here, and count as under way; nobody else's.
@@ -219,8 +224,7 @@ def _failure(call: Call, error: Exception) -> bytes:
 
 
 def _reply(call: Call, status: int, detail: str, response: bytes = b"", *, more: bool = False) -> bytes:
-    reply = Reply(correlation_id=call.correlation_id, status=status, detail=detail, response=response, more=more)  # type: ignore[arg-type]
-    return encode_rpc(Frame(reply=reply))
+    return encode_reply(Reply(call.correlation_id, status, response, more, detail))
 
 
 def _name(method: int) -> str:

@@ -4,6 +4,8 @@ import os
 
 import trio
 
+from proxy.runtime.turn import current_turn
+
 
 class WriterFull(Exception):
     """The peer reads too slowly: more would have to be kept than the bound allows."""
@@ -12,8 +14,8 @@ class WriterFull(Exception):
 class BatchedWriter:
     """The sending half of an RPC connection. Nothing but ``write_when_there_is_room`` ever waits.
 
-    ``push`` sends in the caller's own turn, since to wake another task costs several times the system call; what the
-    kernel does not take then is left to ``run``, the one task that waits for it.
+    What is written leaves at the end of the turn (proxy.runtime.turn), since to wake another task costs several times
+    the system call; what the kernel does not take then is left to ``run``, the one task that waits for it.
     """
 
     def __init__(self, stream: trio.abc.SendStream, *, max_buffered_bytes: int) -> None:
@@ -23,17 +25,19 @@ class BatchedWriter:
         self._wake = trio.Event()
         self._sent = trio.Event()
         self._sending = False
+        self._turn = current_turn()
 
     @property
     def is_empty(self) -> bool:
         """Whether everything that was queued has left."""
         return not self._buffer and not self._sending
 
-    def hold(self, data: bytes) -> None:
-        """Queue bytes until ``push``; raises WriterFull at the bound (one message always fits an empty queue)."""
+    def write(self, data: bytes) -> None:
+        """Queue bytes until the turn's end; raises WriterFull at the bound (one message always fits an empty queue)."""
         if self._buffer and len(self._buffer) + len(data) > self._max_buffered_bytes:
             raise WriterFull
         self._buffer += data
+        self._turn.touch(self)
 
     def push(self) -> None:
         """Send what is queued, as far as that goes at once."""
@@ -49,11 +53,6 @@ class BatchedWriter:
                 self._tell_of_room()
         if self._buffer:
             self._wake.set()
-
-    def write(self, data: bytes) -> None:
-        """Queue bytes, and send; raises WriterFull where the bound is reached."""
-        self.hold(data)
-        self.push()
 
     async def write_when_there_is_room(self, data: bytes) -> None:
         """Queue bytes as soon as the bound allows, and send."""

@@ -28,6 +28,15 @@ async def close_politely(stream: trio.abc.HalfCloseableStream, *, linger_s: floa
     await trio.aclose_forcefully(stream)
 
 
+async def close_at_once(stream: trio.abc.AsyncResource) -> None:
+    """Close without a word. A plain socket needs no scope, no shield and no checkpoint for it."""
+    if isinstance(stream, trio.SocketStream):
+        stream.socket.close()
+        return
+    with trio.CancelScope(shield=True):
+        await trio.aclose_forcefully(stream)
+
+
 async def repeat(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
     """Do something now and then again and again, with a pause after each time."""
     while True:
@@ -40,7 +49,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.count = 0
-        self._empty = trio.Event()
+        self._empty: trio.Event | None = None
 
     def __enter__(self) -> None:
         self.begin()
@@ -48,52 +57,25 @@ class InFlight:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def begin(self) -> None:
-        """One more; for work that a task of its own will end."""
-        self.count += 1
+    def begin(self, count: int = 1) -> None:
+        """One more, or several; for work that somebody else will end."""
+        self.count += count
 
-    def end(self) -> None:
-        """One less."""
-        self.count -= 1
-        if not self.count:
+    def end(self, count: int = 1) -> None:
+        """One less, or several."""
+        self.count -= count
+        if not self.count and self._empty is not None:
             self._empty.set()
-            self._empty = trio.Event()
+            self._empty = None
 
     async def wait_until_empty(self, *, timeout_s: float) -> bool:
         """Wait, for a bounded time; whether nothing is under way then."""
         with trio.move_on_after(timeout_s):
             while self.count:
+                if self._empty is None:
+                    self._empty = trio.Event()
                 await self._empty.wait()
         return self.count == 0
-
-
-class ByteBudget:
-    """How many bytes somebody may make us keep; whoever wants more waits until some are given back."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._used = 0
-        self._given = trio.Event()
-
-    async def take(self, size: int) -> None:
-        """Wait for room, then count so many bytes; more than the whole budget only where nothing else is kept."""
-        while not self.has_room_for(size):
-            await self._given.wait()
-        self.add(size)
-
-    def has_room_for(self, size: int) -> bool:
-        """Whether ``take`` would not wait."""
-        return not self._used or self._used + size <= self._most
-
-    def add(self, size: int) -> None:
-        """Count bytes that are here already, room or not."""
-        self._used += size
-
-    def give(self, size: int) -> None:
-        """Give bytes back."""
-        self._used -= size
-        self._given.set()
-        self._given = trio.Event()
 
 
 class FairSlots:

@@ -26,6 +26,7 @@ from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.logs import configure_logs
 from proxy.runtime.metrics import exposition, new_registry
 from proxy.runtime.peers import Caller, PeerTable
+from proxy.runtime.reactor import Reactor
 from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
 from proxy.runtime.rpc_server import RPC_FRAME_OVERHEAD_BYTES, Handler, InParts, RpcRefused, RpcServer
 from proxy.runtime.tasks import seconds
@@ -51,6 +52,7 @@ class WorkerContext:
     descriptors: Descriptors
     registry: CollectorRegistry
     nursery: trio.Nursery
+    reactor: Reactor
 
     def rpc_frame_bytes_max(self) -> int:
         """Bound of a frame between workers: the largest thing that one carries, and its wrapping.
@@ -117,12 +119,14 @@ class _Worker:
         self._peers = PeerTable()
         self._service: Service | None = None
         self._server: RpcServer | None = None
+        self._reactor = Reactor()
         self._nursery: trio.Nursery
 
     async def run(self) -> None:
         """Serve the supervisor until it is gone."""
         channel = RpcServer(self._control_handlers(), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
         async with trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._reactor.run)
             stream = adopt_stream(self._descriptors.channel)
             self._nursery.start_soon(
                 self._end_with, channel.serve_connection, stream, Caller(Role.SUPERVISOR, os.getppid())
@@ -150,7 +154,14 @@ class _Worker:
         configure_logs(config.log, self._role, request.index)
         self._peers.replace(request.peers)
         context = WorkerContext(
-            self._role, request.index, config, request.seal_key, self._descriptors, self._registry, self._nursery
+            self._role,
+            request.index,
+            config,
+            request.seal_key,
+            self._descriptors,
+            self._registry,
+            self._nursery,
+            self._reactor,
         )
         try:
             service = self._factory(context)
@@ -162,8 +173,7 @@ class _Worker:
             self._server = RpcServer(service.handlers(), max_frame_bytes=context.rpc_frame_bytes_max())
             listener = adopt_listener(self._descriptors.service)
             self._nursery.start_soon(self._server.serve_listener, listener, self._peers.identify)
-        if self._role is Role.LOOKUP:
-            _tame_collector()
+        _tame_collector(self._role)
         return b""
 
     async def _set_peers(self, data: bytes, _caller: Caller) -> bytes:
@@ -202,15 +212,16 @@ class _Worker:
         return self._service
 
 
-def _tame_collector() -> None:
-    """Let Python's cyclic collector look less often, and not at what stays for good.
+def _tame_collector(role: Role) -> None:
+    """Keep Python's cyclic collector from going again and again through what stays for good: all that was imported.
 
-    With a few hundred requests under way it went through all that was imported again and again: 40 % of a lookup's CPU
+    Where a few hundred requests are under way, let it look less often, too: together that was 40 % of a lookup's CPU
     time. Not in forwarders, whose connections leave cycles behind.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    if role is Role.LOOKUP:
+        gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 async def _wait_for_end_of_pipe(descriptor: int) -> None:

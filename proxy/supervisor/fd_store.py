@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
 from proxy.runtime.logs import get_logger
-from proxy.runtime.relay_table import RELAYS_MAX, new_table
+from proxy.runtime.relay_table import RELAYS_MAX, new_table, table_of_this_form
 from proxy.runtime.store_channel import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, StoreChannel, StoreLost, close_all
 
 PIPES_MAX = 2 * RELAYS_MAX + 1024
@@ -117,6 +117,7 @@ class Shelf:
 
     async def hand_over(self, channel: StoreChannel, listeners: Sequence[int]) -> None:
         """Give a copy of everything to a new forwarder. Raises StoreLost where that one is gone, too."""
+        self.table = table_of_this_form(self.table)  # an upgrade may have brought it from an older program
         channel.send_now(StoreMessage(table=True, listeners=len(listeners)), (self.table, *listeners))
         for batch in _batches(self.pipes.values()):
             pipes = [StoredPipe.FromString(kept.about) for kept in batch]

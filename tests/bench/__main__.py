@@ -12,15 +12,16 @@ from local.console import print_status
 from tests.bench import documents, generator, host, timing
 from tests.bench.contenders import CONTENDERS, HAProxy, haproxy_path
 from tests.bench.generator import BenchError
-from tests.bench.measuring import Bench, Results, run_memory, run_rounds
+from tests.bench.measuring import Bench, Results, run_memory, run_rounds, run_shared
 from tests.bench.report import Report
-from tests.bench.rows import IDLE, ROWS, Row
+from tests.bench.rows import IDLE, ROWS, SHARED, Row
 
 _MEMORY_ROUNDS_MAX = 2
+_NAMES = (*(row.name for row in ROWS), IDLE, SHARED)
 
 
 def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    names = ", ".join([*(row.name for row in ROWS), IDLE])
+    names = ", ".join(_NAMES)
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--rows", default="", help=f"of {names}; `echo` means all that begin so; default: all")
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="default: %(default)s")
@@ -33,18 +34,17 @@ def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--write is for all rows and contenders: the page tells of one run")
     chosen = {name for wanted in options.rows.split(",") for name in _named(wanted)}
     options.rows = [row for row in ROWS if row.name in chosen]
-    options.idle = IDLE in chosen
+    options.idle, options.shared = IDLE in chosen, SHARED in chosen
     options.contenders = options.contenders.split(",")
     if unknown := [name for name in options.contenders if name not in CONTENDERS]:
         parser.error(f"no such contender: {', '.join(unknown)}")
-    if not options.rows and not options.idle:
+    if not chosen:
         parser.error(f"no such row; there are {names}")
     return options
 
 
 def _named(wanted: str) -> list[str]:
-    names = [*(row.name for row in ROWS), IDLE]
-    return [wanted] if wanted in names else [name for name in names if name.startswith(wanted)]
+    return [wanted] if wanted in _NAMES else [name for name in _NAMES if name.startswith(wanted)]
 
 
 def _measure(contenders: list[str], rows: list[Row], options: argparse.Namespace) -> Results:
@@ -59,6 +59,8 @@ def _measure(contenders: list[str], rows: list[Row], options: argparse.Namespace
                 run_rounds(bench, kinds, rows, options.rounds, results)
             if options.idle:
                 run_memory(bench, kinds, min(options.rounds, _MEMORY_ROUNDS_MAX), results)
+            if options.shared:
+                run_shared(bench, kinds, results)
     return results
 
 

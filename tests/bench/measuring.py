@@ -14,8 +14,8 @@ from local.console import print_status
 from tests.bench import generator
 from tests.bench.contenders import Contender, Straight
 from tests.bench.generator import BenchError, Broker
-from tests.bench.processes import cpu_seconds, pss_bytes
-from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, Row
+from tests.bench.processes import cpu_seconds, established, pss_bytes
+from tests.bench.rows import GIB, IDLE_RELAYS, MICRO, SHARED_CLIENTS, Row
 
 _SETTLE_S = 0.1  # what a proxy still does when a load has ended is part of the cost, say the ends of connections
 _MEMORY_SETTLE_S = 1.0
@@ -53,6 +53,8 @@ class Results:
 
     samples: dict[tuple[str, str], list[Sample]] = field(default_factory=dict)
     memory: dict[str, list[Memory]] = field(default_factory=dict)
+    broker_connections: dict[str, int] = field(default_factory=dict)
+    """While SHARED_CLIENTS clients are in lookup mode."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,13 @@ class Bench:
                     grown = pss_bytes(contender.pid) - before
         return Memory(before, grown / IDLE_RELAYS)
 
+    def broker_connections(self, kind: type[Contender]) -> int:
+        """How many connections to the broker many clients use that have each done a lookup and are still there."""
+        with self.running((kind,)) as (contender,), self._explained(contender):
+            options = {"port": contender.port, "connections": SHARED_CLIENTS, "warm_up": "1ms"}
+            with generator.load(self.program, "lookup", **options):
+                return established(self.broker.port)
+
     @contextmanager
     def running(self, kinds: Sequence[type[Contender]]) -> Iterator[list[Contender]]:
         """Start contenders; they end when the block is left."""
@@ -161,6 +170,14 @@ def run_rounds(
                     print_status(f"Round {turn + 1} of {rounds}: {row.title}, {contender.label}")
                     sample = bench.measure(row, contender)
                     results.samples.setdefault((row.name, contender.name), []).append(sample)
+
+
+def run_shared(bench: Bench, kinds: Sequence[type[Contender]], results: Results) -> None:
+    """Count the connections to the broker that many clients share."""
+    for kind in kinds:
+        if kind.answers_lookups:
+            print_status(f"{SHARED_CLIENTS} clients in lookup mode: {kind.label}")
+            results.broker_connections[kind.name] = bench.broker_connections(kind)
 
 
 def run_memory(bench: Bench, kinds: Sequence[type[Contender]], rounds: int, results: Results) -> None:

@@ -10,6 +10,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 _PARENT, _CHILDREN_USER, _CHILDREN_SYSTEM = 1, 13, 14  # of /proc/PID/stat, counted after the command's name
 _CLOCK_SCHEDULER = 2
+_ESTABLISHED = "01"  # of /proc/net/tcp
 
 
 def cpu_seconds(root: int) -> float:
@@ -24,6 +25,13 @@ def pss_bytes(root: int) -> int:
         found = re.search(r"^Pss: +(\d+) kB$", (_PROC / str(pid) / "smaps_rollup").read_text(), re.MULTILINE)
         total += int(found[1]) * 1024 if found else 0
     return total
+
+
+def established(port: int) -> int:
+    """Connections that a server on 127.0.0.1 has now."""
+    server = f"0100007F:{port:04X}"
+    lines = (_PROC / "net" / "tcp").read_text().splitlines()[1:]
+    return sum(line.split()[1] == server and line.split()[3] == _ESTABLISHED for line in lines)
 
 
 def _own_cpu_seconds(pid: int) -> float:

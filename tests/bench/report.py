@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tests.bench.contenders import CONTENDERS, HAProxy, Java, Ours, Straight
 from tests.bench.figures import Figure, figure, ratio, text
 from tests.bench.measuring import Memory, Results, Sample
-from tests.bench.rows import IDLE_BYTES_MAX, IDLE_RELAYS, Metric, Row
+from tests.bench.rows import IDLE_BYTES_MAX, IDLE_RELAYS, SHARED_CLIENTS, Metric, Row
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -33,6 +33,8 @@ class Report:
             ]
         if self.results.memory:
             parts += [f"### Memory ({IDLE_RELAYS:,} idle relays)", self._memory()]
+        if self.results.broker_connections:
+            parts += [f"### Connections to the broker ({SHARED_CLIENTS:,} clients in lookup mode)", self._connections()]
         return "\n\n".join(parts)
 
     def values(self, row: Row, contender: str, of: Callable[[Sample], float]) -> list[float]:
@@ -78,6 +80,10 @@ class Report:
             busy = [figure(self.values(row, name, lambda sample: sample.load_busy)) for name in names]
             lines.append([row.title, *straight, *(f"{share.median:.0%}" if share else "-" for share in busy)])
         return _table(lines)
+
+    def _connections(self) -> str:
+        counts = self.results.broker_connections
+        return _table([[_label(name) for name in counts], [f"{count:,}" for count in counts.values()]])
 
     def _memory(self) -> str:
         def line(title: str, of: Callable[[Memory], float], target: str) -> list[str]:

@@ -15,6 +15,8 @@ import trio.testing
 from proto import commands
 from proto.addresses import HostPort
 from proto.frames import FrameDecoder
+from proto.lookup_requests import Request, request_of
+from proto.lookups import kind_of
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, CommandLookupTopicResponse
 from proto.rpc_pb2 import BrokerCredentialsResponse
 from proxy.config.types import Config
@@ -39,6 +41,13 @@ def lookup(topic: str = "t", request_id: int = 7, **fields: Any) -> BaseCommand:
         type=BaseCommand.LOOKUP,
         lookup_topic={"topic": topic, "request_id": request_id, "authoritative": False, **fields},
     )
+
+
+def asked(command: BaseCommand | None = None) -> Request:
+    """What a request asks a broker."""
+    copy = BaseCommand()
+    copy.CopyFrom(command or lookup())
+    return request_of(copy, kind_of(copy))[0]
 
 
 def lookup_response(request: BaseCommand, response: int, url: str = "", **fields: Any) -> BaseCommand:

@@ -8,20 +8,20 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from lookup_fakes import CONNECT, BrokerEnd, connected, gather, host_port, lookup, lookup_response
+from lookup_fakes import CONNECT, BrokerEnd, asked, connected, gather, host_port, lookup, lookup_response
 
 from lookup import broker_connection
 from lookup.broker_connection import LOOKS_PER_PATIENCE, BrokerConnection, BrokerConnectionLost
-from lookup.turn import Turn
 from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame
-from proto.lookups import KINDS
+from proto.lookup_answers import AnswerShapes, BrokerAnswer
+from proto.lookup_requests import number_of
 from proto.pulsar_pb2 import BaseCommand
 from proxy.runtime.broker_link import BrokerLink
 from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.turn import Turn, current_turn
 
-LOOKUP = KINDS[BaseCommand.LOOKUP]
 KEEP_ALIVE_S = 30.0
 PATIENCE_S = 2.5
 LOOK_S = PATIENCE_S / LOOKS_PER_PATIENCE
@@ -44,7 +44,7 @@ class Line:
 
         async def one() -> None:
             try:
-                answer = await self.connection.request(lookup(topic, request_id), LOOKUP)
+                answer = await self.connection.request(asked(lookup(topic, request_id)))
                 self.results.append(answer.lookup_topic_response.broker_service_url or answer)
             except BrokerConnectionLost as lost:
                 self.results.append(lost)
@@ -75,7 +75,7 @@ async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
         rest: bytes = b"", *, refuse_credentials: bool = False, streams: tuple[Any, Any] | None = None
     ) -> Line:
         ours, theirs = streams or trio.testing.memory_stream_pair()
-        turn = Turn()
+        turn = current_turn()
         greeting = connected()
         link = BrokerLink(ours, Connected(Frame(greeting.SerializeToString()), greeting.connected, rest))
 
@@ -89,12 +89,12 @@ async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
         connection = BrokerConnection(
             host_port("broker"),
             link,
-            turn,
             max_frame_bytes=65536,
             keep_alive_s=KEEP_ALIVE_S,
             patience_s=PATIENCE_S,
             renew_at=float("inf"),
             answer_challenge=answer_challenge,
+            shapes=AnswerShapes(),
         )
         line = Line(connection, BrokerEnd(theirs), turn, nursery=nursery)
         nursery.start_soon(line.run)
@@ -124,7 +124,7 @@ async def test_pipelined_requests_answered_out_of_order(line: Line) -> None:
 
 async def test_every_caller_gets_the_answer_to_its_own_request(line: Line) -> None:
     answers = gather(
-        *(lambda topic=topic: line.connection.request(lookup(topic), LOOKUP) for topic in ("a", "b"))  # type: ignore[misc]
+        *(lambda topic=topic: line.connection.request(asked(lookup(topic))) for topic in ("a", "b"))  # type: ignore[misc]
     )
 
     async def serve() -> None:
@@ -144,7 +144,7 @@ async def test_an_answer_after_its_caller_has_left_is_dropped(line: Line) -> Non
 
     async def impatient() -> None:
         with scope:
-            await line.connection.request(lookup("slow"), LOOKUP)
+            await line.connection.request(asked(lookup("slow")))
 
     line.nursery.start_soon(impatient)
     slow = await line.request()
@@ -303,7 +303,7 @@ async def test_the_broker_closes_and_all_who_wait_are_told(line: Line) -> None:
     await trio.testing.wait_all_tasks_blocked()
     assert [type(result) for result in line.results] == [BrokerConnectionLost, BrokerConnectionLost]
     with pytest.raises(BrokerConnectionLost):
-        await line.connection.request(lookup(), LOOKUP)
+        await line.connection.request(asked())
     assert line.connection.idle
 
 
@@ -325,7 +325,7 @@ async def test_close_tells_all_who_wait(line: Line) -> None:
     assert isinstance(line.results[0], BrokerConnectionLost)
     assert await line.broker.read() is None, "the stream is closed"
     with pytest.raises(BrokerConnectionLost):
-        await line.connection.request(lookup(), LOOKUP)
+        await line.connection.request(asked())
 
 
 async def test_bytes_behind_connected_are_not_lost(line_opener: Open) -> None:
@@ -367,7 +367,7 @@ async def test_a_broker_that_takes_no_more_requests(line_opener: Open, monkeypat
     line.ask("b" * 90)  # fills the buffer, and waits in it
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BrokerConnectionLost, match="does not take requests"):
-        await line.connection.request(lookup("c" * 90), LOOKUP)
+        await line.connection.request(asked(lookup("c" * 90)))
     assert len(line.results) == 0
     gate.set()
 
@@ -387,25 +387,42 @@ async def test_idle_and_last_used(line: Line, autojump_clock: trio.testing.MockC
 # ---- without a task
 
 
-def listen(line: Line, topic: str, heard: list[Any]) -> int:
-    """Ask without a task, and without the turn's end."""
+class Hearing:
+    """Hears answers without a task."""
 
-    def on_answer(answer: BaseCommand | None) -> None:
-        heard.append(None if answer is None else answer.lookup_topic_response.broker_service_url)
+    def __init__(self, on_answer: Callable[[BrokerAnswer | None], None]) -> None:
+        self.number = b""
+        self.on_answer = on_answer
 
-    return line.connection.ask(lookup(topic), LOOKUP, on_answer)
+    def answered(self, answer: BrokerAnswer | None) -> None:
+        self.on_answer(answer)
+
+
+def ask(line: Line, topic: str, on_answer: Callable[[BrokerAnswer | None], None]) -> Hearing:
+    hearing = Hearing(on_answer)
+    line.connection.ask(asked(lookup(topic)), hearing, trio.current_time())
+    return hearing
+
+
+def listen(line: Line, topic: str, heard: list[Any]) -> Hearing:
+    """Ask without a task."""
+
+    def on_answer(answer: BrokerAnswer | None) -> None:
+        heard.append(None if answer is None else answer.command.lookup_topic_response.broker_service_url)
+
+    return ask(line, topic, on_answer)
 
 
 async def test_what_is_asked_in_one_turn_leaves_at_its_end(line: Line) -> None:
     heard: list[Any] = []
-    ids = [listen(line, topic, heard) for topic in ("a", "b")]
-    assert not line.connection.idle
-    await trio.testing.wait_all_tasks_blocked()
-    with trio.move_on_after(0.01):
-        pytest.fail(f"{await line.request()}")
-    line.turn.end()
+    with line.turn:
+        ids = [listen(line, topic, heard).number for topic in ("a", "b")]
+        assert not line.connection.idle
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(0.01):
+            pytest.fail(f"{await line.request()}")
     requests = [await line.request(), await line.request()]
-    assert [request.lookup_topic.request_id for request in requests] == ids
+    assert [number_of(request.lookup_topic.request_id) for request in requests] == ids
     await line.broker.say(
         b"".join(commands.encode(lookup_response(one, CONNECT, one.lookup_topic.topic)) for one in reversed(requests))
     )
@@ -424,13 +441,12 @@ async def test_a_turn_ends_with_each_chunk_of_answers(line: Line) -> None:
 
     speaker = Speaker()
 
-    def on_answer(_answer: BaseCommand | None) -> None:
+    def on_answer(_answer: BrokerAnswer | None) -> None:
         heard.append("answer")
         line.turn.touch(speaker)
 
     for _ in range(3):
-        line.connection.ask(lookup(), LOOKUP, on_answer)
-    line.turn.end()
+        ask(line, "t", on_answer)
     requests = [await line.request() for _ in range(3)]
     await line.broker.say(b"".join(commands.encode(lookup_response(one, CONNECT, "x")) for one in requests[:2]))
     await trio.testing.wait_all_tasks_blocked()
@@ -444,7 +460,6 @@ async def test_what_is_forgotten_is_not_heard(line: Line) -> None:
     heard: list[Any] = []
     forgotten = listen(line, "a", heard)
     listen(line, "b", heard)
-    line.turn.end()
     line.connection.forget(forgotten)
     for _ in range(2):
         request = await line.request()
@@ -460,7 +475,6 @@ async def test_each_who_waits_without_a_task_is_told_once(line: Line, by: str) -
     heard: list[Any] = []
     for topic in ("a", "b"):
         listen(line, topic, heard)
-    line.turn.end()
     await line.answer(await line.request(), "answered")
     await trio.testing.wait_all_tasks_blocked()
     if by == "broker":
@@ -478,13 +492,12 @@ async def test_each_who_waits_without_a_task_is_told_once(line: Line, by: str) -
 async def test_a_defect_that_an_answer_meets_ends_this_connection_and_no_more(line: Line) -> None:
     heard: list[Any] = []
 
-    def broken(answer: BaseCommand | None) -> None:
+    def broken(answer: BrokerAnswer | None) -> None:
         if answer is not None:
             raise ZeroDivisionError
 
-    line.connection.ask(lookup("x"), LOOKUP, broken)
+    ask(line, "x", broken)
     listen(line, "a", heard)
-    line.turn.end()
     with structlog.testing.capture_logs() as logs:
         await line.answer(await line.request(), "x")
         await line.ended.wait()
@@ -521,7 +534,6 @@ async def test_a_connection_that_retires_ends_even_where_its_last_request_is_giv
 ) -> None:
     heard: list[Any] = []
     forgotten = listen(line, "a", heard)
-    line.turn.end()
     assert (await line.request()).type == BaseCommand.LOOKUP
     line.connection.retire()
     line.connection.forget(forgotten)

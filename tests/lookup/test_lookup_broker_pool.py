@@ -9,19 +9,27 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from lookup_fakes import CONNECT, FakeAuth, FakeBroker, Network, connect_to, gather, host_port, lookup, make_config
+from lookup_fakes import (
+    CONNECT,
+    FakeAuth,
+    FakeBroker,
+    Network,
+    asked,
+    connect_to,
+    gather,
+    host_port,
+    lookup,
+    make_config,
+)
 
 from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
 from lookup.broker_pool import RENEWAL_RETRY_S, Askers, BrokerPool
-from lookup.turn import Turn
 from proto import commands
 from proto.connect_rules import OriginalCredentials
-from proto.lookups import KINDS
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.broker_link import BrokerLinkFailed
 from proxy.runtime.dialing import Dialer
 
-LOOKUP = KINDS[BaseCommand.LOOKUP]
 BROKER = host_port("broker")
 
 
@@ -44,7 +52,7 @@ class Pools:
             config = make_config(brokers={**brokers, "credentials": {"method": "token", "file": "x"}})
         self.auth = FakeAuth()
         self.broker = network.add("broker", "10.0.0.1", FakeBroker(connect_to("pulsar://x:1")))
-        self.pool = BrokerPool(config, Dialer(config.brokers), self.auth, Turn(), nursery)  # type: ignore[arg-type]
+        self.pool = BrokerPool(config, Dialer(config.brokers), self.auth, nursery)  # type: ignore[arg-type]
         self.askers = Askers()
         self.anybody = self.askers.get("")
 
@@ -78,7 +86,7 @@ async def test_principals_never_share_a_connection(network: Network, nursery: tr
     assert len({alice, bob, nobody}) == 3
     assert sorted(connect.original_principal for connect in pools.broker.connects) == ["", "alice", "bob"]
     for principal, connection in (("alice", alice), ("bob", bob), ("", nobody)):
-        await connection.request(lookup(f"of-{principal}"), LOOKUP)
+        await connection.request(asked(lookup(f"of-{principal}")))
     assert [(principal, request.lookup_topic.topic) for principal, request in pools.broker.requests] == [
         ("alice", "of-alice"),
         ("bob", "of-bob"),
@@ -290,7 +298,7 @@ async def test_the_bound_evicts_what_is_unused_for_longest(
     await trio.sleep(1)
     newer = await pools.get("b")
     await trio.sleep(1)
-    await oldest.request(lookup(), LOOKUP)  # now "b" is the one unused for longest
+    await oldest.request(asked())  # now "b" is the one unused for longest
     await pools.get("c")
     await trio.testing.wait_all_tasks_blocked()
     assert newer.closed
@@ -304,7 +312,7 @@ async def test_the_bound_never_takes_a_connection_from_those_who_wait_on_it(
     pools = Pools(network, nursery, pooled_connections_max=1)
     pools.broker.script = lambda _request: None
     busy = await pools.get("a")
-    nursery.start_soon(busy.request, lookup(), LOOKUP)
+    nursery.start_soon(busy.request, asked())
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BrokerLinkFailed) as caught:
         await pools.get("b")
@@ -349,7 +357,7 @@ async def test_idle_connections_end(
     used, unused = await pools.get("used"), await pools.get("unused")
     for _ in range(8):
         await trio.sleep(0.25)
-        await used.request(lookup(), LOOKUP)
+        await used.request(asked())
     await trio.testing.wait_all_tasks_blocked()
     assert unused.closed
     assert not used.closed
@@ -366,7 +374,7 @@ async def test_a_connection_with_a_request_under_way_is_not_idle(
     pools.broker.script = lambda _request: None
     nursery.start_soon(pools.pool.run)
     busy = await pools.get()
-    nursery.start_soon(busy.request, lookup(), LOOKUP)
+    nursery.start_soon(busy.request, asked())
     await trio.sleep(10)
     assert not busy.closed
 
@@ -431,7 +439,7 @@ async def test_a_retired_pool_holds_nothing_open_whatever_is_asked_of_it_later(
     await pools.pool.retire(0.0)
     try:
         connection = await pools.get("late")
-        await connection.request(lookup(), LOOKUP)
+        await connection.request(asked())
     except BrokerLinkFailed:
         pass
     await trio.sleep(10 * 60)
@@ -463,7 +471,7 @@ async def test_what_is_in_use_counts_for_nobody_at_the_bound(network: Network, n
     pools.broker.script = lambda _request: None
     busy = [await pools.get("alice", token=f"t{number}") for number in range(2)]
     for connection in busy:
-        nursery.start_soon(connection.request, lookup(), LOOKUP)
+        nursery.start_soon(connection.request, asked())
     bobs = [await pools.get("bob", token=f"t{number}") for number in range(2)]
     await trio.testing.wait_all_tasks_blocked()
     await pools.get("carol")
@@ -477,15 +485,15 @@ async def test_what_is_in_use_counts_for_nobody_at_the_bound(network: Network, n
 async def test_an_open_connection_is_given_at_once(network: Network, nursery: trio.Nursery) -> None:
     pools = Pools(network, nursery)
     alice = pools.askers.get("alice")
-    assert pools.pool.open_connection(BROKER, alice) is None
+    assert pools.pool.open_connection(BROKER, alice, trio.current_time()) is None
     connection = await pools.get("alice")
-    assert pools.pool.open_connection(BROKER, alice) is connection
-    assert pools.pool.open_connection(BROKER, pools.askers.get("bob")) is None
-    assert pools.pool.open_connection(host_port("other"), alice) is None
+    assert pools.pool.open_connection(BROKER, alice, trio.current_time()) is connection
+    assert pools.pool.open_connection(BROKER, pools.askers.get("bob"), trio.current_time()) is None
+    assert pools.pool.open_connection(host_port("other"), alice, trio.current_time()) is None
     assert len(network.dialled) == 1
     await trio.aclose_forcefully(pools.broker.ends[0].stream)
     await trio.testing.wait_all_tasks_blocked()
-    assert pools.pool.open_connection(BROKER, alice) is None
+    assert pools.pool.open_connection(BROKER, alice, trio.current_time()) is None
 
 
 async def test_while_one_is_being_opened_there_is_none(network: Network, nursery: trio.Nursery) -> None:
@@ -493,7 +501,7 @@ async def test_while_one_is_being_opened_there_is_none(network: Network, nursery
     network.dial_delay_s = 0.01
     nursery.start_soon(pools.get, "alice")
     await trio.testing.wait_all_tasks_blocked()
-    assert pools.pool.open_connection(BROKER, pools.askers.get("alice")) is None
+    assert pools.pool.open_connection(BROKER, pools.askers.get("alice"), trio.current_time()) is None
 
 
 # ---- renewal
@@ -517,7 +525,7 @@ class Renewing(Pools):
         self.asker = self.askers.get("alice")
 
     def open(self) -> BrokerConnection:
-        connection = self.pool.open_connection(BROKER, self.asker)
+        connection = self.pool.open_connection(BROKER, self.asker, trio.current_time())
         assert connection is not None, "there always is one"
         return connection
 
@@ -525,7 +533,7 @@ class Renewing(Pools):
         """Use it until there is another one; when that was begun."""
         while self.open() is first:
             await trio.sleep(step_s)
-            await self.open().request(lookup(), LOOKUP)
+            await self.open().request(asked())
         return trio.current_time()
 
 
@@ -572,7 +580,7 @@ async def test_the_old_one_serves_until_the_new_one_is_there_and_no_request_fail
     used = []
     for _ in range(5):
         used.append(pools.open() if way == "short" else await pools.pool.connection(BROKER, addresses, pools.asker))
-        nursery.start_soon(used[-1].request, lookup(), LOOKUP)
+        nursery.start_soon(used[-1].request, asked())
         await trio.sleep(0.1)
     assert used == [first] * 5, "nobody waits for the new one"
     assert len(network.dialled) == 2, "and only one is opened"
@@ -597,12 +605,12 @@ async def test_a_renewal_that_fails_is_tried_again_later(
     first = await pools.pool.connection(BROKER, addresses, pools.asker)
     await trio.sleep(0.96 * LIFETIME_S)
     pools.auth.broken = True
-    asked = len(pools.auth.calls)
+    before = len(pools.auth.calls)
     for _ in range(40):
         assert pools.open() is first
-        await pools.open().request(lookup(), LOOKUP)
+        await pools.open().request(asked())
         await trio.sleep(0.25)
-    tried = len(pools.auth.calls) - asked
+    tried = len(pools.auth.calls) - before
     assert tried == 2, f"within 10 s, and not at each request: once in {RENEWAL_RETRY_S} s"
     pools.auth.broken = False
     await trio.sleep(RENEWAL_RETRY_S)
@@ -624,7 +632,7 @@ async def test_credentials_that_have_ended_or_nearly_are_no_reason_for_a_storm(
     pools = Renewing(network, nursery, lifetime_s=lifetime_s)
     await pools.pool.connection(BROKER, addresses, pools.asker)
     for _ in range(100):
-        await pools.open().request(lookup(), LOOKUP)
+        await pools.open().request(asked())
         await trio.sleep(0.1)
     assert len(pools.broker.connects) <= 1 + 10 / RENEWAL_RETRY_S
 
@@ -665,7 +673,7 @@ async def test_a_broker_lost_while_its_connection_is_renewed(
     await trio.sleep(1)
     await trio.aclose_forcefully(pools.broker.ends[0].stream)
     await trio.testing.wait_all_tasks_blocked()
-    assert pools.pool.open_connection(BROKER, pools.asker) is None
+    assert pools.pool.open_connection(BROKER, pools.asker, trio.current_time()) is None
     second = await pools.pool.connection(BROKER, addresses, pools.asker)
     assert second is not first
     assert not second.closed
@@ -684,6 +692,6 @@ async def test_the_patience_follows_from_a_lookups_time(
     connection = await pools.get("alice")
     started = trio.current_time()
     with pytest.raises(BrokerConnectionLost):
-        await connection.request(lookup(), LOOKUP)
+        await connection.request(asked())
     assert 5.0 <= trio.current_time() - started <= 5.5, "half of limits.lookup_timeout_ms"
     assert not (await pools.get("alice")).closed

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
-from lookup_fakes import CONNECT, FakeAuth, FakeBroker, Network, Script, connect_to, lookup, make_config, redirect_to
+from lookup_fakes import (
+    CONNECT,
+    FakeAuth,
+    FakeBroker,
+    Network,
+    Script,
+    asked,
+    connect_to,
+    lookup,
+    make_config,
+    redirect_to,
+)
 from prometheus_client import CollectorRegistry
 
 from lookup.broker_pool import Asker, BrokerPool
@@ -16,7 +28,7 @@ from lookup.brokers import Brokers
 from lookup.lookups import Lookups
 from lookup.metrics import BrokerMetrics
 from lookup.targets import TargetRules
-from lookup.turn import Turn
+from proto.lookup_answers import BrokerAnswer
 from proto.lookups import kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.dialing import Dialer
@@ -33,14 +45,13 @@ class Worker:
         self.network = network
         config = make_config(brokers={"service_url": service_url, **brokers})
         dialer = Dialer(config.brokers)
-        self.turn = Turn()
 
         def resolver() -> Resolver:
             return Resolver(nursery, timeout_s=5, ttl_max_s=300, knows_more=True)
 
         self.brokers = Brokers(config, dialer, resolver(), BrokerMetrics(CollectorRegistry()))
         nursery.start_soon(self.brokers.discovery.run)
-        self.pool = BrokerPool(config, dialer, FakeAuth(), self.turn, nursery)  # type: ignore[arg-type]
+        self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
         self.lookups = Lookups(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
         self.asker = Asker("alice")
 
@@ -54,19 +65,21 @@ class Worker:
         answers: list[BaseCommand | None] = []
         done = trio.Event()
 
-        def take(answer: BaseCommand | None, _broker: object) -> None:
-            answers.append(answer)
+        def answered(answer: BrokerAnswer | None) -> None:
+            assert connection is not None
+            self.lookups.heard(connection, answer)
+            answers.append(None if answer is None else answer.command)
             done.set()
 
         deadline = trio.current_time() + timeout_s
         asker = asker or self.asker
-        forget = self.lookups.ask_now(command, kind, asker, take)
-        self.turn.end()
-        if forget is not None:
+        waiting: Any = SimpleNamespace(answered=answered, number=b"")
+        connection = self.lookups.ask_now(asked(), asker, waiting, trio.current_time())
+        if connection is not None:
             with trio.move_on_at(deadline) as scope:
                 await done.wait()
             if scope.cancelled_caught:
-                forget()
+                self.lookups.forget(connection, waiting)
                 return None
             if answers[0] is not None and self.lookups.is_final(answers[0], kind):
                 return answers[0].lookup_topic_response

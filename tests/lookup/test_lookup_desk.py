@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,16 @@ from lookup_fakes import CONNECT, REDIRECT, lookup, lookup_response, make_config
 from prometheus_client import CollectorRegistry
 
 from lookup.broker_pool import Asker, Askers
-from lookup.desk import OVERDUE_LOOK_S, Desk
+from lookup.desk import OVERDUE_LOOK_S, Desk, Question, Sender
 from lookup.lookups import Lookups
 from lookup.metrics import LookupMetrics
-from lookup.turn import Turn
 from proto.connect_rules import OriginalCredentials
-from proto.lookups import client_request_id, error_of, failure, kind_of, response_request_id
+from proto.frames import FrameDecoder
+from proto.lookup_answers import BrokerAnswer, ClientAnswer
+from proto.lookup_requests import Request, parse_request
+from proto.lookups import error_of, failure, response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from proxy.runtime.turn import current_turn
 
 METADATA = BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 8})
 SCHEMA = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 9})
@@ -36,19 +40,25 @@ def topics(request_id: int = 7) -> BaseCommand:
 
 
 BROKER = object()
+INDEX = 3
 
 
 class Asked:
-    """One question under way to a broker."""
+    """One question under way to a broker, and the connection that it is under way on."""
 
-    def __init__(
-        self, command: BaseCommand, asker: Asker, on_answer: Callable[[BaseCommand | None, Any], None]
-    ) -> None:
-        self.command = BaseCommand()
-        self.command.CopyFrom(command)
+    broker = BROKER
+    heard_at = 0.0
+
+    def __init__(self, lookups: FakeLookups, request: Request, asker: Asker, question: Question) -> None:
+        self.command = request.command()
         self.asker = asker
-        self.on_answer = lambda answer: on_answer(answer, BROKER)
         self.forgotten = False
+        self._lookups = lookups
+        self.question = question
+
+    def on_answer(self, answer: BaseCommand | None) -> None:
+        self.heard_at = trio.current_time()
+        self.question.answered(None if answer is None else BrokerAnswer(answer))
 
     def answer(self, url: str = "pulsar://b0:6650") -> None:
         self.on_answer(lookup_response(self.command, CONNECT, url))
@@ -57,26 +67,38 @@ class Asked:
 class FakeLookups:
     """Brokers, answered by the test: ``asked`` the short way, ``long_way`` the long one."""
 
-    is_final = staticmethod(Lookups.is_final)
-
     def __init__(self) -> None:
         self.open = True
         self.asked: list[Asked] = []
         self.long_way: list[tuple[BaseCommand, BaseCommand | None, float]] = []
         self.lost: list[object] = []
+        self.heard_of: list[tuple[object, bool]] = []
+        """Which broker was heard of, and whether it answered."""
         self.gate = trio.Event()
         self.failure: Exception | None = None
 
-    def ask_now(self, command: BaseCommand, _kind: Any, asker: Asker, on_answer: Any) -> Callable[[], None] | None:
+    def ask_now(self, request: Request, asker: Asker, question: Question, _now: float) -> Any:
         if not self.open:
             return None
-        asked = Asked(command, asker, on_answer)
+        asked = Asked(self, request, asker, question)
         self.asked.append(asked)
+        return asked
 
-        def forget() -> None:
-            asked.forgotten = True
+    def heard(self, connection: Asked, answer: BrokerAnswer | None) -> None:
+        self.heard_of.append((connection.broker, answer is not None))
 
-        return forget
+    @staticmethod
+    def forget(connection: Asked, question: Question) -> None:
+        assert connection.question is question
+        connection.forgotten = True
+
+    @staticmethod
+    def ready(answer: BrokerAnswer, kind: Any, _asker: Asker, _client: str) -> ClientAnswer | None:
+        if not Lookups.is_final(answer.command, kind):
+            return None
+        copy = BaseCommand()
+        copy.CopyFrom(answer.command)
+        return ClientAnswer(copy)
 
     async def answer(
         self, command: BaseCommand, kind: Any, _asker: Asker, _client: str, answer: Any, *, deadline: float, lost: Any
@@ -91,10 +113,6 @@ class FakeLookups:
         return failure(kind, 0, ServerError.TopicNotFound, "gone")
 
     @staticmethod
-    def finished(answer: BaseCommand, *_: object) -> BaseCommand:
-        return answer
-
-    @staticmethod
     def too_slow(_command: BaseCommand, kind: Any, *_: object) -> BaseCommand:
         return failure(kind, 0, ServerError.ServiceNotReady, "too slow")
 
@@ -104,28 +122,33 @@ class Setup:
 
     def __init__(self, nursery: trio.Nursery, **limits: int) -> None:
         self.lookups = FakeLookups()
-        self.turn = Turn()
+        self.turn = current_turn()
         self.askers = Askers()
         self.registry = CollectorRegistry()
         self.nursery = nursery
         self.heard: list[tuple[str, int, int | None]] = []
         """Whose request, its id, and the error."""
         config = make_config(limits={"lookup_timeout_ms": int(TIMEOUT_S * 1000), **limits})
-        self.desk = Desk(config, self.lookups, LookupMetrics(self.registry), self.turn, nursery)  # type: ignore[arg-type]
+        self.desk = Desk(config, self.lookups, LookupMetrics(self.registry), nursery)  # type: ignore[arg-type]
 
     def ask(self, command: BaseCommand | None = None, who: str | Asker = "alice", name: str = "") -> None:
-        copy = BaseCommand()
-        copy.CopyFrom(command or lookup())
-        kind = kind_of(copy)
+        request, request_id = parse_request((command or lookup()).SerializeToString())
         asker = who if isinstance(who, Asker) else self.askers.get(who)
 
-        def deliver(data: bytes) -> None:
-            answer = BaseCommand.FromString(data)
+        def put(index: int, frame: bytes) -> None:
+            assert index == INDEX
+            decoder = FrameDecoder(max_frame_bytes=1 << 20)
+            decoder.receive_data(frame)
+            decoded = decoder.next_frame()
+            assert decoded is not None
+            answer = BaseCommand.FromString(decoded.command)
             request_id = response_request_id(answer)
             assert request_id is not None
             self.heard.append((name or asker.principal, request_id, error_of(answer)))
 
-        self.desk.ask(copy, kind, client_request_id(copy, kind), asker, "192.0.2.7:4000", deliver)
+        answers: Any = SimpleNamespace(put=put)
+        with self.turn:
+            self.desk.ask(request, request_id, INDEX, Sender(asker, "192.0.2.7:4000", answers))
 
     def reload(self, **limits: int) -> FakeLookups:
         """Another configuration; gives the old brokers."""
@@ -352,6 +375,11 @@ async def test_one_principal_alone_leaves_room_for_a_second_which_gets_a_share(m
     assert fill(it, "greedy") == 0
 
 
+@pytest.mark.parametrize("most", [2, 10, 100])
+async def test_one_principal_alone_gets_half_of_the_room_and_no_more(make: Make, most: int) -> None:
+    assert fill(make(max_concurrent_lookups=most), "greedy") == most // 2
+
+
 async def test_of_several_that_take_what_they_get_each_gets_something(make: Make) -> None:
     it = make(max_concurrent_lookups=1000)
     shares = [fill(it, f"p{number}") for number in range(3)]
@@ -435,6 +463,7 @@ async def test_a_connection_lost_on_the_short_way_leads_to_the_long_one(make: Ma
     assert it.heard == [("alice", 7, None)]
     assert [known for _, known, _ in it.lookups.long_way] == [None]
     assert it.lookups.lost == [BROKER], "it is asked last"
+    assert it.lookups.heard_of == [(BROKER, False)]
     it.nothing_left()
 
 
@@ -456,16 +485,37 @@ async def test_what_nobody_answers_is_ended_in_time_and_forgotten(
         def push(self) -> None:
             said.append(trio.current_time() - started)
 
-    it.turn.end()
     while not it.heard:
-        it.turn.touch(Speaker())
+        with it.turn:
+            it.turn.touch(Speaker())
         await trio.sleep(0.01)
     assert it.heard == [("alice", 1, ServerError.ServiceNotReady), ("alice", 2, ServerError.ServiceNotReady)]
     assert TIMEOUT_S <= trio.current_time() - started <= TIMEOUT_S + OVERDUE_LOOK_S + 0.02
     assert said, "and it is said: the turn ends"
     assert [asked.forgotten for asked in it.lookups.asked] == [True, False]
+    it.lookups.asked[0].on_answer(None)  # too late
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.lookups.long_way == [], "nobody waits any more"
     await trio.sleep(2)
     assert len(it.heard) == 3
+    it.nothing_left()
+
+
+async def test_what_meets_a_defect_on_the_short_way_is_ended_in_time(
+    make: Make, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = make()
+    it.nursery.start_soon(it.desk.run)
+    it.ask()
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(it.lookups, "ready", broken)
+    with pytest.raises(ZeroDivisionError):  # ends the connection
+        it.lookups.asked[0].answer()
+    await trio.sleep(TIMEOUT_S + 1)
+    assert it.heard == [("alice", 7, ServerError.ServiceNotReady)]
     it.nothing_left()
 
 

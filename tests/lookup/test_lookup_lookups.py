@@ -15,6 +15,7 @@ from lookup_fakes import (
     FakeBroker,
     Network,
     Script,
+    asked,
     connect_to,
     gather,
     lookup,
@@ -30,10 +31,9 @@ from lookup.brokers import Brokers
 from lookup.lookups import REDIRECTS_MAX, Lookups
 from lookup.metrics import BrokerMetrics
 from lookup.targets import TargetRules
-from lookup.turn import Turn
 from proto import commands
-from proto.addresses import HostPort
-from proto.lookups import client_request_id, forget_asker, kind_of, set_response_request_id
+from proto.lookup_answers import BrokerAnswer
+from proto.lookups import client_request_id, kind_of, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.dns import Resolver
@@ -49,7 +49,6 @@ class Setup:
         self.network = network
         dialer = Dialer(config.brokers)
         dialer._tls = None  # the fake network speaks none, whatever the URL says
-        self.turn = Turn()
         self.askers = Askers()
         self.timeout_s = seconds(config.limits.lookup_timeout_ms)
 
@@ -58,7 +57,7 @@ class Setup:
 
         self.brokers = Brokers(config, dialer, resolver(), BrokerMetrics(CollectorRegistry()))
         nursery.start_soon(self.brokers.discovery.run)
-        self.pool = BrokerPool(config, dialer, FakeAuth(), self.turn, nursery)  # type: ignore[arg-type]
+        self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
         self.lookups = Lookups(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
 
     def broker(self, number: int, script: Script | None = None) -> FakeBroker:
@@ -66,13 +65,11 @@ class Setup:
 
     async def answer(self, command: BaseCommand | None = None, principal: str = "alice") -> BaseCommand:
         """What the desk gives back, the long way."""
-        asked, kind = BaseCommand(), kind_of(command or lookup())
-        asked.CopyFrom(command or lookup())
-        request_id = client_request_id(asked, kind)
-        forget_asker(asked, kind)
+        kind = kind_of(command or lookup())
+        request_id = client_request_id(command or lookup(), kind)
         deadline = trio.current_time() + self.timeout_s
         asker = self.askers.get(principal)
-        answer = await self.lookups.answer(asked, kind, asker, "192.0.2.7:4000", deadline=deadline)
+        answer = await self.lookups.answer(asked(command).command(), kind, asker, "192.0.2.7:4000", deadline=deadline)
         set_response_request_id(answer, request_id)
         return answer
 
@@ -167,8 +164,8 @@ async def test_a_redirect_is_followed_inside(make: Make) -> None:
     second = setup.broker(1, connect_to("pulsar://b1:6650"))
     answer = await setup.answer(lookup("topic", advertised_listener_name="inside"))
     assert answer.lookup_topic_response.response == CONNECT
-    asked = second.requests[0][1].lookup_topic
-    assert (asked.topic, asked.authoritative, asked.advertised_listener_name) == ("topic", True, "inside")
+    seen = second.requests[0][1].lookup_topic
+    assert (seen.topic, seen.authoritative, seen.advertised_listener_name) == ("topic", True, "inside")
     assert second.requests[0][0] == "alice", "asked for the same principal"
 
 
@@ -582,23 +579,25 @@ class Short:
 
     def __init__(self, setup: Setup, command: BaseCommand | None = None) -> None:
         self.heard: list[BaseCommand | None] = []
-        command = command or lookup()
         self.brokers: list[str] = []
-        self.forget = setup.lookups.ask_now(command, kind_of(command), setup.askers.get("alice"), self._hear)
-        setup.turn.end()
+        self._lookups = setup.lookups
+        self.number = b""
+        self.connection = setup.lookups.ask_now(asked(command), setup.askers.get("alice"), self, trio.current_time())
 
-    def _hear(self, answer: BaseCommand | None, broker: HostPort) -> None:
-        self.heard.append(answer)
-        self.brokers.append(broker.host)
+    def answered(self, answer: BrokerAnswer | None) -> None:
+        assert self.connection is not None
+        self._lookups.heard(self.connection, answer)
+        self.heard.append(None if answer is None else answer.command)
+        self.brokers.append(self.connection.broker.host)
 
 
 async def test_where_no_connection_is_open_there_is_no_short_way(make: Make) -> None:
     setup = make()
     broker = setup.broker(0, connect_to("pulsar://b0:6650"))
     short = Short(setup)
-    assert short.forget is None
+    assert short.connection is None
     await trio.testing.wait_all_tasks_blocked()
-    assert Short(setup).forget is None, "although the broker is known now"
+    assert Short(setup).connection is None, "although the broker is known now"
     assert (short.heard, broker.connects) == ([], [])
 
 
@@ -607,7 +606,7 @@ async def test_over_an_open_connection_the_brokers_answer_comes_as_it_is(make: M
     broker = setup.broker(0, connect_to("pulsar://b0:6650"))
     await setup.answer()
     short = Short(setup)
-    assert short.forget is not None
+    assert short.connection is not None
     assert short.heard == []
     await trio.testing.wait_all_tasks_blocked()
     [answer] = short.heard
@@ -624,7 +623,7 @@ async def test_a_connection_that_is_lost_is_told_as_no_answer(make: Make) -> Non
     short = Short(setup)
     await trio.testing.wait_all_tasks_blocked()
     assert (short.heard, short.brokers) == ([None], ["b0"])
-    assert Short(setup).forget is None
+    assert Short(setup).connection is None
 
 
 async def test_a_connection_that_takes_no_more_is_no_way(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -636,7 +635,7 @@ async def test_a_connection_that_takes_no_more_is_no_way(make: Make, monkeypatch
         raise BrokerConnectionLost("it does not take requests")
 
     monkeypatch.setattr(BrokerConnection, "ask", full)
-    assert Short(setup).forget is None
+    assert Short(setup).connection is None
 
 
 async def test_what_is_forgotten_is_not_heard(make: Make) -> None:
@@ -644,8 +643,8 @@ async def test_what_is_forgotten_is_not_heard(make: Make) -> None:
     setup.broker(0, connect_to("pulsar://b0:6650"))
     await setup.answer()
     short = Short(setup)
-    assert short.forget is not None
-    short.forget()
+    assert short.connection is not None
+    setup.lookups.forget(short.connection, short)
     await trio.testing.wait_all_tasks_blocked()
     assert short.heard == []
 
@@ -668,6 +667,38 @@ def test_of_other_requests_every_answer_is_final(command: BaseCommand) -> None:
     assert Lookups.is_final(BaseCommand(type=kind_of(command).response_type), kind_of(command))
 
 
+async def test_a_success_is_made_ready_once_and_the_brokers_word_stays_as_it_was(make: Make) -> None:
+    lookups = make().lookups
+    answer = BrokerAnswer(lookup_response(lookup(), CONNECT, "pulsar://b5:6650"))
+    kind, asker = kind_of(lookup()), Askers().get("alice")
+    ready = lookups.ready(answer, kind, asker, "192.0.2.7:4000")
+    assert ready is not None
+    assert answer.ready is ready
+    assert answer.command == lookup_response(lookup(), CONNECT, "pulsar://b5:6650")
+    body = BaseCommand.FromString(ready.frame(b"\x09")[8:]).lookup_topic_response
+    assert (body.request_id, body.proxy_through_service_url) == (9, True)
+    assert body.broker_service_url == body.broker_service_url_tls == "pulsar://b5:6650"
+
+
+@pytest.mark.parametrize(
+    ("answer", "request_", "final"),
+    [
+        (lookup_response(lookup(), FAILED, error=4), lookup(), True),
+        (lookup_response(lookup(), CONNECT), lookup(), True),  # without a URL: the proxy's own error
+        (BaseCommand(type=BaseCommand.ERROR, error={"request_id": 7, "error": 4, "message": "no"}), lookup(), True),
+        (lookup_response(lookup(), REDIRECT, "pulsar://b1:6650"), lookup(), False),
+        (lookup_response(lookup(), REDIRECT, "pulsar://b1:6650"), _METADATA, True),
+    ],
+)
+async def test_what_is_logged_or_may_be_followed_is_looked_at_each_time(
+    make: Make, answer: BaseCommand, request_: BaseCommand, final: bool
+) -> None:
+    broker_answer = BrokerAnswer(answer)
+    ready = make().lookups.ready(broker_answer, kind_of(request_), Askers().get("alice"), "192.0.2.7:4000")
+    assert (ready is not None) is final
+    assert broker_answer.ready is None
+
+
 async def test_what_the_short_way_brought_is_followed_and_not_asked_again(make: Make) -> None:
     setup = make()
     first = setup.broker(0, redirect_to("pulsar://b1:6650", authoritative=True))
@@ -683,8 +714,8 @@ async def test_what_the_short_way_brought_is_followed_and_not_asked_again(make: 
     )
     assert answer.lookup_topic_response.response == CONNECT
     assert first.requests == []
-    asked = second.requests[0][1].lookup_topic
-    assert (asked.topic, asked.authoritative, asked.advertised_listener_name) == ("topic", True, "inside")
+    seen = second.requests[0][1].lookup_topic
+    assert (seen.topic, seen.authoritative, seen.advertised_listener_name) == ("topic", True, "inside")
     assert not command.lookup_topic.authoritative, "the question itself stays as it was"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -28,14 +29,13 @@ from lookup.lookups import Lookups
 from lookup.service import LookupService
 from proto import commands
 from proto.envelope import ENVELOPE_VERSION
+from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.roles import MAY_CALL, Role
-from proto.rpc_frames import encode_rpc
+from proto.rpc_frames import Call, encode_call
 from proto.rpc_pb2 import (
     BrokerProfileRequest,
     BrokerProfileResponse,
-    Call,
-    EmbeddedResponse,
     EnvelopeError,
     EnvelopeRequest,
     EnvelopeResponse,
@@ -44,7 +44,6 @@ from proto.rpc_pb2 import (
     ResolveTargetRequest,
     ResolveTargetResponse,
 )
-from proto.rpc_pb2 import Frame as RpcFrame
 from proto.sealed_principal import seal
 from proxy.config.errors import ConfigError
 from proxy.runtime.descriptors import Descriptors
@@ -58,6 +57,30 @@ FORWARDER = Caller(Role.FORWARDER, 1)
 NOW_S = 1_700_000_000.0
 ALICE = Principal(type="User", name="alice", method="token")
 BOB = Principal(type="User", name="bob", method="token")
+
+
+@dataclass
+class Embedded:
+    """What came for one request."""
+
+    index: int
+    response: bytes = b""
+    """A BaseCommand."""
+    error: int = EnvelopeError.ENVELOPE_OK
+    error_message: str = ""
+
+
+def embedded_in(part: EnvelopeResponse) -> list[Embedded]:
+    """All that one part has."""
+    decoder = FrameDecoder(max_frame_bytes=1 << 24)
+    decoder.receive_data(part.frames)
+    found = []
+    for index in part.answered:
+        frame = decoder.next_frame()
+        assert frame is not None
+        found.append(Embedded(index, frame.command))
+    assert decoder.take_rest() == b""
+    return [*found, *(Embedded(one.index, b"", one.error, one.error_message) for one in part.refused)]
 
 
 class EnvelopeReply:
@@ -77,12 +100,12 @@ class EnvelopeReply:
     def over(self) -> bool:
         return self._over.is_set()
 
-    async def all(self) -> list[EmbeddedResponse]:
+    async def all(self) -> list[Embedded]:
         """All answers, by their numbers."""
         await self._over.wait()
         for part, _ in self.parts:
             assert part.error == EnvelopeError.ENVELOPE_OK, part.error_message
-        return sorted((one for part, _ in self.parts for one in part.responses), key=lambda one: one.index)
+        return sorted((one for part, _ in self.parts for one in embedded_in(part)), key=lambda one: one.index)
 
 
 class Served:
@@ -93,8 +116,16 @@ class Served:
         tables.setdefault("authentication", {"enabled": True})
         self.tables = tables
         self.registry = CollectorRegistry()
+        no_reactor: Any = None
         context = WorkerContext(
-            Role.LOOKUP, 0, make_config(**tables), KEY, Descriptors(channel=-1, liveness=-1), self.registry, nursery
+            Role.LOOKUP,
+            0,
+            make_config(**tables),
+            KEY,
+            Descriptors(channel=-1, liveness=-1),
+            self.registry,
+            nursery,
+            no_reactor,
         )
         self.service = LookupService(context)
         self._started = False
@@ -139,7 +170,7 @@ class Served:
         """The error of an Envelope as a whole, which comes at once."""
         [(part, more)] = self.send(lookup(), **changes).parts
         assert not more
-        assert not part.responses
+        assert not embedded_in(part)
         assert part.error_message
         assert self.value("pulsar_proxy_envelope_errors_total", error=EnvelopeError.Name(part.error)) == 1
         return part.error
@@ -386,7 +417,7 @@ async def test_answers_come_back_as_they_come_and_no_slow_one_holds_up_the_other
         await broker.ends[0].say(lookup_response(request, CONNECT, "pulsar://b0:6650"))
         await trio.testing.wait_all_tasks_blocked()
         part, more = reply.parts[-1]
-        assert [embedded.index for embedded in part.responses] == [number]
+        assert [embedded.index for embedded in embedded_in(part)] == [number]
         assert more is (number != 1)
 
 
@@ -402,7 +433,7 @@ async def test_answers_of_one_chunk_travel_in_one_part(serve: Serve, broker: Fak
         )
     )
     await trio.testing.wait_all_tasks_blocked()
-    assert [(len(part.responses), more) for part, more in reply.parts] == [(10, False)]
+    assert [(len(embedded_in(part)), more) for part, more in reply.parts] == [(10, False)]
 
 
 async def test_a_large_answer_travels_alone(serve: Serve, broker: FakeBroker) -> None:
@@ -416,7 +447,7 @@ async def test_a_large_answer_travels_alone(serve: Serve, broker: FakeBroker) ->
     )
     reply = served.send(*(lookup(f"t{number}", number) for number in range(3)))
     assert len(await reply.all()) == 3
-    assert [1] in [[embedded.index for embedded in part.responses] for part, _ in reply.parts]
+    assert [1] in [[embedded.index for embedded in embedded_in(part)] for part, _ in reply.parts]
 
 
 async def test_clients_of_one_principal_are_answered_together(serve: Serve, broker: FakeBroker) -> None:
@@ -434,6 +465,22 @@ async def test_clients_of_one_principal_are_answered_together(serve: Serve, brok
         [embedded] = await reply.all()
         assert BaseCommand.FromString(embedded.response).lookup_topic_response.request_id == number
     assert not other.over
+
+
+async def test_an_answer_that_came_before_is_the_same_for_the_next_client(serve: Serve, broker: FakeBroker) -> None:
+    """Led through the proxy, under the client's own id and to the broker that it names."""
+    served = serve()
+    broker.script = lambda request: lookup_response(
+        request, CONNECT, f"pulsar://b{int(request.lookup_topic.topic[1:]) % 2}:6650"
+    )
+    for _ in range(3):
+        for number in range(4):
+            response = (await served.answer(lookup(f"t{number}", 2**40 + number))).lookup_topic_response
+            assert response.request_id == 2**40 + number
+            assert response.proxy_through_service_url
+            url = f"pulsar://b{number % 2}:6650"
+            assert (response.broker_service_url, response.broker_service_url_tls) == (url, url)
+    assert served.value("pulsar_proxy_lookup_answers_total", request="lookup", error="none") == 12
 
 
 async def test_the_same_request_twice_in_one_envelope(serve: Serve, broker: FakeBroker) -> None:
@@ -524,7 +571,7 @@ async def test_above_the_limit_the_connection_to_the_broker_and_others_requests_
     refused = [
         embedded.index
         for part, _ in reply.parts
-        for embedded in part.responses
+        for embedded in embedded_in(part)
         if BaseCommand.FromString(embedded.response).lookup_topic_response.error == ServerError.TooManyRequests
     ]
     assert len(refused) >= 2
@@ -654,7 +701,7 @@ async def test_answers_for_a_forwarder_that_has_gone_harm_nobody(serve: Serve, b
             client_address="192.0.2.7:4000",
         )
         call = Call(correlation_id=1, method=Method.ENVELOPE, timeout_ms=1000, request=request.SerializeToString())
-        await ours.send_all(encode_rpc(RpcFrame(call=call)))
+        await ours.send_all(encode_call(call))
         await trio.testing.wait_all_tasks_blocked()
         assert served.service.status()["lookups_under_way"] == 1
         await ours.aclose()

@@ -25,8 +25,9 @@ class Worker:
         self.registry = CollectorRegistry()
         config = make_config(brokers={"service_url": "pulsar://b0:6650", **brokers})
         descriptors = Descriptors(channel=-1, liveness=-1)
+        no_reactor: Any = None
         self.service = LookupService(
-            WorkerContext(Role.LOOKUP, 0, config, b"k" * 32, descriptors, self.registry, nursery)
+            WorkerContext(Role.LOOKUP, 0, config, b"k" * 32, descriptors, self.registry, nursery, no_reactor)
         )
 
     def value(self, name: str, **labels: str) -> float | None:

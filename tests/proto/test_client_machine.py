@@ -1,11 +1,23 @@
 """The client's state machine, held against a table of its own: written from PIP-1 and PIP-30, not from the module."""
 
+import pulsar_bytes
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proto.client_machine import REMOTE_EVENTS, TRANSITIONS, Action, ClientMachine, Event, State, Transition, event_of
-from proto.errors import LocalProtocolError
+from proto.client_machine import (
+    REMOTE_EVENTS,
+    TRANSITIONS,
+    Action,
+    ClientMachine,
+    Event,
+    State,
+    Transition,
+    event_of,
+    is_plainly_lookup,
+)
+from proto.commands import parse_command
+from proto.errors import LocalProtocolError, RemoteProtocolError
 from proto.pulsar_pb2 import BaseCommand
 
 Outcome = tuple[State, Action] | None
@@ -36,6 +48,9 @@ def stay(action: Action) -> list[Outcome]:
     return [(state, action) for state in STATES[:5]]
 
 
+# KIP-368: fresh credentials in the middle of a session. Whether there is anything to renew is the session's to know.
+RENEWED: Outcome = (State.LOOKUP, Action.REAUTHENTICATE)
+
 HELD: Outcome = (State.CONNECTING_TO_BROKER, Action.HOLD_COMMAND)
 
 # A command that was read just as the relay began is the relay's first, as one that came a moment before: to drop it
@@ -48,7 +63,7 @@ TABLE: dict[Event, list[Outcome]] = {
     # -- what the client does: PIP-30's rounds, then lookups (PIP-1) or a relay
     # columns: awaiting connect, authenticating, awaiting auth response, lookup, connecting, relaying, closed
     Event.CONNECT:         [to(State.AUTHENTICATING, Action.AUTHENTICATE), FAIL, FAIL, FAIL, FAIL, RELAYED, OVER],
-    Event.AUTH_RESPONSE:   [FAIL, FAIL, to(State.AUTHENTICATING, Action.AUTHENTICATE), FAIL, FAIL, RELAYED, OVER],
+    Event.AUTH_RESPONSE:   [FAIL, FAIL, to(State.AUTHENTICATING, Action.AUTHENTICATE), RENEWED, FAIL, RELAYED, OVER],
     Event.PING:            [*stay(Action.SEND_PONG), RELAYED, OVER],
     Event.PONG:            [*stay(Action.IGNORE), RELAYED, OVER],
     Event.LOOKUP_REQUEST:  [FAIL, FAIL, FAIL, to(State.LOOKUP, Action.FORWARD_REQUEST), HELD, RELAYED, OVER],
@@ -69,7 +84,7 @@ TABLE: dict[Event, list[Outcome]] = {
         DEFECT, to(State.CONNECTING_TO_BROKER, Action.CONNECT_BROKER), DEFECT, DEFECT, DEFECT, DEFECT, OVER,
     ],
     # until the client is in, it may be turned away at any moment; afterwards no verdict is due
-    Event.DENIED:          [FAIL, FAIL, FAIL, DEFECT, DEFECT, DEFECT, OVER],
+    Event.DENIED:          [FAIL, FAIL, FAIL, FAIL, DEFECT, DEFECT, OVER],  # in lookup mode: not renewed (KIP-368)
     Event.BROKER_CONNECTED: [
         DEFECT, DEFECT, DEFECT, DEFECT, to(State.RELAYING, Action.START_RELAY), DEFECT, OVER,
     ],
@@ -297,3 +312,66 @@ def test_the_event_of_every_type_of_command(kind: int) -> None:
 
 def test_a_command_without_a_type_is_not_served() -> None:
     assert event_of(BaseCommand()) is Event.OTHER_COMMAND
+
+
+# ---- what is known without parsing
+
+TOPIC_OR_NAMESPACE = pulsar_bytes.fields((1, "t"), (2, 7))
+
+
+@pytest.mark.parametrize("kind", [21, 23, 34])  # PARTITIONED_METADATA, LOOKUP, GET_SCHEMA
+def test_what_clients_write_is_plainly_a_lookup(kind: int) -> None:
+    """The type, then its message, as both LightProto (Java) and protobuf (C++ and all that stands on it) write it."""
+    command = pulsar_bytes.command(kind, TOPIC_OR_NAMESPACE)
+    assert is_plainly_lookup(command)
+    assert event_of(BaseCommand(type=kind)) is Event.LOOKUP_REQUEST
+    assert command[:2] == bytes((8, kind))
+
+
+def test_as_a_client_was_seen_to_write_it() -> None:
+    assert is_plainly_lookup(bytes.fromhex("0817 ba0105 0a0174 1007"))
+
+
+@pytest.mark.parametrize("kind", [*BaseCommand.Type.values(), 1, 41, 69, 127])
+def test_no_other_command_is(kind: int) -> None:
+    """Topic lists neither: their answers may be large, and that wants care."""
+    command = pulsar_bytes.command(kind, TOPIC_OR_NAMESPACE)
+    assert is_plainly_lookup(command) is (kind in {21, 23, 34})
+
+
+@pytest.mark.parametrize("kind", [21, 23, 34])
+@pytest.mark.parametrize("other", [*BaseCommand.Type.values()])
+def test_a_type_and_another_ones_message_is_none(kind: int, other: int) -> None:
+    command = pulsar_bytes.field(1, kind) + pulsar_bytes.field(other, TOPIC_OR_NAMESPACE)
+    assert is_plainly_lookup(command) is (kind == other)
+
+
+@pytest.mark.parametrize("kind", [21, 23, 34])
+def test_a_part_of_its_beginning_is_none(kind: int) -> None:
+    command = pulsar_bytes.command(kind, TOPIC_OR_NAMESPACE)
+    assert [is_plainly_lookup(command[:size]) for size in range(6)] == [False] * 4 + [True] * 2
+    assert not is_plainly_lookup(command[2:] + command[:2]), "in another order it must be parsed"
+    assert not is_plainly_lookup(b"")
+
+
+_MESSAGES = [one for one in BaseCommand.DESCRIPTOR.fields if one.message_type is not None]
+
+
+@given(
+    kind=st.sampled_from(BaseCommand.Type.values()),
+    field=st.sampled_from(_MESSAGES),
+    body=st.binary(max_size=20),
+    ids=st.tuples(st.text(max_size=300), st.integers(0, 2**64 - 1)),
+)
+def test_it_says_of_all_commands_what_parsing_them_says(
+    kind: int, field: object, body: bytes, ids: tuple[str, int]
+) -> None:
+    """Whatever can be parsed: the type and one message, the right or another one."""
+    for message in (body, pulsar_bytes.fields((1, ids[0]), (2, ids[1]))):
+        data = pulsar_bytes.field(1, kind) + pulsar_bytes.field(field.number, message)  # type: ignore[attr-defined]
+        try:
+            command = parse_command(data)
+        except RemoteProtocolError:
+            continue
+        served = event_of(command) is Event.LOOKUP_REQUEST and kind != BaseCommand.GET_TOPICS_OF_NAMESPACE
+        assert is_plainly_lookup(data) is (served and kind == field.number)  # type: ignore[attr-defined]

@@ -71,6 +71,20 @@ def test_an_expired_principal() -> None:
     assert caught.value.error == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
+def test_what_was_found_of_a_seal_holds_for_this_key_and_until_its_end() -> None:
+    """Security: seals are kept, but no longer than they hold."""
+    for now_ms in (NOW_MS, NOW_MS + 1, NOW_MS, NOW_MS + 2**40):
+        if now_ms == NOW_MS:
+            assert principal_of(envelope(), KEY, now_ms) == ALICE
+        else:
+            with pytest.raises(EnvelopeRefused, match="expired"):
+                principal_of(envelope(), KEY, now_ms)
+    for _ in range(2):
+        assert refusal(envelope(), b"x" * 32) == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    for_ever = Principal(type="User", name="alice")
+    assert principal_of(envelope(sealed_principal=seal(for_ever, KEY)), KEY, 2**62) == for_ever
+
+
 @pytest.mark.parametrize("claimed", [{"principal_name": "admin"}, {"principal_type": "Group"}, {"principal_name": ""}])
 def test_the_name_must_be_the_one_under_the_seal(claimed: dict[str, str]) -> None:
     assert refusal(envelope(**claimed)) == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
@@ -88,10 +102,11 @@ def test_an_envelope_without_a_request() -> None:
 # ---- requests
 
 
-def test_a_request_and_its_kind() -> None:
-    command, kind = embedded_request(LOOKUP.SerializeToString())
-    assert command == LOOKUP
-    assert kind is KINDS[BaseCommand.LOOKUP]
+def test_a_request_and_its_id() -> None:
+    request, request_id = embedded_request(LOOKUP.SerializeToString())
+    assert request.kind is KINDS[BaseCommand.LOOKUP]
+    assert request.command().lookup_topic.topic == "t"
+    assert request_id == b"\x07"
 
 
 @pytest.mark.parametrize("kind", sorted(set(BaseCommand.Type.values()) - set(KINDS)))

@@ -7,15 +7,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proto.errors import RemoteProtocolError
-from proto.rpc_frames import RpcCorrupt, RpcDecoder, encode_rpc
-from proto.rpc_pb2 import Call, Frame, Method, Reply, Status
+from proto.rpc_frames import (
+    Call,
+    Cancel,
+    Frame,
+    Reply,
+    RpcCorrupt,
+    RpcDecoder,
+    encode_call,
+    encode_cancel,
+    encode_reply,
+)
+from proto.rpc_pb2 import Method, Status
 
 LIMIT = 1000
-CALL = Frame(call=Call(correlation_id=7, method=Method.ENVELOPE, timeout_ms=100, request=b"\x00request"))
-REPLY = Frame(reply=Reply(correlation_id=7, status=Status.OK, response=b"\xffresponse"))
+CALL = Call(7, Method.ENVELOPE, 100, b"\x00request")
+REPLY = Reply(7, Status.TOO_MANY_REQUESTS, b"\xffresponse", more=True, detail="why")
+CANCEL = Cancel(7)
 
-# Written out: call (field 1) of 19 bytes: id 7, method 10, timeout 100, request.
-CALL_BYTES = bytes.fromhex("00000012 0a10 0807 100a 1864 2208 00") + b"request"
+# Written out: what follows the size is 24 bytes long, a call, no more, method 10, id 7, 100 ms.
+CALL_BYTES = bytes.fromhex("00000018 01 00 000a 0000000000000007 00000064 00") + b"request"
+REPLY_BYTES = bytes.fromhex("0000001c 02 01 0004 0000000000000007 00000003") + b"why\xffresponse"
+CANCEL_BYTES = bytes.fromhex("00000010 03 00 0000 0000000000000007 00000000")
+HEADER_BYTES = 20
+
+
+def encode(frame: Frame) -> bytes:
+    match frame:
+        case Call():
+            return encode_call(frame)
+        case Reply():
+            return encode_reply(frame)
+        case Cancel():
+            return encode_cancel(frame)
 
 
 def fed(*chunks: bytes) -> list[Frame]:
@@ -27,39 +51,57 @@ def fed(*chunks: bytes) -> list[Frame]:
     return found
 
 
-def test_a_golden_call() -> None:
-    assert encode_rpc(CALL) == CALL_BYTES
-    assert fed(CALL_BYTES) == [CALL]
+@pytest.mark.parametrize(("frame", "wire"), [(CALL, CALL_BYTES), (REPLY, REPLY_BYTES), (CANCEL, CANCEL_BYTES)])
+def test_golden_frames(frame: Frame, wire: bytes) -> None:
+    assert encode(frame) == wire
+    [found] = fed(wire)
+    assert found == frame
+    assert type(found) is type(frame)
 
 
-def test_calls_and_replies_split_at_every_pair_of_bytes() -> None:
-    wire = encode_rpc(CALL) + encode_rpc(REPLY) + encode_rpc(Frame())
+def test_frames_split_at_every_pair_of_bytes() -> None:
+    wire = CALL_BYTES + REPLY_BYTES + CANCEL_BYTES
     for first, second in itertools.combinations_with_replacement(range(len(wire) + 1), 2):
-        assert fed(wire[:first], wire[first:second], wire[second:]) == [CALL, REPLY, Frame()]
+        assert fed(wire[:first], wire[first:second], wire[second:]) == [CALL, REPLY, CANCEL]
 
 
 def test_a_frame_appears_with_its_last_byte() -> None:
-    assert fed(CALL_BYTES[:-1]) == []
+    decoder = RpcDecoder(max_frame_bytes=LIMIT)
+    decoder.receive_data(CALL_BYTES[:-1])
+    assert decoder.next_frame() is None
+    assert not decoder.is_empty
+    decoder.receive_data(CALL_BYTES[-1:])
+    assert decoder.next_frame() == CALL
+    assert decoder.is_empty
 
 
-@given(st.lists(st.binary(max_size=50), max_size=5), st.integers(1, 60))
-def test_round_trip(requests: list[bytes], size: int) -> None:
-    frames = [Frame(call=Call(correlation_id=number, request=data)) for number, data in enumerate(requests)]
-    wire = b"".join(map(encode_rpc, frames))
+FRAMES = st.one_of(
+    st.builds(Call, st.integers(0, 2**64 - 1), st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1), st.binary()),
+    st.builds(
+        Reply,
+        st.integers(0, 2**64 - 1),
+        st.integers(0, 2**16 - 1),
+        st.binary(max_size=50),
+        st.booleans(),
+        st.text(max_size=20),
+    ),
+    st.builds(Cancel, st.integers(0, 2**64 - 1)),
+)
+
+
+@given(st.lists(FRAMES, max_size=5), st.integers(1, 60))
+def test_round_trip(frames: list[Frame], size: int) -> None:
+    wire = b"".join(map(encode, frames))
     assert fed(*(wire[start : start + size] for start in range(0, len(wire), size))) == frames
 
 
-def test_a_field_of_a_newer_worker_survives() -> None:
-    newer = bytes.fromhex("00000007") + bytes.fromhex("0a02 0807 fa0100")
-    (frame,) = fed(newer)
-    assert frame.call.correlation_id == 7
-    assert encode_rpc(frame) == newer
+def test_more_time_than_there_is_room_for_is_as_much_as_fits() -> None:
+    assert fed(encode_call(CALL._replace(timeout_ms=2**40))) == [CALL._replace(timeout_ms=2**32 - 1)]
 
 
 def test_a_frame_of_exactly_the_limit() -> None:
-    room = LIMIT - len(Frame(call=Call(request=b"x" * 900)).SerializeToString()) + 900
-    frame = Frame(call=Call(request=b"x" * room))
-    wire = encode_rpc(frame)
+    frame = CALL._replace(request=b"x" * (LIMIT - HEADER_BYTES + 4))
+    wire = encode_call(frame)
     assert int.from_bytes(wire[:4], "big") == LIMIT
     assert fed(wire) == [frame]
 
@@ -70,12 +112,25 @@ def test_a_larger_frame_is_refused_on_its_first_four_bytes(size: int) -> None:
         fed(size.to_bytes(4, "big"))
 
 
-@pytest.mark.parametrize("body", [b"\xff", b"\x0a\x05\x00", b"\x0a\x02\xff\xff"])
-def test_bytes_that_are_no_frame(body: bytes) -> None:
-    with pytest.raises(RpcCorrupt, match="not an RPC frame") as caught:
-        fed(len(body).to_bytes(4, "big") + body)
+@pytest.mark.parametrize("size", [0, 1, 15])
+def test_a_size_without_room_for_a_header_is_refused_on_its_first_four_bytes(size: int) -> None:
+    with pytest.raises(RpcCorrupt, match="not an RPC frame"):
+        fed(size.to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "00000010 00 00 0000 0000000000000007 00000000",  # no such kind
+        "00000010 04 00 0000 0000000000000007 00000000",
+        "00000010 02 00 0000 0000000000000007 00000001",  # a detail larger than all
+        "00000010 02 00 0000 0000000000000007 ffffffff",
+    ],
+)
+def test_headers_that_say_nothing(header: str) -> None:
+    with pytest.raises(RpcCorrupt, match="says nothing") as caught:
+        fed(bytes.fromhex(header))
     assert isinstance(caught.value, RemoteProtocolError)
-    assert caught.value.__cause__ is None
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.config.checks import checked
 from proxy.config.errors import ConfigError
+from proxy.config.session import max_reauth_ms
 from proxy.config.types import Config
 
 Tables = dict[str, Any]
@@ -187,3 +188,45 @@ def test_mistakes_count_before_authentication_is_enabled(make: Make, provider: s
     }
     config = make({"authentication": {"enabled": False, provider: tables[provider]}})
     assert error(config).startswith(f"authentication.{provider}")
+
+
+# ---- sessions
+
+
+ENABLED = {"enabled": True, "token": {"secret_key": "FILE"}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"session": {"connections_max_reauth_ms": 999}}, "session.connections_max_reauth_ms"),
+        ({"session": {"methods_max_reauth_ms": {"token": 1}}}, "session.methods_max_reauth_ms.token"),
+        ({"listener": [{}, {"connections_max_reauth_ms": 500}]}, "listener[1].connections_max_reauth_ms"),
+    ],
+)
+def test_lifetimes_of_sessions(make: Make, tables: Tables, key: str) -> None:
+    assert error(make({**tables, "authentication": ENABLED})).startswith(f"{key}: shorter than 1000 ms")
+    assert error(make(tables)) == f"{key}: needs authentication.enabled"
+
+
+def test_sessions_without_a_bound_need_no_authentication(make: Make) -> None:
+    tables = {"session": {"connections_max_reauth_ms": 0, "methods_max_reauth_ms": {"token": 0}}, "listener": [{}]}
+    assert checked(make(tables)).session.connections_max_reauth_ms == 0
+
+
+def test_the_nearest_lifetime_counts(make: Make) -> None:
+    session = {"connections_max_reauth_ms": 3000, "methods_max_reauth_ms": {"basic": 2000, "sasl": 0}}
+    listeners = [{}, {"connections_max_reauth_ms": 1000}, {"connections_max_reauth_ms": 0}]
+    config = checked(make({"session": session, "listener": listeners, "authentication": ENABLED}))
+    found = {
+        (listener, method): max_reauth_ms(config, listener, method)
+        for listener in range(3)
+        for method in ("token", "basic", "sasl")
+    }
+    assert found == {
+        (0, "token"): 3000,
+        (0, "basic"): 2000,
+        (0, "sasl"): 0,
+        **{(1, method): 1000 for method in ("token", "basic", "sasl")},
+        **{(2, method): 0 for method in ("token", "basic", "sasl")},
+    }

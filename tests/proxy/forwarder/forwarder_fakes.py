@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,15 +17,15 @@ from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame, FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
+from proto.rpc_frames import Reply
 from proto.rpc_pb2 import (
     AuthenticateRequest,
     AuthenticateResponse,
-    EmbeddedResponse,
     EnvelopeRequest,
     EnvelopeResponse,
     Method,
     Principal,
-    Reply,
+    Status,
     StoredRelay,
 )
 from proxy.config.load import topic_lists_max
@@ -209,8 +209,8 @@ Answerer = Callable[[bytes], Awaitable[BaseCommand]]
 class SentEnvelope:
     """An Envelope under way, as the lookup worker at its other end sees it."""
 
-    def __init__(self, envelope: EnvelopeRequest, take: Callable[[Reply | None], None], deadline: float) -> None:
-        self.envelope = envelope
+    def __init__(self, envelope: bytes, take: Callable[[Reply | None], None], deadline: float) -> None:
+        self.envelope = EnvelopeRequest.FromString(envelope)
         self.deadline = deadline
         self._take = take
 
@@ -226,21 +226,21 @@ class SentEnvelope:
     def say(self, response: EnvelopeResponse | bytes, *, more: bool = False) -> None:
         """A part of the reply."""
         body = response if isinstance(response, bytes) else response.SerializeToString()
-        self._take(Reply(response=body, more=more))
+        self._take(Reply(0, Status.OK, body, more=more))
 
     def answer(self, *indices: int, more: bool = False, padding: int = 0) -> None:
         """Answer requests of it, by their numbers."""
-        self.say(EnvelopeResponse(responses=[self.embedded(index, padding) for index in indices]), more=more)
+        frames = b"".join(self.frame(index, padding) for index in indices)
+        self.say(EnvelopeResponse(frames=frames, answered=indices), more=more)
 
-    def embedded(self, index: int, padding: int = 0) -> EmbeddedResponse:
-        """The answer to one of its requests."""
+    def frame(self, index: int, padding: int = 0) -> bytes:
+        """The frame that answers one of its requests."""
         request_id = commands.parse_command(self.envelope.requests[index]).lookup_topic.request_id
-        url = "pulsar://b0:6650" + "/" * padding
-        return EmbeddedResponse(index=index, response=lookup_answer(request_id, url).SerializeToString())
+        return commands.encode(lookup_answer(request_id, "pulsar://b0:6650" + "/" * padding))
 
     def refuse(self, status: int) -> None:
         """Refuse the call."""
-        self._take(Reply(status=status, detail="internal words"))  # type: ignore[arg-type]
+        self._take(Reply(0, status, detail="internal words"))
 
     def lose(self) -> None:
         """The worker goes, or the time is over."""
@@ -263,6 +263,8 @@ class FakeBackends:
         self.answer_by: Answerer | None = self.answer_at_once
         self.authentication = FakeAuthentication([])
         self.profile: CommandConnected | None = None
+        self.profile_is_fresh = False
+        self.profile_asked = 0
         self.profile_gate: trio.Event | None = None
         self.forwarded: list[tuple[bytes, ClientIdentity, str]] = []
         self.opened: list[tuple[CommandConnect, ClientIdentity, str]] = []
@@ -290,24 +292,25 @@ class FakeBackends:
         )
 
     async def broker_profile(self) -> CommandConnected | None:
+        self.profile_asked += 1
         if self.profile_gate is not None:
             await self.profile_gate.wait()
         await trio.lowlevel.checkpoint()
         return self.profile
 
-    def envelope(self, requests: Sequence[bytes], identity: ClientIdentity, client_address: str) -> EnvelopeRequest:
+    def envelope_head(self, identity: ClientIdentity, client_address: str) -> bytes:
         self._identity = identity
-        return Backends.envelope(self, requests, identity, client_address)  # type: ignore[arg-type]
+        return Backends.envelope_head(identity, client_address)
 
     answer_timeout_s = property(lambda self: seconds(self.config.limits.lookup_timeout_ms) + 1.0)
 
-    def forward_now(self, envelope: EnvelopeRequest, on_reply: Callable[[Reply | None], None]) -> bool:
+    def forward_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
         if self.short_way:
-            self._send(SentEnvelope(envelope, on_reply, trio.current_time() + self.answer_timeout_s))
+            self._send(SentEnvelope(envelope, on_reply, deadline))
         return self.short_way
 
     @asynccontextmanager
-    async def forward(self, envelope: EnvelopeRequest, deadline: float) -> AsyncIterator[PendingCall]:
+    async def forward(self, envelope: bytes, deadline: float) -> AsyncIterator[PendingCall]:
         call = PendingCall()
         self._send(SentEnvelope(envelope, lambda reply: call.lose() if reply is None else call.take(reply), deadline))
         yield call
@@ -323,10 +326,9 @@ class FakeBackends:
 
         async def one(index: int) -> None:
             nonlocal left
-            response = (await answer_by(sent.requests[index])).SerializeToString()
+            frame = commands.encode(await answer_by(sent.requests[index]))
             left -= 1
-            embedded = EmbeddedResponse(index=index, response=response)
-            sent.say(EnvelopeResponse(responses=[embedded]), more=left > 0)
+            sent.say(EnvelopeResponse(frames=frame, answered=[index]), more=left > 0)
 
         async with trio.open_nursery() as nursery:
             for index in range(left):
@@ -396,6 +398,7 @@ class Play:
         await self.ended.wait()
         if self.error is not None:
             raise self.error
+        assert not self.handshakes.count, "however it ended, it is decided"
         return self.session.cause.value
 
     def _relay_ended(self, about: StoredRelay) -> None:

@@ -20,6 +20,8 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.keeping import Inheritance, KeptRelay, RelayKeeper
 from proxy.forwarder.pipes import Pipe
+from proxy.forwarder.reauthentication import ReauthenticationMetrics
+from proxy.forwarder.relay_session import Recall, RelaySession, nobody_judges
 from proxy.forwarder.relays import Relays
 from proxy.runtime.relay_table import PIPE, RelayTable, row
 from proxy.runtime.store_channel import StoreChannel, store_sockets
@@ -238,9 +240,12 @@ async def busy_line(keeper: RelayKeeper) -> AsyncIterator[Callable[[], None]]:
 class Forwarder:
     """The relays of one process, from inheritance to whatever its end is."""
 
-    def __init__(self, sock: socket.socket, config: RelayConfig) -> None:
+    def __init__(self, sock: socket.socket, config: RelayConfig, recall: Recall, now: Callable[[], float]) -> None:
         self.keeper = WatchedKeeper(sock)
         self.config = config
+        self.recall = recall
+        self.now = now
+        self.metrics = ReauthenticationMetrics(None)
         self.ended: list[StoredRelay] = []
         self.adopted: list[StoredRelay] = []
         self.left: Inheritance
@@ -260,8 +265,17 @@ class Forwarder:
                     for pipe in self.left.pipes:
                         self.keeper.note("pipe", pipe.id, pipe.reading, pipe.writing)
                     self.relays = Relays(
-                        self.keeper, self.left, self.ended.append, nursery, forwarders=1, may_linger=lambda: True
+                        self.keeper,
+                        self.left,
+                        self.ended.append,
+                        nursery,
+                        forwarders=1,
+                        may_linger=lambda: True,
+                        recall=self.recall,
+                        reauthentication_metrics=self.metrics,
+                        now=self.now,
                     )
+                    self.relays.judge.fraction = lambda: 0.0
                     self.registry.register(self.relays)
                     self.adopted = [kept.about for kept in self.left.relays]
                     self.relays.adopt(self.left, self.config)
@@ -279,6 +293,7 @@ class Forwarder:
     def _die(self) -> None:
         self.was_killed = True
         self.relays._engine.frozen = True  # nothing that runs on the way out may touch what a killed one leaves
+        self.relays._engine.let_go()
         self.relays._table = RelayTable()
 
     def blow(self) -> None:
@@ -298,7 +313,13 @@ class Forwarder:
         await self.gone.wait()
 
     async def begin(
-        self, lane: Lane, *, to_broker: bytes = b"", to_client: bytes = b"", about: StoredRelay | None = None
+        self,
+        lane: Lane,
+        *,
+        to_broker: bytes = b"",
+        to_client: bytes = b"",
+        about: StoredRelay | None = None,
+        session: RelaySession | None = None,
     ) -> StoredRelay:
         about = about or about_relay()
         await self.relays.begin(
@@ -308,6 +329,7 @@ class Forwarder:
             first_to_broker=to_broker,
             first_to_client=to_client,
             config=self.config,
+            session=session,
         )
         return about
 
@@ -318,6 +340,11 @@ class Forwarder:
     def operations(self, direction: str) -> int:
         """The metric of portions."""
         return int(value(self.registry, "pulsar_proxy_binary_ops_total", direction))
+
+    def messages(self, principal: str, direction: str) -> int:
+        """The metric of messages."""
+        labels = {"principal": principal, "direction": direction}
+        return int(self.registry.get_sample_value("pulsar_proxy_principal_messages_total", labels) or 0)
 
     def pipe_of(self, relay_id: int, way: int) -> int:
         """Which pipe the table says is bound."""
@@ -330,6 +357,8 @@ class Place:
     def __init__(self, nursery: trio.Nursery, config: RelayConfig = DEFAULTS) -> None:
         self._nursery = nursery
         self._config = config
+        self.recall: Recall = nobody_judges
+        self.now: Callable[[], float] = time.monotonic
         self.shelf = Shelf()
         self.forwarders: list[Forwarder] = []
 
@@ -337,7 +366,7 @@ class Place:
         """The next one; it waits for its predecessor's last word."""
         ours, theirs = store_sockets()
         self._nursery.start_soon(self._serve, StoreChannel(ours))
-        forwarder = Forwarder(theirs, config or self._config)
+        forwarder = Forwarder(theirs, config or self._config, self.recall, self.now)
         self.forwarders.append(forwarder)
         with trio.fail_after(PATIENCE_S):
             await self._nursery.start(forwarder.live)

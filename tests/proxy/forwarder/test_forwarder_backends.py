@@ -15,12 +15,13 @@ from proto import commands
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import ENVELOPE_VERSION
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proto.rpc_frames import Reply
 from proto.rpc_pb2 import (
     AuthenticateResponse,
     BrokerCredentialsResponse,
     BrokerProfileResponse,
+    EnvelopeRequest,
     Method,
-    Reply,
     ResolveTargetResponse,
 )
 from proxy.forwarder.authentication import ANONYMOUS, ClientEnd, ClientIdentity
@@ -35,7 +36,7 @@ class FakeClient:
     def __init__(self, answers: dict[int, Any], *, reached: bool = True) -> None:
         self.answers = answers
         self.reached = reached
-        self.asked_now: list[tuple[int, bytes, Any, float]] = []
+        self.asked_now: list[tuple[int, bytes, Any, int, float]] = []
         self.begun: list[tuple[int, bytes, float]] = []
         self.call_begun = PendingCall()
         self.calls: list[tuple[int, Any, float, bool]] = []
@@ -44,9 +45,9 @@ class FakeClient:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def ask_now(self, method: int, body: bytes, on_reply: Any, *, timeout_s: float) -> Any:
-        self.asked_now.append((method, body, on_reply, timeout_s))
-        return (lambda: None) if self.reached else None
+    def ask_now(self, method: int, body: bytes, on_reply: Any, *, timeout_ms: int, deadline: float) -> bool:
+        self.asked_now.append((method, body, on_reply, timeout_ms, deadline))
+        return self.reached
 
     @asynccontextmanager
     async def begin(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
@@ -86,22 +87,26 @@ IDENTITY = ClientIdentity(ALICE, b"sealed")
 FORWARDED = ClientIdentity(ALICE, b"sealed", OriginalCredentials("token", "the client's own"))
 
 
-def test_an_envelope_has_the_requests_whole_and_whose_they_are() -> None:
-    envelope = Setup().backends.envelope([b"one", b"two"], IDENTITY, CLIENT)
-    assert list(envelope.requests) == [b"one", b"two"]
+def head(identity: ClientIdentity) -> EnvelopeRequest:
+    return EnvelopeRequest.FromString(Setup().backends.envelope_head(identity, CLIENT))
+
+
+def test_an_envelope_says_whose_requests_they_are() -> None:
+    envelope = head(IDENTITY)
+    assert list(envelope.requests) == []
     assert (envelope.principal_type, envelope.principal_name) == ("User", "alice")
     assert (envelope.sealed_principal, envelope.client_address) == (b"sealed", CLIENT)
     assert envelope.version == ENVELOPE_VERSION
 
 
 def test_requests_go_without_credentials_where_none_are_forwarded() -> None:
-    envelope = Setup().backends.envelope([b"request"], IDENTITY, CLIENT)
+    envelope = head(IDENTITY)
     assert not envelope.HasField("original_auth_data")
     assert not envelope.HasField("original_auth_method")
 
 
 def test_forwarded_credentials_go_with_the_requests() -> None:
-    envelope = Setup().backends.envelope([b"request"], FORWARDED, CLIENT)
+    envelope = head(FORWARDED)
     assert (envelope.original_auth_method, envelope.original_auth_data) == ("token", "the client's own")
 
 
@@ -110,29 +115,26 @@ async def test_an_envelope_that_goes_out_at_once(reached: bool) -> None:
     setup = Setup(limits={"lookup_timeout_ms": 4000})
     setup.lookup.reached = reached
     heard: list[Reply | None] = []
-    envelope = setup.backends.envelope([b"request"], IDENTITY, CLIENT)
-    assert setup.backends.forward_now(envelope, heard.append) is reached
-    [(method, body, on_reply, timeout_s)] = setup.lookup.clients[0].asked_now
-    assert (method, body) == (Method.ENVELOPE, envelope.SerializeToString())
-    assert timeout_s == setup.backends.answer_timeout_s
-    assert timeout_s > 4, "longer than the lookup worker's own: its error says more"
+    assert setup.backends.forward_now(b"envelope", 7.0, heard.append) is reached
+    [(method, body, on_reply, timeout_ms, deadline)] = setup.lookup.clients[0].asked_now
+    assert (method, body, deadline) == (Method.ENVELOPE, b"envelope", 7.0)
+    assert timeout_ms == setup.backends.answer_timeout_s * 1000
+    assert setup.backends.answer_timeout_s > 4, "longer than the lookup worker's own: its error says more"
     on_reply(None)
     assert heard == [None]
 
 
 async def test_an_envelope_that_a_task_waits_for() -> None:
     setup = Setup()
-    envelope = setup.backends.envelope([b"request"], IDENTITY, CLIENT)
-    async with setup.backends.forward(envelope, 7.0) as call:
+    async with setup.backends.forward(b"envelope", 7.0) as call:
         assert call is setup.lookup.clients[0].call_begun
-    assert setup.lookup.clients[0].begun == [(Method.ENVELOPE, envelope.SerializeToString(), 7.0)]
+    assert setup.lookup.clients[0].begun == [(Method.ENVELOPE, b"envelope", 7.0)]
 
 
 async def test_each_envelope_goes_to_the_worker_that_is_least_busy_then() -> None:
     setup = Setup()
-    envelope = setup.backends.envelope([b"request"], IDENTITY, CLIENT)
-    setup.backends.forward_now(envelope, lambda _reply: None)
-    async with setup.backends.forward(envelope, 7.0):
+    setup.backends.forward_now(b"envelope", 7.0, lambda _reply: None)
+    async with setup.backends.forward(b"envelope", 7.0):
         assert len(setup.lookup.clients) == 2
 
 
@@ -204,16 +206,34 @@ async def test_broker_profile(answer: Any, expected: CommandConnected | None) ->
     assert await setup.backends.broker_profile() == expected
 
 
-async def test_the_profile_is_asked_for_at_most_once_a_second(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_profile_is_fresh_for_a_second(autojump_clock: trio.testing.MockClock) -> None:
     setup = Setup()
-    profile = BrokerProfileResponse(connected=CommandConnected(server_version="old").SerializeToString())
-    setup.lookup.answers[Method.BROKER_PROFILE] = profile
-    for _ in range(5):
-        await setup.backends.broker_profile()
-    assert len(setup.lookup.clients) == 1
-    profile.connected = CommandConnected(server_version="new").SerializeToString()
-    await trio.sleep(1)
-    assert await setup.backends.broker_profile() == CommandConnected(server_version="new")
+    assert not setup.backends.profile_is_fresh
+    for version in ("old", "new"):
+        profile = CommandConnected(server_version=version)
+        setup.lookup.answers[Method.BROKER_PROFILE] = BrokerProfileResponse(connected=profile.SerializeToString())
+        assert await setup.backends.broker_profile() == setup.backends.profile == profile
+        assert setup.backends.profile_is_fresh
+        await trio.sleep(0.9)
+        assert setup.backends.profile_is_fresh
+        await trio.sleep(0.2)
+        assert not setup.backends.profile_is_fresh
+
+
+async def test_the_profiles_age_counts_from_when_it_was_asked_for(autojump_clock: trio.testing.MockClock) -> None:
+    setup = Setup()
+    profile = BrokerProfileResponse(connected=CommandConnected(server_version="b").SerializeToString())
+
+    class Slow(FakeClient):
+        async def call(self, *_: Any, **__: Any) -> Any:
+            await trio.sleep(0.9)
+            return profile
+
+    setup.lookup.pick = lambda: Slow({})  # type: ignore[method-assign]
+    await setup.backends.broker_profile()
+    assert setup.backends.profile_is_fresh
+    await trio.sleep(0.2)
+    assert not setup.backends.profile_is_fresh
 
 
 @pytest.mark.parametrize("nothing", [BrokerProfileResponse(), RpcConnectionLost("gone")])
@@ -222,6 +242,7 @@ async def test_that_there_is_no_profile_is_not_remembered(nothing: Any) -> None:
     for answer in (nothing, BrokerProfileResponse(connected=CommandConnected(server_version="b").SerializeToString())):
         setup.lookup.answers[Method.BROKER_PROFILE] = answer
         profile = await setup.backends.broker_profile()
+        assert setup.backends.profile_is_fresh is (profile is not None)
     assert profile == CommandConnected(server_version="b")
 
 

@@ -12,13 +12,16 @@ import trio.testing
 from forwarder_fakes import ALICE, CLIENT, FakeBackends, Peer, SentEnvelope, lookup, lookup_answer, make_config
 from prometheus_client import CollectorRegistry
 
+from proto.client_machine import is_plainly_lookup
 from proto.commands import CommandCorrupt
-from proto.frames import Frame
+from proto.envelope import ENVELOPE_VERSION
+from proto.errors import RemoteProtocolError
+from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proto.rpc_pb2 import EmbeddedResponse, EnvelopeError, EnvelopeResponse, Status
+from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse, RefusedRequest, Status
 from proxy.config.load import topic_lists_max
 from proxy.forwarder import lookup_mode
-from proxy.forwarder.authentication import ClientIdentity
+from proxy.forwarder.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.lookup_mode import LookupMode
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.wire import ClientSlow, ClientWire
@@ -48,22 +51,33 @@ class Desk:
         self.client = Peer(theirs)
         self.wire = ClientWire(ours, max_frame_bytes=1 << 20, write_timeout_ms=5000)
         self.metrics = ForwarderMetrics(CollectorRegistry())
-        self.mode = LookupMode(self.backends, self.metrics, CLIENT, nursery, self.wire, self._send)  # type: ignore[arg-type]
-        self.slow = False
+        self.told: list[bool] = []
+        self.corrupt: list[RemoteProtocolError] = []
+        self.ends: list[Exception | None] = []
+        self.mode = LookupMode(
+            self.backends,  # type: ignore[arg-type]
+            self.metrics,
+            CLIENT,
+            nursery,
+            self.wire,
+            self._on_room,
+            self.corrupt.append,
+        )
+        self.mode.identify(IDENTITY)
+        self.wire.begin(nursery, self._on_room, self.ends.append)
 
-    async def _send(self, frame: bytes) -> None:
-        """As a session does."""
-        try:
-            await self.wire.send(frame)
-        except trio.BrokenResourceError:
-            pass
-        except ClientSlow:
-            self.slow = True
+    def _on_room(self) -> None:
+        """Answers have come, or have left: a session asks then whether there is room."""
+        self.told.append(self.mode.has_room)
 
     async def forward(self, *requests: BaseCommand) -> None:
-        """Read in one go."""
+        """Read in one go, and taken as a session does."""
         for command in requests:
-            await self.mode.forward(command, Frame(command.SerializeToString()), IDENTITY)
+            data = command.SerializeToString()
+            if is_plainly_lookup(data):
+                self.mode.forward(data)
+            else:
+                self.mode.forward_parsed(command, data)
         self.mode.flush()
         await trio.testing.wait_all_tasks_blocked()
 
@@ -88,7 +102,7 @@ class Desk:
         """All is answered, once, and counted back."""
         await trio.testing.wait_all_tasks_blocked()
         assert self.mode.under_way.count == 0
-        assert self.mode._bytes._used == 0
+        assert self.mode._bytes == 0
         with trio.move_on_after(0.01):
             pytest.fail(f"{await self.client.hear()} was answered twice")
 
@@ -121,14 +135,29 @@ both_ways = pytest.mark.parametrize("short_way", [True, False])
 
 
 @both_ways
-async def test_the_embedded_response_goes_out_as_it_is(make: Make, short_way: bool) -> None:
+async def test_the_frames_go_out_as_they_are(make: Make, short_way: bool) -> None:
     desk = make(short_way=short_way)
+    await desk.forward(lookup(), lookup())
+    answer = lookup_answer(7)
+    answer.MergeFromString(b"\xfa\x3f\x03new")
+    data = answer.SerializeToString()
+    desk.sent[0].say(EnvelopeResponse(frames=encode_frame(data) * 2, answered=[1, 0]))
+    assert [answer.SerializeToString() for answer in await desk.hear(2)] == [data, data]
+    await desk.nothing_left()
+
+
+@pytest.mark.parametrize("identified_as", [ANONYMOUS, IDENTITY])
+async def test_an_envelope_says_whose_requests_they_are(make: Make, identified_as: ClientIdentity) -> None:
+    """Security: the seal is what the lookup worker believes."""
+    desk = make()
+    desk.mode.identify(identified_as)
     await desk.forward(lookup())
-    embedded = lookup_answer(7)
-    embedded.MergeFromString(b"\xfa\x3f\x03new")
-    data = embedded.SerializeToString()
-    desk.sent[0].say(EnvelopeResponse(responses=[EmbeddedResponse(response=data)]))
-    assert [answer.SerializeToString() for answer in await desk.hear()] == [data]
+    envelope = desk.sent[0].envelope
+    assert (envelope.principal_name, envelope.sealed_principal) == (identified_as.role, identified_as.sealed)
+    assert (envelope.principal_type, envelope.client_address) == (identified_as.principal.type, CLIENT)
+    assert envelope.version == ENVELOPE_VERSION
+    desk.sent[0].answer(0)
+    await desk.hear()
     await desk.nothing_left()
 
 
@@ -167,31 +196,51 @@ async def test_counters_follow_each_answer(make: Make, short_way: bool) -> None:
     desk = make(short_way=short_way)
     await desk.forward(*(lookup(request_id=number) for number in range(3)))
     assert desk.mode.under_way.count == 3
-    used = desk.mode._bytes._used
+    used = desk.mode._bytes
     desk.sent[0].answer(0, more=True)
     await trio.testing.wait_all_tasks_blocked()
     assert desk.mode.under_way.count == 2
-    assert desk.mode._bytes._used == used * 2 // 3
+    assert desk.mode._bytes == used * 2 // 3
     desk.sent[0].answer(1, 2)
     await desk.hear(3)
     await desk.nothing_left()
 
 
 @both_ways
-async def test_of_two_answers_the_first_counts(make: Make, short_way: bool) -> None:
+@pytest.mark.parametrize("twice", [(0,), (1, 1), (1, 0), (0, 2), (2,), (99,)])
+async def test_an_answer_to_nothing_or_a_second_one_is_a_defect_of_the_workers(
+    make: Make, short_way: bool, twice: tuple[int, ...]
+) -> None:
+    """Nothing of such a reply goes out, since nobody knows whose frames these are; what waits is failed, once."""
     desk = make(short_way=short_way)
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
-    desk.sent[0].answer(0, 0, more=True)
-    desk.sent[0].answer(0, more=True)
-    desk.sent[0].answer(1, 1, 0)
-    assert await desk.hear_ids(2) == [(1, 0), (2, 0)]
+    [sent] = desk.sent
+    sent.answer(0, more=True)
+    assert await desk.hear_ids(1) == [(1, 0)]
+    with structlog.testing.capture_logs() as logs:
+        sent.say(EnvelopeResponse(frames=sent.frame(0), answered=twice), more=True)
+        assert await desk.hear_ids(1) == [(2, ServerError.UnknownError)]
+    assert [(entry["requests"], entry["log_level"]) for entry in logs] == [(1, "warning")]
+    sent.answer(1)  # too late
+    await desk.nothing_left()
+    assert len(desk.sent) == 1, "not asked again"
+
+
+@both_ways
+async def test_a_refusal_of_nothing_is_dropped(make: Make, short_way: bool) -> None:
+    desk = make(short_way=short_way)
+    await desk.forward(lookup(request_id=1))
+    [sent] = desk.sent
+    stray = RefusedRequest(index=9, error=EnvelopeError.ENVELOPE_INVALID_REQUEST)
+    sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[stray, stray]))
+    assert await desk.hear_ids(1) == [(1, 0)]
     await desk.nothing_left()
 
 
 @both_ways
 @pytest.mark.parametrize(
     "rubbish",
-    [b"\xff\xff", EnvelopeResponse(responses=[EmbeddedResponse(index=99, response=b"x")]), EnvelopeResponse()],
+    [b"\xff\xff", EnvelopeResponse(answered=[99], frames=b"x"), EnvelopeResponse()],
 )
 async def test_a_reply_that_does_not_answer_what_was_asked(
     make: Make, short_way: bool, rubbish: EnvelopeResponse | bytes
@@ -206,18 +255,6 @@ async def test_a_reply_that_does_not_answer_what_was_asked(
     assert [entry["requests"] for entry in logs] == [1]
     await desk.nothing_left()
     assert len(desk.sent) == 1, "not asked again"
-
-
-@both_ways
-async def test_a_worker_older_than_answers_in_batches(make: Make, short_way: bool) -> None:
-    """During an upgrade: its answer stands in a field of its own, and it knows only one request."""
-    desk = make(short_way=short_way)
-    await desk.forward(lookup(request_id=1))
-    body = lookup_answer(1).SerializeToString()
-    desk.sent[0].say(b"\x1a" + bytes([len(body)]) + body)  # field 3
-    [(request_id, _)] = await desk.hear_ids(1)
-    assert request_id == 1
-    await desk.nothing_left()
 
 
 # ---- errors of the Envelope
@@ -257,10 +294,10 @@ async def test_one_requests_error_is_its_own(make: Make, short_way: bool, error:
     desk = make(short_way=short_way)
     await desk.forward(lookup(request_id=1), METADATA, lookup(request_id=3))
     [sent] = desk.sent
-    bad = EmbeddedResponse(index=1, error=error, error_message="internal words")  # type: ignore[arg-type]
+    bad = RefusedRequest(index=1, error=error, error_message="internal words")  # type: ignore[arg-type]
     with structlog.testing.capture_logs() as logs:
-        sent.say(EnvelopeResponse(responses=[sent.embedded(0), bad, sent.embedded(2)]))
-        first, metadata, third = await desk.hear(3)
+        sent.say(EnvelopeResponse(frames=sent.frame(0) + sent.frame(2), answered=[0, 2], refused=[bad]))
+        first, third, metadata = await desk.hear(3)
     assert (first, third) == (lookup_answer(1), lookup_answer(3))
     body = metadata.partition_metadata_response
     assert (body.request_id, body.error) == (7, code)
@@ -410,7 +447,7 @@ async def test_failures_have_the_requests_own_form(make: Make) -> None:
     await desk.nothing_left()
 
 
-# ---- bounds
+# ---- requests that are none
 
 
 async def test_a_request_without_its_message(make: Make) -> None:
@@ -418,6 +455,104 @@ async def test_a_request_without_its_message(make: Make) -> None:
     with pytest.raises(CommandCorrupt):
         await desk.forward(BaseCommand(type=BaseCommand.LOOKUP))
     await desk.nothing_left()
+
+
+TORN = b"\x08\x17\xba\x01\x7f"
+NOT_A_LOOKUP = lookup().SerializeToString() + b"\x08\x12"
+
+
+@both_ways
+@pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP])
+@pytest.mark.parametrize("whole", [True, False])
+async def test_what_only_began_as_a_request_is_told_to_the_session(
+    make: Make, short_way: bool, corrupt: bytes, whole: bool
+) -> None:
+    """The lookup worker refuses it; its neighbours are answered before."""
+    desk = make(short_way=short_way)
+    assert is_plainly_lookup(corrupt)
+    for request in (lookup(request_id=1).SerializeToString(), corrupt):
+        desk.mode.forward(request)
+    desk.mode.flush()
+    await trio.testing.wait_all_tasks_blocked()
+    [sent] = desk.sent
+    with structlog.testing.capture_logs() as logs:
+        if whole:
+            sent.say(EnvelopeResponse(error=EnvelopeError.ENVELOPE_INVALID_REQUEST))
+        else:
+            refused = RefusedRequest(index=1, error=EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION)
+            sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[refused]))
+            assert await desk.hear_ids(1) == [(1, 0)]
+        await desk.nothing_left()
+    assert [type(error) for error in desk.corrupt] == [CommandCorrupt]
+    assert logs == [], "it is for the session to say"
+
+
+@pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP])
+async def test_nor_is_it_one_above_the_number(make: Make, corrupt: bytes) -> None:
+    desk = make(max_concurrent_lookups_per_connection=1)
+    await desk.forward(lookup())
+    with pytest.raises(CommandCorrupt):
+        desk.mode.forward(corrupt)
+    assert desk.mode.under_way.count == 1
+
+
+# ---- bounds
+
+
+async def test_who_has_no_room_is_told_when_there_is_some(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup_mode, "BYTES_MAX", 100)
+    desk = make()
+    assert desk.mode.has_room
+    await desk.forward(lookup("t" * 60, 1), lookup("t" * 60, 2), lookup("t" * 60, 3))
+    assert not desk.mode.has_room
+    [sent] = desk.sent
+    sent.answer(2, more=True)
+    await desk.hear()
+    assert not desk.mode.has_room
+    assert True not in desk.told
+    sent.answer(1, more=True)
+    await desk.hear()
+    await trio.testing.wait_all_tasks_blocked()
+    assert desk.mode.has_room
+    assert desk.told[-1:] == [True]
+    sent.answer(0)
+    await desk.hear()
+    await desk.nothing_left()
+
+
+async def test_a_topic_list_counts_beforehand(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the very moment: a chunk may bring hundreds of these requests."""
+    monkeypatch.setattr(lookup_mode, "BYTES_MAX", lookup_mode.TOPIC_LIST_BYTES)
+    desk = make()
+    command = topics()
+    desk.mode.forward_parsed(command, command.SerializeToString())
+    assert not desk.mode.has_room
+    await trio.testing.wait_all_tasks_blocked()
+    desk.sent[0].answer(0)
+    await desk.hear()
+    await desk.nothing_left()
+    assert desk.mode.has_room
+    assert desk.told[-1:] == [True]
+
+
+async def test_a_topic_list_keeps_its_slot_until_it_has_left(make: Make) -> None:
+    desk = make(max_topic_lists_bytes=1024, max_broker_frame_bytes=1024)
+    gate = trio.Event()
+    send_all = desk.wire.stream.send_all
+
+    async def slowly(data: bytes) -> None:
+        await gate.wait()
+        await send_all(data)
+
+    desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
+    await desk.forward(topics())
+    desk.sent[0].answer(0, padding=1 << 20)
+    await trio.testing.wait_all_tasks_blocked()
+    assert desk.backends.topic_lists._free == 0
+    gate.set()
+    await desk.hear()
+    await desk.nothing_left()
+    assert desk.backends.topic_lists._free == 1
 
 
 async def test_too_many_are_answered_so_and_the_others_go_on(make: Make) -> None:
@@ -465,8 +600,9 @@ async def test_a_topic_list_that_waits_too_long_is_told_so(make: Make, autojump_
     assert desk.backends.topic_lists._free == 1
 
 
-async def test_a_large_answer_counts_until_it_has_left(make: Make, nursery: trio.Nursery) -> None:
+async def test_a_large_answer_counts_until_it_has_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes its answers slowly is read no further."""
+    monkeypatch.setattr(lookup_mode, "BYTES_MAX", 100_000)
     desk = make()
     gate = trio.Event()
     send_all = desk.wire.stream.send_all
@@ -476,16 +612,20 @@ async def test_a_large_answer_counts_until_it_has_left(make: Make, nursery: trio
         await send_all(data)
 
     desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
-    await desk.forward(lookup(request_id=1))
-    used = desk.mode._bytes._used
-    desk.sent[0].answer(0, padding=1 << 20)
+    await desk.forward(lookup(request_id=1), lookup(request_id=2))
+    assert desk.mode.has_room
+    desk.sent[0].answer(0, padding=1 << 20, more=True)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode._bytes._used > used + (1 << 20)
-    assert desk.mode.under_way.count == 1
+    assert not desk.mode.has_room
+    desk.sent[0].answer(1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert desk.mode._bytes == desk.mode.under_way.count == 0, "all is answered, but has not left"
+    assert True not in desk.told
     gate.set()
-    [answer] = await desk.hear()
-    assert len(answer.lookup_topic_response.broker_service_url) > 1 << 20
+    large, _small = await desk.hear(2)
+    assert len(large.lookup_topic_response.broker_service_url) > 1 << 20
     await desk.nothing_left()
+    assert desk.told[-1:] == [True]
 
 
 async def test_answers_leave_in_order_behind_what_waits(make: Make) -> None:
@@ -524,11 +664,11 @@ async def test_a_client_that_does_not_take_its_answers(make: Make, autojump_cloc
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     desk.sent[0].answer(0, padding=1 << 20, more=True)
     await trio.sleep(6)
-    assert desk.slow
+    assert [type(error) for error in desk.ends] == [ClientSlow]
     desk.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
     assert desk.mode.under_way.count == 0
-    assert desk.mode._bytes._used == 0
+    assert desk.mode._bytes == 0
 
 
 async def test_a_client_that_has_gone(make: Make) -> None:
@@ -539,7 +679,7 @@ async def test_a_client_that_has_gone(make: Make) -> None:
     await trio.testing.wait_all_tasks_blocked()
     desk.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert (desk.mode.under_way.count, desk.mode._bytes._used) == (0, 0)
+    assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
 
 
 # ---- the end of the session
@@ -588,5 +728,5 @@ async def test_counters_are_right_when_the_session_ends(nursery: trio.Nursery, a
         desk.mode.close()
         session.cancel_scope.cancel()
         nursery.start_soon(desk.client.read_all)
-    assert (desk.mode.under_way.count, desk.mode._bytes._used) == (0, 0)
+    assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
     assert desk.backends.topic_lists._free == topic_lists_max(desk.backends.config)

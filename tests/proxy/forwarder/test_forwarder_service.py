@@ -30,6 +30,7 @@ from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import BrokerLink
 from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
 from proxy.runtime.descriptors import Descriptors, adopt_socket
+from proxy.runtime.reactor import Reactor
 from proxy.runtime.relay_table import RelayTable
 from proxy.runtime.store_channel import StoreChannel, store_sockets
 from proxy.runtime.worker import WorkerContext
@@ -96,7 +97,10 @@ class Served:
         self.real_listener = socket.create_server(("127.0.0.1", 0))
         nursery.start_soon(self._keep, StoreChannel(ours))
         descriptors = Descriptors(channel=-1, liveness=-1, store=theirs.detach(), connections=counters)
-        context = WorkerContext(Role.FORWARDER, 0, make_config(**tables), b"", descriptors, self.registry, nursery)
+        reactor = Reactor()
+        nursery.start_soon(reactor.run)
+        config = make_config(**tables)
+        context = WorkerContext(Role.FORWARDER, 0, config, b"", descriptors, self.registry, nursery, reactor)
         self.service = ForwarderService(context)
 
     async def _keep(self, channel: StoreChannel) -> None:

@@ -21,6 +21,7 @@ from proto.rpc_pb2 import Principal
 from proxy.forwarder.backends import TargetRefused
 from proxy.forwarder.relays import LINGER_S, RelayNotBegun
 from proxy.runtime.broker_link import BrokerLinkFailed
+from proxy.runtime.reactor import Reactor
 from proxy.runtime.rpc_client import RpcDeadlineExceeded
 
 Start = Callable[..., Play]
@@ -89,8 +90,8 @@ async def test_the_session_ends_where_the_relay_begins(play: Start) -> None:
     await it.ended.wait()
     assert it.session.became_relay
     assert it.relays.in_flight.count == 1
-    await it.backends.broker.say(b"both streams are open")
-    assert await it.client.read_exactly(21) == b"both streams are open"
+    await it.backends.broker.say(PRODUCER)  # a frame: of sessions that expire these are followed
+    assert await it.client.must_hear(BaseCommand.PRODUCER) == PRODUCER, "both streams are open"
     await it.client.stream.aclose()
     await it.backends.broker.stream.aclose()
     about = await it.relay_ended()
@@ -238,6 +239,86 @@ async def test_a_frame_that_comes_in_the_same_instant_as_connected_is_not_lost(
         assert not patience.cancelled_caught, f"the frame was lost in attempt {attempt}"
 
 
+CONNECT = commands.encode(connect(TARGET))
+EARLY = commands.encode(PRODUCER) + encode_frame(b"\xff", b"no command") + commands.ping() + b"\x00\x00\x00\x09half"
+
+
+@pytest.mark.parametrize("ready", range(3))
+@pytest.mark.parametrize("cut", [1, len(CONNECT) - 1, len(CONNECT), len(CONNECT) + 5, len(CONNECT) + 13, -8, -1])
+async def test_no_byte_is_lost_on_the_way_from_the_reactor_to_the_kernel(
+    play: Start, nursery: trio.Nursery, cut: int, ready: int
+) -> None:
+    """Wherever the client's bytes are cut, and whenever the broker is there."""
+    reactor = Reactor()
+    reactor.may_linger = lambda: False
+    nursery.start_soon(reactor.run)
+    await trio.testing.wait_all_tasks_blocked()
+    streams = tcp_pair()
+    it = play(streams=streams)
+    nursery.start_soon(it.relays.run)
+    it.backends.connect_broker(*tcp_pair())
+    it.backends.broker_gate = trio.Event()
+    said = CONNECT + EARLY
+    pieces = [said[:cut], said[cut:], b"\xffraw" * 1000]
+    for number, piece in enumerate(pieces):
+        if number == ready:
+            it.backends.broker_gate.set()
+        await it.client.say(piece)
+        await trio.testing.wait_all_tasks_blocked(0.002)
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    expected = EARLY + pieces[-1]
+    with trio.fail_after(10):
+        assert await it.backends.broker.read_exactly(len(expected)) == expected
+    await it.backends.broker.say(b"and back")
+    assert await it.client.read_exactly(8) == b"and back"
+    await it.client.stream.aclose()
+    await it.backends.broker.must_hear_end()
+    assert (await it.relay_ended()).target == TARGET
+    assert not it.handshakes.count
+
+
+async def test_a_client_that_took_half_a_frame_gets_no_relay(
+    play: Start, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Connected would be read as the other half of a PONG."""
+    it = play(limits={"keep_alive_interval_ms": 2000, "handshake_timeout_ms": 60_000})
+    it.backends.broker_gate = trio.Event()
+
+    async def never(_data: bytes) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(it.stream, "send_all", never)
+    await it.client.say(connect(TARGET), commands.ping())
+    await trio.sleep(1)
+    it.backends.broker_gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.session.state is State.RELAYING
+    assert await it.end() == "client_does_not_read"
+    assert trio.current_time() == pytest.approx(2)
+    assert not it.session.became_relay
+    assert not it.relays.in_flight.count
+    assert await it.backends.broker.read_all() == b""
+
+
+async def test_what_was_said_before_leaves_before_connected(
+    play: Start, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = play(limits={"keep_alive_interval_ms": 2000})
+    it.backends.broker_gate = trio.Event()
+    send_all = it.stream.send_all
+
+    async def slowly(data: bytes) -> None:
+        await trio.sleep(1)
+        await send_all(data)
+
+    monkeypatch.setattr(it.stream, "send_all", slowly)
+    await it.client.say(connect(TARGET), commands.ping())
+    await trio.testing.wait_all_tasks_blocked()
+    it.backends.broker_gate.set()
+    await it.client.must_hear(BaseCommand.PONG)
+    await it.client.must_hear(BaseCommand.CONNECTED)
+
+
 async def test_a_held_frame_does_not_stretch_the_handshake(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = await awaiting_the_broker(play, PRODUCER, limits={"handshake_timeout_ms": 3000})
     code, text = await it.client.must_hear_error()
@@ -336,7 +417,7 @@ async def test_a_broker_that_is_there_too_late_is_closed(play: Start, nursery: t
     await trio.testing.wait_all_tasks_blocked()
     it.backends.broker_gate.set()
     await trio.testing.wait_all_tasks_blocked()
-    assert it.session._link is not None
+    assert it.session._broker.link.stream is it.backends.broker_stream
     await it.client.must_hear(BaseCommand.ERROR)
     await it.client.stream.aclose()
     assert await it.end() == "not_allowed"

@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from proto.roles import Role
-from proto.rpc_frames import RpcDecoder, encode_rpc
-from proto.rpc_pb2 import Call, Frame, Reply, Text
+from proto.rpc_frames import Call, Cancel, Reply, RpcDecoder, encode_reply
+from proto.rpc_pb2 import Text
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcClient
 from proxy.runtime.rpc_server import Handler, RpcServer
@@ -90,14 +90,14 @@ class RawServer:
                 data = await self.stream.receive_some(65536)
                 assert data, "the client closed"
                 self._decoder.receive_data(data)
-            if frame.HasField("call"):
-                return frame.call
-            self.cancelled.append(frame.cancel.correlation_id)
+            if isinstance(frame, Call):
+                return frame
+            assert isinstance(frame, Cancel)
+            self.cancelled.append(frame.correlation_id)
 
     async def reply(self, correlation_id: int, text: str = "", status: int = 0, detail: str = "") -> None:
         body = Text(text=text).SerializeToString()
-        reply = Reply(correlation_id=correlation_id, status=status, detail=detail, response=body)  # type: ignore[arg-type]
-        await self.stream.send_all(encode_rpc(Frame(reply=reply)))
+        await self.stream.send_all(encode_reply(Reply(correlation_id, status, body, detail=detail)))
 
 
 async def until(condition: Callable[[], Any]) -> None:

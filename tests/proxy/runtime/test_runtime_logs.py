@@ -133,7 +133,7 @@ def test_the_seal_key_is_in_no_representation() -> None:
     """Security."""
     key = b"very secret seal key of 32 bytes"
     descriptors = Descriptors(channel=0, liveness=1)
-    context = WorkerContext(Role.AUTH, 0, Config(), key, descriptors, new_registry(), None)  # type: ignore[arg-type]
+    context = WorkerContext(Role.AUTH, 0, Config(), key, descriptors, new_registry(), None, None)  # type: ignore[arg-type]
     assert repr(key)[2:-1] not in repr(context)
     assert repr(key)[2:-1] not in str(context)
 

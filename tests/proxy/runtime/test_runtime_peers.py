@@ -11,8 +11,8 @@ import structlog.testing
 import trio
 
 from proto.roles import Role
-from proto.rpc_frames import encode_rpc
-from proto.rpc_pb2 import Call, Frame, Method, Peer
+from proto.rpc_frames import Call, encode_call
+from proto.rpc_pb2 import Method, Peer
 from proxy.runtime import peers
 from proxy.runtime.descriptors import adopt_listener
 from proxy.runtime.peers import Caller, PeerTable, identify_operator, peer_credentials
@@ -97,7 +97,7 @@ async def test_a_stranger_is_closed_without_a_reply_and_a_worker_is_served(
     table = PeerTable()
     server = RpcServer({Method.ENVELOPE: handler}, max_frame_bytes=1000)
     nursery.start_soon(server.serve_listener, adopt_listener(bound.detach()), table.identify)
-    call = encode_rpc(Frame(call=Call(correlation_id=1, method=Method.ENVELOPE, timeout_ms=1000)))
+    call = encode_call(Call(1, Method.ENVELOPE, 1000, b""))
 
     with structlog.testing.capture_logs() as logs:
         stranger = await connect_unix(path)()

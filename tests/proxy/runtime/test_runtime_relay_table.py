@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 from collections.abc import Iterator
 
 import pytest
 
 from proxy.runtime import relay_table
-from proxy.runtime.relay_table import BYTES, OPERATIONS, PIPE, TO_BROKER, TO_CLIENT, RelayTable, new_table, row
+from proxy.runtime.relay_table import (
+    BYTES,
+    MESSAGES,
+    OPERATIONS,
+    PIPE,
+    TO_BROKER,
+    TO_CLIENT,
+    RelayTable,
+    framed_row,
+    new_table,
+    row,
+)
+from proxy.runtime.shared_memory import new_shared_memory
 
 
 @pytest.fixture
@@ -133,3 +146,74 @@ def test_adopting_nothing_begins_anew(memory: int) -> None:
     table.adopt(set())
     assert table.take() == 1
     assert totals(table) == (0, 0, 0, 0)
+
+
+# ---- killed while summing up
+
+
+class Died(BaseException):
+    pass
+
+
+class Fragile:
+    """Cells of which a store is the last thing that their process does."""
+
+    def __init__(self, cells: memoryview, stores: int) -> None:
+        self.cells = cells
+        self.left = stores
+
+    def __getitem__(self, key: slice) -> memoryview:
+        return self.cells[key]
+
+    def __setitem__(self, key: int, new: int) -> None:
+        if not self.left:
+            raise Died
+        self.left -= 1
+        self.cells[key] = new
+
+
+def test_sums_are_exact_wherever_it_was_killed(memory: int) -> None:
+    stores, done = 0, False
+    while not done:
+        table = RelayTable(memory)
+        table.adopt(set())
+        before = totals(table), table.principal_sums(range(3))
+        relay_id = table.take()
+        table.belongs(relay_id, 2)
+        table.follow(relay_id)
+        moved(table, relay_id, 10, 20)
+        table.cells[framed_row(relay_id, TO_BROKER) + MESSAGES] = 3
+        table.cells = Fragile(table.cells, stores)  # type: ignore[assignment]
+        try:
+            table.give(relay_id)
+            done = True
+        except Died:
+            stores += 1
+        after = RelayTable(memory)
+        after.adopt(set())
+        assert totals(after) == tuple(a + b for a, b in zip(before[0], (10, 1, 20, 1), strict=True)), stores
+        sums = after.principal_sums(range(3))
+        assert sums[2] == [a + b for a, b in zip(before[1][2], (10, 20, 3, 0, 0), strict=True)], stores
+        assert sums[0] == before[1][0]
+        assert not after.is_followed(relay_id)
+    assert stores > 30
+
+
+def test_an_older_table_is_made_this_ones_size() -> None:
+    size = relay_table._FRAMED_AT * 8
+    old = new_shared_memory("old", size)
+    with mmap.mmap(old, size) as memory_:
+        cells = memoryview(memory_).cast("q")
+        cells[3] = 2  # ids in use
+        cells[row(0, TO_CLIENT) + BYTES] = 100
+        cells[row(2, TO_CLIENT) + BYTES] = 23
+        cells[row(2, TO_CLIENT) + PIPE] = 9
+        cells.release()
+    new = relay_table.table_of_this_form(old)
+    table = RelayTable(new)
+    table.adopt({2})
+    assert table.total(TO_CLIENT, BYTES) == 123
+    assert table.cells[row(2, TO_CLIENT) + PIPE] == 9
+    assert not table.is_followed(2)
+    assert relay_table.table_of_this_form(new) == new
+    os.close(new)

@@ -13,8 +13,8 @@ import trio.testing
 from runtime_fakes import FRAME_BYTES_MAX, RawServer, Wires, outcome, until
 
 from proto.roles import MAY_CALL, Role
-from proto.rpc_frames import RpcDecoder, encode_rpc
-from proto.rpc_pb2 import Call, Empty, Frame, Method, Reply, Status, Text
+from proto.rpc_frames import Call, Cancel, Reply, RpcDecoder, encode_call, encode_cancel, encode_reply
+from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy.runtime import rpc_server
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import (
@@ -172,7 +172,7 @@ async def test_a_handler_that_crashes_harms_nobody_else(wires: MakeWires, nurser
 async def test_bytes_that_are_no_request(wires: MakeWires) -> None:
     async def parse(data: bytes, _caller: Caller) -> bytes:
         await trio.lowlevel.checkpoint()
-        return Frame.FromString(b"\xff" + data).SerializeToString()
+        return Text.FromString(b"\xff" + data).SerializeToString()
 
     with pytest.raises(RpcCallRefused) as caught:
         await ask(wires({Method.ENVELOPE: parse}).client())
@@ -254,7 +254,7 @@ async def test_calls_of_a_caller_that_goes_away_are_cancelled(nursery: trio.Nurs
     server = RpcServer({Method.ENVELOPE: slow}, max_frame_bytes=FRAME_BYTES_MAX)
     ours, theirs = trio.testing.memory_stream_pair()
     nursery.start_soon(server.serve_connection, theirs, Caller(Role.FORWARDER, 1))
-    await ours.send_all(encode_rpc(Frame(call=Call(correlation_id=1, method=Method.ENVELOPE, timeout_ms=60_000))))
+    await ours.send_all(encode_call(Call(1, Method.ENVELOPE, 60_000, b"")))
     await trio.testing.wait_all_tasks_blocked()
     assert not ended.is_set()
     await ours.aclose()
@@ -439,8 +439,9 @@ async def test_replies_late_or_twice_are_dropped(
         b"\xff\xff\xff\xff",  # more than the limit
         (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
         b"\x00\x00\x00\x02\xff\xff",  # no frame
-        encode_rpc(Frame()),  # neither call nor reply
-        encode_rpc(Frame(call=Call(correlation_id=1))),  # a call, to a client
+        b"\x00\x00\x00\x10" + b"\x09" + b"\x00" * 15,  # neither call nor reply
+        encode_call(Call(1, Method.ENVELOPE, 1000, b"")),  # a call, to a client
+        encode_cancel(Cancel(1)),
     ],
 )
 async def test_garbage_from_a_worker(
@@ -487,8 +488,7 @@ async def test_a_response_that_is_none(raw: RawServer, client: RpcClient, nurser
 
     nursery.start_soon(one)
     call = await raw.read()
-    reply = Reply(correlation_id=call.correlation_id, response=b"\xff\xff")
-    await raw.stream.send_all(encode_rpc(Frame(reply=reply)))
+    await raw.stream.send_all(encode_reply(Reply(call.correlation_id, response=b"\xff\xff")))
     await trio.testing.wait_all_tasks_blocked()
     assert isinstance(results[0], RpcError), "callers are told to expect RpcError's kinds and no others"
 
@@ -549,7 +549,7 @@ async def test_quiesce_lets_calls_end_and_begins_none(raw: RawServer, client: Rp
 async def test_quiesce_waits_for_the_rest_of_a_frame(raw: RawServer, client: RpcClient, nursery: trio.Nursery) -> None:
     """Its other half would be the first that the next program reads."""
     await ask_and_be_answered(raw, client, nursery)
-    late = encode_rpc(Frame(reply=Reply(correlation_id=4711)))
+    late = encode_reply(Reply(4711))
     await raw.stream.send_all(late[:3])
     await trio.testing.wait_all_tasks_blocked()
     assert not await client.quiesce(timeout_s=0.05)
@@ -669,15 +669,15 @@ class RawCaller:
         nursery.start_soon(serve)
 
     async def call(self, correlation_id: int, method: int = Method.ENVELOPE, timeout_ms: int = 1000) -> None:
-        call = Call(correlation_id=correlation_id, method=method, timeout_ms=timeout_ms)  # type: ignore[arg-type]
-        await self.stream.send_all(encode_rpc(Frame(call=call)))
+        await self.stream.send_all(encode_call(Call(correlation_id, method, timeout_ms, b"")))
 
     async def read(self) -> Reply:
         while (frame := self._decoder.next_frame()) is None:
             data = await self.stream.receive_some(65536)
             assert data, "the server closed"
             self._decoder.receive_data(data)
-        return frame.reply
+        assert isinstance(frame, Reply)
+        return frame
 
 
 async def test_a_call_that_is_called_off_ends(nursery: trio.Nursery) -> None:
@@ -693,11 +693,11 @@ async def test_a_call_that_is_called_off_ends(nursery: trio.Nursery) -> None:
     caller = RawCaller(nursery, handlers={Method.ENVELOPE: slow})
     for correlation_id in (1, 2):
         await caller.call(correlation_id, timeout_ms=60_000)
-    await caller.stream.send_all(encode_rpc(Frame(cancel={"correlation_id": 1})))
+    await caller.stream.send_all(encode_cancel(Cancel(1)))
     assert (await caller.read()).correlation_id == 1
     assert ended == ["slow"], "and the other goes on"
-    await caller.stream.send_all(encode_rpc(Frame(cancel={"correlation_id": 77})))
-    await caller.stream.send_all(encode_rpc(Frame(cancel={"correlation_id": 2})))
+    await caller.stream.send_all(encode_cancel(Cancel(77)))
+    await caller.stream.send_all(encode_cancel(Cancel(2)))
     assert (await caller.read()).correlation_id == 2
 
 
@@ -707,8 +707,8 @@ async def test_a_call_that_is_called_off_ends(nursery: trio.Nursery) -> None:
         b"\xff\xff\xff\xff",
         (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
         b"\x00\x00\x00\x02\xff\xff",
-        encode_rpc(Frame()),
-        encode_rpc(Frame(reply=Reply(correlation_id=1))),
+        b"\x00\x00\x00\x10" + b"\x09" + b"\x00" * 15,
+        encode_reply(Reply(1)),
     ],
 )
 async def test_garbage_from_a_caller_ends_its_connection(nursery: trio.Nursery, garbage: bytes) -> None:
@@ -768,15 +768,15 @@ async def test_a_caller_that_reads_its_replies_late_loses_none(nursery: trio.Nur
     ours, theirs = trio.testing.lockstep_stream_pair()
     nursery.start_soon(server.serve_connection, theirs, Caller(Role.FORWARDER, 1))
     for number in range(100):
-        call = Call(correlation_id=number, method=Method.ENVELOPE, timeout_ms=60_000)
-        await ours.send_all(encode_rpc(Frame(call=call)))
+        await ours.send_all(encode_call(Call(number, Method.ENVELOPE, 60_000, b"")))
     decoder = RpcDecoder(max_frame_bytes=1000)
     heard: set[int] = set()
     while len(heard) < 100:
         while (frame := decoder.next_frame()) is None:
             decoder.receive_data(await ours.receive_some(300))
-        assert (frame.reply.status, len(frame.reply.response)) == (Status.OK, 900)
-        heard.add(frame.reply.correlation_id)
+        assert isinstance(frame, Reply)
+        assert (frame.status, len(frame.response)) == (Status.OK, 900)
+        heard.add(frame.correlation_id)
     await ours.aclose()
 
 

@@ -13,12 +13,13 @@ import trio.testing
 from runtime_fakes import FRAME_BYTES_MAX, RawServer, Wires, outcome
 
 from proto.roles import Role
-from proto.rpc_frames import RpcDecoder, encode_rpc
-from proto.rpc_pb2 import Call, Empty, Frame, Method, Reply, Status, Text
+from proto.rpc_frames import Call, Reply, RpcDecoder, encode_call, encode_reply
+from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy.runtime import rpc_server
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcCallRefused, RpcClient, RpcConnectionLost, RpcResponseCorrupt
 from proxy.runtime.rpc_server import Answer, InParts, RpcRefused, RpcServer
+from proxy.runtime.turn import current_turn
 
 
 @pytest.fixture
@@ -37,8 +38,7 @@ async def client(raw: RawServer, nursery: trio.Nursery) -> RpcClient:
 async def say(
     raw: RawServer, correlation_id: int, response: bytes = b"", *, more: bool = False, status: int = 0
 ) -> None:
-    reply = Reply(correlation_id=correlation_id, response=response, more=more, status=status)  # type: ignore[arg-type]
-    await raw.stream.send_all(encode_rpc(Frame(reply=reply)))
+    await raw.stream.send_all(encode_reply(Reply(correlation_id, status, response, more)))
     await trio.testing.wait_all_tasks_blocked()
 
 
@@ -49,10 +49,9 @@ def listener(heard: Heard) -> Callable[[Reply | None], None]:
     return lambda reply: heard.append(None if reply is None else (reply.response, reply.more))
 
 
-def ask_now(
-    client: RpcClient, heard: Heard, body: bytes = b"body", timeout_s: float = 5.0
-) -> Callable[[], None] | None:
-    return client.ask_now(Method.ENVELOPE, body, listener(heard), timeout_s=timeout_s)
+def ask_now(client: RpcClient, heard: Heard, body: bytes = b"body", timeout_s: float = 5.0) -> bool:
+    deadline = trio.current_time() + timeout_s
+    return client.ask_now(Method.ENVELOPE, body, listener(heard), timeout_ms=int(timeout_s * 1000), deadline=deadline)
 
 
 # ---- the caller: a call without a task
@@ -84,22 +83,34 @@ async def test_its_reply_may_come_in_parts(raw: RawServer, client: RpcClient) ->
 
 async def test_a_refusal_is_a_reply(raw: RawServer, client: RpcClient) -> None:
     replies: list[Reply | None] = []
-    client.ask_now(Method.ENVELOPE, b"", replies.append, timeout_s=5)
+    client.ask_now(Method.ENVELOPE, b"", replies.append, timeout_ms=5000, deadline=trio.current_time() + 5)
     await say(raw, (await raw.read()).correlation_id, status=Status.TOO_MANY_REQUESTS)
     [reply] = replies
     assert reply is not None
     assert reply.status == Status.TOO_MANY_REQUESTS
 
 
-async def test_of_what_is_no_longer_wanted_nothing_is_heard(raw: RawServer, client: RpcClient) -> None:
-    heard: Heard = []
-    forget = ask_now(client, heard)
-    assert forget is not None
-    forget()
-    assert client.in_flight == 0
-    await say(raw, (await raw.read()).correlation_id, b"late")
-    forget()
-    assert heard == []
+async def test_what_is_asked_in_one_turn_leaves_at_its_end_in_one_go(raw: RawServer, nursery: trio.Nursery) -> None:
+    ours, theirs = (trio.SocketStream(end) for end in trio.socket.socketpair())
+
+    async def connect() -> trio.abc.HalfCloseableStream:
+        await trio.lowlevel.checkpoint()
+        return ours
+
+    client = RpcClient(connect, max_frame_bytes=FRAME_BYTES_MAX)
+    nursery.start_soon(client.run)
+    await trio.testing.wait_all_tasks_blocked()
+    with current_turn():
+        ask_now(client, [], b"one")
+        ask_now(client, [], b"two")
+        with pytest.raises(BlockingIOError):
+            theirs.socket._sock.recv(1)  # type: ignore[attr-defined]
+    decoder = RpcDecoder(max_frame_bytes=FRAME_BYTES_MAX)
+    decoder.receive_data(theirs.socket._sock.recv(65536))  # type: ignore[attr-defined]
+    calls = [decoder.next_frame(), decoder.next_frame()]
+    assert [call.request for call in calls if isinstance(call, Call)] == [b"one", b"two"]
+    await theirs.aclose()
+    nursery.cancel_scope.cancel()
 
 
 async def test_without_a_connection_there_is_no_now(nursery: trio.Nursery) -> None:
@@ -109,10 +120,10 @@ async def test_without_a_connection_there_is_no_now(nursery: trio.Nursery) -> No
 
     client = RpcClient(nobody, max_frame_bytes=FRAME_BYTES_MAX)
     heard: Heard = []
-    assert ask_now(client, heard) is None
+    assert not ask_now(client, heard)
     nursery.start_soon(client.run)
     await trio.testing.wait_all_tasks_blocked()
-    assert ask_now(client, heard) is None
+    assert not ask_now(client, heard)
     assert (client.in_flight, heard) == (0, [])
 
 
@@ -122,14 +133,14 @@ async def test_once_the_connection_is_lost_there_is_no_now(raw: RawServer, clien
     await raw.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
     assert heard == [None]
-    assert ask_now(client, heard) is None
+    assert not ask_now(client, heard)
     assert (heard, client.in_flight) == ([None], 0)
 
 
 async def test_while_quiesced_there_is_no_now(raw: RawServer, client: RpcClient) -> None:
     heard: Heard = []
     assert await client.quiesce(timeout_s=1)
-    assert ask_now(client, heard) is None
+    assert not ask_now(client, heard)
     client.resume()
     assert ask_now(client, heard)
     assert (await raw.read()).request == b"body"
@@ -175,7 +186,7 @@ async def test_the_deadline_of_a_call_without_a_task(
         listener(heard)(reply)
 
     started = trio.current_time()
-    client.ask_now(Method.ENVELOPE, b"", on_reply, timeout_s=3.0)
+    client.ask_now(Method.ENVELOPE, b"", on_reply, timeout_ms=3000, deadline=started + 3)
     call = await raw.read()
     await say(raw, call.correlation_id, b"a part", more=True)
     await trio.sleep(10)
@@ -216,8 +227,8 @@ async def test_what_breaks_in_a_listener_harms_nobody_else(raw: RawServer, clien
     def broken(_reply: Reply | None) -> None:
         raise ZeroDivisionError
 
-    client.ask_now(Method.ENVELOPE, b"", broken, timeout_s=5)
-    client.ask_now(Method.ENVELOPE, b"", broken, timeout_s=5)
+    client.ask_now(Method.ENVELOPE, b"", broken, timeout_ms=5000, deadline=trio.current_time() + 5)
+    client.ask_now(Method.ENVELOPE, b"", broken, timeout_ms=5000, deadline=trio.current_time() + 5)
     ask_now(client, heard)
     with structlog.testing.capture_logs() as logs:
         await say(raw, (await raw.read()).correlation_id, b"x")
@@ -240,7 +251,7 @@ async def test_no_call_without_a_task_outlives_the_client(raw: RawServer) -> Non
         ask_now(client, heard)
         running.cancel_scope.cancel()
     assert heard == [None]
-    assert ask_now(client, heard) is None
+    assert not ask_now(client, heard)
 
 
 # ---- the caller: a task that waits for parts
@@ -334,8 +345,7 @@ class Line:
         nursery.start_soon(serve)
 
     async def call(self, correlation_id: int, request: bytes = b"") -> None:
-        call = Call(correlation_id=correlation_id, method=Method.ENVELOPE, timeout_ms=1000, request=request)
-        await self.stream.send_all(encode_rpc(Frame(call=call)))
+        await self.stream.send_all(encode_call(Call(correlation_id, Method.ENVELOPE, 1000, request)))
         await trio.testing.wait_all_tasks_blocked()
 
     async def read(self) -> Reply:
@@ -343,7 +353,8 @@ class Line:
             data = await self.stream.receive_some(65536)
             assert data, "the server closed"
             self._decoder.receive_data(data)
-        return frame.reply
+        assert isinstance(frame, Reply)
+        return frame
 
     async def nothing_more(self) -> None:
         await trio.testing.wait_all_tasks_blocked()

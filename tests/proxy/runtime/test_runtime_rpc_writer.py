@@ -1,7 +1,8 @@
-"""proxy.runtime.rpc_writer: what is said together leaves together, at once where it can, and not without bound."""
+"""proxy.runtime.rpc_writer: what is said in one turn leaves together at its end, and not without bound."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,9 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.runtime import rpc_writer
 from proxy.runtime.rpc_writer import BatchedWriter, WriterFull
+from proxy.runtime.turn import current_turn
 
 
 class Recorder(trio.abc.SendStream):
@@ -122,18 +125,47 @@ def received(stream: trio.SocketStream) -> bytes:
             return data
 
 
-async def test_a_push_sends_in_the_callers_own_turn() -> None:
+async def test_outside_of_a_turn_it_leaves_at_once() -> None:
     async with socket_pair() as (ours, theirs):
         writer = BatchedWriter(ours, max_buffered_bytes=1000)
-        writer.hold(b"held, ")
-        assert received(theirs) == b"", "what is held waits for the push"
-        assert not writer.is_empty
-        writer.hold(b"held, ")
         writer.write(b"written")
-        assert received(theirs) == b"held, held, written"
+        assert received(theirs) == b"written"
         assert writer.is_empty
         writer.push()
         assert received(theirs) == b""
+
+
+async def test_in_a_turn_it_leaves_at_its_end_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with socket_pair() as (ours, theirs):
+        writer = BatchedWriter(ours, max_buffered_bytes=1000)
+        calls: list[bytes] = []
+        write = os.write
+
+        def count(descriptor: int, data: bytearray) -> int:
+            calls.append(bytes(data))
+            return write(descriptor, data)
+
+        monkeypatch.setattr(rpc_writer.os, "write", count)
+        with current_turn():
+            writer.write(b"held, ")
+            writer.write(b"held, ")
+            assert received(theirs) == b"", "what is said waits for the turn's end"
+            assert not writer.is_empty
+            writer.write(b"written")
+        assert calls == [b"held, held, written"]
+        assert received(theirs) == b"held, held, written"
+        assert writer.is_empty
+
+
+async def test_the_bound_holds_within_a_turn() -> None:
+    async with socket_pair() as (ours, theirs):
+        writer = BatchedWriter(ours, max_buffered_bytes=10)
+        with current_turn():
+            writer.write(b"x" * 10)
+            with pytest.raises(WriterFull):
+                writer.write(b"y")
+        writer.write(b"z")
+        assert received(theirs) == b"x" * 10 + b"z"
 
 
 async def test_what_the_kernel_does_not_take_leaves_later_and_in_order(nursery: trio.Nursery) -> None:
@@ -163,13 +195,11 @@ async def test_the_bound_counts_what_has_not_left() -> None:
         writer.write(b"x" * 1_000_000)  # one always fits an empty queue
         with pytest.raises(WriterFull):
             writer.write(b"x")
-        with pytest.raises(WriterFull):
-            writer.hold(b"x")
         left = 1_000_000
         while left > 99_000:
             left -= len(received(theirs))
             writer.push()
-        writer.hold(b"x")
+        writer.write(b"x")
 
 
 async def test_a_push_to_a_peer_that_has_gone_is_left_to_run() -> None:
@@ -196,19 +226,21 @@ async def test_room_that_a_push_makes_is_told_to_those_who_wait_for_it(
 ) -> None:
     async with socket_pair() as (ours, theirs):
         writer = BatchedWriter(ours, max_buffered_bytes=10)
-        nursery.start_soon(writer.run)
-        writer.hold(b"x" * 10)
+        full = b"x" * 500_000
+        writer.write(full)
         nursery.start_soon(writer.write_when_there_is_room, b"late")
         await trio.testing.wait_all_tasks_blocked()
-        writer.push()
-        await trio.testing.wait_all_tasks_blocked()
-        assert received(theirs) == b"x" * 10 + b"late"
-        nursery.cancel_scope.cancel()
+        heard = bytearray()
+        while len(heard) < len(full + b"late"):
+            heard += received(theirs)
+            writer.push()
+            await trio.testing.wait_all_tasks_blocked()
+        assert heard == full + b"late"
 
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["hold", "write", "wait"]), st.integers(1, 6000)),
+        st.tuples(st.sampled_from(["write", "twice", "wait"]), st.integers(1, 6000)),
         st.tuples(st.sampled_from(["push", "read", "pass"]), st.just(0)),
     ),
     max_size=30,
@@ -227,14 +259,14 @@ def test_whatever_is_said_in_whatever_way_arrives_in_order_and_once(steps: list[
                 number += 1
                 word = b"<%d:%s>" % (number, b"x" * size)
                 match step:
-                    case "hold" | "write":
-                        try:
-                            writer.hold(word)
-                        except WriterFull:
-                            continue
-                        said += word
-                        if step == "write":
-                            writer.push()
+                    case "write" | "twice":
+                        with current_turn():
+                            for part in (word, b"!")[: 2 if step == "twice" else 1]:
+                                try:
+                                    writer.write(part)
+                                except WriterFull:
+                                    continue
+                                said += part
                     case "wait":
                         late.append(word)
                         nursery.start_soon(writer.write_when_there_is_room, word)

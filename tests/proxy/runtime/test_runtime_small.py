@@ -19,7 +19,7 @@ from proxy.runtime.connection_count import ConnectionCounters, new_shared_counte
 from proxy.runtime.credentials import CredentialExchange, NoCredentials, credentials_for
 from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.metrics import exposition, merged_exposition, new_registry
-from proxy.runtime.tasks import Backoff, ByteBudget, FairSlots, InFlight, close_politely, repeat, seconds
+from proxy.runtime.tasks import Backoff, FairSlots, InFlight, close_politely, repeat, seconds
 
 # ---- credentials
 
@@ -169,38 +169,24 @@ async def test_in_flight_empty_for_a_moment_only(autojump_clock: trio.testing.Mo
         assert work.count == 0
 
 
-async def test_byte_budget() -> None:
-    budget = ByteBudget(10)
-    taken: list[int] = []
+async def test_in_flight_several_at_a_time(nursery: trio.Nursery) -> None:
+    work = InFlight()
+    told: list[bool] = []
 
-    async def take(size: int) -> None:
-        await budget.take(size)
-        taken.append(size)
+    async def wait() -> None:
+        told.append(await work.wait_until_empty(timeout_s=60))
 
-    async with trio.open_nursery() as nursery:
-        await budget.take(6)
-        await budget.take(4)
-        nursery.start_soon(take, 5)
-        await trio.testing.wait_all_tasks_blocked()
-        assert taken == []
-        budget.give(4)
-        await trio.testing.wait_all_tasks_blocked()
-        assert taken == []
-        budget.give(6)
-        await trio.testing.wait_all_tasks_blocked()
-        assert taken == [5]
-
-
-async def test_byte_budget_more_than_all_of_it_alone() -> None:
-    budget = ByteBudget(10)
-    await budget.take(100)
-    with trio.move_on_after(0) as scope:
-        await budget.take(1)
-    assert scope.cancelled_caught
-    budget.give(100)
-    budget.add(50)
-    budget.give(50)
-    await budget.take(10)
+    work.begin(5)
+    for _ in range(2):
+        nursery.start_soon(wait)
+    await trio.testing.wait_all_tasks_blocked()
+    work.end(3)
+    work.begin()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (work.count, told) == (3, [])
+    work.end(3)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (work.count, told) == (0, [True, True])
 
 
 def test_backoff() -> None:
@@ -329,30 +315,6 @@ def test_label_values_and_numbers_survive(value: str, number: float) -> None:
 
 
 # ---- bytes that somebody makes us keep
-
-
-async def test_a_byte_budget_makes_wait(nursery: trio.Nursery) -> None:
-    budget = ByteBudget(100)
-    order: list[str] = []
-
-    async def want(name: str, size: int) -> None:
-        await budget.take(size)
-        order.append(name)
-
-    await want("large, but alone", 500)
-    nursery.start_soon(want, "second", 60)
-    await trio.testing.wait_all_tasks_blocked()
-    assert order == ["large, but alone"]
-    budget.give(500)
-    await trio.testing.wait_all_tasks_blocked()
-    assert order == ["large, but alone", "second"]
-    budget.add(1000)
-    nursery.start_soon(want, "third", 1)
-    await trio.testing.wait_all_tasks_blocked()
-    assert len(order) == 2
-    budget.give(1060)
-    await trio.testing.wait_all_tasks_blocked()
-    assert order[-1] == "third"
 
 
 # ---- FairSlots

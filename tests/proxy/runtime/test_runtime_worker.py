@@ -390,7 +390,7 @@ async def test_role_and_number_are_in_the_logs_of_later_calls(life: Begin, capsy
 
 def context_of(config: Config) -> WorkerContext:
     descriptors = Descriptors(channel=0, liveness=0)
-    return WorkerContext(Role.LOOKUP, 0, config, b"", descriptors, None, None)  # type: ignore[arg-type]
+    return WorkerContext(Role.LOOKUP, 0, config, b"", descriptors, None, None, None)  # type: ignore[arg-type]
 
 
 def test_paths() -> None:

@@ -1,0 +1,50 @@
+"""The command `pulsar-proxy-analytics`. A command's module is imported when it is called: `receive` needs no Spark."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+COMMANDS = {
+    "receive": (
+        "analytics.receiver.command:receive",
+        "Take samples that Prometheus sends (remote write) and keep them safe.",
+    ),
+    "ingest": ("analytics.jobs.ingest:command", "Bring what the receiver stored into the tables."),
+    "backfill": ("analytics.jobs.backfill:command", "Bring what a Prometheus server stores into the tables."),
+    "rollup": ("analytics.jobs.rollup:command", "Sum samples up to minutes, hours and days."),
+    "usage": ("analytics.jobs.usage:command", "Bytes, messages and sessions of each principal, by hour and day."),
+    "compact": ("analytics.jobs.compact:command", "Make few large files of many small ones."),
+    "expire": ("analytics.jobs.expire:command", "Delete what is older than its retention."),
+    "report": ("analytics.jobs.report:command", "Write a page with plots."),
+}
+"""Name → where the command is, and what `--help` says of it without importing it."""
+
+
+class _Lazy(click.Group):
+    """Commands by name, imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.command(cls=_Lazy)
+def main() -> None:
+    """From Prometheus to Spark rollups: receive, ingest, roll up, account, report."""
+
+
+if __name__ == "__main__":
+    main()

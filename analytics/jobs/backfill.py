@@ -1,0 +1,99 @@
+"""The job `backfill`: what a Prometheus server stores, into the tables, where it is not there yet.
+
+For a time in which no receiver ran. It may be repeated and may overlap with what was ingested: a sample that the tables
+have is left out. It runs in batches of some hours, each one change, so a kill loses at most the batch at work.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from analytics.jobs.command_line import Progress, errors_in_words, replica_option, tables_option
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCH_HOURS = 6
+
+
+def run(
+    spark: SparkSession, root: str, options: dict[str, str], *, start: datetime, end: datetime, batch_hours: int
+) -> int:
+    """Add what is missing between start and end; returns how many samples. `options` are the source's."""
+    from analytics.jobs.batches import write_batch
+    from analytics.sources.http import PrometheusHttp
+    from analytics.tables import commits
+    from analytics.tables.store import Tables
+
+    spark.dataSource.register(PrometheusHttp)
+    tables = Tables.open(spark, root)
+    progress = Progress()
+    total = 0
+    while start < end:
+        until = min(start + timedelta(hours=batch_hours), end)
+        span = {"start": start.isoformat(), "end": until.isoformat()}
+        rows = spark.read.format("prometheus_http").options(**options, **span, table="all").load()
+        # Below zero: no batch of `ingest` has such a number.
+        figures = write_batch(tables, commits.new_id("backfill"), rows, -time.time_ns() // 1_000_000)
+        assert figures is not None
+        total += figures.samples
+        progress.tell(
+            f"{start:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M}: {figures.samples:,} samples, {figures.new_series:,} "
+            f"new series, {figures.duplicates:,} were there",
+            samples=figures.samples,
+        )
+        start = until
+    progress.end(f"{total:,} samples added")
+    return total
+
+
+@click.command("backfill")
+@tables_option
+@click.option("--url", required=True, help="Of the server, up to what /api/v1/query follows.")
+@click.option("--match", required=True, help='A plain selector: {__name__=~"pulsar_proxy_.+"}.')
+@click.option("--start", required=True, type=click.DateTime(), help="UTC, included.")
+@click.option("--end", required=True, type=click.DateTime(), help="UTC, not included.")
+@click.option("--step-seconds", type=click.IntRange(1, 86_400), default=3600, show_default=True, help="Of one query.")
+@click.option("--batch-hours", type=click.IntRange(1, 24 * 31), default=BATCH_HOURS, show_default=True)
+@click.option("--bearer-token-file", type=click.Path(), help="The same path on every executor.")
+@click.option("--ca-file", type=click.Path(), help="Whom to trust, PEM. Default: whom the system trusts.")
+@click.option("--skip-histograms", is_flag=True, help="Leave native histograms out instead of failing.")
+@replica_option
+def command(  # noqa: PLR0917 -- click's manner
+    root: str,
+    url: str,
+    match: str,
+    start: datetime,
+    end: datetime,
+    step_seconds: int,
+    batch_hours: int,
+    bearer_token_file: str | None,
+    ca_file: str | None,
+    skip_histograms: bool,  # noqa: FBT001
+    replica_labels: tuple[str, ...],
+) -> None:
+    """Bring what a Prometheus server stores into the tables."""
+    from analytics.jobs.session import spark_session
+    from analytics.sources.http import Settings
+    from analytics.sources.options import BadOption
+
+    options = {"url": url, "match": match, "stepSeconds": str(step_seconds), "skipHistograms": str(skip_histograms)}
+    options |= {"bearerTokenFile": bearer_token_file} if bearer_token_file else {}
+    options |= {"caFile": ca_file} if ca_file else {}
+    options |= {"replicaLabels": ",".join(replica_labels)} if replica_labels else {}
+    first, last = start.replace(tzinfo=UTC), end.replace(tzinfo=UTC)
+    try:  # before Spark starts, which takes seconds
+        Settings.of(options | {"start": first.isoformat(), "end": last.isoformat()})
+    except BadOption as error:
+        raise click.UsageError(str(error)) from None
+    with errors_in_words():
+        session = spark_session("pulsar-proxy-analytics backfill")
+        run(session, root, options, start=first, end=last, batch_hours=batch_hours)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,106 @@
+"""The job `compact`: many small files of a closed hour become few, with the same rows.
+
+Each batch of `ingest` leaves a file or more in every hour that it touches, and so does each rollup. When no more
+batches are expected for an hour, its files are read, sorted by series and time, and written again. The new files and
+the removal of the old are one change: readers see either these or those, and a kill in between changes nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from analytics.tables.store import Tables
+
+FILE_BYTES_TARGET = 128 << 20
+CLOSED_AFTER_HOURS = 2
+FILES_MIN = 2
+
+
+def run(
+    spark: SparkSession, root: str, *, now: datetime, closed_after_hours: int = CLOSED_AFTER_HOURS, limit: int = 10_000
+) -> int:
+    """Compact every partition that ended at least so long before `now`; returns how many. At most `limit` of them."""
+    from analytics.tables.schemas import SCHEMAS
+    from analytics.tables.store import Tables
+
+    tables = Tables.open(spark, root, create=False)
+    progress = Progress()
+    closed_before = now - timedelta(hours=closed_after_hours)
+    todo = [
+        (table, partition)
+        for table in SCHEMAS
+        for partition in tables.partitions(table)
+        if _end(partition, closed_before) <= closed_before and len(tables.visible_files(table, partition)) >= FILES_MIN
+    ]
+    done = 0
+    for table, partition in todo[:limit]:
+        before, after = compact_partition(tables, table, partition)
+        done += before > after
+        if before > after:
+            progress.tell(f"{table} {partition}: {before} files became {after}")
+    progress.end(f"{done} of {len(todo)} partitions with several files compacted")
+    return done
+
+
+def _end(partition: str, always: datetime) -> datetime:
+    """When nothing more belongs to a partition; a table without partitions may be compacted at any time."""
+    from analytics.tables.partitions import hour_of_partition
+
+    if not partition:
+        return always
+    return hour_of_partition(partition) + timedelta(hours=1 if "hour=" in partition else 24)
+
+
+def compact_partition(tables: Tables, table: str, partition: str) -> tuple[int, int]:
+    """Rewrite one partition's files; how many there were and are. Nothing happens where it would not help.
+
+    Files that other jobs add meanwhile stay as they are, for only those that were read are replaced.
+    """
+    entries = tables.visible_files(table, partition)
+    wanted = max(1, -(-sum(entry.size_bytes for entry in entries) // FILE_BYTES_TARGET))
+    if len(entries) <= wanted:
+        return len(entries), len(entries)
+    names = [entry.name for entry in entries]
+    rows = tables.read_files(table, partition, names)
+    order = [name for name in ("series_id", "ts", "window") if name in rows.columns]
+    with tables.transaction("compact") as change:
+        parts = rows.repartition(wanted, *order[:1]) if wanted > 1 else rows.coalesce(1)
+        staged = change.stage(table, parts.sortWithinPartitions(*order) if order else parts)
+        if staged.count() != rows.count():
+            raise RuntimeError(f"{table} {partition}: the rows changed while they were compacted; nothing was replaced")
+        change.add_staged(table)
+        change.remove(table, partition, names)
+    return len(entries), len(tables.visible_files(table, partition))
+
+
+@click.command("compact")
+@tables_option
+@click.option(
+    "--closed-after-hours",
+    type=click.IntRange(min=0),
+    default=CLOSED_AFTER_HOURS,
+    show_default=True,
+    help="Leave a partition alone until it ended this long ago: late samples would only make small files again.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=10_000, show_default=True, help="Partitions in one run, at most."
+)
+def command(root: str, closed_after_hours: int, limit: int) -> None:
+    """Make few large files of many small ones."""
+    from analytics.jobs.session import spark_session
+
+    with errors_in_words():
+        session = spark_session("pulsar-proxy-analytics compact")
+        run(session, root, now=datetime.now(UTC), closed_after_hours=closed_after_hours, limit=limit)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,113 @@
+"""The job `expire`: deletes what is older than a table's retention, and the rubbish of killed jobs.
+
+Whole days are deleted: a table's oldest day goes when its last instant is older than the retention. A query that reads
+such a day at that moment fails with a missing file; its next run does not ask for the day. Series stay: they are few,
+and rollups that outlive the samples need their labels.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from analytics.tables.filesystem import Filesystem
+
+FOREVER = 0
+DEFAULT_DAYS = {
+    "samples": 30,
+    "histograms": 30,
+    "rollup_1m": 90,
+    "histograms_1m": 90,
+    "rollup_1h": 730,
+    "histograms_1h": 730,
+    "usage_ledger": 90,
+}
+"""Tables that are not named here are kept for ever."""
+
+RUBBISH_AFTER = timedelta(days=2)
+"""No job runs so long; what it staged before that was left by a kill."""
+
+
+def run(spark: SparkSession, root: str, days: dict[str, int], *, now: datetime) -> list[str]:
+    """Delete the days of each table in `days` (0: none) that are too old at `now`; what was deleted."""
+    from analytics.tables.partitions import day_of
+    from analytics.tables.store import Tables
+
+    tables = Tables.open(spark, root, create=False)
+    progress = Progress()
+    deleted = []
+    for table, kept in sorted(days.items()):
+        if kept == FOREVER:
+            continue
+        oldest = (now - timedelta(days=kept)).date()
+        for name in tables.files.names(table):
+            if (day := day_of(name)) is not None and day < oldest:
+                tables.files.delete(f"{table}/{name}")
+                deleted.append(f"{table}/{name}")
+                progress.tell(f"deleted {table}/{name}, older than {kept} days")
+    deleted += _delete_rubbish(tables.files, now)
+    progress.end(f"{len(deleted)} directories and files deleted")
+    return deleted
+
+
+def _delete_rubbish(files: Filesystem, now: datetime) -> list[str]:
+    """Staged files of killed jobs, and notes of changes that are long done (of a stream's batches, not the last)."""
+    from analytics.tables import commits
+
+    before_ms = int((now - RUBBISH_AFTER).timestamp() * 1000)
+    old = [
+        f"{directory}/{entry.name}"
+        for directory in (commits.STAGING, commits.DONE)
+        for entry in files.entries(directory)
+        if entry.modified_ms < before_ms and not commits.may_come_again(entry.name)
+    ]
+    for path in old:
+        files.delete(path)
+    return old
+
+
+def _parsed(texts: tuple[str, ...]) -> dict[str, int]:
+    """`samples=7` and the like, over the defaults. Raises click.BadParameter."""
+    from analytics.tables.schemas import PARTITIONS
+
+    days = dict(DEFAULT_DAYS)
+    for text in texts:
+        table, _, number = text.partition("=")
+        if not PARTITIONS.get(table):
+            known = ", ".join(name for name, columns in PARTITIONS.items() if columns)
+            raise click.BadParameter(f"{table!r} is no table that can expire; there are {known}")
+        if not number.isdecimal():
+            raise click.BadParameter(f"{text!r} is not TABLE=DAYS")
+        days[table] = int(number)
+    return days
+
+
+@click.command("expire")
+@tables_option
+@click.option(
+    "--keep",
+    "keep",
+    multiple=True,
+    metavar="TABLE=DAYS",
+    help="Keep a table so long; 0: for ever. May be repeated. Default: "
+    + ", ".join(f"{table}={days}" for table, days in DEFAULT_DAYS.items())
+    + ", all others for ever.",
+)
+def command(root: str, keep: tuple[str, ...]) -> None:
+    """Delete what is older than its retention."""
+    from analytics.jobs.session import spark_session
+
+    days = _parsed(keep)
+    with errors_in_words():
+        run(spark_session("pulsar-proxy-analytics expire"), root, days, now=datetime.now(UTC))
+
+
+if __name__ == "__main__":
+    command()

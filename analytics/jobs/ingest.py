@@ -1,0 +1,177 @@
+"""The job `ingest`: from the receiver's spool to the tables series, samples and histograms, exactly once.
+
+Spark's checkpoint remembers which bytes of the spool belong to which batch. A batch is one change of the tables, named
+for the checkpoint and its number: a batch that comes again after a crash is found to be done, or begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from analytics.jobs.command_line import Progress, errors_in_words, replica_option, tables_option
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from analytics.tables.store import Tables
+
+NEVER = -1
+SECONDS_PER_HOUR = 3600
+
+
+class Ingest:
+    """Feeds batches into the tables. `total_samples` counts what this process added."""
+
+    def __init__(self, tables: Tables, checkpoint: str, progress: Progress) -> None:
+        from analytics.tables.filesystem import Filesystem
+
+        self.total_samples = 0
+        self.batches = 0
+        self.error: Exception | None = None
+        self._tables = tables
+        self._progress = progress
+        self._checkpoint = Filesystem(tables.spark, checkpoint)
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """What Spark calls for each batch. The exception is kept: Spark only passes its text on."""
+        try:
+            self._batch(rows, batch_id)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _batch(self, rows: DataFrame, batch_id: int) -> None:
+        from analytics.jobs.batches import write_batch
+        from analytics.tables import commits
+
+        identity = commits.batch_id(self._stream(), batch_id)
+        figures = write_batch(self._tables, identity, rows, batch_id)
+        commits.forget_before(self._tables.files, identity)
+        self.batches += 1
+        if figures is None:
+            self._progress.tell(f"batch {batch_id}: was added before a crash, goes on")
+            return
+        self.total_samples += figures.samples
+        self._progress.tell(
+            f"batch {batch_id}: {figures.samples:,} samples, {figures.histograms:,} histograms, {figures.hours} hours, "
+            f"{figures.new_series:,} new series, {figures.duplicates:,} duplicates left out",
+            samples=figures.samples,
+        )
+
+    def _stream(self) -> str:
+        """The checkpoint's own id: another checkpoint's batch of the same number is another batch."""
+        text = self._checkpoint.read_text("metadata")
+        if text is None:
+            raise RuntimeError(f"Spark has written no metadata to the checkpoint {self._checkpoint.root}")
+        return str(json.loads(text)["id"]).replace("-", "")
+
+
+def start(
+    spark: SparkSession,
+    ingest: Ingest,
+    checkpoint: str,
+    options: dict[str, str],
+    follow_s: float | None,
+) -> StreamingQuery:
+    """Start the stream: all there is now and then an end, or for ever with `follow_s` seconds between looks."""
+    from analytics.sources.spool import PrometheusSpool
+
+    spark.dataSource.register(PrometheusSpool)
+    rows = spark.readStream.format("prometheus_spool").options(**options, table="all").load()
+    writer = rows.writeStream.foreachBatch(ingest).option("checkpointLocation", checkpoint)
+    if follow_s is None:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{follow_s} seconds").start()
+
+
+def run(
+    spark: SparkSession,
+    root: str,
+    options: dict[str, str],
+    checkpoint: str | None = None,
+    follow_s: float | None = None,
+) -> Ingest:
+    """The job itself. `options` are the source's. Raises what a batch raised, and StreamingQueryException."""
+    from pyspark.errors import StreamingQueryException
+
+    from analytics.tables.store import Tables
+
+    progress = Progress()
+    tables = Tables.open(spark, root)
+    checkpoint = checkpoint or tables.files.url("_checkpoints/ingest")
+    ingest = Ingest(tables, checkpoint, progress)
+    query = start(spark, ingest, checkpoint, options, follow_s)
+    try:
+        query.awaitTermination()
+    except StreamingQueryException:
+        if ingest.error is not None:
+            raise ingest.error from None
+        raise
+    finally:
+        query.stop()
+    progress.end(f"{ingest.batches} batches, {ingest.total_samples:,} samples added")
+    return ingest
+
+
+@click.command("ingest")
+@click.option(
+    "--spool", required=True, type=click.Path(exists=True, file_okay=False), help="The receiver's spool directory."
+)
+@tables_option
+@click.option(
+    "--checkpoint",
+    metavar="PATH",
+    help="Where Spark remembers how far it is; one for each spool. Default: _checkpoints/ingest below the tables.",
+)
+@click.option(
+    "--follow",
+    "follow_s",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="Go on for ever, looking for new samples this often. Default: take what there is, and end.",
+)
+@click.option(
+    "--max-bytes-per-batch",
+    type=click.IntRange(min=1),
+    default=64 << 20,
+    show_default=True,
+    help="Of the spool; it becomes about ten times as much in memory.",
+)
+@click.option(
+    "--keep-spool-hours",
+    type=click.IntRange(min=NEVER),
+    default=24,
+    show_default=True,
+    help="Remove spool segments that are in the tables after this time; -1: never.",
+)
+@replica_option
+def command(  # noqa: PLR0917 -- click's manner
+    spool: str,
+    root: str,
+    checkpoint: str | None,
+    follow_s: float | None,
+    max_bytes_per_batch: int,
+    keep_spool_hours: int,
+    replica_labels: tuple[str, ...],
+) -> None:
+    """Bring what the receiver stored into the tables."""
+    from analytics.jobs.session import spark_session
+
+    keep_s = NEVER if keep_spool_hours == NEVER else keep_spool_hours * SECONDS_PER_HOUR
+    options = {
+        "path": spool,
+        "maxBytesPerBatch": str(max_bytes_per_batch),
+        "removeConsumedAfterSeconds": str(keep_s),
+    }
+    if replica_labels:
+        options["replicaLabels"] = ",".join(replica_labels)
+    with errors_in_words():
+        run(spark_session("pulsar-proxy-analytics ingest"), root, options, checkpoint, follow_s)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,160 @@
+"""The job `report`: one HTML page with plots of a time and of clusters, from the rollups and the usage tables.
+
+It reads what `rollup` and `usage` have published, changes nothing, and may run beside all other jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+from analytics.report.span import BadSpan, Span, candidates, parse_last
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from analytics.report.panels import Cluster
+    from analytics.tables.store import Tables
+
+CLUSTERS_MAX: Final = 10
+LAST: Final = "24h"
+
+
+def run(spark: SparkSession, root: str, spans: list[Span], names: tuple[str, ...], *, made_at: datetime) -> str:
+    """The page about `names` (empty: all clusters), in the first of `spans` that the rollups have anything of.
+
+    Raises FilesystemError, NoTables, NoSnapshot.
+    """
+    from analytics.report.collect import clusters, has_rows
+    from analytics.report.page import Report, page
+    from analytics.tables.store import Tables
+
+    tables, progress = Tables.open(spark, root, create=False), Progress()
+    span = next((span for span in spans if has_rows(tables, span)), spans[0])
+    series = tables.read("series").cache()
+    try:
+        known = clusters(series)
+        chosen = list(dict.fromkeys(names)) or known
+        notices = _notices(known, chosen, span, spans[0])
+        found = []
+        for name in chosen[:CLUSTERS_MAX]:
+            found.append(_collect(tables, series, name, span))
+            progress.tell(f"cluster {name or '(none)'}: {len(found[-1].points.metrics())} metrics")
+    finally:
+        series.unpersist()
+    text = page(Report(span, made_at, found, notices))
+    progress.end(f"{span.start:%Y-%m-%d %H:%M} to {span.end:%Y-%m-%d %H:%M} by {span.resolution.noun}")
+    return text
+
+
+def _collect(tables: Tables, series: DataFrame, name: str, span: Span) -> Cluster:
+    from analytics.report.collect import brokers, points
+    from analytics.report.panels import Cluster
+    from analytics.report.principals import principals
+
+    return Cluster(
+        name, points(tables, series, name, span), brokers(tables, series, name, span), principals(tables, name, span)
+    )
+
+
+def _notices(known: list[str], chosen: list[str], span: Span, finest: Span) -> list[str]:
+    told = []
+    if not known:
+        told.append("The tables have no series of the proxy: does Prometheus scrape it and write to the receiver?")
+    if span.resolution != finest.resolution:
+        told.append(
+            f"There is nothing by {finest.resolution.noun} of this time (expired, or not rolled up yet), so it is "
+            f"shown by {span.resolution.noun}."
+        )
+    told += [
+        f"There is no cluster named {name!r}; there are: {', '.join(known)}." for name in chosen if name not in known
+    ]
+    if len(chosen) > CLUSTERS_MAX:
+        told.append(f"Of {len(chosen)} clusters {CLUSTERS_MAX} are shown; choose others with --cluster.")
+    return told
+
+
+def write(spark: SparkSession, output: str, text: str) -> None:
+    """To a local file, or, where the path has a scheme, to any Hadoop filesystem. Whole, in place of what was there.
+
+    Raises OSError, FilesystemError.
+    """
+    from analytics.tables.filesystem import Filesystem
+
+    if ":/" in output:
+        parent, _, name = output.rpartition("/")
+        files = Filesystem(spark, parent)
+        files.delete(name)
+        files.create_text(name, text)
+        return
+    target = Path(output)
+    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _spans(last: str | None, start: datetime | None, end: datetime | None, now: datetime) -> list[Span]:
+    """Raises click.UsageError."""
+    if last is not None and (start is not None or end is not None):
+        raise click.UsageError("--last is up to now: give it, or --start and --end")
+    if end is not None and start is None:
+        raise click.UsageError("--end needs --start")
+    until = end.replace(tzinfo=UTC) if end else now
+    try:
+        length = parse_last(last or LAST)
+        return candidates(start.replace(tzinfo=UTC) if start else until - length, until, now)
+    except BadSpan as error:
+        raise click.UsageError(str(error)) from None
+
+
+@click.command("report")
+@tables_option
+@click.option(
+    "--output",
+    required=True,
+    metavar="FILE",
+    help="The page: a local file, or any Hadoop path with a scheme (s3a://…); replaced if it is there.",
+)
+@click.option("--cluster", "names", multiple=True, metavar="NAME", help="May be repeated. Default: all.")
+@click.option("--last", metavar="TIME", help=f"Up to now: 90m, 24h, 30d. Default: {LAST}.")
+@click.option("--start", type=click.DateTime(), help="UTC, included.")
+@click.option("--end", type=click.DateTime(), help="UTC, not included. Default: now.")
+def command(  # noqa: PLR0917 -- click's manner
+    root: str,
+    output: str,
+    names: tuple[str, ...],
+    last: str | None,
+    start: datetime | None,
+    end: datetime | None,
+) -> None:
+    """Write a page with plots."""
+    from analytics.jobs.session import spark_session
+
+    now = datetime.now(UTC)
+    spans = _spans(last, start, end, now)
+    if ":/" not in output and not Path(output).absolute().parent.is_dir():
+        raise click.UsageError(f"--output: there is no directory {Path(output).absolute().parent}")
+    with errors_in_words():
+        session = spark_session("pulsar-proxy-analytics report")
+        text = run(session, root, spans, names, made_at=now)
+        try:
+            write(session, output, text)
+        except OSError as error:
+            raise click.ClickException(f"cannot write {output}: {error}") from error
+    click.echo(f"{output}: {len(text) / 1e6:.1f} MB", err=True)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,161 @@
+"""The job `usage`: bytes, messages and sessions of each principal, by hour and by day; closed when they are final.
+
+An hour closes when it ended `lateness` ago and no hour up to it waits to be rolled up; a day, with its last hour. Hours
+close in order. A closed row never changes: samples that come later are counted, told, and kept out. All tables change
+together or not at all, and the job may be run at any time, as often as one likes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+from analytics.jobs.rollup import LOOKBACK_DAYS, QUEUE, USAGE_QUEUE, midnight
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from analytics.tables.store import Tables
+
+LATENESS_HOURS: Final = 2.0
+_EVER: Final = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
+_HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run did. `late_samples`: kept out by hour, found in this run."""
+
+    closed_until: datetime
+    hours: int
+    late_samples: dict[datetime, int]
+
+
+def run(
+    spark: SparkSession,
+    root: str,
+    *,
+    now: datetime,
+    lateness: timedelta = timedelta(hours=LATENESS_HOURS),
+    lookback_days: int = LOOKBACK_DAYS,
+) -> Report:
+    """Bring the usage tables up to date. Raises FilesystemError, NoTables, NoSnapshot."""
+    from analytics.tables.store import Tables
+    from analytics.transforms import usage
+
+    tables, progress = Tables.open(spark, root, create=False), Progress()
+    dirty = tables.dirty(USAGE_QUEUE)
+    before = closed_until(tables)
+    until = _close_until(tables, before, now - lateness)
+    series = usage.usage_series(tables.read("series")).cache()
+    late = _late(tables, series, [hour for hour in dirty.hours if before and hour < before])
+    hours = _open_hours(tables, before)
+    with tables.transaction(USAGE_QUEUE) as change:
+        tails = _tails(tables, before, lookback_days) if before else None
+        rows = usage.ledger(_rows(tables, "rollup_1h", hours), series, tails, lookback_days)
+        change.overwrite("usage_ledger", rows, hours=hours)
+        days = sorted({midnight(hour) for hour in [*hours, *([before] if before else [])]})
+        hourly = usage.hourly(change.staged("usage_ledger"), until)
+        if before:
+            published = tables.read("usage_hourly", days)
+            hourly = hourly.unionByName(published.where(published["window"] < before))
+        change.overwrite("usage_hourly", hourly, hours=days)
+        change.overwrite("usage_daily", usage.daily(change.staged("usage_hourly"), until), hours=days)
+        change.clear(dirty)
+    series.unpersist()
+    _tell(progress, hours, until, late)
+    return Report(until, len(hours), late)
+
+
+def closed_until(tables: Tables) -> datetime | None:
+    """All usage before this moment is closed; None where nothing is."""
+    ends = []
+    for table, width in (("usage_hourly", _HOUR), ("usage_daily", _DAY)):
+        last = tables.read(table).where("closed").selectExpr("max(unix_millis(window))").collect()[0][0]
+        if last is not None:
+            ends.append(datetime.fromtimestamp(last / 1000, UTC) + width)
+    return max(ends, default=None)
+
+
+def _close_until(tables: Tables, before: datetime | None, latest: datetime) -> datetime:
+    """Up to where hours close now: never back, and not past an hour that waits to be rolled up."""
+    from analytics.tables.partitions import hour_of
+
+    waiting = [hour for hour in tables.dirty(QUEUE).hours if before is None or hour >= before]
+    until = min([hour_of(latest), *waiting])
+    return until if before is None else max(before, until)
+
+
+def _open_hours(tables: Tables, before: datetime | None) -> list[datetime]:
+    """The hours that are not closed and have rows, in the rollup or in the ledger."""
+    first = before or _EVER[0]
+    days = tables.hours("rollup_1h", midnight(first), _EVER[1])
+    rolled = tables.read("rollup_1h", days).selectExpr("unix_millis(window)").distinct().collect()
+    known = {datetime.fromtimestamp(row[0] / 1000, UTC) for row in rolled}
+    return sorted(hour for hour in known | set(tables.hours("usage_ledger", first, _EVER[1])) if hour >= first)
+
+
+def _rows(tables: Tables, table: str, hours: list[datetime]) -> DataFrame:
+    frame = tables.read(table, hours)
+    return frame.where(frame["window"].isin(*hours)) if hours else frame.limit(0)
+
+
+def _tails(tables: Tables, before: datetime, lookback_days: int) -> DataFrame:
+    from analytics.transforms import usage
+
+    first = midnight(before) - (lookback_days + 1) * _DAY
+    return usage.tails_of(tables.read("usage_ledger", tables.hours("usage_ledger", first, before - _HOUR)))
+
+
+def _late(tables: Tables, series: DataFrame, hours: list[datetime]) -> dict[datetime, int]:
+    from analytics.transforms import usage
+
+    if not hours:
+        return {}
+    found = usage.late(_rows(tables, "rollup_1h", hours), series, tables.read("usage_ledger", hours))
+    rows = found.selectExpr("unix_millis(window)", "samples").collect()
+    return {datetime.fromtimestamp(row[0] / 1000, UTC): row[1] for row in rows}
+
+
+def _tell(progress: Progress, hours: list[datetime], until: datetime, late: dict[datetime, int]) -> None:
+    if late:
+        progress.tell(
+            f"KEPT OUT: {sum(late.values())} samples for {len(late)} closed hours, from {min(late):%Y-%m-%d %H:00} to "
+            f"{max(late):%Y-%m-%d %H:00}; rollup_1h has them. If that is usual, close hours later (--lateness-hours)"
+        )
+    progress.end(f"{len(hours)} hours summed, closed until {until:%Y-%m-%d %H:00}")
+
+
+@click.command("usage")
+@tables_option
+@click.option(
+    "--lateness-hours",
+    type=click.FloatRange(min=0),
+    default=LATENESS_HOURS,
+    show_default=True,
+    help="An hour closes so long after its end. Samples that come later are kept out of it.",
+)
+@click.option(
+    "--lookback-days",
+    type=click.IntRange(min=1, max=90),
+    default=LOOKBACK_DAYS,
+    show_default=True,
+    help="As given to rollup.",
+)
+def command(root: str, lateness_hours: float, lookback_days: int) -> None:
+    """Bytes, messages and sessions of each principal, by hour and day."""
+    from analytics.jobs.session import spark_session
+
+    with errors_in_words():
+        session = spark_session("pulsar-proxy-analytics usage")
+        lateness = timedelta(hours=lateness_hours)
+        run(session, root, now=datetime.now(UTC), lateness=lateness, lookback_days=lookback_days)
+
+
+if __name__ == "__main__":
+    command()

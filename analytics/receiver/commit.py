@@ -1,0 +1,105 @@
+"""Group commit: requests that wait for the disk at the same time share one write and one fdatasync, in a thread."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import trio
+
+from analytics.receiver.config import Spool
+from analytics.receiver.logs import get_logger
+from analytics.receiver.metrics import Metrics
+from analytics.spool.records import SpoolError
+from analytics.spool.writer import SpoolFullError, SpoolWriter
+
+GROUP_BYTES_MAX = 16 * 1024 * 1024
+
+
+class NotCommittedError(Exception):
+    """The record is not safe, and may be sent again; its text says why. `reason` is a metric's label."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(eq=False)
+class _Waiting:
+    record: bytes
+    done: trio.Event = field(default_factory=trio.Event)
+    failure: NotCommittedError | None = None
+
+
+class GroupCommit:
+    """The way to the disk: bounded in requests, bytes and time."""
+
+    def __init__(self, writer: SpoolWriter, config: Spool, metrics: Metrics) -> None:
+        self._writer = writer
+        self._config = config
+        self._metrics = metrics
+        self._queue: deque[_Waiting] = deque()
+        self._queued_bytes = 0
+        self._queued_requests = 0
+        self._arrived = trio.Event()
+        self._closed = False
+        self.finished = trio.Event()
+
+    async def commit(self, record: bytes) -> None:
+        """Return when the record is on the disk; raises NotCommittedError.
+
+        After the error the record may still get there: its sender sends it again, and readers drop what is twice.
+        """
+        if (
+            self._closed
+            or self._queued_requests >= self._config.queue_requests_max
+            or self._queued_bytes + len(record) > self._config.queue_bytes_max
+        ):
+            raise NotCommittedError("slow", "the disk does not keep up")
+        waiting = _Waiting(record)
+        self._queue.append(waiting)
+        self._queued_requests += 1
+        self._queued_bytes += len(record)
+        self._arrived.set()
+        with trio.move_on_after(self._config.commit_timeout_ms / 1000):
+            await waiting.done.wait()
+        if not waiting.done.is_set():
+            raise NotCommittedError("slow", "the disk takes too long")
+        if waiting.failure is not None:
+            raise waiting.failure
+
+    async def run(self) -> None:
+        """Commit what comes, until `close`; then what is there, and return: `finished`."""
+        while self._queue or not self._closed:
+            await self._arrived.wait()
+            self._arrived = trio.Event()
+            while self._queue:
+                await self._commit_group(self._next_group())
+        self.finished.set()
+
+    def close(self) -> None:
+        """Take no more."""
+        self._closed = True
+        self._arrived.set()
+
+    def _next_group(self) -> list[_Waiting]:
+        group = [self._queue.popleft()]
+        size = len(group[0].record)
+        while self._queue and size + len(self._queue[0].record) <= GROUP_BYTES_MAX:
+            group.append(self._queue.popleft())
+            size += len(group[-1].record)
+        return group
+
+    async def _commit_group(self, group: list[_Waiting]) -> None:
+        failure = None
+        started_at = trio.current_time()
+        try:
+            await trio.to_thread.run_sync(self._writer.append, [waiting.record for waiting in group])
+        except SpoolError as error:
+            failure = NotCommittedError("full" if isinstance(error, SpoolFullError) else "failed", str(error))
+            get_logger().error("cannot write to the spool; senders are told to try again later", reason=str(error))
+        self._metrics.commit_seconds.observe(trio.current_time() - started_at)
+        self._metrics.group_requests.observe(len(group))
+        for waiting in group:
+            self._queued_requests -= 1
+            self._queued_bytes -= len(waiting.record)
+            waiting.failure = failure
+            waiting.done.set()

@@ -1,0 +1,165 @@
+"""The receiver's configuration: a TOML file. Units stand last in a name; an unknown key is an error that names it."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+NonNegative = Annotated[int, Meta(ge=0, le=2**53)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; its text names the key and says what is wrong with it."""
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What all tables have in common."""
+
+
+class Tls(Strict, frozen=True):
+    """TLS towards senders. The files are read again when they change.
+
+    certificate: PEM file with the server's certificate, and behind it those that lead to its root
+    key: PEM file with the certificate's private key, without a passphrase
+    client_ca: PEM file with the authorities whose clients are let in; empty: clients need no certificate
+    minimum_version: the oldest version of TLS that is spoken
+    """
+
+    certificate: NonEmpty
+    key: NonEmpty
+    client_ca: str = ""
+    minimum_version: Literal["1.2", "1.3"] = "1.2"
+
+
+class Listen(Strict, frozen=True):
+    """Where senders connect.
+
+    bind: `address:port`; an IPv6 address stands in brackets
+    tls: absent: plain HTTP
+    """
+
+    bind: NonEmpty = "127.0.0.1:9291"
+    tls: Tls | None = None
+
+
+class Authentication(Strict, frozen=True):
+    """Who may write.
+
+    token_files: files with one bearer token a line, any of which lets a sender in; read again when they change.
+        Empty: everybody may write who can connect
+    """
+
+    token_files: tuple[NonEmpty, ...] = ()
+
+
+class Limits(Strict, frozen=True):
+    """What one sender, and all together, may ask for.
+
+    max_connections: connections at a time; more are closed at once
+    max_compressed_bytes: a request's body as it is sent
+    max_decompressed_bytes: a request's body when it is decompressed
+    max_samples_per_second: of all senders together; 0: no limit
+    max_bytes_per_second: compressed, of all senders together; 0: no limit
+    header_timeout_ms: from a connection's or request's first byte to the end of the headers
+    body_timeout_ms: from the headers to the end of the body
+    idle_timeout_ms: between two requests of a connection
+    write_timeout_ms: until a sender has taken its answer
+    drain_timeout_ms: for requests that are there when the receiver is told to end
+    """
+
+    max_connections: Positive = 512
+    max_compressed_bytes: Positive = 16 * MIB
+    max_decompressed_bytes: Annotated[int, Meta(ge=1, le=256 * MIB)] = 64 * MIB
+    max_samples_per_second: NonNegative = 0
+    max_bytes_per_second: NonNegative = 0
+    header_timeout_ms: Positive = 10_000
+    body_timeout_ms: Positive = 30_000
+    idle_timeout_ms: Positive = 300_000
+    write_timeout_ms: Positive = 10_000
+    drain_timeout_ms: Positive = 30_000
+
+
+class Spool(Strict, frozen=True):
+    """Where requests are kept until the ingest job has read them.
+
+    directory: a directory of this receiver's own, on a local disk
+    segment_bytes_max: a segment becomes about this large before the next is begun; what is consumed is removed by
+        segments
+    total_bytes_max: all segments; beyond it senders are told to try again later
+    free_bytes_min: what must stay free on the disk; below it senders are told to try again later
+    queue_bytes_max, queue_requests_max: what may wait for the disk; beyond it senders are told to try again later
+    commit_timeout_ms: how long a request waits for the disk before its sender is told to try again later
+    """
+
+    directory: NonEmpty = "/var/lib/pulsar-proxy-analytics/spool"
+    segment_bytes_max: Annotated[int, Meta(ge=64 * KIB, le=GIB)] = 64 * MIB
+    total_bytes_max: NonNegative = 16 * GIB
+    free_bytes_min: NonNegative = 256 * MIB
+    queue_bytes_max: Positive = 64 * MIB
+    queue_requests_max: Positive = 2_000
+    commit_timeout_ms: Positive = 20_000
+
+
+class Admin(Strict, frozen=True):
+    """Where /metrics, /healthz and /readyz are; without TLS or tokens, so keep it inside.
+
+    bind: `address:port`
+    """
+
+    bind: NonEmpty = "127.0.0.1:9292"
+
+
+class Log(Strict, frozen=True):
+    """Logs, one entry a line in JSON on standard error.
+
+    level: entries below it are not written
+    """
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Config(Strict, frozen=True):
+    """All of it."""
+
+    listen: Listen = msgspec.field(default_factory=Listen)
+    authentication: Authentication = msgspec.field(default_factory=Authentication)
+    limits: Limits = msgspec.field(default_factory=Limits)
+    spool: Spool = msgspec.field(default_factory=Spool)
+    admin: Admin = msgspec.field(default_factory=Admin)
+    log: Log = msgspec.field(default_factory=Log)
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in a file; raises ConfigError."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at `$")
+        key = where.rstrip("`").lstrip(".")
+        raise ConfigError(f"{key or 'configuration'}: {message}") from None
+    address("listen.bind", config.listen.bind)
+    address("admin.bind", config.admin.bind)
+    if config.spool.queue_bytes_max < config.limits.max_compressed_bytes:
+        raise ConfigError("spool.queue_bytes_max: is less than limits.max_compressed_bytes")
+    return config
+
+
+def address(key: str, bind: str) -> tuple[str, int]:
+    """Host and port of a bind; raises ConfigError that names the key."""
+    host, colon, port = bind.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise ConfigError(f"{key}: {bind} is not address:port")
+    return host, int(port)

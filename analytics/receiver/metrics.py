@@ -1,0 +1,58 @@
+"""The receiver's own metrics. No label can grow without bound."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+_PREFIX = "pulsar_proxy_analytics_receiver_"
+_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+_GROUP = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+
+
+class Metrics:
+    """One process's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = self._counter("requests", "Answered requests.", "version", "code")
+        self.request_seconds = Histogram(
+            f"{_PREFIX}request_seconds",
+            "From the end of a write request's body to its answer.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.samples = self._counter("samples", "Samples committed, stale markers among them.", "version")
+        self.histograms = self._counter("histograms", "Native histograms committed.", "version")
+        self.exemplars = self._counter("exemplars", "Exemplars committed; the ingest job leaves them out.", "version")
+        self.faulty_series = self._counter("faulty_series", "Series left out because they can never be accepted.")
+        self.compressed_bytes = self._counter("compressed_bytes", "Bytes of bodies as they were sent.", "version")
+        self.decompressed_bytes = self._counter("decompressed_bytes", "Bytes of bodies, decompressed.", "version")
+        self.rejected = self._counter("rejected_requests", "Write requests that were not committed.", "reason")
+        self.connections = self._gauge("connections", "Open connections of senders.")
+        self.connections_refused = self._counter("connections_refused", "Connections closed at once: too many.")
+        self.tls_failures = self._counter("tls_handshake_failures", "TLS handshakes that did not succeed.")
+        self.commit_seconds = Histogram(
+            f"{_PREFIX}commit_seconds",
+            "One group's way to the disk: write and fdatasync.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.group_requests = Histogram(
+            f"{_PREFIX}commit_group_requests", "Requests in one group.", buckets=_GROUP, registry=self.registry
+        )
+        self.spool_bytes = self._gauge("spool_bytes", "What the spool's segments take up.")
+        self.spool_unconsumed_segments = self._gauge(
+            "spool_unconsumed_segments", "Segments that the ingest job has not read to their end."
+        )
+        self.spool_free_bytes = self._gauge("spool_disk_free_bytes", "Free bytes on the spool's file system.")
+        self.spool_damages = self._gauge("spool_damages", "Damaged places found in the newest segment at the start.")
+        self.ready = self._gauge("ready", "Whether the spool takes writes (1) or not (0), when last looked.")
+
+    def text(self) -> bytes:
+        """All of it in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"{_PREFIX}{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"{_PREFIX}{name}", text, registry=self.registry)

@@ -1,0 +1,36 @@
+"""TLS towards senders."""
+
+import ssl
+
+from analytics.receiver.config import ConfigError, Tls
+from analytics.receiver.watched import Watched
+
+KEY = "listen.tls"
+
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+
+def watch_tls(config: Tls | None) -> Watched[ssl.SSLContext] | None:
+    """The context that new connections get; None for plain HTTP. Raises ConfigError."""
+    if config is None:
+        return None
+    files = [file for file in (config.certificate, config.key, config.client_ca) if file]
+    return Watched(KEY, files, lambda: _context(config))
+
+
+def _context(config: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[config.minimum_version]
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(config.certificate, config.key, password=_no_passphrase)
+        if config.client_ca:
+            context.load_verify_locations(config.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except ssl.SSLError as error:
+        raise ConfigError(f"{KEY}: {error.reason or error}: do certificate, key and client_ca fit?") from None
+    return context
+
+
+def _no_passphrase() -> str:
+    raise ConfigError(f"{KEY}.key: needs a passphrase, and there is nobody to ask")

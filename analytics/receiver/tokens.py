@@ -1,0 +1,45 @@
+"""Bearer tokens: RFC 6750. Only digests are kept, and all of them are compared, in constant time."""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from pathlib import Path
+
+from analytics.receiver.config import ConfigError
+from analytics.receiver.watched import Watched
+
+KEY = "authentication.token_files"
+TOKEN_BYTES_MIN = 16
+TOKENS_MAX = 1000
+
+Digests = tuple[bytes, ...]
+
+
+def watch_tokens(files: Sequence[str]) -> Watched[Digests] | None:
+    """The tokens in these files; None if there are no files. Raises ConfigError."""
+    return Watched(KEY, files, lambda: read_tokens(files)) if files else None
+
+
+def read_tokens(files: Sequence[str]) -> Digests:
+    """The digests of the tokens, one a line; raises ConfigError (which never shows a token) and OSError."""
+    found = [line.strip() for file in files for line in Path(file).read_bytes().splitlines()]
+    tokens = [token for token in found if token]
+    if not 0 < len(tokens) <= TOKENS_MAX:
+        raise ConfigError(f"{KEY}: {', '.join(files)}: {len(tokens)} tokens; there must be 1 to {TOKENS_MAX}")
+    if any(len(token) < TOKEN_BYTES_MIN for token in tokens):
+        raise ConfigError(f"{KEY}: {', '.join(files)}: a token is shorter than {TOKEN_BYTES_MIN} bytes")
+    return tuple(map(_digest, tokens))
+
+
+def is_authorized(header: bytes, digests: Digests) -> bool:
+    """Whether an Authorization header holds one of the tokens."""
+    scheme, _, token = header.partition(b" ")
+    if scheme.lower() != b"bearer":
+        return False
+    digest = _digest(token.strip())
+    matches = [hmac.compare_digest(digest, known) for known in digests]  # all of them: no early end to measure
+    return any(matches)
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()

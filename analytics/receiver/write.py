@@ -1,0 +1,214 @@
+"""POST /api/v1/write: what is decided about one request.
+
+Answered with 2xx is only what is on the disk. What can never be accepted gets a 4xx, since senders do not repeat that;
+all that may succeed later gets 429 or 503 with Retry-After. Of a request with series that cannot be accepted the others
+are committed, and the answer is 400 with the numbers of what was written (the specification's partial write).
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from analytics.receiver.commit import GroupCommit, NotCommittedError
+from analytics.receiver.config import Limits
+from analytics.receiver.http import Head, Headers, Response
+from analytics.receiver.logs import get_logger
+from analytics.receiver.metrics import Metrics
+from analytics.receiver.rates import Rate
+from analytics.receiver.tokens import Digests, is_authorized
+from analytics.receiver.watched import Watched
+from analytics.remote_write.decode import Counts, Request, decode_request, without_series
+from analytics.remote_write.errors import DecodeError, TooLargeError
+from analytics.remote_write.interning import Interner
+from analytics.remote_write.negotiation import UnsupportedError, protocol_version
+from analytics.remote_write.series import NoSeriesTable
+from analytics.remote_write.snappy import compress, decompress
+from analytics.spool.records import pack_record
+
+PATH = "/api/v1/write"
+RETRY_AFTER_S = {"slow": 5, "full": 30, "failed": 30}
+INTERNED_MAX = 300_000
+FAULTS_TOLD_MAX = 3
+
+_DIGITS_MAX = 19
+
+
+@dataclass(frozen=True)
+class _Parsed:
+    request: Request
+    body: bytes  # as it is committed
+    decompressed_bytes: int
+
+
+class _Rejection(Exception):
+    """An answer that is not 2xx; `reason` is a metric's label, the text is for the sender."""
+
+    def __init__(
+        self, reason: str, status: int, text: str, *, retry_after_s: int = 0, written: Counts | None = None
+    ) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.status = status
+        self.retry_after_s = retry_after_s
+        self.written = written or Counts()
+
+
+class WriteEndpoint:
+    """Endpoint of the senders' listener."""
+
+    def __init__(
+        self,
+        commit: GroupCommit,
+        tokens: Watched[Digests] | None,
+        limits: Limits,
+        metrics: Metrics,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self.body_bytes_max = limits.max_compressed_bytes
+        self._commit = commit
+        self._tokens = tokens
+        self._limits = limits
+        self._metrics = metrics
+        self._clock = clock
+        self._interner = Interner(NoSeriesTable())
+        self._samples_rate = Rate(limits.max_samples_per_second, clock)
+        self._bytes_rate = Rate(limits.max_bytes_per_second, clock)
+
+    # ---- before the body
+
+    async def admit(self, head: Head) -> Response | None:
+        """What can be said from the head alone."""
+        if self._tokens is not None and not await self._is_authorized(self._tokens, head):
+            return Response(401, "a bearer token is needed", [("WWW-Authenticate", "Bearer")])
+        if head.path != PATH:
+            return Response(404, f"remote write is at {PATH}")
+        if head.method != "POST":
+            return Response(405, "remote write is by POST", [("Allow", "POST")])
+        try:
+            _version(head)
+        except UnsupportedError as error:
+            return Response(415, str(error))
+        length = head.text("content-length")[:_DIGITS_MAX]
+        if length.isdecimal() and int(length) > self.body_bytes_max:
+            return Response(413, f"the body is larger than {self.body_bytes_max} bytes")
+        return None
+
+    async def _is_authorized(self, tokens: Watched[Digests], head: Head) -> bool:
+        return is_authorized(head.headers.get(b"authorization", b""), await tokens.current())
+
+    def refuse(self, head: Head | None, response: Response) -> Response:
+        """Count what was answered without the body, and give it 2.0's headers."""
+        version = _version_or_none(head)
+        self._metrics.rejected.labels(_REASONS.get(response.status, "other")).inc()
+        self._metrics.requests.labels(str(version or "unknown"), str(response.status)).inc()
+        log = get_logger()
+        log.warning("refused a request", status=response.status, reason=response.text)
+        return Response(response.status, response.text, response.headers + _written(version, Counts()))
+
+    # ---- with the body
+
+    async def answer(self, head: Head, body: bytes) -> Response:
+        """Commit a write request and say so, or say why not."""
+        version = _version(head)
+        started_at = self._clock()
+        try:
+            counts = await self._accept(version, body)
+            response = Response(204)
+        except _Rejection as rejection:
+            counts = rejection.written
+            response = self._rejected(rejection)
+        self._metrics.request_seconds.observe(self._clock() - started_at)
+        self._metrics.requests.labels(str(version), str(response.status)).inc()
+        return Response(response.status, response.text, response.headers + _written(version, counts))
+
+    async def _accept(self, version: int, body: bytes) -> Counts:
+        """What was written: all of it. Raises _Rejection."""
+        wait_s = max(self._samples_rate.wait_s(), self._bytes_rate.wait_s())
+        if wait_s > 0:
+            raise _Rejection("rate", 429, "too much is sent at a time", retry_after_s=math.ceil(wait_s))
+        self._bytes_rate.take(len(body))
+        parsed = self._parse(version, body)
+        faults, counts = parsed.request.faults, parsed.request.counts
+        self._samples_rate.take(counts.samples + counts.histograms)
+        if not parsed.body:
+            raise _Rejection("faulty", 400, _faults_text(faults, counts))
+        try:
+            await self._commit.commit(pack_record(version, time.time_ns() // 1_000_000, parsed.body))
+        except NotCommittedError as error:
+            retry_after_s = RETRY_AFTER_S[error.reason]
+            raise _Rejection(error.reason, 503, _PUBLIC[error.reason], retry_after_s=retry_after_s) from None
+        self._count(version, len(body), parsed)
+        if faults:
+            raise _Rejection("partly_faulty", 400, _faults_text(faults, counts), written=counts)
+        return counts
+
+    def _parse(self, version: int, body: bytes) -> _Parsed:
+        """Check a request; its body is empty if no series of it can be accepted. Raises _Rejection."""
+        if len(self._interner) > INTERNED_MAX:
+            self._interner.forget()
+        try:
+            raw = decompress(body, self._limits.max_decompressed_bytes)
+            request = decode_request(raw, version, self._interner)
+        except TooLargeError as error:
+            raise _Rejection("too_large", 413, str(error)) from None
+        except DecodeError as error:
+            raise _Rejection("malformed", 400, str(error)) from None
+        if request.faults:
+            self._metrics.faulty_series.inc(len(request.faults))
+            rest = without_series(raw, version, set(request.faults))
+            body = compress(rest) if request.counts.samples + request.counts.histograms else b""
+        return _Parsed(request, body, len(raw))
+
+    def _rejected(self, rejection: "_Rejection") -> Response:
+        self._metrics.rejected.labels(rejection.reason).inc()
+        text = str(rejection)
+        get_logger().warning("did not accept a write request", status=rejection.status, reason=text)
+        headers = [("Retry-After", str(rejection.retry_after_s))] if rejection.retry_after_s else []
+        return Response(rejection.status, text, headers)
+
+    def _count(self, version: int, compressed_bytes: int, parsed: _Parsed) -> None:
+        metrics, counts, label = self._metrics, parsed.request.counts, str(version)
+        metrics.samples.labels(label).inc(counts.samples)
+        metrics.histograms.labels(label).inc(counts.histograms)
+        metrics.exemplars.labels(label).inc(counts.exemplars)
+        metrics.compressed_bytes.labels(label).inc(compressed_bytes)
+        metrics.decompressed_bytes.labels(label).inc(parsed.decompressed_bytes)
+
+
+_REASONS = {401: "unauthorized", 413: "too_large", 415: "unsupported", 503: "late"}
+
+_PUBLIC = {
+    "slow": "the disk does not keep up; send it again later",
+    "full": "there is no room in the spool; send it again later",
+    "failed": "the spool cannot be written to; send it again later",
+}
+"""What senders are told; paths and causes are in the log."""
+
+
+def _version(head: Head) -> int:
+    return protocol_version(head.text("content-type"), head.text("content-encoding"))
+
+
+def _version_or_none(head: Head | None) -> int | None:
+    try:
+        return None if head is None else _version(head)
+    except UnsupportedError:
+        return None
+
+
+def _written(version: int | None, counts: Counts) -> Headers:
+    """2.0's headers, which every answer has once the version is settled."""
+    if version != 2:  # noqa: PLR2004 -- the protocol's
+        return []
+    numbers = {"Samples": counts.samples, "Histograms": counts.histograms, "Exemplars": counts.exemplars}
+    return [(f"X-Prometheus-Remote-Write-{name}-Written", str(number)) for name, number in numbers.items()]
+
+
+def _faults_text(faults: dict[int, str], counts: Counts) -> str:
+    """What is wrong with which series; their labels are not repeated, since answers are logged far away."""
+    told = [f"series {place}: {why}" for place, why in sorted(faults.items())[:FAULTS_TOLD_MAX]]
+    written = f"{counts.samples} samples and {counts.histograms} histograms of the others were written"
+    return f"{len(faults)} series cannot be accepted, {written}; {'; '.join(told)}"

@@ -1,0 +1,293 @@
+"""A request's body to columns: the receiver checks with it what the Spark job will read with it.
+
+A body that is no request raises. A series that cannot be (no metric name, two labels of one name, a timestamp that no
+calendar has, a histogram that does not add up) is left out as a whole and told: its place in the request, and why.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import google.protobuf.message
+import numpy as np
+import numpy.typing as npt
+
+from analytics.remote_write.errors import DecodeError, TooLargeError
+from analytics.remote_write.histograms import Histogram, HistogramError, decode_histogram
+from analytics.remote_write.interning import Interner
+from analytics.remote_write.remote_pb2 import SplitRequest, SplitRequestV2
+from analytics.remote_write.series import KINDS, Series, SeriesTable
+from analytics.remote_write.snappy import decompress
+from analytics.remote_write.wire import (
+    FIXED64,
+    LENGTH_DELIMITED,
+    VARINT,
+    Bytes,
+    FieldColumns,
+    Fields,
+    Integers,
+    buffer,
+    doubles,
+    fields,
+)
+
+DECOMPRESSED_BYTES_MAX = 256 * 1024 * 1024
+"""What a reader of the spool takes; the receiver's own limit is a setting, and smaller."""
+
+SERIES_MAX = 200_000
+"""Series in one request; Prometheus sends 2,000."""
+
+TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX = 1, 253_402_300_799_999
+"""1970 to 9999."""
+
+STALE_BITS = 0x7FF0000000000002
+"""The NaN by which Prometheus says that a series has ended."""
+
+Doubles = npt.NDArray[np.float64]
+
+_SAMPLES = 2  # field numbers of a series; both versions have these
+_METADATA = 5
+_VALUE, _TIMESTAMP, _START = 1, 2, 3  # of a sample
+_TYPE = 1  # of metadata
+
+Split = SplitRequest | SplitRequestV2
+
+
+@dataclass
+class Counts:
+    """What was met. `samples` and `histograms` count what good series have, stale markers among them."""
+
+    requests: int = 0
+    samples: int = 0
+    histograms: int = 0
+    exemplars: int = 0
+    stale: int = 0
+    faulty_series: int = 0
+
+    def add(self, other: "Counts") -> None:
+        """Add another's."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass
+class Request:
+    """One request. `faults` says what is wrong with a series, by its place; stale markers are in no column.
+
+    series: number of each sample's series; ts_ms, start_ts_ms: since 1970, a start of 0 is none.
+    """
+
+    series: Integers
+    ts_ms: Integers
+    start_ts_ms: Integers
+    value: Doubles
+    histograms: list[Histogram]
+    counts: Counts
+    faults: dict[int, str]
+
+
+@dataclass
+class Columns:
+    """Requests together. `series` has all that the decoder met so far: numbers are positions in it.
+
+    sample_series, sample_ts_ms, sample_start_ts_ms (0: none) and sample_value are equally long.
+    """
+
+    series: list[Series]
+    sample_series: Integers
+    sample_ts_ms: Integers
+    sample_start_ts_ms: Integers
+    sample_value: Doubles
+    histograms: list[Histogram]
+    counts: Counts
+
+
+class Decoder:
+    """Gathers the columns of many requests. `bytes_max` bounds each body when it is decompressed."""
+
+    def __init__(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._table = SeriesTable()
+        self._interner = Interner(self._table)
+        self._requests: list[Request] = []
+
+    def add(self, body: bytes, version: int) -> Counts:
+        """Decode one body, as the spool has it; raises DecodeError, and then nothing was added."""
+        request = decode_request(decompress(body, self._bytes_max), version, self._interner)
+        self._requests.append(request)
+        return request.counts
+
+    def series(self, begin: int = 0) -> list[Series]:
+        """The series met, from number `begin` on."""
+        return self._table.series(begin)
+
+    def take(self) -> Columns:
+        """What was gathered since the last time."""
+        requests, self._requests = self._requests, []
+        counts = Counts()
+        for request in requests:
+            counts.add(request.counts)
+        return Columns(
+            series=self._table.series(),
+            sample_series=_joined([request.series for request in requests]),
+            sample_ts_ms=_joined([request.ts_ms for request in requests]),
+            sample_start_ts_ms=_joined([request.start_ts_ms for request in requests]),
+            sample_value=np.concatenate([np.zeros(0), *(request.value for request in requests)]),
+            histograms=[histogram for request in requests for histogram in request.histograms],
+            counts=counts,
+        )
+
+
+def decode_request(raw: bytes, version: int, interner: Interner) -> Request:
+    """The columns of one decompressed body; raises DecodeError for what is no request, TooLargeError beyond a bound."""
+    split = split_request(raw, version)
+    parts = list(split.timeseries)
+    ends = np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)))
+    blob = b"".join(parts)
+    data = buffer(blob)
+    found = fields(data, np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1])) if parts else ends, ends)
+    if isinstance(split, SplitRequestV2):
+        numbers = interner.numbers_v2(blob, found, list(split.symbols))
+    else:
+        numbers = interner.numbers_v1(blob, found)
+    reading = _Reading(data, found, numbers, version)
+    for position in np.flatnonzero(numbers < 0).tolist():
+        reading.faults[position] = interner.fault(int(numbers[position]))
+    return reading.request(interner.table)
+
+
+def split_request(raw: bytes, version: int) -> Split:
+    """A request whose series are still bytes; raises DecodeError, and TooLargeError beyond SERIES_MAX."""
+    message: type[Split] = SplitRequest if version == 1 else SplitRequestV2
+    try:
+        split = message.FromString(raw)
+    except google.protobuf.message.DecodeError:
+        raise DecodeError(f"the body is no remote-write {version}.0 request") from None
+    if len(split.timeseries) > SERIES_MAX:
+        raise TooLargeError(f"the request has {len(split.timeseries)} series; at most {SERIES_MAX} are taken")
+    if raw and not split.timeseries and not (split.symbols if isinstance(split, SplitRequestV2) else split.metadata):
+        raise DecodeError(f"the body holds nothing of a remote-write {version}.0 request; is the Content-Type right?")
+    return split
+
+
+def without_series(raw: bytes, version: int, places: set[int]) -> bytes:
+    """The same request without the series at these places."""
+    split = split_request(raw, version)
+    kept = [part for place, part in enumerate(split.timeseries) if place not in places]
+    del split.timeseries[:]
+    split.timeseries.extend(kept)
+    return split.SerializeToString()
+
+
+class _Samples(NamedTuple):
+    owner: Integers
+    ts_ms: Integers
+    start_ts_ms: Integers
+    value: Doubles
+
+
+@dataclass
+class _Reading:
+    """The state while one request's series are read."""
+
+    data: Bytes
+    found: Fields
+    numbers: Integers
+    version: int
+    faults: dict[int, str] = field(default_factory=dict)
+
+    def request(self, table: SeriesTable) -> Request:
+        samples = self._samples()
+        histograms = self._histograms()
+        good = np.ones(len(self.numbers), dtype=np.bool_)
+        good[list(self.faults)] = False
+        kept = good[samples.owner]
+        fresh = samples.value.view(np.uint64) != STALE_BITS
+        chosen = np.flatnonzero(kept & fresh)
+        good_histograms = [one for owner, one in histograms if good[owner]]
+        fresh_histograms = [one for one in good_histograms if not _is_stale(one.sum)]
+        self._note_kinds(table, good)
+        counts = Counts(
+            requests=1,
+            samples=int(kept.sum()),
+            histograms=len(good_histograms),
+            exemplars=int(good[self._parts(self._exemplars_field).owner].sum()),
+            stale=int((kept & ~fresh).sum()) + len(good_histograms) - len(fresh_histograms),
+            faulty_series=len(self.faults),
+        )
+        return Request(
+            series=self.numbers[samples.owner[chosen]],
+            ts_ms=samples.ts_ms[chosen],
+            start_ts_ms=samples.start_ts_ms[chosen],
+            value=samples.value[chosen],
+            histograms=fresh_histograms,
+            counts=counts,
+            faults=self.faults,
+        )
+
+    @property
+    def _histograms_field(self) -> int:
+        return 4 if self.version == 1 else 3
+
+    @property
+    def _exemplars_field(self) -> int:
+        return 3 if self.version == 1 else 4
+
+    def _parts(self, number: int) -> FieldColumns:
+        return self.found.select(number, LENGTH_DELIMITED)
+
+    def _samples(self) -> _Samples:
+        parts = self._parts(_SAMPLES)
+        inner = fields(self.data, parts.begin, parts.end)
+        values = inner.select(_VALUE, FIXED64)
+        value = np.zeros(parts.owner.size)
+        value[values.owner] = doubles(self.data, values.begin)
+        ts_ms = _scattered(inner.select(_TIMESTAMP, VARINT), parts.owner.size)
+        # 1.0 has no such field: there it would be an unknown one
+        start_ts_ms = _scattered(inner.select(_START if self.version > 1 else -1, VARINT), parts.owner.size)
+        impossible = (ts_ms < TIMESTAMP_MS_MIN) | (ts_ms > TIMESTAMP_MS_MAX)
+        impossible |= (start_ts_ms < 0) | (start_ts_ms > TIMESTAMP_MS_MAX)
+        for place in parts.owner[impossible].tolist():
+            self.faults.setdefault(place, "a sample's timestamp is not between 1970 and 9999")
+        return _Samples(parts.owner, ts_ms, start_ts_ms, value)
+
+    def _histograms(self) -> list[tuple[int, Histogram]]:
+        parts = self._parts(self._histograms_field)
+        found = []
+        for owner, begin, end in zip(parts.owner.tolist(), parts.begin.tolist(), parts.end.tolist(), strict=True):
+            try:
+                histogram = decode_histogram(self.data[begin:end].tobytes(), int(self.numbers[owner]))
+            except HistogramError as error:
+                self.faults.setdefault(owner, f"a histogram: {error}")
+                continue
+            if self.version == 1:
+                histogram = histogram._replace(start_ts_ms=0)
+            times = (histogram.ts_ms, histogram.start_ts_ms or TIMESTAMP_MS_MIN)
+            if all(TIMESTAMP_MS_MIN <= one <= TIMESTAMP_MS_MAX for one in times):
+                found.append((owner, histogram))
+            else:
+                self.faults.setdefault(owner, "a histogram's timestamp is not between 1970 and 9999")
+        return found
+
+    def _note_kinds(self, table: SeriesTable, good: npt.NDArray[np.bool_]) -> None:
+        if self.version == 1 or not table.keeps:
+            return
+        parts = self._parts(_METADATA)
+        types = fields(self.data, parts.begin, parts.end).select(_TYPE, VARINT)
+        owner = parts.owner[types.owner]
+        chosen = np.flatnonzero(good[owner] & (types.value > 0) & (types.value < len(KINDS)))
+        table.set_kinds(self.numbers[owner[chosen]].tolist(), types.value[chosen].tolist())
+
+
+def _scattered(found: FieldColumns, size: int) -> Integers:
+    """The values of varints at their owners' places; 0 where there is none, the last where there are several."""
+    column = np.zeros(size, dtype=np.int64)
+    column[found.owner] = found.value
+    return column
+
+
+def _is_stale(value: float) -> bool:
+    return int(np.float64(value).view(np.uint64)) == STALE_BITS
+
+
+def _joined(parts: list[Integers]) -> Integers:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])

@@ -1,0 +1,34 @@
+"""Which message a request's body is, as the remote-write 2.0 specification says under "Content-Type" and "Encoding"."""
+
+import functools
+from email.message import Message
+
+_MEDIA_TYPE = "application/x-protobuf"
+_MESSAGES = {"prometheus.WriteRequest": 1, "io.prometheus.write.v2.Request": 2}
+_HEADER_CHARACTERS_MAX = 256
+
+
+class UnsupportedError(Exception):
+    """A content type or encoding that is not spoken here: 415. Its text says what is."""
+
+
+@functools.lru_cache(maxsize=64)
+def protocol_version(content_type: str, content_encoding: str) -> int:
+    """1 or 2; raises UnsupportedError.
+
+    An absent header (empty here) means what senders older than the specification meant: 1.0, snappy.
+    """
+    if content_encoding.strip().lower() not in {"", "snappy"}:
+        raise UnsupportedError("only Content-Encoding: snappy (block format) is taken")
+    if not content_type.strip():
+        return 1
+    if len(content_type) > _HEADER_CHARACTERS_MAX:
+        raise UnsupportedError("the Content-Type is too long")
+    message = Message()
+    message["Content-Type"] = content_type
+    name = message.get_param("proto", "prometheus.WriteRequest")
+    version = _MESSAGES.get(name) if isinstance(name, str) else None
+    if message.get_content_type() != _MEDIA_TYPE or version is None:
+        offers = " or ".join(f"{_MEDIA_TYPE};proto={one}" for one in _MESSAGES)
+        raise UnsupportedError(f"only Content-Type: {offers} is taken")
+    return version

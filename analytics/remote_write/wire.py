@@ -1,0 +1,256 @@
+"""Protobuf's wire format for many messages at a time: the fields of all of them, as numpy columns.
+
+https://protobuf.dev/programming-guides/encoding/. One Python object for each sample would cost more than everything
+else together. So each round here reads one field of every message that is not yet at its end, with a fixed number of
+numpy operations; the last few messages, which are longer than the others, are read one field at a time.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from analytics.remote_write.errors import DecodeError, TooLargeError
+
+FIELDS_MAX = 10_000
+"""Fields in one message: what a round costs does not depend on how few messages are left."""
+
+VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+
+Integers = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+_FEW = 16
+_VARINT_BYTES_MAX = 10
+_MORE = 0x80
+_TAG_MIN, _TAG_MAX = 8, 2**32 - 1
+_FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
+
+_BAD_KIND = "a field has a wire type that is not known (groups are not taken)"
+_BAD_NUMBER = "a field has a number that cannot be"
+_CUT_OFF = "a message ends within a field"
+_LONG_VARINT = "a number has more than ten bytes"
+
+
+class FieldColumns(NamedTuple):
+    """Some fields. All columns are int64 and equally long.
+
+    owner: position of the message among those asked for; tag: number and wire type, as on the wire; at: offset of the
+    tag; begin, end: offsets of the value; value: a varint's 64 bits as a signed number, else 0.
+    """
+
+    owner: Integers
+    tag: Integers
+    at: Integers
+    begin: Integers
+    end: Integers
+    value: Integers
+
+
+class Run(NamedTuple):
+    """For each message: where its first field of one kind begins, the last one ends, and the bytes of all of them."""
+
+    begin: Integers
+    end: Integers
+    size: Integers
+
+
+class Fields:
+    """All fields of `count` messages, in parts; within a part, and from part to part, each message's own are in order.
+
+    Nothing is put together before it is asked for: most columns of most fields are never looked at.
+    """
+
+    def __init__(self, parts: list[FieldColumns], count: int) -> None:
+        self._parts = parts
+        self._tags = [_only(part.tag) for part in parts]
+        self.count = count
+
+    def select(self, number: int, kind: int) -> FieldColumns:
+        """The fields with this number and wire type, by message and then as they came.
+
+        (The same number with another wire type is an unknown field.)
+        """
+        found = list(self._chosen(number << 3 | kind))
+        if len(found) == 1 and (np.diff(found[0].owner) >= 0).all():
+            return found[0]
+        if not found:
+            return FieldColumns(*(np.zeros(0, dtype=np.int64) for _ in FieldColumns._fields))
+        joined = [np.concatenate(columns) for columns in zip(*found, strict=True)]
+        order = np.argsort(joined[0], kind="stable")
+        return FieldColumns(*(column[order] for column in joined))
+
+    def run(self, number: int, kind: int) -> Run:
+        """Where each message's fields of one number and wire type are; zeros for a message that has none."""
+        run = Run(*(np.zeros(self.count, dtype=np.int64) for _ in Run._fields))
+        for owner, _, at, _, end, _ in self._chosen(number << 3 | kind):
+            first = np.flatnonzero(run.size[owner] == 0)[::-1]  # of several the first is written last, and stays
+            run.begin[owner[first]] = at[first]
+            run.end[owner] = end
+            np.add.at(run.size, owner, end - at)
+        return run
+
+    def _chosen(self, tag: int) -> Iterator[FieldColumns]:
+        """What each part has of a tag, if anything; a part whose fields are all alike is not searched."""
+        for part, only in zip(self._parts, self._tags, strict=True):
+            if only == tag:
+                yield part
+            elif only is None:
+                chosen = np.flatnonzero(part.tag == tag)
+                if chosen.size:
+                    yield FieldColumns(*(column[chosen] for column in part))
+
+
+def buffer(data: bytes) -> Bytes:
+    """Bytes as an array that may be read a little beyond its end, as `fields` does."""
+    return np.frombuffer(data + bytes(_VARINT_BYTES_MAX), dtype=np.uint8)
+
+
+def fields(data: Bytes, starts: Integers, ends: Integers) -> Fields:
+    """The fields of the messages [starts[i], ends[i]) of `data`, which comes from `buffer`.
+
+    Raises DecodeError for what is no protobuf message, TooLargeError beyond FIELDS_MAX.
+    """
+    cursor = starts.astype(np.int64, copy=True)
+    active = np.flatnonzero(cursor < ends)
+    parts: list[FieldColumns] = []
+    while active.size >= _FEW:
+        if len(parts) == FIELDS_MAX:
+            raise TooLargeError(f"a message has more than {FIELDS_MAX} fields")
+        parts.append(_round(data, active, cursor[active], ends[active]))
+        cursor[active] = parts[-1].end
+        active = active[parts[-1].end < ends[active]]
+    left = FIELDS_MAX - len(parts)
+    parts.extend(_alone(data, owner, int(cursor[owner]), int(ends[owner]), left) for owner in active.tolist())
+    return Fields([part for part in parts if part.owner.size], starts.size)
+
+
+def _round(data: Bytes, owner: Integers, at: Integers, ends: Integers) -> FieldColumns:
+    """The next field of each of these messages. As a rule they are all of one kind, but they need not be."""
+    tag, begin = varints(data, at)
+    if tag.min() < _TAG_MIN or tag.max() > _TAG_MAX:
+        raise DecodeError(_BAD_NUMBER)
+    kind = tag & 7
+    only = _only(kind)
+    if only is not None:
+        begin, end, value = _values(data, only, begin, ends)
+    else:
+        end, value = np.zeros_like(begin), np.zeros_like(begin)
+        for one in np.unique(kind).tolist():
+            chosen = np.flatnonzero(kind == one)
+            begin[chosen], end[chosen], value[chosen] = _values(data, one, begin[chosen], ends[chosen])
+    if (end > ends).any():
+        raise DecodeError(_CUT_OFF)
+    return FieldColumns(owner, tag, at, begin, end, value)
+
+
+def _values(data: Bytes, kind: int, begin: Integers, ends: Integers) -> tuple[Integers, Integers, Integers]:
+    """Where values of one wire type begin and end, and what they are if they are varints."""
+    if (begin > ends).any():
+        raise DecodeError(_CUT_OFF)
+    if kind == LENGTH_DELIMITED:
+        length, begin = varints(data, begin)
+        if ((length < 0) | (length > ends - begin)).any():
+            raise DecodeError(_CUT_OFF)
+        return begin, begin + length, np.zeros_like(begin)
+    if kind == VARINT:
+        value, end = varints(data, begin)
+        return begin, end, value
+    if kind in _FIXED_BYTES:
+        return begin, begin + _FIXED_BYTES[kind], np.zeros_like(begin)
+    raise DecodeError(_BAD_KIND)
+
+
+def _only(column: Integers) -> int | None:
+    """What stands everywhere in a column that is not empty; None if it differs."""
+    first = int(column[0])
+    return first if (column == first).all() else None
+
+
+def _alone(data: Bytes, owner: int, start: int, end: int, fields_max: int) -> FieldColumns:
+    """The fields of a message that has no company."""
+    text = data[start:end].tobytes()
+    rows: list[tuple[int, ...]] = []
+    at = 0
+    while at < len(text):
+        if len(rows) >= fields_max:
+            raise TooLargeError(f"a message has more than {FIELDS_MAX} fields")
+        tag, begin, stop, value = _field(text, at)
+        rows.append((owner, tag, start + at, start + begin, start + stop, value))
+        at = stop
+    return FieldColumns(*np.array(rows, dtype=np.int64).reshape(-1, len(FieldColumns._fields)).T)
+
+
+def _field(text: bytes, at: int) -> tuple[int, int, int, int]:
+    """Tag, begin and end of the value, and the value of a varint (as a signed number of 64 bits)."""
+    tag, begin = _varint(text, at)
+    kind = tag & 7
+    value, end = 0, begin
+    if kind == VARINT:
+        value, end = _varint(text, begin)
+    elif kind == LENGTH_DELIMITED:
+        length, begin = _varint(text, begin)
+        end = begin + length
+    elif kind in _FIXED_BYTES:
+        end = begin + _FIXED_BYTES[kind]
+    else:
+        raise DecodeError(_BAD_KIND)
+    if end > len(text):
+        raise DecodeError(_CUT_OFF)
+    if not _TAG_MIN <= tag <= _TAG_MAX:
+        raise DecodeError(_BAD_NUMBER)
+    return tag, begin, end, value - 2**64 if value >= 2**63 else value
+
+
+def _varint(text: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for position, byte in enumerate(text[at : at + _VARINT_BYTES_MAX]):
+        value |= (byte & 0x7F) << (7 * position)
+        if byte < _MORE:
+            return value & (2**64 - 1), at + position + 1
+    raise DecodeError(_CUT_OFF if at + _VARINT_BYTES_MAX > len(text) else _LONG_VARINT)
+
+
+def varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
+    """The varints at these offsets as signed numbers of 64 bits, and the offsets behind them; raises DecodeError."""
+    byte = data[at].astype(np.int64)
+    value, end = byte & 0x7F, at + 1
+    more = np.flatnonzero(byte >= _MORE)
+    shift = 7
+    while more.size:
+        if shift == 7 * _VARINT_BYTES_MAX:
+            raise DecodeError(_LONG_VARINT)
+        byte = data[end[more]].astype(np.int64)
+        value[more] |= (byte & 0x7F) << shift
+        end[more] += 1
+        more = more[byte >= _MORE]
+        shift += 7
+    return value, end
+
+
+def packed_numbers(packed: Bytes) -> tuple[npt.NDArray[np.int32], Integers]:
+    """The varints that stand one behind the other, and the offset of each one's last byte; raises DecodeError.
+
+    Those of more than 28 bits are -1: nothing here has as many symbols.
+    """
+    last = np.flatnonzero(packed < _MORE)
+    if packed.size and packed[-1] >= _MORE:
+        raise DecodeError(_CUT_OFF)
+    first = np.zeros(last.size, dtype=np.int32)
+    first[1:] = last[:-1] + 1
+    more = last - first
+    numbers = (packed[first] & 0x7F).astype(np.int32)
+    for position in range(1, 4):
+        longer = np.flatnonzero(more >= position)
+        if not longer.size:
+            return numbers, last
+        numbers[longer] |= (packed[first[longer] + position] & 0x7F).astype(np.int32) << (7 * position)
+    numbers[more > 3] = -1  # noqa: PLR2004 -- the fourth byte is the last of 28 bits
+    return numbers, last
+
+
+def doubles(data: Bytes, at: Integers) -> npt.NDArray[np.float64]:
+    """The 64-bit floating point numbers at these offsets."""
+    gathered: npt.NDArray[np.float64] = data[at[:, np.newaxis] + np.arange(8)].view("<f8")
+    return gathered.reshape(-1)

@@ -1,0 +1,1 @@
+"""The report: one HTML page with plots, made of the rollups, readable without a network."""

@@ -1,0 +1,243 @@
+"""What the page shows of one cluster: panels in sections. A panel without lines is shown, and says "no data"."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from analytics.report import wanted
+from analytics.report.collect import Brokers
+from analytics.report.points import Distribution, Distributions, Line, Points, merged, sum_lines
+from analytics.report.principals import Principals
+from analytics.report.span import Span
+
+LINES_MAX: Final = 8
+"""Of one plot; the others are summed as one more, or, where a sum means nothing, left out and told."""
+QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+REST: Final = "all others"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One plot. `unit` is the y axis's; `bars`: counts in a window, not a rate; `stacked`: the lines add up."""
+
+    title: str
+    about: str
+    unit: str
+    lines: dict[str, Line]
+    bars: bool = False
+    stacked: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Panels under one heading."""
+
+    title: str
+    panels: list[Panel] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Everything that was collected of one cluster."""
+
+    name: str
+    points: Points
+    brokers: Brokers
+    principals: Principals
+
+
+def sections(cluster: Cluster, span: Span) -> list[Section]:
+    """All of them, in the page's order."""
+    make = _Panels(cluster.points, span)
+    return [
+        Section("Throughput", make.throughput()),
+        Section("Connections", make.connections()),
+        Section("Handshakes", make.handshakes()),
+        Section("Lookups", make.lookups()),
+        Section("Authentication", make.authentication()),
+        Section("Re-authentication (KIP-368)", make.reauthentication()),
+        Section("Brokers", make.brokers(cluster.brokers)),
+        Section("Cluster", make.cluster()),
+        Section("Principals", [_principals(cluster.principals)]),
+    ]
+
+
+class _Panels:
+    def __init__(self, points: Points, span: Span) -> None:
+        self._points = points
+        self._width_s = span.resolution.width_s
+        self._noun = span.resolution.noun
+
+    def throughput(self) -> list[Panel]:
+        return [
+            self._rate("Bytes relayed", "By direction.", "bytes per second", self._direction(wanted.BYTES)),
+            self._rate(
+                "Messages relayed",
+                "By direction, of all principals together.",
+                "messages per second",
+                self._direction(wanted.MESSAGES),
+            ),
+        ]
+
+    def _direction(self, metric: str) -> dict[str, Line]:
+        names = {"to_broker": "to brokers", "to_client": "to clients"}
+        return {names.get(name, name): line for name, line in self._points.grown(metric, 0).items()}
+
+    def connections(self) -> list[Panel]:
+        active = _present({"open": self._points.at(wanted.ACTIVE).get("", {})})
+        return [
+            self._panel("Connections open", "Clients' connections, averaged over each window.", "connections", active),
+            self._panel("Connections open, by where they stand", "", "connections", self._points.at(wanted.STATES, 0)),
+            self._rate("New connections", "Accepted.", "connections per second", self._named(wanted.OPENED, "new")),
+            self._counts("Connections ended, by cause", "The log uses the same words.", wanted.ENDED),
+            self._counts("Connections rejected, by reason", "Turned away at a limit.", wanted.REJECTED),
+        ]
+
+    def handshakes(self) -> list[Panel]:
+        by_stage = self._points.distributions(wanted.HANDSHAKE, 0)
+        return [
+            self._quantiles("Whole handshake", "From CONNECT to Connected.", by_stage.get("total", {})),
+            self._quantile_by("Handshake, p95 by stage", "95 % were faster.", by_stage, 0.95),
+        ]
+
+    def lookups(self) -> list[Panel]:
+        requests = self._sums(wanted.REQUESTS)
+        by_request = self._points.distributions(wanted.LOOKUP, 0)
+        errors = {
+            name: line for name, line in self._points.grown(wanted.ANSWERS, 1).items() if name != "none"
+        }  # "none": success
+        return [
+            self._rate("Requests, by kind", "Received by lookup workers.", "requests per second", requests),
+            self._quantiles("Time of a request", "From Envelope to answer.", _together(by_request)),
+            self._quantile_by("Time of a request, p99 by kind", "99 % were faster.", by_request, 0.99),
+            self._bars("Errors answered, by Pulsar's code", "", errors),
+            self._bars(
+                "Requests rejected at the limit", "TooManyRequests, by kind.", self._sums(wanted.REJECTED_REQUESTS)
+            ),
+            self._counts("Relay targets denied, by reason", "", wanted.DENIED_TARGETS),
+            self._counts("Commands refused by forwarders, by reason", "", wanted.REFUSED_COMMANDS),
+        ]
+
+    def authentication(self) -> list[Panel]:
+        successes = self._points.grown(wanted.AUTH_SUCCESS, 0)
+        rounds = self._points.distributions(wanted.AUTH_ROUND).get("", {})
+        return [
+            self._rate("Successes, by method", "", "authentications per second", successes),
+            self._counts("Failures, by reason", "", wanted.AUTH_FAILURES, 1),
+            self._counts("Failures, by method", "", wanted.AUTH_FAILURES),
+            self._quantiles("Time of a round", "In the auth worker.", rounds),
+        ]
+
+    def reauthentication(self) -> list[Panel]:
+        seconds = self._points.distributions(wanted.REAUTH_SECONDS).get("", {})
+        times = {"average": _each(seconds, lambda one: one.average), "at most": _each(seconds, lambda one: one.maximum)}
+        successes = self._points.grown(wanted.REAUTH_SUCCESS, 0)
+        about = "From challenge to verdict. `At most` is the end of the highest bucket that has any."
+        return [
+            self._rate("Successes, by method", "", "re-authentications per second", successes),
+            self._counts("Failures, by method", "These clients were closed.", wanted.REAUTH_FAILURE),
+            self._panel("Time, average and at most", about, "seconds", _present(times)),
+            self._counts("Clients that cannot authenticate again, by method", "", wanted.NO_REAUTH),
+            self._bars(
+                "Expired connections closed",
+                "Used after their session had ended.",
+                self._named(wanted.EXPIRED_KILLED, "closed"),
+            ),
+        ]
+
+    def brokers(self, brokers: Brokers) -> list[Panel]:
+        lines = {"configured": brokers.configured, "up": brokers.up, "set aside": brokers.set_aside}
+        return [
+            self._panel("Brokers", "Averaged over lookup workers and each window.", "brokers", _present(lines)),
+            self._counts("Brokers set aside, by reason", "", wanted.EJECTIONS),
+            self._counts("Relays not opened, by reason", "", wanted.BROKER_FAILURES),
+            self._counts("Names not resolved", "Brokers' or those that clients name.", wanted.DNS_FAILURES),
+        ]
+
+    def cluster(self) -> list[Panel]:
+        adopted = self._named(wanted.ADOPTED, "adopted")
+        return [
+            self._counts("Workers restarted, by role", "", wanted.RESTARTS),
+            self._bars("Relays adopted", "From a predecessor that died or was replaced.", adopted),
+        ]
+
+    # ---- how
+
+    def _named(self, metric: str, name: str) -> dict[str, Line]:
+        return _present({name: self._points.grown(metric).get("", {})})
+
+    def _sums(self, metrics: Mapping[str, str]) -> dict[str, Line]:
+        found = {name: self._points.grown(metric).get("", {}) for name, metric in metrics.items()}
+        return _present(found)
+
+    def _counts(self, title: str, about: str, metric: str, place: int = 0) -> Panel:
+        return self._bars(title, about, self._points.grown(metric, place))
+
+    def _bars(self, title: str, about: str, lines: dict[str, Line]) -> Panel:
+        top, note = _top(lines)
+        return Panel(title, about, f"in each {self._noun}", top, bars=True, stacked=True, note=note)
+
+    def _rate(self, title: str, about: str, unit: str, lines: dict[str, Line]) -> Panel:
+        top, note = _top(lines)
+        rates = {name: {at: value / self._width_s for at, value in line.items()} for name, line in top.items()}
+        return Panel(title, about, unit, rates, note=note)
+
+    @staticmethod
+    def _panel(title: str, about: str, unit: str, lines: dict[str, Line]) -> Panel:
+        top, note = _top(lines)
+        return Panel(title, about, unit, top, note=note)
+
+    @staticmethod
+    def _quantiles(title: str, about: str, windows: Distributions) -> Panel:
+        lines = {name: _each(windows, partial(_quantile, q)) for name, q in QUANTILES.items()}
+        return Panel(title, about, "seconds", _present(lines))
+
+    @staticmethod
+    def _quantile_by(title: str, about: str, named: Mapping[str, Distributions], q: float) -> Panel:
+        kept = sorted(named, key=lambda name: (-sum(one.count for one in named[name].values()), name))
+        lines = {name: _each(named[name], partial(_quantile, q)) for name in kept[:LINES_MAX]}
+        left_out = len(kept) - LINES_MAX
+        note = f"{left_out} more are not shown." if left_out > 0 else ""
+        return Panel(title, about, "seconds", _present(lines), note=note)
+
+
+def _principals(found: Principals) -> Panel:
+    rates = {name: {at: value / found.width_s for at, value in line.items()} for name, line in found.lines.items()}
+    about = "Bytes in and out of those that moved most; the table has more of them."
+    return Panel("Top principals", about, "bytes per second", _present(rates))
+
+
+def _top(lines: dict[str, Line]) -> tuple[dict[str, Line], str]:
+    """The LINES_MAX largest that are not zero all the time (largest first), the rest as one; and what is to be said."""
+    total = {name: sum(abs(value) for value in line.values()) for name, line in lines.items()}
+    order = sorted(total, key=lambda name: (-total[name], name))
+    shown = [name for name in order if total[name] > 0] or order[:1]
+    kept = {name: lines[name] for name in shown[:LINES_MAX]}
+    if rest := shown[LINES_MAX:]:
+        kept[REST] = sum_lines(lines[name] for name in rest)
+    zero = len(order) - len(shown)
+    return kept, f"{zero} more were zero all the time." if zero else ""
+
+
+def _together(named: Mapping[str, Distributions]) -> Distributions:
+    windows = sorted({at for one in named.values() for at in one})
+    return {at: merged(one[at] for one in named.values() if at in one) for at in windows}
+
+
+def _each(windows: Distributions, figure: Callable[[Distribution], float]) -> Line:
+    """A figure of each window; windows that have none are left out."""
+    figures = {at: figure(one) for at, one in windows.items()}
+    return {at: value for at, value in figures.items() if math.isfinite(value)}
+
+
+def _quantile(q: float, one: Distribution) -> float:
+    return one.quantile(q)
+
+
+def _present(lines: dict[str, Line]) -> dict[str, Line]:
+    return {name: line for name, line in lines.items() if line}

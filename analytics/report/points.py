@@ -1,0 +1,150 @@
+"""What was collected of one cluster, in plain Python: a value for each metric, labels and window; small by then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from analytics.report.wanted import BUCKET
+from analytics.transforms.histograms import CUSTOM_BOUNDS, Histogram, quantile
+
+Line = dict[int, float]
+"""Window's start, Unix milliseconds → value."""
+Key = tuple[str, ...]
+"""Values of the labels that `wanted` names for the metric, in its order."""
+
+_NO_LINE: Final[Line] = {}
+
+
+@dataclass(slots=True)
+class Distribution:
+    """Observations: upper bound of a bucket → how many in it (not cumulative)."""
+
+    buckets: dict[float, float] = field(default_factory=dict)
+    sum: float = 0.0
+    count: float = 0.0
+
+    def add(self, other: Distribution) -> None:
+        """Add another's observations to these."""
+        self.sum += other.sum
+        self.count += other.count
+        for bound, count in other.buckets.items():
+            self.buckets[bound] = self.buckets.get(bound, 0.0) + count
+
+    def quantile(self, q: float) -> float:
+        """As PromQL's histogram_quantile; NaN without observations."""
+        bounds = tuple(sorted(bound for bound in self.buckets if bound < math.inf))
+        if not bounds:
+            return math.nan
+        counts = {index: max(0.0, self.buckets[bound]) for index, bound in enumerate(bounds)}
+        counts[len(bounds)] = max(0.0, self.buckets.get(math.inf, 0.0))
+        return quantile(Histogram(CUSTOM_BOUNDS, positive=counts, custom_bounds=bounds), q)
+
+    @property
+    def average(self) -> float:
+        """NaN without observations."""
+        return self.sum / self.count if self.count > 0 else math.nan
+
+    @property
+    def maximum(self) -> float:
+        """The upper end of the highest bucket that has observations: they were not above it. NaN without any."""
+        return max((bound for bound, count in self.buckets.items() if count > 0), default=math.nan)
+
+
+Distributions = dict[int, Distribution]
+
+
+def classic_distribution(cumulative: Mapping[float, float], total: float, count: float) -> Distribution:
+    """Of the growth of `_bucket` (by `le`), `_sum` and `_count`."""
+    buckets, below = {}, 0.0
+    for bound in sorted(cumulative):
+        buckets[bound] = cumulative[bound] - below
+        below = cumulative[bound]
+    return Distribution(buckets, total, count)
+
+
+@dataclass(slots=True)
+class Points:
+    """One cluster's. `increase`: growth of counters; `level`: of gauges, summed at an instant, averaged over time."""
+
+    increase: dict[tuple[str, Key], Line] = field(default_factory=dict)
+    level: dict[tuple[str, Key], Line] = field(default_factory=dict)
+    native: dict[tuple[str, Key], Distributions] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)
+    exponential: int = 0
+
+    def metrics(self) -> set[str]:
+        """The metrics that there is anything of."""
+        return {metric for metric, _ in (*self.increase, *self.native)}
+
+    def grown(self, metric: str, place: int | None = None) -> dict[str, Line]:
+        """Growth by window: by the label at `place` of the metric's labels, or summed under ""."""
+        return _by_label(self.increase, metric, place)
+
+    def at(self, metric: str, place: int | None = None) -> dict[str, Line]:
+        """The same of a gauge."""
+        return _by_label(self.level, metric, place)
+
+    def distributions(self, metric: str, place: int | None = None) -> dict[str, Distributions]:
+        """A histogram's growth: classic where a window has that, else native, so that none counts twice."""
+        found: dict[str, Distributions] = {}
+        classic = self._classic(metric)
+        native = {key: lines for (name, key), lines in self.native.items() if name == metric}
+        for key in {*classic, *native}:
+            mine = found.setdefault("" if place is None else key[place], {})
+            for window, one in (native.get(key, {}) | classic.get(key, {})).items():
+                mine.setdefault(window, Distribution()).add(one)
+        return found
+
+    def _classic(self, metric: str) -> dict[Key, Distributions]:
+        cumulative: dict[Key, dict[int, dict[float, float]]] = {}
+        for (name, key), line in self.increase.items():
+            if name == metric + BUCKET:
+                for window, value in line.items():
+                    cumulative.setdefault(key[:-1], {}).setdefault(window, {})[_bound(key[-1])] = value
+        return {
+            key: {
+                window: classic_distribution(
+                    buckets,
+                    self.increase.get((f"{metric}_sum", key), _NO_LINE).get(window, 0.0),
+                    self.increase.get((f"{metric}_count", key), _NO_LINE).get(window, 0.0),
+                )
+                for window, buckets in windows.items()
+            }
+            for key, windows in cumulative.items()
+        }
+
+
+def sum_lines(lines: Iterable[Line]) -> Line:
+    """Window by window."""
+    total: Line = {}
+    for line in lines:
+        for window, value in line.items():
+            total[window] = total.get(window, 0.0) + value
+    return total
+
+
+def merged(distributions: Iterable[Distribution]) -> Distribution:
+    """All observations together."""
+    total = Distribution()
+    for one in distributions:
+        total.add(one)
+    return total
+
+
+def _bound(text: str) -> float:
+    """The label `le`, as a number; what is none counts as above all."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def _by_label(lines: Mapping[tuple[str, Key], Line], metric: str, place: int | None) -> dict[str, Line]:
+    found: dict[str, list[Line]] = {}
+    for (name, key), line in lines.items():
+        if name == metric:
+            found.setdefault("" if place is None else key[place], []).append(line)
+    return {label: sum_lines(own) for label, own in found.items()}

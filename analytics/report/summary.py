@@ -1,0 +1,140 @@
+"""The table on top of the page: a figure for each cluster, and the list of what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from analytics.report import wanted
+from analytics.report.panels import Cluster, Section
+from analytics.report.points import Line, merged, sum_lines
+from analytics.report.span import Span
+from analytics.report.units import amount, count, seconds, share
+
+NO_DATA: Final = "no data"
+_NAMED_MAX: Final = 20
+
+
+def rows(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
+    """(what, figure) of one cluster; the same names in the same order for each."""
+    return [*_traffic(cluster, span), *_requests(cluster), *_identity(cluster), *_health(cluster)]
+
+
+def missing(cluster: Cluster, sections: Sequence[Section], span: Span) -> list[str]:
+    """Sentences about what the report could not show of a cluster."""
+    told = []
+    empty = [f"{section.title}: {panel.title}" for section in sections for panel in section.panels if not panel.lines]
+    if empty:
+        more = f" and {len(empty) - _NAMED_MAX} more" if len(empty) > _NAMED_MAX else ""
+        told.append(f"No data for {len(empty)} panels: {'; '.join(empty[:_NAMED_MAX])}{more}.")
+    gaps = len(span.windows_ms) - len(_covered(cluster))
+    if gaps and cluster.points.metrics():
+        noun = span.resolution.noun
+        told.append(
+            f"{gaps} of {len(span.windows_ms)} {noun}s have no sample at all: the proxy did not run or was not scraped, or "
+            "the samples are not ingested and rolled up yet."
+        )
+    if cluster.points.cut:
+        told.append(f"Too many values of labels, the smallest are left out: {', '.join(sorted(cluster.points.cut))}.")
+    if cluster.points.exponential:
+        told.append(
+            f"{cluster.points.exponential} rows of native histograms with exponential buckets are left out; the proxy "
+            "sends none."
+        )
+    if cluster.principals.open_windows:
+        noun = "days" if span.resolution.suffix == "1d" else "hours"
+        told.append(f"Principals: {cluster.principals.open_windows} {noun} are not closed yet, their usage may grow.")
+    return told
+
+
+def _covered(cluster: Cluster) -> set[int]:
+    plain = {at for line in cluster.points.increase.values() for at in line}
+    return plain.union(*cluster.points.native.values())
+
+
+def _traffic(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
+    points = cluster.points
+    moved, messages = points.grown(wanted.BYTES, 0), points.grown(wanted.MESSAGES, 0)
+    active = points.at(wanted.ACTIVE).get("", {})
+    ended = points.grown(wanted.ENDED, 0)
+    covered = f"{len(_covered(cluster))} of {len(span.windows_ms)} {span.resolution.noun}s"
+    return [
+        ("Time with samples", covered),
+        ("Bytes to brokers", _total(moved.get("to_broker"), amount)),
+        ("Bytes to clients", _total(moved.get("to_client"), amount)),
+        ("Messages to brokers", _total(messages.get("to_broker"))),
+        ("Messages to clients", _total(messages.get("to_client"))),
+        ("Connections accepted", _total(points.grown(wanted.OPENED).get(""))),
+        ("Connections open, on average", _plain(_mean(active))),
+        (f"Connections open, busiest {span.resolution.noun}", _plain(max(active.values(), default=math.nan))),
+        ("Connections rejected", _total(_all(points.grown(wanted.REJECTED)), absent="0" if ended else NO_DATA)),
+        ("Connections ended by a defect of the proxy", _total(ended.get("defect"))),
+    ]
+
+
+def _requests(cluster: Cluster) -> list[tuple[str, str]]:
+    points = cluster.points
+    received = [line for metric in wanted.REQUESTS.values() for line in points.grown(metric).values()]
+    answers = points.grown(wanted.ANSWERS, 1)
+    total = sum(sum(line.values()) for line in answers.values())
+    errors = sum(sum(line.values()) for name, line in answers.items() if name != "none")
+    times = merged(one for windows in points.distributions(wanted.LOOKUP).values() for one in windows.values())
+    return [
+        ("Lookups and other requests", _total(sum_lines(received))),
+        ("Requests answered with an error", f"{count(errors)} ({share(errors / total)})" if total else NO_DATA),
+        ("Time of a request, p50", _time(times.quantile(0.5))),
+        ("Time of a request, p99", _time(times.quantile(0.99))),
+    ]
+
+
+def _identity(cluster: Cluster) -> list[tuple[str, str]]:
+    points = cluster.points
+    succeeded = _all(points.grown(wanted.AUTH_SUCCESS))
+    again = _all(points.grown(wanted.REAUTH_SUCCESS))
+    # Labelled counters begin to exist when they first count: none beside a sibling that exists means zero.
+    took = merged(one for windows in points.distributions(wanted.REAUTH_SECONDS).values() for one in windows.values())
+    killed = points.grown(wanted.EXPIRED_KILLED).get("")
+    absent = "0" if killed is not None else NO_DATA
+    failed = _all(points.grown(wanted.AUTH_FAILURES))
+    return [
+        ("Authentications that succeeded", _total(succeeded)),
+        ("Authentications that failed", _total(failed, absent="0" if succeeded is not None else NO_DATA)),
+        ("Re-authentications that succeeded", _total(again, absent=absent)),
+        ("Re-authentications that failed", _total(_all(points.grown(wanted.REAUTH_FAILURE)), absent=absent)),
+        ("Time of a re-authentication, average", _time(took.average)),
+        ("Expired connections closed", _total(killed)),
+    ]
+
+
+def _health(cluster: Cluster) -> list[tuple[str, str]]:
+    points = cluster.points
+    up, configured = (sum(line.values()) for line in (cluster.brokers.up, cluster.brokers.configured))
+    return [
+        ("Brokers up, share of the time", share(up / configured) if configured else NO_DATA),
+        ("Brokers set aside", _total(_all(points.grown(wanted.EJECTIONS)), absent="0" if configured else NO_DATA)),
+        ("Workers restarted", _total(_all(points.grown(wanted.RESTARTS)))),
+        ("Relays adopted", _total(points.grown(wanted.ADOPTED).get(""))),
+    ]
+
+
+def _all(lines: dict[str, Line]) -> Line | None:
+    return sum_lines(lines.values()) if lines else None
+
+
+def _total(line: Line | None, text: Callable[[float], str] = count, *, absent: str = NO_DATA) -> str:
+    if not line:
+        return absent
+    return text(sum(line.values()))
+
+
+def _mean(line: Line) -> float:
+    return sum(line.values()) / len(line) if line else math.nan
+
+
+def _plain(value: float) -> str:
+    return NO_DATA if math.isnan(value) else f"{value:,.1f}"
+
+
+def _time(value: float) -> str:
+    return NO_DATA if math.isnan(value) else seconds(value)

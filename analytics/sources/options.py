@@ -1,0 +1,65 @@
+"""Options of a data source, checked: a name that is not known or a value that cannot be is a clear error, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from analytics.series import REPLICA_LABELS
+from analytics.sources.rows import SCHEMAS
+
+
+class BadOption(ValueError):
+    """An option of a data source is unknown, missing or wrong."""
+
+
+class Options:
+    """Options as Spark gives them: names in any case, values as text. `allowed`: the names that there are."""
+
+    def __init__(self, source: str, given: Mapping[str, str], allowed: Collection[str]) -> None:
+        self._source = source
+        self._given = {name.lower(): value for name, value in given.items()}
+        unknown = sorted(set(self._given) - {name.lower() for name in allowed})
+        if unknown:
+            known = ", ".join(sorted(allowed))
+            raise BadOption(f"{source} has no option {unknown[0]!r}; it has {known}")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A text. Raises BadOption where it is missing and there is no default."""
+        value = self._given.get(name.lower(), default)
+        if value is None or (value == "" and default is None):
+            raise BadOption(f"{self._source} needs the option {name!r}")
+        return value
+
+    def integer(self, name: str, default: int, *, least: int, most: int) -> int:
+        """A whole number within bounds."""
+        text = self.text(name, str(default))
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise BadOption(f"{self._source}: {name} is {text!r}, and must be a whole number from {least} to {most}")
+        return value
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """`true` or `false`."""
+        text = self.text(name, str(default)).lower()
+        if text not in {"true", "false"}:
+            raise BadOption(f"{self._source}: {name} is {text!r}, and must be true or false")
+        return text == "true"
+
+    def names(self, name: str, default: Collection[str]) -> tuple[str, ...]:
+        """Names with commas between them; none for an empty text."""
+        given = self._given.get(name.lower())
+        return tuple(default) if given is None else tuple(one.strip() for one in given.split(",") if one.strip())
+
+    def table(self) -> str:
+        """Which rows: samples (the default), histograms, series or all."""
+        table = self.text("table", "samples")
+        if table not in SCHEMAS:
+            raise BadOption(f"{self._source}: table is {table!r}, and must be one of {', '.join(SCHEMAS)}")
+        return table
+
+    def replica_labels(self) -> tuple[str, ...]:
+        """Labels that are no part of a series' identity."""
+        return self.names("replicaLabels", REPLICA_LABELS)

@@ -1,0 +1,276 @@
+"""Native histograms in plain Python: their growth, and the sum of growths over common bounds.
+
+A histogram of schema -53 has bounds of its own (a converted classic one); one of -4 to 8 has exponential bounds, bucket
+i ending at 2^(i / 2^schema), and a bucket of zero. Two are brought to *common bounds* before anything else:
+
+* exponential: the coarser schema; two buckets of the finer one are one of the coarser. The wider zero bucket; it takes
+  in whole buckets, and widens to the end of one that it cuts in two.
+* custom: the bounds that both have; what lies between them adds up. None in common: they cannot be brought together.
+* one of each: they cannot be brought together either.
+
+What cannot be brought together raises Incompatible; a rollup leaves such a histogram out and counts it in `refused`.
+Quantiles are never merged: they are computed from the summed buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from analytics.transforms.counter_state import NO_START
+
+CUSTOM_BOUNDS: Final = -53
+SCHEMA_MIN: Final = -4
+SCHEMA_MAX: Final = 8
+BUCKETS_MAX: Final = 100_000
+
+
+class Incompatible(Exception):
+    """Two histograms have no bounds in common, or one is of no known schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Buckets are index → count in the bucket, not cumulative; of custom bounds, index i ends at custom_bounds[i]."""
+
+    schema: int
+    count: float = 0.0
+    sum: float = 0.0
+    zero_threshold: float = 0.0
+    zero_count: float = 0.0
+    positive: Mapping[int, float] = field(default_factory=dict)
+    negative: Mapping[int, float] = field(default_factory=dict)
+    custom_bounds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSample:
+    """A histogram at a moment (milliseconds since 1970); `start_ts` is NO_START where unknown."""
+
+    ts: int
+    histogram: Histogram
+    start_ts: int = NO_START
+
+
+def common(first: Histogram, second: Histogram) -> tuple[Histogram, Histogram]:
+    """Both over common bounds. Raises Incompatible."""
+    if (first.schema == CUSTOM_BOUNDS) != (second.schema == CUSTOM_BOUNDS):
+        raise Incompatible("one has custom bounds, the other exponential ones")
+    if first.schema == CUSTOM_BOUNDS:
+        if first.custom_bounds == second.custom_bounds:
+            return first, second
+        bounds = tuple(sorted(set(first.custom_bounds) & set(second.custom_bounds)))
+        if not bounds:
+            raise Incompatible("their custom bounds have none in common")
+        return _to_bounds(first, bounds), _to_bounds(second, bounds)
+    return _common_exponential(first, second)
+
+
+def add(first: Histogram, second: Histogram) -> Histogram:
+    """The sum over common bounds. Raises Incompatible."""
+    first, second = common(first, second)
+    return _combine(first, second, 1.0)
+
+
+def growth(earlier: HistogramSample, later: HistogramSample) -> tuple[Histogram, int]:
+    """What was observed between two samples that follow each other, and whether it was reset. Raises Incompatible.
+
+    As with counters: a new start timestamp is a reset; without one, a fall of the count or of any bucket is. (The sum
+    may fall without: observations may be negative.)
+    """
+    known = later.start_ts != NO_START
+    if known and later.start_ts != earlier.start_ts and later.start_ts >= earlier.ts:
+        return later.histogram, 1
+    before, after = common(earlier.histogram, later.histogram)
+    difference = _combine(after, before, -1.0)
+    unbroken = known and later.start_ts == earlier.start_ts
+    if not unbroken and _has_fallen(difference):
+        return later.histogram, 1
+    return difference, 0
+
+
+def growth_at_first(first: HistogramSample, horizon_ms: int) -> Histogram:
+    """All of it, where it started at or after `horizon_ms`; nothing where that is not known."""
+    if first.start_ts != NO_START and horizon_ms <= first.start_ts < first.ts:
+        return first.histogram
+    return nothing_like(first.histogram)
+
+
+def nothing_like(histogram: Histogram) -> Histogram:
+    """An empty histogram of the same bounds."""
+    return Histogram(histogram.schema, zero_threshold=histogram.zero_threshold, custom_bounds=histogram.custom_bounds)
+
+
+def check(histogram: Histogram) -> None:
+    """Raises Incompatible for a schema that is not known, or too many buckets."""
+    if histogram.schema != CUSTOM_BOUNDS and not SCHEMA_MIN <= histogram.schema <= SCHEMA_MAX:
+        raise Incompatible(f"schema {histogram.schema} is not known")
+    if len(histogram.positive) + len(histogram.negative) > BUCKETS_MAX:
+        raise Incompatible(f"it has more than {BUCKETS_MAX} buckets")
+
+
+def quantile(histogram: Histogram, q: float) -> float:
+    """The value below which a share q of the observations lies; NaN without any.
+
+    Between a bucket's ends it is interpolated: on a logarithmic scale for exponential buckets, linearly for custom ones
+    and for zero, as PromQL's histogram_quantile does.
+    """
+    total = histogram.zero_count + sum(histogram.positive.values()) + sum(histogram.negative.values())
+    if not total > 0:
+        return math.nan
+    rank, below = q * total, 0.0
+    for lower, upper, count in _spans(histogram):
+        if below + count >= rank and count > 0:
+            return _interpolated(lower, upper, (rank - below) / count, is_exponential=histogram.schema != CUSTOM_BOUNDS)
+        below += count
+    return math.nan
+
+
+def from_row(row: Mapping[str, Any]) -> Histogram:
+    """Of the columns of the schema HISTOGRAM."""
+    return Histogram(
+        row["schema"],
+        row["count"],
+        row["sum"],
+        row["zero_threshold"],
+        row["zero_count"],
+        _buckets(row["positive_offsets"], row["positive_counts"]),
+        _buckets(row["negative_offsets"], row["negative_counts"]),
+        tuple(row["custom_bounds"] or ()),
+    )
+
+
+def to_row(histogram: Histogram) -> dict[str, Any]:
+    """The columns of the schema HISTOGRAM: buckets in order, empty ones left out."""
+    positive, negative = (
+        sorted((i, n) for i, n in side.items() if n) for side in (histogram.positive, histogram.negative)
+    )
+    return {
+        "count": histogram.count,
+        "sum": histogram.sum,
+        "schema": histogram.schema,
+        "zero_threshold": histogram.zero_threshold,
+        "zero_count": histogram.zero_count,
+        "positive_offsets": [index for index, _ in positive],
+        "positive_counts": [count for _, count in positive],
+        "negative_offsets": [index for index, _ in negative],
+        "negative_counts": [count for _, count in negative],
+        "custom_bounds": list(histogram.custom_bounds),
+    }
+
+
+def _buckets(offsets: Iterable[int] | None, counts: Iterable[float] | None) -> dict[int, float]:
+    return {int(offset): float(count) for offset, count in zip(offsets or (), counts or (), strict=True)}
+
+
+def _to_bounds(histogram: Histogram, bounds: tuple[float, ...]) -> Histogram:
+    """Over fewer bounds: a bucket's observations go to the bucket that its upper bound lies in."""
+    ends = (*histogram.custom_bounds, math.inf)
+    buckets: dict[int, float] = {}
+    for index, count in histogram.positive.items():
+        target = sum(bound < ends[index] for bound in bounds)
+        buckets[target] = buckets.get(target, 0.0) + count
+    return replace(histogram, positive=buckets, custom_bounds=bounds)
+
+
+def _common_exponential(first: Histogram, second: Histogram) -> tuple[Histogram, Histogram]:
+    schema = min(first.schema, second.schema)
+    first, second = _to_schema(first, schema), _to_schema(second, schema)
+    threshold = max(first.zero_threshold, second.zero_threshold)
+    threshold = max(_widened(first, threshold), _widened(second, threshold))
+    return _to_threshold(first, threshold), _to_threshold(second, threshold)
+
+
+def _to_schema(histogram: Histogram, schema: int) -> Histogram:
+    shift = histogram.schema - schema
+    if not shift:
+        return histogram
+    return replace(
+        histogram,
+        schema=schema,
+        positive=_shifted(histogram.positive, shift),
+        negative=_shifted(histogram.negative, shift),
+    )
+
+
+def _shifted(buckets: Mapping[int, float], shift: int) -> dict[int, float]:
+    result: dict[int, float] = {}
+    for index, count in buckets.items():
+        target = ((index - 1) >> shift) + 1
+        result[target] = result.get(target, 0.0) + count
+    return result
+
+
+def _end(index: int, schema: int) -> float:
+    """Where an exponential bucket ends; the largest double where no double is as large."""
+    try:
+        return float(2.0 ** (index * 2.0**-schema))
+    except OverflowError:
+        return math.inf
+
+
+def _widened(histogram: Histogram, threshold: float) -> float:
+    """The zero bucket's threshold, at the end of the bucket that it would cut in two."""
+    if threshold == histogram.zero_threshold:
+        return threshold
+    for index, count in (*histogram.positive.items(), *histogram.negative.items()):
+        if count and _end(index - 1, histogram.schema) < threshold < (end := _end(index, histogram.schema)):
+            return end
+    return threshold
+
+
+def _to_threshold(histogram: Histogram, threshold: float) -> Histogram:
+    if threshold == histogram.zero_threshold:
+        return histogram
+    zero_count, sides = histogram.zero_count, []
+    for buckets in (histogram.positive, histogram.negative):
+        inside = {index for index in buckets if _end(index, histogram.schema) <= threshold}
+        zero_count += sum(buckets[index] for index in sorted(inside))
+        sides.append({index: count for index, count in buckets.items() if index not in inside})
+    return replace(histogram, zero_threshold=threshold, zero_count=zero_count, positive=sides[0], negative=sides[1])
+
+
+def _combine(first: Histogram, second: Histogram, sign: float) -> Histogram:
+    """First + sign · second, of common bounds."""
+    return replace(
+        first,
+        count=first.count + sign * second.count,
+        sum=first.sum + sign * second.sum,
+        zero_count=first.zero_count + sign * second.zero_count,
+        positive=_combined(first.positive, second.positive, sign),
+        negative=_combined(first.negative, second.negative, sign),
+    )
+
+
+def _combined(first: Mapping[int, float], second: Mapping[int, float], sign: float) -> dict[int, float]:
+    return {index: first.get(index, 0.0) + sign * second.get(index, 0.0) for index in sorted({*first, *second})}
+
+
+def _has_fallen(difference: Histogram) -> bool:
+    counts = (difference.count, difference.zero_count, *difference.positive.values(), *difference.negative.values())
+    return any(count < 0 for count in counts)
+
+
+def _spans(histogram: Histogram) -> Iterable[tuple[float, float, float]]:
+    """Lower end, upper end, count, in the order of values."""
+    if histogram.schema == CUSTOM_BOUNDS:
+        bounds = histogram.custom_bounds
+        for index, count in sorted(histogram.positive.items()):
+            lower = bounds[index - 1] if index else min(0.0, bounds[0])
+            yield lower, bounds[index] if index < len(bounds) else bounds[-1], count
+        return
+    schema = histogram.schema
+    for index, count in sorted(histogram.negative.items(), reverse=True):
+        yield -_end(index, schema), -_end(index - 1, schema), count
+    lowest = -histogram.zero_threshold if histogram.negative else 0.0
+    yield lowest, histogram.zero_threshold if histogram.positive else 0.0, histogram.zero_count
+    for index, count in sorted(histogram.positive.items()):
+        yield _end(index - 1, schema), _end(index, schema), count
+
+
+def _interpolated(lower: float, upper: float, share: float, *, is_exponential: bool) -> float:
+    if is_exponential and lower * upper > 0:
+        return lower * math.pow(upper / lower, share)
+    return lower + (upper - lower) * share

@@ -1,0 +1,302 @@
+"""The counter model of `counter_state.py` on arrays: what Spark's Python workers run.
+
+Rows are states of the columns of States, sorted by series, then by first sample. Times are milliseconds since 1970.
+A row with n = 0 is a *tail*: the last sample of a series before the rows that follow, for the growth up to them; it
+gives no window of its own. The samples of a chunk become states of one window each (`partial_states`); states of a
+window, from however many chunks, become its row (`window_rows`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from analytics.transforms.counter_state import DAY_MS, HIGH_GRID, LOW_GRID, NO_START, SPLIT_BELOW
+
+Longs: TypeAlias = npt.NDArray[np.int64]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+class States(NamedTuple):
+    """Columns of equal length; sums are in two parts (see `fixed`), the start is NO_START where unknown."""
+
+    series_id: Longs
+    first_ts: Longs
+    first_v: Doubles
+    first_start: Longs
+    last_ts: Longs
+    last_v: Doubles
+    last_start: Longs
+    n: Longs
+    sum: Doubles
+    sum_lo: Doubles
+    min: Doubles
+    max: Doubles
+    increase: Doubles
+    increase_lo: Doubles
+    resets: Longs
+    overlaps: Longs
+
+
+LONG_COLUMNS: Final = frozenset(
+    ["series_id", "first_ts", "first_start", "last_ts", "last_start", "n", "resets", "overlaps"]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRows:
+    """Finished windows (`increase` includes the growth up to them), and which were given as states that overlap."""
+
+    states: States
+    entry: Doubles
+    mixed: Mask
+
+
+def taken(states: States, rows: slice | npt.NDArray[np.intp] | Mask) -> States:
+    """Some of the rows."""
+    return States._make(column[rows] for column in states)
+
+
+def fixed(values: Doubles) -> tuple[Doubles, Doubles]:
+    """Each value as two doubles, multiples of 2^-21 and 2^-53, whose sums are exact."""
+    high = np.where(np.abs(values) < SPLIT_BELOW, np.rint(values * HIGH_GRID) / HIGH_GRID, values)
+    with np.errstate(invalid="ignore"):  # inf - inf
+        low = values - high
+    if not low.any():
+        return high, low
+    return high, np.where(np.isfinite(low), np.rint(low * LOW_GRID) / LOW_GRID, 0.0)
+
+
+def settled(high: Doubles, low: Doubles) -> tuple[Doubles, Doubles]:
+    """Two parts of a sum as the double nearest to it and what that leaves, which is one way of saying it only."""
+    with np.errstate(invalid="ignore"):
+        total = high + low
+        carried = total - high
+        rest = (high - (total - carried)) + (low - carried)
+    return total, np.where(np.isfinite(rest), rest, 0.0)
+
+
+def growth(earlier: tuple[Longs, Doubles, Longs], later: tuple[Longs, Doubles, Longs]) -> tuple[Doubles, Mask, Mask]:
+    """Growth, resets and overlaps between samples (ts, value, start) that follow each other."""
+    earlier_ts, earlier_v, earlier_start = earlier
+    _, v, start = later
+    with np.errstate(invalid="ignore"):
+        gained = v - earlier_v
+    fell = v < earlier_v
+    reset = fell
+    if start.any():
+        known = start != NO_START
+        unbroken = start == earlier_start
+        reset = (fell & ~(known & unbroken)) | (known & ~unbroken & (start >= earlier_ts))
+    gained = np.where(reset, v, gained)
+    gained[~np.isfinite(gained)] = 0.0
+    return gained, reset, fell & ~reset
+
+
+def partial_states(series_id: Longs, ts: Longs, value: Doubles, start: Longs, width_ms: int) -> States:
+    """One state for each window of each series in the chunk, sorted; NaN and duplicates are left out.
+
+    No growth between windows is counted yet: what stands between may be in another chunk.
+    """
+    series_id, ts, value, start = _unique(series_id, ts, value, start)
+    if not len(ts):
+        return States._make(np.empty(0, _dtype(name)) for name in States._fields)
+    begins = _group_starts(series_id, ts // width_ms)
+    ends = np.append(begins[1:], len(ts)) - 1
+    gained, reset, overlap = _growth_within(ts, value, start, begins)
+    sums = settled(*(np.add.reduceat(part, begins) for part in fixed(value)))
+    increases = settled(*(np.add.reduceat(part, begins) for part in fixed(gained)))
+    return States._make(
+        (
+            series_id[begins],
+            *(column[begins] for column in (ts, value, start)),
+            *(column[ends] for column in (ts, value, start)),
+            ends - begins + 1,
+            *sums,
+            np.minimum.reduceat(value, begins),
+            np.maximum.reduceat(value, begins),
+            *increases,
+            *(np.add.reduceat(mask, begins, dtype=np.int64) for mask in (reset, overlap)),
+        )
+    )
+
+
+def window_rows(states: States, width_ms: int, lookback_days: int) -> WindowRows:
+    """The windows of sorted states and tails. A mixed window's own numbers are void, its first and last sample hold."""
+    states = _without_copies(states)
+    windows = states.first_ts // width_ms
+    begins = _group_starts(states.series_id, windows)
+    ends = np.append(begins[1:], len(windows)) - 1
+    inner = np.ones(len(windows), dtype=bool)
+    inner[begins] = False
+    lasts, mixed = _lasts(states, begins, ends, inner)
+    gained, reset, overlap = _growth_between(states, inner)
+    entry, entry_reset, entry_overlap = _entries(states, begins, lasts, lookback_days)
+    gained[begins] = entry
+    reset[begins] |= entry_reset
+    overlap[begins] |= entry_overlap
+    merged = _merged(states, begins, lasts, (gained, reset, overlap))
+    keep = merged.n > 0
+    return WindowRows(taken(merged, keep), entry[keep], mixed[keep])
+
+
+def last_group_start(states: States, width_ms: int) -> int:
+    """Where the last window's rows begin: more of them may follow in the next batch."""
+    return int(_group_starts(states.series_id, states.first_ts // width_ms)[-1])
+
+
+def tail_before(states: States, index: int, width_ms: int) -> States:
+    """As a row of its own: the last sample before the window that begins at row `index`; no row if it has none."""
+    if not index or states.series_id[index - 1] != states.series_id[index]:
+        return taken(states, slice(0))
+    begin = last_group_start(taken(states, slice(index)), width_ms)
+    rows = slice(begin, index)
+    order = np.lexsort((states.last_start[rows], states.last_v[rows], states.last_ts[rows]))
+    row = slice(begin + int(order[-1]), begin + int(order[-1]) + 1)
+    ts, value, start = states.last_ts[row], states.last_v[row], states.last_start[row]
+    none, zero = np.zeros(1, np.int64), np.zeros(1)
+    return States._make((states.series_id[row], *(ts, value, start) * 2, none, *(zero,) * 6, none, none))
+
+
+def joined(pieces: list[States]) -> States:
+    """The rows of all pieces, one after the other."""
+    return States._make(np.concatenate(columns) for columns in zip(*pieces, strict=True))
+
+
+def _dtype(name: str) -> type[np.int64 | np.float64]:
+    return np.int64 if name in LONG_COLUMNS else np.float64
+
+
+def _unique(series_id: Longs, ts: Longs, value: Doubles, start: Longs) -> tuple[Longs, Longs, Doubles, Longs]:
+    """Sorted by series and time; of samples with one timestamp the largest value, then the latest start."""
+    order = _order(series_id, ts)
+    series_id, ts, value, start = series_id[order], ts[order], value[order], start[order]
+    numbers = ~np.isnan(value)
+    if not numbers.all():
+        series_id, ts, value, start = series_id[numbers], ts[numbers], value[numbers], start[numbers]
+    same = (ts[1:] == ts[:-1]) & (series_id[1:] == series_id[:-1])
+    if not same.any():
+        return series_id, ts, value, start
+    if (same & ((value[1:] != value[:-1]) | (start[1:] != start[:-1]))).any():
+        order = np.lexsort((-start, -value, ts, series_id))
+        series_id, ts, value, start = series_id[order], ts[order], value[order], start[order]
+        same = (ts[1:] == ts[:-1]) & (series_id[1:] == series_id[:-1])
+    keep = np.append(True, ~same)
+    return series_id[keep], ts[keep], value[keep], start[keep]
+
+
+def _order(series_id: Longs, ts: Longs) -> npt.NDArray[np.intp]:
+    """As lexsort((ts, series_id)): series get small numbers first, which sort by radix, several times as fast."""
+    by_time = None if (ts[1:] >= ts[:-1]).all() else np.argsort(ts, kind="stable")
+    series, number = np.unique(series_id if by_time is None else series_id[by_time], return_inverse=True)
+    small = number.astype(np.uint16) if len(series) <= 1 << 16 else number
+    by_series = np.argsort(small, kind="stable")
+    return by_series if by_time is None else by_time[by_series]
+
+
+def _group_starts(series_id: Longs, windows: Longs) -> npt.NDArray[np.intp]:
+    """Where a new series or window begins, in sorted rows."""
+    new = (windows[1:] != windows[:-1]) | (series_id[1:] != series_id[:-1])
+    return np.append(0, np.flatnonzero(new) + 1)
+
+
+def _growth_within(ts: Longs, value: Doubles, start: Longs, begins: npt.NDArray[np.intp]) -> tuple[Doubles, Mask, Mask]:
+    """Growth up to each sample from the one before; none at the first of a group."""
+    gained, reset, overlap = np.zeros_like(value), np.zeros(len(ts), bool), np.zeros(len(ts), bool)
+    gained[1:], reset[1:], overlap[1:] = growth((ts[:-1], value[:-1], start[:-1]), (ts[1:], value[1:], start[1:]))
+    gained[begins], reset[begins], overlap[begins] = 0.0, False, False
+    return gained, reset, overlap
+
+
+def _growth_between(states: States, inner: Mask) -> tuple[Doubles, Mask, Mask]:
+    """Growth from each state to the next of the same window."""
+    gained, reset, overlap = (np.zeros(len(inner)), np.zeros(len(inner), bool), np.zeros(len(inner), bool))
+    later = np.flatnonzero(inner)
+    if len(later):
+        gained[later], reset[later], overlap[later] = growth(_last(states, later - 1), _first(states, later))
+    return gained, reset, overlap
+
+
+def _entries(
+    states: States, begins: npt.NDArray[np.intp], lasts: npt.NDArray[np.intp], lookback_days: int
+) -> tuple[Doubles, Mask, Mask]:
+    """Growth up to the first sample of each window: from the series' last one before, or since it started."""
+    ts, value, start = _first(states, begins)
+    earlier = np.append(0, lasts[:-1])
+    horizon = ts // DAY_MS * DAY_MS - lookback_days * DAY_MS
+    follows = (states.series_id[earlier] == states.series_id[begins]) & (states.last_ts[earlier] >= horizon)
+    follows[0] = False
+    gained, reset, overlap = growth(_last(states, earlier), (ts, value, start))
+    since_start = (start != NO_START) & (start >= horizon) & (start < ts) & np.isfinite(value)
+    entry = np.where(follows, gained, np.where(since_start, value, 0.0))
+    return entry, reset & follows, overlap & follows
+
+
+def _merged(
+    states: States,
+    begins: npt.NDArray[np.intp],
+    lasts: npt.NDArray[np.intp],
+    grown: tuple[Doubles, Mask, Mask],
+) -> States:
+    gained, reset, overlap = grown
+    return States(
+        states.series_id[begins],
+        *_first(states, begins),
+        *_last(states, lasts),
+        np.add.reduceat(states.n, begins),
+        *_sum(states.sum, states.sum_lo, None, begins),
+        np.minimum.reduceat(states.min, begins),
+        np.maximum.reduceat(states.max, begins),
+        *_sum(states.increase, states.increase_lo, gained, begins),
+        np.add.reduceat(states.resets + reset, begins),
+        np.add.reduceat(states.overlaps + overlap, begins),
+    )
+
+
+def _sum(total: Doubles, rest: Doubles, more: Doubles | None, begins: npt.NDArray[np.intp]) -> tuple[Doubles, Doubles]:
+    high, low = fixed(total)
+    low = low + rest
+    if more is not None:
+        more_high, more_low = fixed(more)
+        high, low = high + more_high, low + more_low
+    return settled(np.add.reduceat(high, begins), np.add.reduceat(low, begins))
+
+
+def _lasts(
+    states: States, begins: npt.NDArray[np.intp], ends: npt.NDArray[np.intp], inner: Mask
+) -> tuple[npt.NDArray[np.intp], Mask]:
+    """The row that holds each window's last sample, and which windows' rows overlap in time."""
+    touching = np.zeros(len(inner), bool)
+    touching[1:] = inner[1:] & (states.first_ts[1:] <= states.last_ts[:-1])
+    mixed = np.logical_or.reduceat(touching, begins)
+    lasts = ends.copy()
+    for group in np.flatnonzero(mixed):
+        rows = slice(begins[group], ends[group] + 1)
+        order = np.lexsort((states.last_start[rows], states.last_v[rows], states.last_ts[rows]))
+        lasts[group] = begins[group] + order[-1]
+    return lasts, mixed
+
+
+def _without_copies(states: States) -> States:
+    """Without the second of two single samples with one timestamp: no reason to ask the samples again."""
+    copy = np.zeros(len(states.n), bool)
+    single = states.n == 1
+    copy[1:] = (
+        single[1:]
+        & single[:-1]
+        & (states.series_id[1:] == states.series_id[:-1])
+        & (states.first_ts[1:] == states.first_ts[:-1])
+    )
+    return taken(states, ~copy) if copy.any() else states
+
+
+def _first(states: States, rows: npt.NDArray[np.intp]) -> tuple[Longs, Doubles, Longs]:
+    return states.first_ts[rows], states.first_v[rows], states.first_start[rows]
+
+
+def _last(states: States, rows: npt.NDArray[np.intp]) -> tuple[Longs, Doubles, Longs]:
+    return states.last_ts[rows], states.last_v[rows], states.last_start[rows]

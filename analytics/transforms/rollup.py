@@ -1,0 +1,226 @@
+"""Samples to windows of a minute, and windows to wider ones, on DataFrames of the schemas `samples` and `rollup_…`.
+
+    samples ──partial_states──▶ states ──┐
+    rollup_1h ──────tails───────────────▶┴─minute_windows──▶ rollup_1m ──coarser──▶ rollup_1h ──coarser──▶ rollup_1d
+
+A Python worker makes states from each chunk of samples where it was read, so that a fraction of the rows is shuffled.
+States of one window from different chunks may overlap in time (duplicates in two files, two replicas); such a window is
+*mixed*, and its hour is to be computed from `single_states`: every sample a state, which cannot overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark import AccumulatorParam
+from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+
+from analytics.tables.schemas import ROLLUP_1H
+from analytics.transforms import kernel
+from analytics.transforms.counter_state import HIGH_GRID, SPLIT_BELOW
+from analytics.transforms.kernel import LONG_COLUMNS, States
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import Column, DataFrame
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+CHUNK_ROWS: Final = 1 << 20
+"""Samples that a worker holds at a time (about 200 bytes each while it computes)."""
+MERGE_ROWS: Final = 1 << 18
+STATES_DDL: Final = ", ".join(f"{name} {'long' if name in LONG_COLUMNS else 'double'}" for name in States._fields)
+WINDOWS_DDL: Final = f"{STATES_DDL}, entry double"
+
+
+class HourSet(AccumulatorParam[frozenset[int]]):
+    """An accumulator of hours (milliseconds since 1970): a task that runs twice adds the same."""
+
+    def zero(self, value: frozenset[int]) -> frozenset[int]:
+        """What a task starts with."""
+        return value
+
+    def addInPlace(self, value1: frozenset[int], value2: frozenset[int]) -> frozenset[int]:  # noqa: N802 -- Spark's
+        """Both."""
+        return value1 | value2
+
+
+def partial_states(samples: DataFrame) -> DataFrame:
+    """States of a minute each, of the samples that a worker reads together."""
+    return _plain(samples).mapInArrow(_partials, STATES_DDL)
+
+
+def single_states(samples: DataFrame) -> DataFrame:
+    """A state for each sample: for hours with mixed windows. Shuffles several times as much."""
+    zero, none, value = F.lit(0.0), F.lit(0).cast("long"), F.col("value")
+    columns: dict[str, Column] = dict.fromkeys(("sum_lo", "increase", "increase_lo"), zero)
+    columns |= dict.fromkeys(("first_v", "last_v", "sum", "min", "max"), value)
+    columns |= {"series_id": F.col("series_id"), "first_ts": F.col("ts"), "last_ts": F.col("ts")}
+    columns |= {"first_start": F.col("start"), "last_start": F.col("start")}
+    columns |= {"n": F.lit(1).cast("long"), "resets": none, "overlaps": none}
+    numbers = _plain(samples).where(~F.isnan("value"))
+    return numbers.select(*(columns[name].alias(name) for name in States._fields))
+
+
+def tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
+    """As states with n = 0: the last sample of each series before each run of consecutive `hours`.
+
+    `rows` are of rollup_1h, rollup_1d or both, of any time; what lies in one of `hours` must not be among them.
+    """
+    last = rows.where(F.col("window") < F.lit(max(hours))).groupBy("series_id", run_of(hours).alias("run"))
+    found = last.agg(
+        _millis(F.max("last_ts")).alias("last_ts"),
+        F.max_by("last_v", "last_ts").alias("last_v"),
+        _millis(F.max_by("last_start_ts", "last_ts")).alias("last_start"),
+    )
+    same = {"first_ts": "last_ts", "first_v": "last_v", "first_start": "last_start"}
+    kept = {"series_id", *same.values()}
+    return found.select(
+        *(
+            F.col(same.get(name, name)).alias(name)
+            if name in kept or name in same
+            else F.lit(0).cast("long" if name in LONG_COLUMNS else "double").alias(name)
+            for name in States._fields
+        )
+    )
+
+
+def run_of(hours: Sequence[datetime]) -> Column:
+    """How many runs of consecutive hours begin at or before the column `window`."""
+    known = set(hours)
+    begins = [hour for hour in hours if hour - timedelta(hours=1) not in known]
+    return F.size(F.filter(F.array(*map(F.lit, begins)), lambda begin: begin <= F.col("window")))
+
+
+def minute_windows(
+    states: DataFrame, lookback_days: int, mixed: Accumulator[frozenset[int]] | None = None
+) -> DataFrame:
+    """Rows of rollup_1m of states and tails. Hours with mixed windows, whose rows are void, are added to `mixed`."""
+    by_series = states.repartition("series_id").sortWithinPartitions(
+        "series_id", "first_ts", F.desc("first_v"), F.desc("first_start")
+    )
+    windows = by_series.mapInArrow(partial(_windows, lookback_days=lookback_days, mixed=mixed), WINDOWS_DDL)
+    start = F.timestamp_millis(F.expr(f"first_ts - pmod(first_ts, {MINUTE_MS})"))
+    times = {name: F.timestamp_millis(name) for name in ("first_ts", "last_ts")}
+    starts = {
+        f"{which}_start_ts": F.timestamp_millis(F.nullif(f"{which}_start", F.lit(0))) for which in ("first", "last")
+    }
+    rows = windows.withColumns({"window": start} | times | starts)
+    return rows.select(*_data_columns(), F.to_date("window").alias("date"), F.hour("window").alias("hour"))
+
+
+def coarser(rows: DataFrame, unit: str) -> DataFrame:
+    """Rows of rollup_1h (`unit` "hour") or rollup_1d ("day") from finer ones: exactly what the samples would give."""
+    wide = F.date_trunc(unit, "window").alias("window")
+    totals = rows.groupBy("series_id", wide).agg(
+        *(F.sum(name).alias(name) for name in ("n", "resets", "overlaps")),
+        *(part for name in ("sum", "increase") for part in _parts(name)),
+        F.min("min").alias("min"),
+        F.max("max").alias("max"),
+        *(F.min_by(name, "first_ts").alias(name) for name in ("first_v", "first_start_ts", "entry")),
+        *(F.max_by(name, "last_ts").alias(name) for name in ("last_v", "last_start_ts")),
+        F.min("first_ts").alias("first_ts"),
+        F.max("last_ts").alias("last_ts"),
+    )
+    settled = totals.withColumns({name: column for total in ("sum", "increase") for name, column in _settled(total)})
+    return settled.select(*_data_columns(), F.to_date("window").alias("date"))
+
+
+def hours_after(changed: DataFrame, rows: DataFrame) -> DataFrame:
+    """The column `window` of the hours whose growth up to their first sample depends on changed hours.
+
+    `changed` has (series_id, window) of hours that are computed anew, `rows` is rollup_1h without them: of each series
+    the first hour after a changed one.
+    """
+    from pyspark.sql import Window
+
+    marked = changed.select("series_id", "window", F.lit(True).alias("is_changed"))
+    others = rows.select("series_id", "window", F.lit(False).alias("is_changed"))
+    before = F.lag("is_changed").over(Window.partitionBy("series_id").orderBy("window"))
+    follows = marked.unionAll(others).withColumn("before", before).where(~F.col("is_changed") & F.col("before"))
+    return follows.select("window").distinct()
+
+
+def _plain(samples: DataFrame) -> DataFrame:
+    """Numbers only, which reach Python without a conversion."""
+    return samples.select("series_id", _millis("ts").alias("ts"), "value", _millis("start_ts").alias("start"))
+
+
+def _millis(column: Column | str) -> Column:
+    return F.coalesce(F.unix_millis(column), F.lit(0).cast("long"))
+
+
+def _data_columns() -> list[str]:
+    return [name for name in ROLLUP_1H.fieldNames() if name != "date"]
+
+
+def _parts(name: str) -> tuple[Column, Column]:
+    """The sums of the two parts of a sum, each without rounding error (see `counter_state.fixed`)."""
+    total = F.col(name)
+    high = F.when(F.abs(total) < SPLIT_BELOW, F.rint(total * HIGH_GRID) / HIGH_GRID).otherwise(total)
+    low = F.nanvl(total - high, F.lit(0.0)) + F.col(f"{name}_lo")
+    return F.sum(high).alias(f"{name}_high"), F.sum(low).alias(f"{name}_low")
+
+
+def _settled(name: str) -> tuple[tuple[str, Column], tuple[str, Column]]:
+    """As `kernel.settled`."""
+    high, low = F.col(f"{name}_high"), F.col(f"{name}_low")
+    total = high + low
+    carried = total - high
+    rest = (high - (total - carried)) + (low - carried)
+    finite = F.abs(total) < float("inf")
+    return (name, total), (f"{name}_lo", F.when(finite, rest).otherwise(F.lit(0.0)))
+
+
+def _partials(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for chunk in _chunks(batches, CHUNK_ROWS):
+        series_id, ts, value, start = (np.concatenate(columns) for columns in zip(*chunk, strict=True))
+        yield _batch(kernel.partial_states(series_id, ts, value, start, MINUTE_MS)._asdict())
+
+
+def _windows(
+    batches: Iterable[pa.RecordBatch], lookback_days: int, mixed: Accumulator[frozenset[int]] | None
+) -> Iterator[pa.RecordBatch]:
+    """Finished windows as soon as a row of another window has come; the last row of a series goes on as its tail."""
+    held: list[States] = []
+    for chunk in _chunks(batches, MERGE_ROWS):
+        states = kernel.joined([*held, *(States(*columns) for columns in chunk)])
+        end = kernel.last_group_start(states, MINUTE_MS)
+        held = [kernel.tail_before(states, end, MINUTE_MS), kernel.taken(states, slice(end, None))]
+        yield from _finished(kernel.taken(states, slice(end)), lookback_days, mixed)
+    if held:
+        yield from _finished(kernel.joined(held), lookback_days, mixed)
+
+
+def _finished(
+    states: States, lookback_days: int, mixed: Accumulator[frozenset[int]] | None
+) -> Iterator[pa.RecordBatch]:
+    if not len(states.n):
+        return
+    rows = kernel.window_rows(states, MINUTE_MS, lookback_days)
+    if mixed is not None and rows.mixed.any():
+        mixed.add(frozenset((np.unique(rows.states.first_ts[rows.mixed] // HOUR_MS) * HOUR_MS).tolist()))
+    yield _batch({**rows.states._asdict(), "entry": rows.entry})
+
+
+def _chunks(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[list[list[np.ndarray]]]:
+    """Columns of batches, several batches together until they have `rows_max` rows."""
+    chunk, rows = [], 0
+    for batch in batches:
+        if batch.num_rows:
+            chunk.append([column.to_numpy() for column in batch.columns])
+            rows += batch.num_rows
+        if rows >= rows_max:
+            yield chunk
+            chunk, rows = [], 0
+    if chunk:
+        yield chunk
+
+
+def _batch(columns: dict[str, np.ndarray]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], names=list(columns))

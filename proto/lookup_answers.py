@@ -1,0 +1,130 @@
+"""A broker's answer on its way back to clients: written once but for the request id, and known when it comes again.
+
+Most answers of a broker are the same but for their request id, which is one of the proxy's own: a varint of five bytes
+(proto.lookup_requests). So an answer that was parsed once can be known by all of its other bytes.
+"""
+
+from typing import NamedTuple
+
+from proto.commands import parse_command
+from proto.frames import encode_frame
+from proto.lookup_requests import NUMBER_BYTES, NUMBER_MAX, number_of
+from proto.lookups import error_of, response_field, response_request_id, set_response_request_id
+from proto.pulsar_pb2 import BaseCommand
+from proto.varints import tag, varint
+
+SHAPES_MAX = 1024
+SHAPE_BYTES_MAX = 512
+
+_VARINT, _BYTES = 0, 2
+_HEADER_BYTES = len(encode_frame(b""))
+
+
+class ClientAnswer:
+    """An answer as its clients will see it, each under its own request id. The command is used up."""
+
+    __slots__ = ("_before", "_heads", "_message", "error")
+
+    def __init__(self, command: BaseCommand) -> None:
+        self.error = error_of(command)
+        """Pulsar's ServerError; None: success."""
+        field = response_field(command)
+        if field is None:
+            raise ValueError(f"command type {command.type} answers no request")
+        message = getattr(command, field)
+        id_tag = tag(message.DESCRIPTOR.fields_by_name["request_id"].number, _VARINT)
+        message.ClearField("request_id")
+        self._message: bytes = message.SerializePartialToString() + id_tag
+        command.ClearField(field)
+        # The order of fields says nothing, so the message can stand last, and the id last in it.
+        message_tag = tag(BaseCommand.DESCRIPTOR.fields_by_name[field].number, _BYTES)
+        self._before: bytes = command.SerializePartialToString() + message_tag
+        self._heads: dict[int, bytes] = {}
+
+    def frame(self, request_id: bytes) -> bytes:
+        """The frame for the client that asked under this id, a varint."""
+        return (self._heads.get(len(request_id)) or self._head(len(request_id))) + request_id
+
+    def _head(self, id_bytes: int) -> bytes:
+        """The frame up to the id."""
+        message_bytes = len(self._message) + id_bytes
+        command = self._before + varint(message_bytes) + self._message
+        head = self._heads[id_bytes] = encode_frame(command + bytes(id_bytes))[:-id_bytes]
+        return head
+
+
+class BrokerAnswer:
+    """An answer as the broker wrote it; it may come again, so nobody changes it."""
+
+    __slots__ = ("command", "ready")
+
+    def __init__(self, command: BaseCommand) -> None:
+        self.command = command
+        self.ready: ClientAnswer | None = None
+        """What clients get, whoever asked: where it is a success, and final, once somebody has made it."""
+
+
+class _Place(NamedTuple):
+    """Where the id stands in frames of one size, and which answers have it there."""
+
+    frame_bytes: int
+    begins: int
+    ends: int
+    answers: dict[bytes, BrokerAnswer]
+    """By all bytes but the id's."""
+
+
+class AnswerShapes:
+    """Answers that came before, by all of their bytes but the request id."""
+
+    def __init__(self) -> None:
+        self._places: dict[bytes, _Place] = {}
+        """By a frame's two sizes."""
+        self._count = 0
+
+    def find(self, data: bytes, at: int) -> tuple[BrokerAnswer, bytes, int] | None:
+        """The answer in the frame that begins there, its request id as a varint, and where the frame ends; None where
+        it is no known one, or not all there.
+        """
+        place = self._places.get(data[at : at + _HEADER_BYTES])
+        if place is None:
+            return None
+        size, begins, ends, answers = place
+        begins += at
+        ends += at
+        end = at + size
+        answer = answers.get(data[at:begins] + data[ends:end])
+        if answer is None or end > len(data):
+            return None
+        return answer, data[begins:ends], end
+
+    def learn(self, command: bytes, answer: BrokerAnswer) -> None:
+        """Know an answer when it comes again; the first time it was this serialized BaseCommand, without a payload."""
+        begins = _id_place(command) if len(command) <= SHAPE_BYTES_MAX else None
+        if begins is None:
+            return
+        if self._count >= SHAPES_MAX:
+            self._places.clear()
+            self._count = 0
+        frame = encode_frame(command)
+        begins += _HEADER_BYTES
+        ends = begins + NUMBER_BYTES
+        place = self._places.get(frame[:_HEADER_BYTES])
+        if place is None or place.begins != begins:
+            place = self._places[frame[:_HEADER_BYTES]] = _Place(len(frame), begins, ends, {})
+        place.answers[frame[:begins] + frame[ends:]] = answer
+        self._count += 1
+
+
+def _id_place(command: bytes) -> int | None:
+    """Where the request id stands in an answer, if it is written as protobuf would and has NUMBER_BYTES: then any other
+    id of as many bytes may stand there instead, and nothing else is different.
+    """
+    parsed = parse_command(command)
+    request_id = response_request_id(parsed)
+    if request_id is None or number_of(request_id) is None or parsed.SerializePartialToString() != command:
+        return None
+    set_response_request_id(parsed, request_id ^ NUMBER_MAX)  # different in each of its bytes
+    other = parsed.SerializePartialToString()
+    places = [place for place, (ours, theirs) in enumerate(zip(command, other, strict=False)) if ours != theirs]
+    return places[0] if len(other) == len(command) and len(places) == NUMBER_BYTES else None

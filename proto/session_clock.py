@@ -1,0 +1,212 @@
+"""The session clock: how long a client's authentication lasts, and what that allows (KIP-368, PIP-55).
+
+A session lives as long as the client's credential, at most as long as the configuration says. Some time before its end
+(at a random point, so that clients that came together do not come back together) a client that can is asked for
+fresh credentials; an answer that is accepted begins a new life. What has expired is not ended by the clock: only *use*
+ends it, which is any command but an answer to a challenge; and a PING or PONG, which an idle client sends too.
+
+    QUIET ──challenged──▶ CHALLENGED ──answered──▶ JUDGING ──accepted──▶ QUIET, with a new end
+      │                       ▲                     │  │ └──lost──▶ QUIET, with the old end
+      └──answered, unasked────┼─────────────────────┘  │
+                              └──challenged (a further round of the mechanism)
+
+Any failure (denied, another principal, another method, an answer in the middle of judging, answers that follow each
+other too closely) is final: the caller closes, nothing is tried again. That nobody could judge is no failure: the
+client is asked again.
+
+Time comes in two forms. Credentials end by the wall clock, but that is read only once a life, when it begins: a step
+of it neither ends the sessions that are there nor lengthens them. All else is *now*: seconds of any clock that only
+goes forward, the same one in all calls. Nothing here reads a clock, or draws a random number.
+"""
+
+import enum
+import math
+from dataclasses import dataclass
+
+from proto.errors import LocalProtocolError
+from proto.pulsar_pb2 import BaseCommand
+from proto.rpc_pb2 import Principal
+
+CHALLENGE_AT_LEAST = 0.85
+CHALLENGE_AT_MOST = 0.95
+"""Between these parts of its lifetime a session is challenged."""
+
+REAUTHENTICATION_INTERVAL_S_MIN = 1.0
+"""Nobody is authenticated again faster than this: neither does the proxy ask, nor may a client come by itself."""
+
+NEVER = math.inf
+
+_KEEPS_ALIVE = frozenset({BaseCommand.PING, BaseCommand.PONG})
+
+
+class Phase(enum.IntEnum):
+    """Where a re-authentication stands. The numbers are what a relay's successor reads: add, never renumber."""
+
+    QUIET = 0
+    CHALLENGED = 1
+    JUDGING = 2
+    CHALLENGED_AGAIN = 3
+    """In a further round: only whoever began these rounds can go on with them."""
+
+
+class Use(enum.Enum):
+    """What may become of a client's command."""
+
+    GO_ON = "go on"
+    HOLD = "hold"
+    """The session has expired, and whether it goes on is being judged: the command waits."""
+    CLOSE = "close"
+
+
+class Failure(enum.Enum):
+    """Why a re-authentication failed; the values are stable names for logs."""
+
+    DENIED = "denied"
+    ANOTHER_PRINCIPAL = "another_principal"
+    ANOTHER_METHOD = "another_method"
+    ANSWERED_TWICE = "answered_twice"
+    TOO_SOON = "too_soon"
+    TOO_LARGE = "too_large"
+
+
+@dataclass(frozen=True, slots=True)
+class Memo:
+    """All that a clock knows beside its terms, in numbers that another process can go on with.
+
+    In seconds of *now*; NEVER where there is no such time.
+    """
+
+    expires_at_s: float
+    challenge_at_s: float
+    last_at_s: float
+    phase: Phase
+
+
+class SessionClock:
+    """See the module. One for each session, from its first authentication on.
+
+    ``principal`` is who was authenticated, how and until when; ``lifetime_ms_max`` bounds each life (0: it does not);
+    ``fraction``, at least 0 and below 1, is drawn at random by the caller.
+    """
+
+    __slots__ = (
+        "_began_at_s",
+        "_challenge_at_s",
+        "_expires_at_s",
+        "_last_at_s",
+        "_lifetime_ms_max",
+        "phase",
+        "principal",
+    )
+
+    def __init__(
+        self, principal: Principal, *, lifetime_ms_max: int, now_s: float, now_unix_ms: float, fraction: float
+    ) -> None:
+        self.principal = principal
+        self.phase = Phase.QUIET
+        self._lifetime_ms_max = lifetime_ms_max
+        self._began_at_s = now_s
+        self._begin(principal, now_s, now_unix_ms, fraction)
+
+    def _begin(self, principal: Principal, now_s: float, now_unix_ms: float, fraction: float) -> None:
+        lifetime_s = NEVER
+        if principal.expires_at_unix_ms:
+            lifetime_s = max(0.0, (principal.expires_at_unix_ms - now_unix_ms) / 1000)
+        if self._lifetime_ms_max:
+            lifetime_s = min(lifetime_s, self._lifetime_ms_max / 1000)
+        part = CHALLENGE_AT_LEAST + (CHALLENGE_AT_MOST - CHALLENGE_AT_LEAST) * fraction
+        self._last_at_s = now_s
+        self._expires_at_s = now_s + lifetime_s
+        self._challenge_at_s = now_s + max(lifetime_s * part, REAUTHENTICATION_INTERVAL_S_MIN)
+
+    # ---- for another process
+
+    @classmethod
+    def recalled(cls, principal: Principal, *, lifetime_ms_max: int, memo: Memo, now_s: float) -> "SessionClock":
+        """The clock of a session whose process died. What the client said to that one is gone: it is asked again."""
+        clock = cls(principal, lifetime_ms_max=lifetime_ms_max, now_s=now_s, now_unix_ms=0.0, fraction=0.0)
+        clock._expires_at_s = memo.expires_at_s
+        clock._challenge_at_s = memo.challenge_at_s
+        clock._last_at_s = memo.last_at_s
+        clock.phase = memo.phase
+        if memo.phase is Phase.JUDGING:
+            clock.lost(now_s)
+        return clock
+
+    @property
+    def memo(self) -> Memo:
+        """What ``recalled`` needs."""
+        return Memo(self._expires_at_s, self._challenge_at_s, self._last_at_s, self.phase)
+
+    # ---- questions
+
+    @property
+    def expires(self) -> bool:
+        """Whether this session ever ends by itself."""
+        return self._expires_at_s < NEVER
+
+    @property
+    def expires_at_s(self) -> float:
+        """When it does; NEVER: never."""
+        return self._expires_at_s
+
+    @property
+    def challenge_at_s(self) -> float:
+        """When the client is to be asked for fresh credentials; NEVER where it is not, or has been already."""
+        return self._challenge_at_s if self.phase is Phase.QUIET else NEVER
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the client is to be asked now."""
+        return now_s >= self.challenge_at_s
+
+    def use(self, now_s: float, command_type: int) -> Use:
+        """What may become of a command of the client's, answers to challenges excepted: these always pass."""
+        if now_s < self._expires_at_s or command_type in _KEEPS_ALIVE:
+            return Use.GO_ON
+        return Use.HOLD if self.phase is Phase.JUDGING else Use.CLOSE
+
+    def seconds_since_asked(self, now_s: float) -> float:
+        """How long this re-authentication has taken so far, the client's own time included."""
+        return now_s - self._began_at_s
+
+    # ---- events
+
+    def challenged(self, now_s: float) -> None:
+        """The client was asked: for fresh credentials, or, while they are judged, for a further round."""
+        if self.phase is Phase.QUIET:
+            self._began_at_s = now_s
+            self.phase = Phase.CHALLENGED
+        elif self.phase is Phase.JUDGING:
+            self.phase = Phase.CHALLENGED_AGAIN
+        else:
+            raise LocalProtocolError("a second challenge while one is outstanding")
+
+    def answered(self, now_s: float) -> Failure | None:
+        """The client has sent an answer: whether that alone is a failure. Else it is being judged from now on."""
+        if self.phase is Phase.JUDGING:
+            return Failure.ANSWERED_TWICE
+        if self.phase is Phase.QUIET:  # unasked, as KIP-368's clients do it
+            if now_s < self._last_at_s + REAUTHENTICATION_INTERVAL_S_MIN:
+                return Failure.TOO_SOON
+            self._began_at_s = now_s
+        self.phase = Phase.JUDGING
+        return None
+
+    def accepted(self, principal: Principal, *, now_s: float, now_unix_ms: float, fraction: float) -> Failure | None:
+        """The answer is good for ``principal``. A new life begins, unless that is somebody else: which is a failure."""
+        if self.phase is not Phase.JUDGING:
+            raise LocalProtocolError(f"a verdict on no answer, while {self.phase.name}")
+        mine = self.principal
+        if principal.method != mine.method:
+            return Failure.ANOTHER_METHOD
+        if (principal.type, principal.name, principal.proxy) != (mine.type, mine.name, mine.proxy):
+            return Failure.ANOTHER_PRINCIPAL
+        self.phase = Phase.QUIET
+        self._begin(principal, now_s, now_unix_ms, fraction)
+        return None
+
+    def lost(self, now_s: float) -> None:
+        """The answer is lost, or nobody could judge it: the client is asked again, though not at once."""
+        self.phase = Phase.QUIET
+        self._last_at_s = now_s
+        self._challenge_at_s = max(self._challenge_at_s, now_s + REAUTHENTICATION_INTERVAL_S_MIN)

@@ -1,0 +1,65 @@
+"""The broker's side of a connection that is to become a relay."""
+
+from proto.pulsar_pb2 import CommandConnect, ServerError
+from proxy.forwarder.authentication import ClientIdentity
+from proxy.forwarder.backends import Backends, TargetRefused
+from proxy.forwarder.cause import Cause
+from proxy.runtime.broker_link import BrokerLink, BrokerLinkFailed
+from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.tasks import close_at_once
+
+TARGET_REFUSED = "Target broker cannot be validated."
+"""What the client learns of a denied target: the same words as the Java proxy's, and no more."""
+
+CANNOT_CHECK = "The proxy cannot check the target broker at the moment"
+
+
+class BrokerSideFailed(Exception):
+    """There is none. Pulsar's ``code`` and ``message`` are for the client, ``reason`` is a metric's label, the text is
+    for the log.
+    """
+
+    def __init__(self, cause: Cause, reason: str, code: int, message: str, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
+        self.reason = reason
+        self.code = code
+        self.message = message
+
+
+class BrokerSide:
+    """Open it once; ``link`` is there then. ``close`` where no relay has taken it over."""
+
+    def __init__(self, backends: Backends, client_address: str) -> None:
+        self._backends = backends
+        self._client_address = client_address
+        self._link: BrokerLink | None = None
+
+    @property
+    def link(self) -> BrokerLink:
+        """The connection, and what the broker has said on it."""
+        if self._link is None:
+            raise RuntimeError("a relay without a broker")
+        return self._link
+
+    async def open(self, connect: CommandConnect, identity: ClientIdentity) -> None:
+        """Have the target checked, dial it, and shake hands in the client's name. Raises BrokerSideFailed."""
+        try:
+            self._link = await self._backends.open_broker(connect, identity, self._client_address)
+        except TargetRefused as refused:
+            code = ServerError.ServiceNotReady
+            raise BrokerSideFailed(Cause.TARGET_DENIED, refused.reason, code, TARGET_REFUSED, str(refused)) from None
+        except BrokerLinkFailed as failed:
+            raise BrokerSideFailed(
+                Cause.BROKER_FAILED, failed.reason, failed.code, failed.message, str(failed)
+            ) from None
+        except RpcError as error:
+            detail = f"no answer from the lookup worker: {error}"
+            raise BrokerSideFailed(
+                Cause.LOOKUP_UNAVAILABLE, "lookup_worker", ServerError.ServiceNotReady, CANNOT_CHECK, detail
+            ) from None
+
+    async def close(self) -> None:
+        """Close it, if it is open."""
+        if self._link is not None:
+            await close_at_once(self._link.stream)

@@ -1,0 +1,170 @@
+"""What is known of a relay whose frames are followed: its session, where frames begin, who is told of what is found.
+
+The engine follows frames in the kernel (proxy.forwarder.framed), user space in memory (proxy.forwarder.framed_streams);
+both tell the same judge (proxy.forwarder.reauthentication).
+"""
+
+import enum
+import socket
+from typing import Protocol
+
+from proto.pulsar_pb2 import BaseCommand
+from proto.relay_frames import NO_STOPS, FrameWalk
+from proto.rpc_pb2 import StoredRelay
+from proto.session_clock import Failure, SessionClock
+from proxy.forwarder.relay_session import Reauthenticate
+from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
+
+
+class Putting(enum.IntEnum):
+    """What is being put into a pipe. The numbers are what a successor reads."""
+
+    HELD = 1
+    CHALLENGE = 2
+    FAREWELL = 3
+
+
+class Closing(enum.IntEnum):
+    """Why a followed relay is being closed. The numbers are what a successor reads."""
+
+    NO = 0
+    SAID = 1
+    """The client has been told."""
+    EXPIRED = 2
+    FAILED = 3
+    """The client was to authenticate itself again, and did not."""
+    CORRUPT = 4
+    """No boundary can be found any more."""
+
+
+class Framing:
+    """Where the frames of one direction begin.
+
+    ``boundary``: the next one that is known, as an offset in the source's stream; ``left``: bytes up to there;
+    ``head``: what is held of the frame that begins there; ``taken``: what is there of the frame that is being taken out
+    up to there. ``stopped``: nothing passes behind the next boundary; ``over``: the direction ends there. ``waits``: for a
+    verdict.
+    """
+
+    __slots__ = (
+        "boundary",
+        "expires",
+        "head",
+        "left",
+        "over",
+        "row",
+        "seen",
+        "sock",
+        "stopped",
+        "stops",
+        "taken",
+        "to_put_in",
+        "waits",
+        "walk",
+    )
+
+    def __init__(self, row: int, source: int, walk: FrameWalk, *, expires: bool) -> None:
+        self.row = row
+        # The family is not asked for: see proxy.forwarder.directions.shut_down. Never closed, only detached.
+        self.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=source)
+        self.walk = walk
+        self.stops = walk.stops
+        self.expires = expires
+        self.boundary = self.left = self.seen = 0
+        self.head = b""
+        self.taken: bytearray | None = None
+        self.to_put_in: tuple[bytes, Putting] | None = None
+        self.stopped = self.over = self.waits = False
+
+    def passed(self, moved: int, *, few: bool) -> bool:
+        """So many bytes have left the source: whether that was all that it had."""
+        self.left -= moved
+        seen, self.seen = self.seen, 0
+        if not self.left:
+            return 0 < seen <= moved and not (self.over or self.to_put_in)
+        return seen <= moved if seen else few
+
+
+class Followed:
+    """A session whose frames a relay follows: what never changes, its clock, and how it ends.
+
+    ``clock``: None where nothing expires; ``closing_frame``: the client's last word, where it is not the usual one;
+    ``discards``: whether the next answer belongs to rounds that died with a predecessor; ``line``: set when it begins.
+    """
+
+    __slots__ = ("about", "clock", "closing", "closing_frame", "discards", "line", "reauthenticate", "relay")
+
+    line: "Line"
+
+    def __init__(self, relay: StoredRelay, clock: SessionClock | None, reauthenticate: Reauthenticate) -> None:
+        self.relay = relay
+        self.about = relay.session
+        self.clock = clock
+        self.reauthenticate = reauthenticate
+        self.closing = Closing.NO
+        self.closing_frame = b""
+        self.discards = False
+
+    def stops(self, way: int, *, has_producer: bool) -> frozenset[int]:
+        """What to stop at, as long as it has not expired."""
+        if way == TO_CLIENT or self.clock is None:
+            return NO_STOPS
+        watches_producers = self.about.spares_producers and not has_producer
+        return frozenset({BaseCommand.AUTH_RESPONSE} | ({BaseCommand.PRODUCER} if watches_producers else set()))
+
+    def walk(self, way: int, *, has_producer: bool = False) -> FrameWalk:
+        """How the frames of a direction are looked at."""
+        counts = 0
+        if self.about.counts_messages:
+            counts = BaseCommand.SEND if way == TO_BROKER else BaseCommand.MESSAGE
+        stops = self.stops(way, has_producer=has_producer)
+        return FrameWalk(frame_bytes_max=self.about.frame_bytes_max, stops=stops, counts=counts)
+
+
+class Line(Protocol):
+    """A followed relay, as its judge needs it, whichever way its bytes go."""
+
+    def ask(self, challenge: bytes) -> None:
+        """Put a challenge in at the next boundary."""
+
+    def go_on(self) -> None:
+        """There is a verdict, and the clock knows it."""
+
+    def close(self, why: Closing, frame: bytes = b"") -> None:
+        """Begin to close: nothing passes to the broker from the next boundary on. ``frame``: what to tell the client;
+        empty: the usual.
+        """
+
+    def say_farewell(self, frame: bytes) -> None:
+        """Tell the client at the next boundary; then both directions end, each at a boundary of its own."""
+
+    @property
+    def has_producer(self) -> bool:
+        """Whether a client that is not asked while it has a producer had one ever on this connection."""
+
+    @property
+    def bytes_to_client(self) -> int:
+        """How many have gone."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the client can be told nothing any more."""
+
+
+class Judge(Protocol):
+    """Who is told of what is found in followed relays."""
+
+    def answered(self, followed: Followed, frame: bytes) -> None:
+        """The client's answer; it is being judged from now on."""
+
+    def failed(self, followed: Followed, failure: Failure) -> None:
+        """An answer that is none."""
+
+    def lost(self, followed: Followed) -> None:
+        """An answer to a predecessor."""
+
+    def closing(self, followed: Followed) -> None:
+        """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""
+
+    def farewell(self, followed: Followed) -> bytes:
+        """The frame that tells a client why its relay is being closed."""

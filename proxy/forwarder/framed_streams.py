@@ -1,0 +1,274 @@
+"""The framed relay in user space, where TLS is spoken on a side: the same rules as in proxy.forwarder.framed.
+
+The bytes are in memory here, so boundaries are cut rather than looked for, and a frame that is put in or taken out
+needs no journal: such a relay ends with its process.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+import trio
+
+from proto.pulsar_pb2 import BaseCommand
+from proto.relay_frames import ALL_STOPS, GOES_ON, PART, FrameCutter, FrameSizeWrong
+from proto.session_clock import Failure, Phase, Use
+from proxy.forwarder.followed import Closing, Followed, Judge
+from proxy.forwarder.relay import CHUNK_BYTES, Count
+from proxy.runtime.relay_table import MESSAGES, TO_BROKER, TO_CLIENT, RelayTable, framed_row
+
+Stream = trio.abc.HalfCloseableStream
+
+
+class FramedStreams:
+    """One relay; a Line for its judge. ``relay`` once."""
+
+    def __init__(self, followed: Followed, table: RelayTable, judge: Judge, now: Callable[[], float]) -> None:
+        followed.line = self
+        table.follow(followed.relay.id)
+        self._followed = followed
+        self._judge = judge
+        self._now = now
+        self._table = table
+        self._to_broker = FrameCutter(walk := followed.walk(TO_BROKER))
+        self._stops = walk.stops
+        self._walks = (walk, back := followed.walk(TO_CLIENT))
+        self._to_client = FrameCutter(back)
+        self._speaking = trio.Lock()
+        """Whoever writes to the client."""
+        self._something_to_say = trio.Event()
+        self._verdict = trio.Event()
+        self._to_say: tuple[bytes, bool] | None = None
+        self._stopped = trio.CancelScope()
+        self.has_producer = False
+        self.bytes_to_client = 0
+        self.is_over = False
+        self._client: Stream
+        self._broker: Stream
+        self._over: trio.CancelScope
+
+    async def relay(
+        self,
+        client: Stream,
+        broker: Stream,
+        *,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        half_close_timeout_s: float,
+        count_to_broker: Count,
+        count_to_client: Count,
+    ) -> None:
+        """As proxy.forwarder.relay.relay."""
+        self._client, self._broker = client, broker
+        self._half_close_timeout_s = half_close_timeout_s
+        self._ended = 0
+        try:
+            async with trio.open_nursery() as nursery:
+                self._over = nursery.cancel_scope
+                nursery.start_soon(self._move_to_broker, first_to_broker, count_to_broker)
+                nursery.start_soon(self._move_to_client, first_to_client, count_to_client)
+                nursery.start_soon(self._speak)
+        finally:
+            self.is_over = True
+
+    def _moved(self) -> None:
+        """Once one direction has ended, the other lives only as long as its bytes move."""
+        if self._ended:
+            self._over.deadline = trio.current_time() + self._half_close_timeout_s
+
+    def _end_of_one(self) -> None:
+        self._ended += 1
+        self._moved()
+        if self._ended == len(self._walks):
+            self._over.cancel()  # nobody is left to be told anything
+
+    def _note_messages(self, way: int) -> None:
+        if messages := self._walks[way].take_messages():
+            self._table.cells[framed_row(self._followed.relay.id, way) + MESSAGES] += messages
+
+    # ---- to the broker
+
+    async def _move_to_broker(self, first: bytes, count: Count) -> None:
+        try:
+            with self._stopped:
+                await self._pass_all_to_broker(first, count)
+        except FrameSizeWrong:
+            self.close(Closing.CORRUPT)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass  # see proxy.forwarder.relay
+        if self._followed.closing:
+            return  # the farewell ends it
+        await _end(self._broker)
+        self._end_of_one()
+
+    async def _pass_all_to_broker(self, first: bytes, count: Count) -> None:
+        data = first or await self._client.receive_some(CHUNK_BYTES)
+        while data:
+            self._to_broker.receive(data)
+            del data  # a relay that waits keeps none
+            while passing := await self._next_to_broker():
+                await self._broker.send_all(passing)
+                count(len(passing))
+                self._moved()
+                if self._followed.closing and self._to_broker.at_boundary:
+                    self._stopped.cancel()
+            self._note_messages(TO_BROKER)
+            data = await self._client.receive_some(CHUNK_BYTES)
+        if rest := self._to_broker.take_rest():
+            await self._broker.send_all(rest)
+            count(len(rest))
+
+    async def _next_to_broker(self) -> bytes:
+        """What may pass next; empty: nothing of what is there."""
+        cutter, clock = self._to_broker, self._followed.clock
+        while True:
+            if clock is not None:
+                self._walks[TO_BROKER].stops = ALL_STOPS if self._now() >= clock.expires_at_s else self._stops
+            passing = cutter.pass_on(one_frame=bool(self._followed.closing))
+            if passing or cutter.stop in {GOES_ON, PART}:
+                return passing
+            if cutter.stop == BaseCommand.AUTH_RESPONSE:
+                if not self._take_answer():
+                    return b""
+            elif passing := await self._stopped_at(cutter.stop):
+                return passing
+
+    async def _stopped_at(self, command_type: int) -> bytes:
+        """Do what a command is stopped for; its frame's bytes where it may pass."""
+        clock = self._followed.clock
+        assert clock is not None  # nothing else stops
+        use = clock.use(self._now(), command_type)
+        if use is Use.GO_ON:
+            if command_type == BaseCommand.PRODUCER:
+                self.has_producer = True
+                self._stops -= {BaseCommand.PRODUCER}
+            return self._to_broker.one_frame()
+        if use is Use.HOLD:
+            self._verdict = trio.Event()
+            await self._verdict.wait()
+        else:
+            self.close(Closing.EXPIRED)
+            await trio.lowlevel.checkpoint()
+        return b""
+
+    def _take_answer(self) -> bool:
+        """Take what is there of the client's answer; whether that was all of it."""
+        followed, clock = self._followed, self._followed.clock
+        assert clock is not None  # nothing else stops
+        if self._to_broker.length_of_next() > followed.about.answer_bytes_max:
+            self._judge.failed(followed, Failure.TOO_LARGE)
+            return False
+        frame = self._to_broker.take()
+        if frame is None:
+            return False
+        failure = clock.answered(self._now())
+        if failure is not None:
+            self._judge.failed(followed, failure)
+        else:
+            self._judge.answered(followed, frame)
+        return True
+
+    # ---- to the client
+
+    async def _move_to_client(self, first: bytes, count: Count) -> None:
+        try:
+            data = first or await self._broker.receive_some(CHUNK_BYTES)
+            while data:
+                self._to_client.receive(data)
+                del data
+                await self._pass_to_client(count)
+                self._note_messages(TO_CLIENT)
+                data = await self._broker.receive_some(CHUNK_BYTES)
+            await self._end_to_client(count)
+        except FrameSizeWrong:
+            self.close(Closing.CORRUPT)
+            return
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await _end(self._client)
+        self.is_over = True
+        self._end_of_one()
+
+    async def _pass_to_client(self, count: Count) -> None:
+        while True:
+            async with self._speaking:
+                await self._say_at_boundary()
+                passing = self._to_client.pass_on(one_frame=self._to_say is not None)
+                if not passing:
+                    return
+                await self._client.send_all(passing)
+            count(len(passing))
+            self.bytes_to_client += len(passing)
+            self._moved()
+
+    async def _end_to_client(self, count: Count) -> None:
+        rest = self._to_client.take_rest()
+        if rest:
+            await self._client.send_all(rest)
+            count(len(rest))
+        elif self._followed.closing and self._to_say is None:
+            self.say_farewell(self._judge.farewell(self._followed))
+        async with self._speaking:
+            if not rest:
+                await self._say_at_boundary()
+            await self._client.send_eof()
+
+    async def _speak(self) -> None:
+        """Say what is to be said while the broker is silent."""
+        while True:
+            await self._something_to_say.wait()
+            self._something_to_say = trio.Event()
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                async with self._speaking:
+                    await self._say_at_boundary()
+
+    async def _say_at_boundary(self) -> None:
+        if self._to_say is None or not self._to_client.at_boundary:
+            return
+        (frame, is_last), self._to_say = self._to_say, None
+        clock = self._followed.clock
+        if not is_last and clock is not None:
+            if (frame == self._followed.about.challenge) != (clock.phase is Phase.QUIET):
+                return  # overtaken by an answer that came unasked
+            clock.challenged(self._now())
+        await self._client.send_all(frame)
+        if is_last:
+            await self._end_both()
+
+    async def _end_both(self) -> None:
+        for stream in (self._client, self._broker):
+            await _end(stream)
+        self._over.cancel()
+
+    # ---- the judge says
+
+    def ask(self, challenge: bytes) -> None:
+        """Put a challenge in at the next boundary."""
+        self._say(challenge, is_last=False)
+
+    def _say(self, frame: bytes, *, is_last: bool) -> None:
+        self._to_say = frame, is_last
+        self._something_to_say.set()
+
+    def go_on(self) -> None:
+        """There is a verdict, and the clock knows it."""
+        self._verdict.set()
+
+    def close(self, why: Closing, frame: bytes = b"") -> None:
+        """Begin to close: nothing passes to the broker from the next boundary on."""
+        if self._followed.closing:
+            return
+        self._followed.closing = why
+        self._followed.closing_frame = frame
+        if self._to_broker.at_boundary:
+            self._stopped.cancel()
+        self._ended = max(self._ended, 1)  # from now on its bytes must move
+        self._moved()
+        self._judge.closing(self._followed)
+
+    def say_farewell(self, frame: bytes) -> None:
+        """Tell the client at the next boundary; then both directions end."""
+        self._say(frame, is_last=True)
+
+
+async def _end(stream: Stream) -> None:
+    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        await stream.send_eof()

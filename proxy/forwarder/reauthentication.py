@@ -1,0 +1,248 @@
+"""When clients of relays are asked for fresh credentials, what becomes of their answers, how sessions end (KIP-368).
+
+The engine and user space find answers and ends in what they move (proxy.forwarder.framed, framed_streams) and tell them
+here; the session clock decides (proto.session_clock); auth workers judge.
+
+A session that was used past its end, or whose client failed to authenticate again, ends gently: from the next boundary
+on nothing more passes to the broker; what the broker still says, receipts for what it has got among it, is delivered
+until it falls silent for a moment; then the client is told why, at a boundary, and both sides are closed in order.
+"""
+
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Callable
+
+import trio
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from proto import commands
+from proto.commands import NO_REQUEST_ID, CommandCorrupt, parse_command
+from proto.connect_rules import AUTHENTICATION_FAILED
+from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.rpc_pb2 import Principal
+from proto.session_clock import NEVER, Failure, SessionClock
+from proxy.forwarder.authentication import Challenge, ClientIdentity, Denial, Verdict
+from proxy.forwarder.followed import Closing, Followed
+from proxy.forwarder.framed import PUT_IN_BYTES_MAX
+from proxy.runtime.logs import get_logger
+from proxy.runtime.metrics import LATENCY_BUCKETS_S
+from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.tasks import seconds
+
+SESSION_EXPIRED = "The proxy closes this connection: session expired"
+STREAM_CORRUPT = "The proxy closes this connection: a frame of a size that none can have"
+
+QUIET_S = 0.1
+GRACE_S = 1.0
+"""A broker that is silent for so long has said what it had to say; none is waited for longer than the second."""
+
+_TEXTS = {
+    Closing.EXPIRED: (ServerError.AuthenticationError, SESSION_EXPIRED),
+    Closing.FAILED: (ServerError.AuthenticationError, AUTHENTICATION_FAILED),
+    Closing.CORRUPT: (ServerError.UnknownError, STREAM_CORRUPT),
+}
+_SIZES_BYTES = 8
+
+
+class ReauthenticationMetrics:
+    """KIP-368's, for lookup mode and relays together; `method` is an authentication method's name."""
+
+    def __init__(self, registry: CollectorRegistry | None) -> None:
+        self.success = Counter(
+            "pulsar_proxy_reauthentication_success",
+            "Clients that have authenticated themselves again on their connection, by method.",
+            ["method"],
+            registry=registry,
+        )
+        self.failure = Counter(
+            "pulsar_proxy_reauthentication_failure",
+            "Clients that have failed to, and were closed, by the method of their session.",
+            ["method"],
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "pulsar_proxy_reauthentication_seconds",
+            "Time from the challenge to the verdict, the client's own time included, of those that succeeded.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.no_reauth = Counter(
+            "pulsar_proxy_authentication_no_reauth",
+            "Clients that have authenticated themselves but cannot do so again on their connection, by method.",
+            ["method"],
+            registry=registry,
+        )
+        self.expired_killed = Counter(
+            "pulsar_proxy_expired_connections_killed",
+            "Clients' connections closed because they were used after their session had expired.",
+            registry=registry,
+        )
+
+
+class Reauthentication:
+    """See the module; framed.Judge. ``run`` asks clients in time."""
+
+    def __init__(self, nursery: trio.Nursery, metrics: ReauthenticationMetrics, now: Callable[[], float]) -> None:
+        self.now = now
+        self.unix_ms: Callable[[], float] = lambda: time.time() * 1000
+        self.fraction: Callable[[], float] = random.random  # no secret
+        self._nursery = nursery
+        self._metrics = metrics
+        self._due: list[tuple[float, int, Followed]] = []
+        self._numbers = itertools.count()
+        self._earlier = trio.Event()
+
+    # ---- when to ask
+
+    def watch(self, followed: Followed) -> None:
+        """A relay has begun, or was taken over."""
+        if followed.closing > Closing.SAID:
+            self.closing(followed)
+        elif not followed.closing:
+            self._schedule(followed)
+
+    def _schedule(self, followed: Followed) -> None:
+        if followed.clock is None or not followed.about.challenge:
+            return
+        at = followed.clock.challenge_at_s
+        if at == NEVER:
+            return
+        if not self._due or at < self._due[0][0]:
+            self._earlier.set()
+        heapq.heappush(self._due, (at, next(self._numbers), followed))
+
+    async def run(self) -> None:
+        """Ask each client when it is time."""
+        while True:
+            self._earlier = trio.Event()
+            wait_s = self._due[0][0] - self.now() if self._due else NEVER
+            with trio.move_on_after(max(0.0, wait_s)):
+                await self._earlier.wait()
+            self.ask_those_due()
+
+    def ask_those_due(self) -> None:
+        """Ask all whose time has come."""
+        now = self.now()
+        while self._due and self._due[0][0] <= now:
+            followed = heapq.heappop(self._due)[2]
+            if followed.clock is None or followed.line.is_over or followed.closing or not followed.clock.is_due(now):
+                continue
+            if not (followed.about.spares_producers and followed.line.has_producer):
+                followed.line.ask(followed.about.challenge)
+
+    # ---- answers
+
+    def answered(self, followed: Followed, frame: bytes) -> None:
+        """The client's answer; it is being judged from now on."""
+        self._nursery.start_soon(self._judge, followed, frame)
+
+    def lost(self, followed: Followed) -> None:
+        """An answer to a predecessor."""
+        self._schedule(followed)
+
+    async def _judge(self, followed: Followed, frame: bytes) -> None:
+        principal = followed.about.principal
+        try:
+            command = _answer_in(frame)
+            if command.auth_response.response.auth_method_name not in {principal.method, ""}:
+                self.failed(followed, Failure.ANOTHER_METHOD)
+                return
+            verdict = await followed.reauthenticate(command)
+        except CommandCorrupt:
+            self.failed(followed, Failure.DENIED)
+        except RpcError as error:
+            get_logger().warning(
+                "a client's answer could not be judged", client=followed.relay.client_address, reason=str(error)
+            )
+            self._not_judged(followed)
+        else:
+            if not (followed.closing or followed.line.is_over):
+                self._take(followed, verdict)
+
+    def _not_judged(self, followed: Followed) -> None:
+        self._clock(followed).lost(self.now())
+        followed.line.go_on()
+        self._schedule(followed)
+
+    def _take(self, followed: Followed, verdict: Verdict) -> None:
+        if isinstance(verdict, ClientIdentity):
+            self._accept(followed, verdict.principal)
+        elif isinstance(verdict, Challenge):
+            if len(verdict.frame) > PUT_IN_BYTES_MAX:
+                self.failed(followed, Failure.TOO_LARGE)
+            else:
+                followed.line.ask(verdict.frame)
+        elif verdict.refusal.code == ServerError.ServiceNotReady:  # which is not the client's fault
+            self._not_judged(followed)
+        else:
+            self.failed(followed, Failure.DENIED, verdict)
+
+    def _accept(self, followed: Followed, principal: Principal) -> None:
+        clock, now = self._clock(followed), self.now()
+        took_s = clock.seconds_since_asked(now)
+        failure = clock.accepted(principal, now_s=now, now_unix_ms=self.unix_ms(), fraction=self.fraction())
+        if failure is not None:
+            self.failed(followed, failure)
+            return
+        self._metrics.success.labels(method=principal.method).inc()
+        self._metrics.seconds.observe(took_s)
+        followed.line.go_on()
+        self._schedule(followed)
+
+    @staticmethod
+    def _clock(followed: Followed) -> SessionClock:
+        assert followed.clock is not None  # or nobody was asked
+        return followed.clock
+
+    def failed(self, followed: Followed, failure: Failure, denial: Denial | None = None) -> None:
+        """A client has not authenticated itself again: it is closed."""
+        self._metrics.failure.labels(method=followed.about.principal.method).inc()
+        get_logger().warning(
+            "a client has failed to authenticate itself again",
+            client=followed.relay.client_address,
+            principal=followed.relay.principal,
+            reason=denial.reason if denial is not None else failure.value,
+        )
+        frame = (
+            commands.error(NO_REQUEST_ID, denial.refusal.code, denial.refusal.message) if denial is not None else b""
+        )
+        followed.line.close(Closing.FAILED, frame)
+
+    # ---- ends
+
+    def closing(self, followed: Followed) -> None:
+        """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""
+        if followed.closing is Closing.EXPIRED:
+            self._metrics.expired_killed.inc()
+        get_logger().info(
+            "a relay is being closed",
+            client=followed.relay.client_address,
+            principal=followed.relay.principal,
+            reason=followed.closing.name.lower(),
+        )
+        self._nursery.start_soon(self._see_off, followed)
+
+    async def _see_off(self, followed: Followed) -> None:
+        deadline = trio.current_time() + GRACE_S
+        if followed.closing is Closing.FAILED:
+            await trio.sleep(seconds(followed.about.failure_delay_ms))
+        before = -1
+        while followed.line.bytes_to_client != before and trio.current_time() < deadline:
+            before = followed.line.bytes_to_client
+            await trio.sleep(QUIET_S)
+        followed.line.say_farewell(self.farewell(followed))
+
+    def farewell(self, followed: Followed) -> bytes:
+        """The frame that tells a client why its relay is being closed."""
+        return followed.closing_frame or commands.error(NO_REQUEST_ID, *_TEXTS[followed.closing])
+
+
+def _answer_in(frame: bytes) -> BaseCommand:
+    """The AUTH_RESPONSE of a frame that began like one. Raises CommandCorrupt."""
+    size = int.from_bytes(frame[_SIZES_BYTES // 2 : _SIZES_BYTES], "big")
+    command = parse_command(frame[_SIZES_BYTES : _SIZES_BYTES + size])
+    if command.type != BaseCommand.AUTH_RESPONSE or not command.HasField("auth_response"):
+        raise CommandCorrupt("no answer to a challenge")
+    return command

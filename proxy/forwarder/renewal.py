@@ -1,0 +1,240 @@
+"""A client's session from its first authentication on: what a relay is told of it, and how it goes on in lookup mode.
+
+Sessions can expire (KIP-368). Relays follow the frames of those (proxy.forwarder.relay_session). In lookup mode all
+frames are read anyway: there the connection itself is the line on which a client is asked for fresh credentials.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from proto import commands
+from proto.frames import Frame
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
+from proto.relay_frames import frame_bytes_max
+from proto.rpc_pb2 import Principal, StoredClient, StoredRelay
+from proto.session_clock import SessionClock, Use
+from proxy.config.session import max_reauth_ms
+from proxy.forwarder.authentication import SERVER_VERSION, ClientEnd, ClientIdentity, Reauthenticator
+from proxy.forwarder.backends import Backends
+from proxy.forwarder.cause import Cause
+from proxy.forwarder.framed import Closing, Followed
+from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay_session import MayBeAsked, Reauthenticate, Recall, RelaySession, may_be_asked
+from proxy.forwarder.relays import Relays
+
+_SECRETS = ("auth_data", "original_auth_data")
+
+
+class Renewal:
+    """One client's. ``begin`` when it has authenticated itself; then either ``follow``, or ``for_relay``."""
+
+    def __init__(self, backends: Backends, client: ClientEnd, relays: Relays, metrics: ForwarderMetrics) -> None:
+        self._backends = backends
+        self._client = client
+        self._relays = relays
+        self._metrics = metrics
+        self._session: RelaySession | None = None
+        self._reauthenticator: Reauthenticator | None = None
+        self.followed: Followed | None = None
+        """In lookup mode, where the session can expire."""
+
+    def begin(self, connect: CommandConnect, principal: Principal) -> None:
+        """The client was authenticated, or nobody is here."""
+        config = self._backends.config
+        if config.authentication.enabled and not connect.feature_flags.supports_auth_refresh:
+            self._metrics.reauthentication.no_reauth.labels(method=principal.method).inc()
+        if not config.authentication.enabled and not config.metrics.count_messages:
+            return
+        if connect.proxy_to_broker_url:
+            asked = may_be_asked(connect, config.session.relay_reauthentication)
+        else:
+            asked = MayBeAsked(connect.feature_flags.supports_auth_refresh, with_producer=True)
+        self._reauthenticator = Reauthenticator(connect, partial(self._backends.new_authentication, self._client))
+        lifetime_ms_max = max_reauth_ms(config, self._client.listener, principal.method)
+        clock = SessionClock(
+            principal,
+            lifetime_ms_max=lifetime_ms_max,
+            now_s=self._relays.now(),
+            now_unix_ms=time.time() * 1000,
+            fraction=random.random(),  # noqa: S311 -- no secret
+        )
+        self._session = RelaySession(
+            principal=principal,
+            clock=clock,
+            reauthenticate=self._reauthenticator.reauthenticate,
+            lifetime_ms_max=lifetime_ms_max,
+            challenge=_challenge(connect) if asked.ever else b"",
+            spares_producers=not asked.with_producer,
+            frame_bytes_max=0,  # as the broker will say
+            answer_bytes_max=config.limits.max_command_bytes,
+            counts_messages=config.metrics.count_messages,
+            failure_delay_ms=config.authentication.failure_delay_ms,
+            context=_context(self._client, connect),
+        )
+
+    def abandon(self) -> None:
+        """The connection has ended, or is a relay: what is kept of rounds under way can be forgotten."""
+        if self._reauthenticator is not None:
+            self._reauthenticator.abandon()
+
+    # ---- as a relay
+
+    def for_relay(self, broker: CommandConnected, identity: ClientIdentity) -> RelaySession | None:
+        """What a relay has to know; None: nothing."""
+        session = self._session
+        if session is None:
+            return None
+        if identity.original is not None:  # the client's credentials are forwarded: the broker asks, and ends it
+            session = replace(session, clock=None, challenge=b"")
+        return replace(session, frame_bytes_max=frame_bytes_max(broker))
+
+    # ---- in lookup mode
+
+    def follow(self, client: "LookupClient", about: StoredRelay) -> None:
+        """Have a client in lookup mode asked in time."""
+        session, reauthenticator = self._session, self._reauthenticator
+        if session is None or reauthenticator is None or not session.expires:
+            return
+        about.session.CopyFrom(session.stored())
+        self.followed = Followed(about, session.clock, session.reauthenticate)
+        self.followed.line = LookupLine(client, self.followed, self._relays, reauthenticator)
+        self._relays.judge.watch(self.followed)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether this is a session that can expire."""
+        return self.followed is not None
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether it has: then ``use`` says what may still be done."""
+        followed = self.followed
+        return followed is not None and self._relays.now() >= _clock(followed).expires_at_s
+
+    def use(self, command: BaseCommand) -> Use:
+        """What may become of a command, now that the session has expired. Begins to close it, where that is due."""
+        followed = self.followed
+        if followed is None or command.type == BaseCommand.AUTH_RESPONSE:
+            return Use.GO_ON
+        use = _clock(followed).use(self._relays.now(), command.type)
+        if use is Use.CLOSE:
+            followed.line.close(Closing.EXPIRED)
+        return use
+
+    def answered(self, frame: Frame) -> None:
+        """The client has sent an AUTH_RESPONSE."""
+        followed = self.followed
+        assert followed is not None
+        failure = _clock(followed).answered(self._relays.now())
+        if failure is None:
+            self._relays.judge.answered(followed, frame.encode())
+        else:
+            self._relays.judge.failed(followed, failure)
+
+
+def _clock(followed: Followed) -> SessionClock:
+    assert followed.clock is not None  # only sessions that can expire are followed here
+    return followed.clock
+
+
+def _challenge(connect: CommandConnect) -> bytes:
+    version = min(connect.protocol_version, commands.PROTOCOL_VERSION)
+    return commands.auth_challenge(SERVER_VERSION, version, commands.auth_method_of(connect), commands.AUTH_REFRESH)
+
+
+def _context(client: ClientEnd, connect: CommandConnect) -> bytes:
+    without_secrets = CommandConnect()
+    without_secrets.CopyFrom(connect)
+    for field in _SECRETS:
+        without_secrets.ClearField(field)
+    stored = StoredClient(
+        connect=without_secrets.SerializeToString(), certificate=client.certificate, listener=client.listener
+    )
+    return stored.SerializeToString()
+
+
+def recall(backends: Callable[[], Backends]) -> Recall:
+    """What judges the answers of a predecessor's clients, by the settings that are in force then."""
+
+    def recalled(relay: StoredRelay) -> Reauthenticate:
+        stored = StoredClient.FromString(relay.session.context)
+        client = ClientEnd(relay.client_address, 0.0, stored.certificate, stored.listener)
+        connect = CommandConnect.FromString(stored.connect)
+        return Reauthenticator(connect, lambda fresh: backends().new_authentication(client, fresh)).reauthenticate
+
+    return recalled
+
+
+class LookupClient(Protocol):
+    """A session in lookup mode, as its line needs it."""
+
+    def ask_again(self, challenge: bytes) -> None:
+        """Send a challenge."""
+
+    def renewed(self, identity: ClientIdentity | None) -> None:
+        """There is a verdict: who the client is now, if that is new; what waits for it may go on."""
+
+    def hold(self) -> None:
+        """Take nothing more from the client."""
+
+    def say_farewell(self, cause: Cause, frame: bytes) -> None:
+        """End the connection with this frame."""
+
+    @property
+    def answers_due(self) -> int:
+        """0 once everything under way has been answered, and has left."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+
+
+class LookupLine:
+    """A session in lookup mode, as its judge needs it (proxy.forwarder.framed.Line)."""
+
+    has_producer = False
+
+    def __init__(
+        self, client: LookupClient, followed: Followed, relays: Relays, reauthenticator: Reauthenticator
+    ) -> None:
+        self._client = client
+        self._followed = followed
+        self._relays = relays
+        self._reauthenticator = reauthenticator
+        self._looks = 0
+
+    def ask(self, challenge: bytes) -> None:
+        """Send a challenge; a connection in lookup mode is always at a boundary."""
+        _clock(self._followed).challenged(self._relays.now())
+        self._client.ask_again(challenge)
+
+    def go_on(self) -> None:
+        """There is a verdict, and the clock knows it."""
+        self._client.renewed(self._reauthenticator.identity)
+
+    def close(self, why: Closing, frame: bytes = b"") -> None:
+        """Take nothing more; what is under way is answered before the client is told."""
+        if not self._followed.closing:
+            self._followed.closing, self._followed.closing_frame = why, frame
+            self._client.hold()
+            self._relays.judge.closing(self._followed)
+
+    def say_farewell(self, frame: bytes) -> None:
+        """Tell the client, and end."""
+        expired = self._followed.closing is Closing.EXPIRED
+        self._client.say_farewell(Cause.SESSION_EXPIRED if expired else Cause.REAUTHENTICATION_FAILED, frame)
+
+    @property
+    def bytes_to_client(self) -> int:
+        """Another number at each look, as long as there is something to come."""
+        self._looks += bool(self._client.answers_due)
+        return self._looks
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has ended."""
+        return self._client.is_over

@@ -1,0 +1,177 @@
+"""Native histograms: common bounds, growth, sums, quantiles, and their rollup."""
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import Row, SparkSession
+
+from analytics.jobs import rollup
+from analytics.tables.schemas import HISTOGRAMS
+from analytics.tables.store import Tables
+from analytics.transforms.histogram_rollup import minutes_of
+from analytics.transforms.histograms import (
+    CUSTOM_BOUNDS,
+    Histogram,
+    HistogramSample,
+    Incompatible,
+    add,
+    check,
+    common,
+    from_row,
+    growth,
+    growth_at_first,
+    quantile,
+    to_row,
+)
+from tests.analytics.transforms_data import DAY_MS, HOUR_MS, MINUTE_MS, moment, patient, table_rows
+
+BOUNDS = (0.1, 0.5, 1.0)
+
+
+def custom(*counts: float, bounds: tuple[float, ...] = BOUNDS) -> Histogram:
+    return Histogram(CUSTOM_BOUNDS, sum(counts), 1.0, positive=dict(enumerate(counts)), custom_bounds=bounds)
+
+
+def observed(values: list[float], schema: int) -> Histogram:
+    """What an exponential histogram of these positive observations looks like."""
+    buckets: dict[int, float] = {}
+    for value in values:
+        index = math.ceil(math.log2(value) * 2.0**schema)
+        buckets[index] = buckets.get(index, 0.0) + 1
+    return Histogram(schema, len(values), 0.0, positive=buckets)
+
+
+observations = st.lists(st.integers(2, 10**6).map(lambda n: n / 997), max_size=30)
+
+
+@patient
+@given(observations, observations, st.integers(-4, 3), st.integers(-4, 3))
+def test_the_sum_over_common_bounds_is_the_histogram_of_all_observations(
+    first: list[float], second: list[float], schema: int, other: int
+) -> None:
+    total = add(observed(first, schema), observed(second, other))
+    assert total.schema == min(schema, other)
+    assert total == Histogram(
+        total.schema, len(first) + len(second), positive=observed(first + second, total.schema).positive
+    )
+
+
+def test_a_bucket_boundary_stays_in_its_bucket_when_the_schema_is_reduced() -> None:
+    fine = Histogram(1, 3.0, positive={0: 1.0, 1: 1.0, 2: 1.0})
+    assert common(fine, Histogram(0))[0].positive == {0: 1.0, 1: 2.0}
+
+
+def test_the_wider_zero_bucket_takes_in_whole_buckets_and_widens_to_the_end_of_one_it_cuts() -> None:
+    plain = Histogram(0, 6.0, zero_count=1.0, positive={-1: 1.0, 0: 2.0, 1: 1.0}, negative={-1: 1.0})
+    wide = Histogram(0, 1.0, zero_threshold=0.75, zero_count=1.0)
+    first, second = common(plain, wide)
+    assert first.zero_threshold == second.zero_threshold == 1.0
+    assert (first.zero_count, first.positive, first.negative) == (5.0, {1: 1.0}, {})
+
+
+def test_custom_bounds_are_reduced_to_those_that_both_have() -> None:
+    total = add(custom(1, 2, 4, 8), custom(16, 32, 64, bounds=(0.5, 2.0)))
+    assert (total.custom_bounds, total.positive, total.count) == ((0.5,), {0: 19.0, 1: 108.0}, 127.0)
+
+
+@pytest.mark.parametrize("other", [custom(1, 1, bounds=(3.0,)), Histogram(0)])
+def test_without_bounds_in_common_it_is_refused(other: Histogram) -> None:
+    with pytest.raises(Incompatible):
+        add(custom(1, 1, 1, 1), other)
+
+
+@pytest.mark.parametrize("schema", [-5, 9, -52])
+def test_an_unknown_schema_is_refused(schema: int) -> None:
+    with pytest.raises(Incompatible):
+        check(Histogram(schema))
+
+
+def test_growth_is_the_difference_and_a_fall_of_any_bucket_a_reset() -> None:
+    before = HistogramSample(1, custom(1, 2, 3, 4))
+    assert growth(before, HistogramSample(2, custom(2, 2, 3, 5))) == (
+        Histogram(CUSTOM_BOUNDS, 2.0, 0.0, positive={0: 1.0, 1: 0.0, 2: 0.0, 3: 1.0}, custom_bounds=BOUNDS),
+        0,
+    )
+    fallen = custom(0, 20, 30, 40)
+    assert growth(before, HistogramSample(2, fallen)) == (fallen, 1)
+
+
+def test_a_new_start_is_a_reset_that_the_counts_hide() -> None:
+    later = HistogramSample(20, custom(9, 9, 9, 9), 15)
+    assert growth(HistogramSample(10, custom(1, 1, 1, 1), 5), later) == (later.histogram, 1)
+
+
+def test_the_first_growth_needs_a_start() -> None:
+    assert growth_at_first(HistogramSample(10, custom(1, 1, 1, 1), 5), 0) == custom(1, 1, 1, 1)
+    assert growth_at_first(HistogramSample(10, custom(1, 1, 1, 1)), 0).count == 0
+
+
+@patient
+@given(st.lists(st.integers(0, 5), min_size=4, max_size=4), observations)
+def test_rows_round_trip(counts: list[int], values: list[float]) -> None:
+    for histogram in (custom(*counts), observed(values, 2)):
+        again = from_row(to_row(histogram))
+        assert again.positive == {index: count for index, count in histogram.positive.items() if count}
+        assert to_row(again) == to_row(histogram)
+
+
+def test_quantiles() -> None:
+    assert quantile(custom(0, 10, 10, 0), 0.5) == pytest.approx(0.5)
+    assert quantile(custom(0, 10, 10, 0), 0.25) == pytest.approx(0.3)
+    assert quantile(custom(0, 0, 0, 5), 0.9) == 1.0  # all above the last bound: nobody knows how far
+    assert quantile(Histogram(0, 4.0, positive={1: 4.0}), 0.5) == pytest.approx(2**0.5)
+    assert quantile(Histogram(0, 4.0, negative={1: 4.0}), 0.5) == pytest.approx(-(2**0.5))
+    assert math.isnan(quantile(Histogram(0), 0.5))
+
+
+def test_new_bounds_are_refused_once_and_then_go_on() -> None:
+    others = [HistogramSample(MINUTE_MS * minute, custom(minute, 0, bounds=(7.0,))) for minute in (3, 4)]
+    samples = [HistogramSample(0, custom(1, 1, 1, 1)), HistogramSample(MINUTE_MS * 2, custom(2, 1, 1, 1)), *others]
+    rows = list(minutes_of(1, ((sample, False) for sample in samples), 7))
+    assert [(row["refused"], row["increase"]["count"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (0, 1)]
+
+
+def put(spark: SparkSession, root: Path, samples: list[tuple[int, float]]) -> Tables:
+    """A histogram's total count at times in minutes after DAY; half of it in the first bucket."""
+    rows = [
+        Row(
+            series_id=1,
+            ts=moment(DAY_MS + minute * MINUTE_MS),
+            start_ts=None,
+            **to_row(custom(count / 2, count / 2, 0, 0)),
+            batch_id=1,
+            date=moment(DAY_MS + minute * MINUTE_MS).date(),
+            hour=minute // 60 % 24,
+        )
+        for minute, count in samples
+    ]
+    tables = Tables.open(spark, str(root))
+    with tables.transaction("test") as change:
+        change.append("histograms", spark.createDataFrame(rows, HISTOGRAMS))
+        change.mark_dirty("rollup", {moment(DAY_MS + minute // 60 * HOUR_MS) for minute, _ in samples})
+    return tables
+
+
+def test_the_rollup_of_histograms_counts_each_growth_once_late_ones_too(spark: SparkSession, tmp_path: Path) -> None:
+    tables = put(spark, tmp_path, [(1, 2.0), (2, 6.0), (61, 10.0), (125, 4.0), (1500, 8.0)])
+    rollup.run(spark, str(tmp_path))
+    hours = table_rows(tables, "histograms_1h")["histograms_1h"]
+    assert {row["window"]: row["increase"]["count"] for row in hours} == {
+        DAY_MS: 4,
+        DAY_MS + HOUR_MS: 4,
+        DAY_MS + 2 * HOUR_MS: 4,
+        DAY_MS + 25 * HOUR_MS: 4,
+    }
+    put(spark, tmp_path, [(59, 9.0), (59, 9.0)])
+    rollup.run(spark, str(tmp_path))
+    found = table_rows(tables, "histograms_1m", "histograms_1h", "histograms_1d")
+    first = next(row for row in found["histograms_1h"] if row["window"] == DAY_MS)
+    assert (first["n"], first["increase"]["positive_counts"], first["last"]["count"]) == (3, [3.5, 3.5], 9.0)
+    assert {row["window"]: (row["increase"]["count"], row["resets"]) for row in found["histograms_1d"]} == {
+        DAY_MS: (7 + 1 + 4, 1),
+        DAY_MS + 24 * HOUR_MS: (4, 0),
+    }
+    assert sum(row["increase"]["count"] for row in found["histograms_1m"]) == 16

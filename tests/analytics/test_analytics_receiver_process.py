@@ -1,0 +1,284 @@
+"""The receiver as a process: killed under load, told to end under load, on a disk that is full."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from receiver_process import ReceiverProcess, Sender
+from receiver_requests import CONTENT_TYPES, body, http_request, named
+
+from analytics.remote_write.decode import Decoder
+from analytics.spool import reader, retention
+from analytics.spool.writer import SpoolLimits, SpoolWriter
+
+TS = 1_760_000_000_000
+
+
+def request(number: int, series: int = 20) -> tuple[bytes, dict[str, str]]:
+    """A request whose samples all have its number as their value; 1.0 and 2.0 by turns."""
+    version = 1 + number % 2
+    made = [named(f"m{one}", (TS, float(number), 0)) for one in range(series)]
+    return body(version, made), {"Content-Type": CONTENT_TYPES[version], "Content-Encoding": "snappy"}
+
+
+def write_config(directory: Path, spool: Path, more: str = "") -> Path:
+    path = directory / "receiver.toml"
+    path.write_text(
+        f'[listen]\nbind = "127.0.0.1:0"\n[admin]\nbind = "127.0.0.1:0"\n{more}\n'
+        f'[spool]\ndirectory = "{spool}"\nsegment_bytes_max = 65536\nfree_bytes_min = 0\n'
+    )
+    return path
+
+
+def numbers(spool: Path) -> Counter[int]:
+    """How often each request is in the spool; each must be whole."""
+    found: Counter[int] = Counter()
+    for segment in reader.segments(spool):
+        for record in reader.records(segment.path, 0, segment.size_bytes):
+            decoder = Decoder()
+            decoder.add(record.body, record.version)
+            values = decoder.take().sample_value.tolist()
+            assert len(set(values)) == 1
+            assert record.version == 1 + int(values[0]) % 2
+            found[int(values[0])] += 1
+    return found
+
+
+def mend(spool: Path) -> None:
+    SpoolWriter(spool, SpoolLimits(65536, 10**9, 0)).close()
+
+
+def check(found: Counter[int], senders: list[Sender]) -> None:
+    """Every request answered with 2xx is there: once if it was sent once, else as often as it was sent at most."""
+    for sender in senders:
+        for number in sender.acknowledged:
+            assert 1 <= found[number] <= sender.attempts[number], number
+    sent = set(itertools.chain.from_iterable(sender.attempts for sender in senders))
+    assert set(found) <= sent
+
+
+def wait_until_acknowledged(senders: list[Sender], more: int) -> None:
+    """Wait for real processes on real disks; there is no clock to jump."""
+    goal = sum(len(sender.acknowledged) for sender in senders) + more
+    deadline = time.monotonic() + 60
+    while sum(len(sender.acknowledged) for sender in senders) < goal:
+        assert time.monotonic() < deadline, "the receiver does not get on"
+        senders[0].stop.wait(0.005)
+
+
+def stop(senders: list[Sender]) -> None:
+    for sender in senders:
+        sender.stop.set()
+    for sender in senders:
+        sender.join(30)
+        assert not sender.is_alive()
+
+
+def test_killed_under_load_nothing_is_lost_that_was_answered(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    config = write_config(tmp_path, spool)
+    receiver = ReceiverProcess(config)
+    where = [receiver.write]
+    senders = [Sender(lambda: where[0], request, 8, first) for first in range(8)]
+    for sender in senders:
+        sender.start()
+    for life in range(4):
+        wait_until_acknowledged(senders, 40 + 13 * life)
+        assert receiver.end(signal.SIGKILL) == -signal.SIGKILL
+        receiver = ReceiverProcess(config)
+        where[0] = receiver.write
+    wait_until_acknowledged(senders, 30)
+    receiver.end(signal.SIGKILL)
+    stop(senders)
+    mend(spool)
+    found = numbers(spool)
+    check(found, senders)
+    once = [number for sender in senders for number in sender.acknowledged if sender.attempts[number] == 1]
+    assert len(once) > 150
+    assert all(found[number] == 1 for number in once)
+    assert len(reader.segments(spool)) >= 5
+
+
+def test_told_to_end_under_load_it_answers_what_is_there(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    receiver = ReceiverProcess(write_config(tmp_path, spool))
+    senders = [Sender(lambda: receiver.write, request, 4, first) for first in range(4)]
+    for sender in senders:
+        sender.start()
+    wait_until_acknowledged(senders, 50)
+    assert receiver.page("/readyz") == (200, "ready\n")
+    assert receiver.end() == 0
+    stop(senders)
+    check(numbers(spool), senders)
+    assert receiver.log[-1]["event"] == "the receiver has ended; all that was answered with success is on the disk"
+    assert all(entry["level"] != "error" for entry in receiver.log)
+
+
+def test_told_to_end_within_a_request_it_takes_and_answers_it(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    receiver = ReceiverProcess(write_config(tmp_path, spool))
+    host, _, port = receiver.write.rpartition(":")
+    whole = http_request(1, request(0)[0])
+    with (
+        socket.create_connection((host, int(port)), 30) as busy,
+        socket.create_connection((host, int(port)), 30) as idle,
+    ):
+        busy.sendall(whole[:-10])
+        idle.sendall(whole)
+        assert idle.recv(1000).startswith(b"HTTP/1.1 204")
+        os.kill(receiver.process.pid, signal.SIGTERM)
+        assert idle.recv(1000) == b""  # from then on it takes no new request
+        busy.sendall(whole[-10:])
+        answer = busy.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 204")
+        assert b"Connection: close" in answer
+    assert receiver.end(0) == 0
+    assert numbers(spool) == Counter({0: 2})
+
+
+def test_metrics_of_a_running_receiver_equal_what_was_sent(tmp_path: Path) -> None:
+    receiver = ReceiverProcess(write_config(tmp_path, tmp_path / "spool"))
+    connection = http.client.HTTPConnection(receiver.write, timeout=30)
+    for number in range(10):
+        data, headers = request(number)
+        connection.request("POST", "/api/v1/write", data, headers)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (204, b"")
+        if number % 2:
+            assert answer.headers["X-Prometheus-Remote-Write-Samples-Written"] == "20"
+    _, text = receiver.page("/metrics")
+    for version in "12":
+        assert f'pulsar_proxy_analytics_receiver_samples_total{{version="{version}"}} 100.0' in text
+        assert f'pulsar_proxy_analytics_receiver_requests_total{{code="204",version="{version}"}} 5.0' in text
+    assert "pulsar_proxy_analytics_receiver_connections 1.0" in text
+    assert "process_cpu_seconds_total" in text
+    connection.close()
+    assert receiver.end() == 0
+
+
+# ---- no room
+
+
+@contextmanager
+def small_disk(directory: Path) -> Iterator[Path]:
+    """A file system of a megabyte, of our own."""
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", directory], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "-l", directory], check=True)
+
+
+def can_mount() -> bool:
+    """Root in a container often cannot; the other disk is tried everywhere."""
+    return (
+        os.geteuid() == 0
+        and subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode == 0
+    )
+
+
+@contextmanager
+def plain(directory: Path) -> Iterator[Path]:
+    directory.mkdir()
+    yield directory
+
+
+# The kernel refuses to let a file of this process grow beyond this: partly written, then EFBIG.
+FILE_SIZE_LIMIT = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))"
+
+
+def post_until(receiver: ReceiverProcess, status: int, first: int, most: int) -> list[int]:
+    """Post until an answer has this status; returns the numbers of those answered with success."""
+    written = []
+    connection = http.client.HTTPConnection(receiver.write, timeout=30)
+    for number in range(first, first + most):
+        data, headers = request(number, series=1000)
+        connection.request("POST", "/api/v1/write", data, headers)
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status == status:
+            connection.close()
+            if status == 503:
+                assert int(answer.headers["Retry-After"]) > 0
+            return written
+        assert answer.status == 204
+        written.append(number)
+    raise AssertionError(f"no {status} among {most} answers")
+
+
+@pytest.mark.parametrize("disk", ["file size limit", *(["tmpfs"] if can_mount() else [])])
+def test_a_disk_without_room(tmp_path: Path, disk: str) -> None:
+    place, prepare = (small_disk, "") if disk == "tmpfs" else (plain, FILE_SIZE_LIMIT)
+    with place(tmp_path / "disk") as directory:
+        spool = directory / "spool"
+        receiver = ReceiverProcess(write_config(tmp_path, spool), prepare)
+        written = post_until(receiver, 503, 0, 1000)
+        assert written
+        assert sorted(numbers(spool)) == written
+        _, text = receiver.page("/metrics")
+        assert 'rejected_requests_total{reason="full"} 1.0' in text or 'reason="failed"} 1.0' in text
+        assert retention.record_consumed(spool, reader.end_offset(spool)) or disk != "tmpfs"
+        again = post_until_some(receiver, len(written) + 1)
+        assert set(again) <= set(numbers(spool))
+        assert receiver.end() == 0
+        assert set(again) <= set(numbers(spool))
+
+
+def post_until_some(receiver: ReceiverProcess, first: int) -> list[int]:
+    """Room is there again: one request at least gets through, after a refusal at most."""
+    for start in (first, first + 1):
+        connection = http.client.HTTPConnection(receiver.write, timeout=30)
+        data, headers = request(start, series=1000)
+        connection.request("POST", "/api/v1/write", data, headers)
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        if answer.status == 204:
+            return [start]
+    raise AssertionError("there is room, and it is refused")
+
+
+# ---- starts that fail
+
+
+@pytest.mark.parametrize("case", ["unknown key", "address taken", "spool taken", "spool is a file"])
+def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, case: str) -> None:
+    spool = tmp_path / "spool"
+    config = write_config(tmp_path, spool, "[limits]\nmax_conections = 5\n" if case == "unknown key" else "")
+    other = None
+    if case in {"address taken", "spool taken"}:
+        other = ReceiverProcess(write_config(tmp_path, spool))
+    said = {
+        "unknown key": "limits: Object contains unknown field `max_conections`",
+        "address taken": "listen.bind: ",
+        "spool taken": "another receiver writes to this spool",
+        "spool is a file": "spool.directory: ",
+    }[case]
+    if case == "address taken":
+        assert other is not None
+        text = config.read_text().replace(str(spool), f"{spool}2").replace("127.0.0.1:0", other.write, 1)
+        config.write_text(text)
+    if case == "spool is a file":
+        spool.write_text("")
+    program = "from analytics.receiver.command import receive; receive()"
+    result = subprocess.run(
+        [sys.executable, "-c", program, "--config", config], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 2
+    assert said in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    if other is not None:
+        assert other.end() == 0

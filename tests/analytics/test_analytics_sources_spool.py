@@ -1,0 +1,185 @@
+"""`prometheus_spool`: what the receiver stored, as rows; in portions, from where one was, and never twice."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+
+from analytics.jobs.command_line import spark_reason
+from analytics.remote_write.remote_pb2 import BucketSpan, Histogram
+from analytics.series import series_id
+from analytics.sources.options import BadOption
+from analytics.sources.spool import LostSegments, PrometheusSpool, Split, _Settings, _StreamReader
+from analytics.spool import reader
+from analytics.spool.retention import consumed_position
+from tests.analytics.spool_files import T0_MS, SpoolFiles, body_v2, labels
+
+UP, DOWN = labels("up", job="x"), labels("down", job="x")
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[SpoolFiles]:
+    files = SpoolFiles(tmp_path / "spool", segment_bytes_max=1000)
+    yield files
+    files.close()
+
+
+def load(spark: SparkSession, spool: SpoolFiles, **options: str) -> DataFrame:
+    spark.dataSource.register(PrometheusSpool)
+    return spark.read.format("prometheus_spool").options(path=str(spool.directory), **options).load()
+
+
+def stream(spool: SpoolFiles, **options: str) -> _StreamReader:
+    return _StreamReader(_Settings.of({"path": str(spool.directory), **options}))
+
+
+def test_samples_series_and_histograms_come_as_rows(spark: SparkSession, spool: SpoolFiles) -> None:
+    spool.v1((UP, 0, 1.0), ({**UP, "__replica__": "b"}, 5, 2.0))
+    histogram = Histogram(
+        count_int=5, sum=2.5, schema=0, zero_count_int=1, positive_spans=[BucketSpan(offset=2, length=2)],
+        positive_deltas=[1, 2],
+    )  # fmt: skip
+    spool.add(body_v2([(UP, 15_000, 3.0)], start_ms=-7, kind=1, histograms=[(labels("h"), 9, histogram)]), 2)
+    samples = load(spark, spool).selectExpr("series_id", "unix_millis(ts)", "unix_millis(start_ts)", "value").collect()
+    up = series_id(UP.items())
+    assert [tuple(row) for row in samples] == [
+        (up, T0_MS, None, 1.0), (up, T0_MS + 5, None, 2.0), (up, T0_MS + 15_000, T0_MS - 7, 3.0)
+    ]  # fmt: skip
+    [row] = load(spark, spool, table="histograms").collect()
+    assert (row["series_id"], row["count"], row["sum"], row["schema"]) == (series_id(labels("h").items()), 5.0, 2.5, 0)
+    assert (row["positive_offsets"], row["positive_counts"], row["custom_bounds"]) == ([2, 3], [1.0, 3.0], [])
+    series = load(spark, spool, table="series").collect()
+    assert sorted((row.metric, tuple(row.labels.items()), row.kind or "", row.ordered) for row in series) == [
+        ("h", (), "", True), ("up", (("job", "x"),), "", True), ("up", (("job", "x"),), "counter", True)
+    ]  # fmt: skip
+    everything = load(spark, spool, table="all")
+    assert everything.where("value is not null").count() == 3
+    assert everything.where("histogram is not null").selectExpr("histogram.count").collect()[0][0] == 5.0
+    assert everything.where("series is not null").count() == len(series)
+
+
+def test_spans_tell_where_a_row_can_be_there_twice(spark: SparkSession, spool: SpoolFiles) -> None:
+    spool.v1((UP, 0, 1.0), (DOWN, 10, 1.0), (labels("back"), 9, 1.0))
+    spool.v1((UP, 15, 2.0), (DOWN, 10, 1.0), (labels("back"), 8, 1.0))
+    rows = load(spark, spool, table="series").collect()
+    spans = {row.metric: (row.first_ts.timestamp() * 1000, row.last_ts.timestamp() * 1000, row.ordered) for row in rows}
+    assert spans == {
+        "up": (T0_MS, T0_MS + 15, True),
+        "down": (T0_MS + 10, T0_MS + 10, False),
+        "back": (T0_MS + 8, T0_MS + 9, False),
+    }
+
+
+def test_splits_are_read_apart_and_hold_everything_once(spark: SparkSession, spool: SpoolFiles) -> None:
+    for number in range(40):
+        spool.v1((UP, number, float(number)))
+    rows = load(spark, spool, splitBytes="200")
+    assert rows.rdd.getNumPartitions() > 5
+    assert sorted(row.value for row in rows.collect()) == [float(number) for number in range(40)]
+
+
+def test_damage_is_stepped_over(spark: SparkSession, spool: SpoolFiles, capfd: pytest.CaptureFixture[str]) -> None:
+    spool.v1((UP, 0, 1.0))
+    spool.add(b"no snappy at all", 1)
+    spool.v1((UP, 2, 3.0))
+    settings = _Settings.of({"path": str(spool.directory)})
+    [segment] = reader.segments(spool.directory)
+    from analytics.sources.spool import _read
+
+    batches = list(_read(settings, Split(segment.path, 0, segment.size_bytes)))
+    assert [value for batch in batches for value in batch.column("value").to_pylist()] == [1.0, 3.0]
+    assert "what they held is lost" in capfd.readouterr().err
+
+
+def test_an_empty_spool_has_no_rows(spark: SparkSession, spool: SpoolFiles) -> None:
+    assert load(spark, spool).count() == 0
+    begin = stream(spool).initialOffset()
+    assert stream(spool).latestOffset(begin, ReadMaxBytes(100))["segment"] >= 0
+
+
+def sizes(directory: Path) -> list[int]:
+    return [segment.size_bytes for segment in reader.segments(directory)]
+
+
+def test_a_batch_is_bounded_by_bytes_and_ends_between_records(spool: SpoolFiles) -> None:
+    for number in range(40):
+        spool.v1((UP, number, float(number)))
+    source = stream(spool)
+    begin, values, rounds = source.initialOffset(), 0, 0
+    while (end := source.latestOffset(begin, ReadMaxBytes(300))) != begin:
+        splits = source.partitions(begin, end)
+        assert sum(split.end - split.start for split in splits) < 300 + 200
+        values += sum(batch.num_rows for split in splits for batch in source.read(split))
+        begin, rounds = end, rounds + 1
+    assert values == 40
+    assert rounds > 8
+    assert begin == source.reportLatestOffset()
+    assert source.latestOffset(source.initialOffset(), ReadAllAvailable()) == begin
+
+
+def test_available_now_ends_where_it_began_to_look(spool: SpoolFiles) -> None:
+    spool.v1((UP, 0, 1.0))
+    source = stream(spool)
+    source.prepareForTriggerAvailableNow()
+    target = source.reportLatestOffset()
+    spool.v1((UP, 1, 1.0))
+    assert source.latestOffset(source.initialOffset(), ReadAllAvailable()) == target != source.reportLatestOffset()
+
+
+def fill(spool: SpoolFiles) -> None:
+    for number in range(40):
+        spool.v1((UP, number, 1.0))
+
+
+def test_what_is_consumed_is_removed_only_when_told_and_old(spool: SpoolFiles) -> None:
+    fill(spool)
+    segments = reader.segments(spool.directory)
+    assert len(segments) > 2
+    middle = {"segment": segments[2].number, "offset": segments[2].size_bytes}
+    stream(spool).commit(middle)
+    stream(spool, removeConsumedAfterSeconds="3600").commit(middle)
+    assert len(reader.segments(spool.directory)) == len(segments)
+    stream(spool, removeConsumedAfterSeconds="0").commit(middle)
+    assert reader.segments(spool.directory)[0].number == segments[2].number
+    assert consumed_position(spool.directory) == (segments[2].number, segments[2].size_bytes)
+
+
+def test_a_spool_that_lost_segments_is_told(spool: SpoolFiles) -> None:
+    fill(spool)
+    segments = reader.segments(spool.directory)
+    begin = {"segment": segments[0].number, "offset": 100}
+    Path(segments[0].path).unlink()
+    with pytest.raises(LostSegments, match="another spool's checkpoint"):
+        stream(spool).latestOffset(begin, ReadAllAvailable())
+    beyond = {"segment": segments[-1].number + 5, "offset": 100}
+    with pytest.raises(LostSegments, match=f"segment {segments[-1].number + 5}, byte 100"):
+        stream(spool).latestOffset(beyond, ReadAllAvailable())
+    assert stream(spool, failOnDataLoss="false").latestOffset(beyond, ReadAllAvailable()) == beyond
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "needs the option 'path'"),
+        ({"path": "/x", "tabel": "all"}, "has no option 'tabel'"),
+        ({"path": "/x", "table": "some"}, "must be one of samples, histograms, series, all"),
+        ({"path": "/x", "splitBytes": "1k"}, "must be a whole number from 1"),
+        ({"path": "/x", "maxBytesPerBatch": "0"}, "maxBytesPerBatch is '0'"),
+        ({"path": "/x", "failOnDataLoss": "yes"}, "must be true or false"),
+        ({"path": "s3a://b/x"}, "must be a directory that is mounted here"),
+    ],
+)
+def test_bad_options_are_told(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadOption, match=said):
+        _Settings.of(options)
+
+
+def test_spark_passes_our_words_on(spark: SparkSession, tmp_path: Path) -> None:
+    spark.dataSource.register(PrometheusSpool)
+    with pytest.raises(PySparkException) as caught:
+        spark.read.format("prometheus_spool").option("path", str(tmp_path / "nowhere")).load().count()
+    assert "there is no directory" in spark_reason(str(caught.value))

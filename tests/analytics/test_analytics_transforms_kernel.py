@@ -1,0 +1,163 @@
+"""The arrays compute what the definition says: for any samples, any chunks, any batches."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analytics.transforms import kernel
+from analytics.transforms.counter_state import Sample, unique, windows
+from analytics.transforms.kernel import States
+from tests.analytics.transforms_data import patient
+
+MINUTE_MS = 60_000
+LOOKBACK = 2
+Raw = list[tuple[int, Sample]]
+
+wholes = st.integers(0, 1 << 46).map(float)
+fractions = st.one_of(st.floats(0, 1e6), st.sampled_from([0.1, 5.0]))
+
+
+def lists_of(values: st.SearchStrategy[float]) -> st.SearchStrategy[Raw]:
+    starts = st.one_of(st.just(0), st.integers(1, 300_000_000))
+    samples = st.builds(Sample, st.integers(0, 40_000).map(lambda ticks: ticks * 7_500), values, starts)
+    return st.lists(st.tuples(st.sampled_from([-(2**63), -3, 5, 2**63 - 1]), samples), max_size=40)
+
+
+raws = st.one_of(lists_of(wholes), lists_of(fractions))
+
+
+def states_of(rows: Raw) -> States:
+    ids, ts, values, starts = ([row[0] for row in rows], *([getattr(row[1], name) for row in rows] for name in NAMES))
+    return kernel.partial_states(
+        np.array(ids, np.int64), np.array(ts, np.int64), np.array(values, float), np.array(starts, np.int64), MINUTE_MS
+    )
+
+
+NAMES = ("ts", "value", "start_ts")
+
+
+def sorted_states(pieces: list[States]) -> States:
+    states = kernel.joined(pieces)
+    order = np.lexsort((-states.first_start, -states.first_v, states.first_ts, states.series_id))
+    return kernel.taken(states, order)
+
+
+def expected(rows: Raw) -> list[tuple[object, ...]]:
+    result: list[tuple[object, ...]] = []
+    for series in sorted({row[0] for row in rows}):
+        for row in windows([sample for number, sample in rows if number == series], MINUTE_MS, LOOKBACK):
+            first, last = row.state.first, row.state.last
+            assert first
+            assert last
+            ends = (first.ts, first.value, first.start_ts, last.ts, last.value, last.start_ts)
+            numbers = (row.state.n, row.state.sum, row.state.min, row.state.max, row.increase, row.resets, row.overlaps)
+            result.append((series, *ends, *numbers, row.entry))
+    return result
+
+
+def got(found: kernel.WindowRows) -> list[tuple[object, ...]]:
+    names = ("series_id", "first_ts", "first_v", "first_start", "last_ts", "last_v", "last_start", "n")
+    rows = []
+    for index in range(len(found.entry)):
+        row = {name: column[index].item() for name, column in found.states._asdict().items()}
+        total, increase = (Fraction(row[name]) + Fraction(row[f"{name}_lo"]) for name in ("sum", "increase"))
+        rest = (total, row["min"], row["max"], increase, row["resets"], row["overlaps"], found.entry[index].item())
+        rows.append((*(row[name] for name in names), *rest))
+    return rows
+
+
+@patient
+@given(raws.filter(bool))
+def test_one_chunk_equals_the_definition(rows: Raw) -> None:
+    found = kernel.window_rows(states_of(rows), MINUTE_MS, LOOKBACK)
+    assert got(found) == expected(rows)
+    assert not found.mixed.any()
+
+
+@patient
+@given(raws.filter(bool))
+def test_single_samples_equal_the_definition_with_all_duplicates(rows: Raw) -> None:
+    found = kernel.window_rows(sorted_states([states_of([row]) for row in rows]), MINUTE_MS, LOOKBACK)
+    assert got(found) == expected(rows)
+    assert not found.mixed.any()
+
+
+@patient
+@given(raws.filter(bool), st.integers(2, 4), st.randoms())
+def test_any_chunks_equal_the_definition_where_nothing_is_mixed(rows: Raw, parts: int, random: object) -> None:
+    random.shuffle(rows)  # type: ignore[attr-defined]
+    found = kernel.window_rows(
+        sorted_states([states_of(rows[part::parts]) for part in range(parts)]), MINUTE_MS, LOOKBACK
+    )
+    truth = expected(rows)
+    assert [row[:7] for row in got(found)] == [row[:7] for row in truth]  # a mixed window's ends hold, too
+    for row, true, mixed in zip(got(found), truth, found.mixed, strict=True):
+        assert mixed or row == true
+
+
+@patient
+@given(raws.filter(bool), st.integers(1, 5))
+def test_batches_with_tails_equal_one_batch(rows: Raw, size: int) -> None:
+    """As Spark gives them: rows come in batches, the last window is held back, its series' last sample goes on."""
+    states = sorted_states([states_of([row]) for row in rows])
+    held, found = kernel.taken(states, slice(0)), []
+    for begin in range(0, len(states.n), size):
+        batch = kernel.joined([held, kernel.taken(states, slice(begin, begin + size))])
+        end = kernel.last_group_start(batch, MINUTE_MS)
+        held = kernel.joined([kernel.tail_before(batch, end, MINUTE_MS), kernel.taken(batch, slice(end, None))])
+        if end:
+            found += got(kernel.window_rows(kernel.taken(batch, slice(end)), MINUTE_MS, LOOKBACK))
+    found += got(kernel.window_rows(held, MINUTE_MS, LOOKBACK))
+    assert found == expected(rows)
+
+
+def test_duplicates_in_two_chunks_are_mixed() -> None:
+    rows = [(1, Sample(ts, 1.0)) for ts in (0, 15_000, 30_000)]
+    found = kernel.window_rows(sorted_states([states_of(rows), states_of(rows)]), MINUTE_MS, LOOKBACK)
+    assert found.mixed.tolist() == [True]
+
+
+def test_of_duplicates_that_differ_the_largest_counts() -> None:
+    rows = [(1, Sample(0, 1.0)), (1, Sample(0, 3.0)), (1, Sample(0, 2.0))]
+    assert kernel.window_rows(states_of(rows), MINUTE_MS, LOOKBACK).states.sum.tolist() == [3.0]
+    assert unique(sample for _, sample in rows) == [Sample(0, 3.0)]
+
+
+def test_nan_is_no_sample() -> None:
+    rows = [(1, Sample(0, 1.0)), (1, Sample(1, math.nan)), (2, Sample(0, math.nan))]
+    states = states_of(rows)
+    assert (states.series_id.tolist(), states.n.tolist()) == ([1], [1])
+    assert not len(states_of(rows[1:]).n)
+
+
+def test_infinity_stays_in_the_sum_and_out_of_the_increase() -> None:
+    found = kernel.window_rows(states_of([(1, Sample(0, 1.0)), (1, Sample(1, math.inf))]), MINUTE_MS, LOOKBACK)
+    assert (found.states.sum[0], found.states.sum_lo[0], found.states.increase[0]) == (math.inf, 0.0, 0.0)
+
+
+def test_more_series_than_fit_in_16_bits() -> None:
+    ids = np.arange(70_000, dtype=np.int64)[::-1]
+    states = kernel.partial_states(ids, np.zeros_like(ids), ids.astype(float), np.zeros_like(ids), MINUTE_MS)
+    assert (states.series_id == np.arange(70_000)).all()
+    assert (states.first_v == np.arange(70_000)).all()
+
+
+def test_interleaved_series_keep_the_order_of_time() -> None:
+    rows = [(series, Sample(tick * 100, float(tick))) for tick in range(500) for series in (3, 1, 2)]
+    found = kernel.window_rows(states_of(rows), MINUTE_MS, LOOKBACK)
+    assert found.states.increase.tolist() == [499.0] * 3
+    assert not found.states.resets.any()
+
+
+def test_the_window_after_a_mixed_one_grows_from_its_true_last_sample() -> None:
+    around, inside = (
+        [(1, Sample(0, 1.0)), (1, Sample(45_000, 9.0))],
+        [(1, Sample(15_000, 2.0)), (1, Sample(30_000, 4.0))],
+    )
+    states = sorted_states([states_of(around), states_of(inside), states_of([(1, Sample(60_000, 10.0))])])
+    found = kernel.window_rows(states, MINUTE_MS, LOOKBACK)
+    assert found.mixed.tolist() == [True, False]
+    assert (found.states.last_ts[0], found.entry[1]) == (45_000, 1.0)

@@ -1,0 +1,1 @@
+"""Measurements of the analytics: `make bench-analytics`. Never part of the tests."""

@@ -1,0 +1,212 @@
+"""proto.relay_frames: boundaries in streams that come in any pieces."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proto.frames import encode_frame
+from proto.pulsar_pb2 import BaseCommand, CommandConnected
+from proto.relay_frames import (
+    ALL_STOPS,
+    COUNTED_BYTES,
+    GOES_ON,
+    HEADER_BYTES,
+    PART,
+    FrameCutter,
+    FrameSizeWrong,
+    FrameWalk,
+    frame_bytes_max,
+    messages_of_send,
+)
+
+MAX = 1000
+ANSWER = BaseCommand.AUTH_RESPONSE
+
+
+def frame(command_type: int, payload: bytes = b"") -> bytes:
+    return encode_frame(bytes([8, command_type]), payload)
+
+
+def send(*fields: bytes, payload: bytes = b"") -> bytes:
+    body = b"".join(fields)
+    return encode_frame(b"\x08\x06\x32" + bytes([len(body)]) + body, payload)
+
+
+def walk(stops: set[int] | None = None, counts: int = 0) -> FrameWalk:
+    return FrameWalk(frame_bytes_max=MAX, stops=frozenset(stops or ()), counts=counts)
+
+
+FRAMES = [frame(6, b"x" * 90), frame(ANSWER, b"y" * 5), frame(18), frame(9, b"z" * 300)]
+STREAM = b"".join(FRAMES)
+
+
+# ---- looking
+
+
+def test_a_walk_over_whole_frames() -> None:
+    assert walk().walk(STREAM, len(STREAM)) == (len(STREAM), GOES_ON)
+
+
+def test_the_last_boundary_may_be_beyond() -> None:
+    for size in range(len(STREAM) - 300, len(STREAM)):
+        assert walk().walk(STREAM, size) == (len(STREAM), GOES_ON)
+
+
+@pytest.mark.parametrize("size", range(HEADER_BYTES))
+def test_too_little_of_a_header(size: int) -> None:
+    expected = (0, PART) if size else (0, GOES_ON)
+    assert walk().walk(STREAM, size) == expected
+    assert walk().walk(STREAM, len(FRAMES[0]) + size) == (len(FRAMES[0]), expected[1])
+
+
+def test_only_as_far_as_there_is_something() -> None:
+    """What an earlier look left behind in the buffer is no frame."""
+    buffer = bytearray(STREAM)
+    assert walk({18}).walk(buffer, len(FRAMES[0]) + 5) == (len(FRAMES[0]), PART)
+
+
+def test_stops() -> None:
+    assert walk({ANSWER}).walk(STREAM, len(STREAM)) == (len(FRAMES[0]), ANSWER)
+    assert walk(set(ALL_STOPS)).walk(STREAM, len(STREAM)) == (0, 6)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, MAX + 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
+def test_sizes_that_no_frame_has(size: int) -> None:
+    bad = size.to_bytes(4, "big") + bytes(20)
+    with pytest.raises(FrameSizeWrong, match=str(size)):
+        walk().walk(bad, len(bad))
+    with pytest.raises(FrameSizeWrong):
+        walk().first(bad, 4)
+    assert walk().walk(STREAM + bad, len(STREAM + bad)) == (len(STREAM), GOES_ON), "what is before it passes"
+
+
+@pytest.mark.parametrize("size", [6, MAX])
+def test_the_smallest_and_the_largest_frame(size: int) -> None:
+    data = encode_frame(b"\x08\x06", bytes(size - 6))
+    assert walk().walk(data, len(data)) == (size + 4, GOES_ON)
+    assert walk().first(data, HEADER_BYTES) == (size + 4, 6)
+    assert walk().first(data, HEADER_BYTES - 1) == (0, PART)
+
+
+def test_the_largest_frame_of_a_broker() -> None:
+    assert frame_bytes_max(CommandConnected()) == 5 * 1024 * 1024 + 10 * 1024
+    assert frame_bytes_max(CommandConnected(max_message_size=100)) == 100 + 10 * 1024
+
+
+# ---- counting
+
+
+@pytest.mark.parametrize(
+    ("fields", "messages"),
+    [
+        ([b"\x08\x01", b"\x10\x05"], 1),
+        ([b"\x08\x01", b"\x10\x05", b"\x18\x07"], 7),
+        ([b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x10\xff\x01", b"\x18\xac\x02"], 300),
+        ([b"\x08\x01", b"\x10\x05", b"\x20\x07"], 1),
+        ([b"\x08\x01", b"\x10\x05", b"\x18\x00"], 1),
+        ([b"\x08\x01", b"\x10\x05", b"\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"], 1),  # a negative one
+        ([b"\x08\x01", b"\x10"], 1),
+        ([], 1),
+    ],
+)
+def test_messages_of_a_send(fields: list[bytes], messages: int) -> None:
+    data = send(*fields, payload=b"")
+    assert messages_of_send(data, 0, len(data)) == messages
+    follow = walk(counts=BaseCommand.SEND)
+    assert follow.walk(data * 3, len(data) * 3) == (len(data) * 3, GOES_ON)
+    assert follow.take_messages() == 3 * messages
+    assert follow.take_messages() == 0
+
+
+def test_a_send_that_says_it_otherwise() -> None:
+    data = encode_frame(b"\x08\x06\x3a\x00\x18\x07")
+    assert messages_of_send(data, 0, len(data)) == 1
+
+
+@pytest.mark.parametrize("size", range(HEADER_BYTES, COUNTED_BYTES))
+def test_a_send_is_counted_when_enough_of_it_is_there(size: int) -> None:
+    data = send(b"\x08\x01", b"\x10\x05", b"\x18\x07", payload=bytes(100))
+    follow = walk(counts=BaseCommand.SEND)
+    assert follow.walk(data, size) == (0, PART)
+    assert follow.take_messages() == 0
+    assert follow.walk(data, COUNTED_BYTES) == (len(data), GOES_ON)
+    assert follow.take_messages() == 7
+
+
+def test_a_message_counts_as_one() -> None:
+    follow = walk(counts=BaseCommand.MESSAGE)
+    assert follow.walk(STREAM * 2, 2 * len(STREAM)) == (2 * len(STREAM), GOES_ON)
+    assert follow.take_messages() == 2
+
+
+# ---- cutting
+
+
+def cut_up(pieces: list[bytes], cutter: FrameCutter) -> tuple[bytes, list[bytes]]:
+    """What passes, and the answers that are taken out."""
+    passed, taken = b"", []
+    for piece in pieces:
+        cutter.receive(piece)
+        while True:
+            if some := cutter.pass_on():
+                passed += some
+            elif cutter.stop == ANSWER and (answer := cutter.take()) is not None:
+                taken.append(answer)
+            else:
+                break
+    return passed, taken
+
+
+@pytest.mark.parametrize("at", range(1, len(STREAM)))
+def test_split_at_every_byte(at: int) -> None:
+    passed, taken = cut_up([STREAM[:at], STREAM[at:]], FrameCutter(walk({ANSWER})))
+    assert passed == FRAMES[0] + FRAMES[2] + FRAMES[3]
+    assert taken == [FRAMES[1]]
+
+
+@given(st.lists(st.integers(1, 60), max_size=40), st.randoms(use_true_random=False))
+def test_any_pieces(sizes: list[int], chance: random.Random) -> None:
+    frames = [frame(chance.choice([6, ANSWER, 18, 9]), bytes(chance.choice([0, 1, 50, 900]))) for _ in range(10)]
+    stream, pieces = b"".join(frames), []
+    for size in sizes:
+        pieces.append(stream[:size])
+        stream = stream[size:]
+    passed, taken = cut_up([*pieces, stream], FrameCutter(walk({ANSWER})))
+    assert passed == b"".join(one for one in frames if one[9] != ANSWER)
+    assert taken == [one for one in frames if one[9] == ANSWER]
+
+
+def test_one_frame_at_a_time() -> None:
+    cutter = FrameCutter(walk())
+    cutter.receive(STREAM[:50])
+    assert cutter.pass_on() == STREAM[:50]
+    assert not cutter.at_boundary
+    cutter.receive(STREAM[50:])
+    assert cutter.pass_on(one_frame=True) == FRAMES[0][50:]
+    assert cutter.at_boundary
+    assert cutter.pass_on() == STREAM[len(FRAMES[0]) :]
+
+
+def test_the_frame_that_is_stopped_at_may_pass() -> None:
+    cutter = FrameCutter(walk(set(ALL_STOPS)))
+    cutter.receive(STREAM[: len(FRAMES[0]) - 5])
+    assert cutter.pass_on() == b""
+    assert cutter.stop == 6
+    assert cutter.one_frame() == STREAM[: len(FRAMES[0]) - 5]
+    cutter.receive(STREAM[len(FRAMES[0]) - 5 :])
+    assert cutter.pass_on() == FRAMES[0][-5:]
+    assert cutter.stop == ANSWER
+    assert cutter.length_of_next() == len(FRAMES[1])
+
+
+def test_the_end_in_the_middle_of_a_header() -> None:
+    cutter = FrameCutter(walk())
+    cutter.receive(STREAM[: len(FRAMES[0]) + 7])
+    assert cutter.pass_on() == FRAMES[0]
+    assert cutter.at_boundary
+    assert cutter.take_rest() == FRAMES[1][:7]
+    assert cutter.take_rest() == b""

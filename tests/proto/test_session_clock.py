@@ -1,0 +1,255 @@
+"""proto.session_clock: the table of KIP-368, without a clock and without sockets."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from proto.errors import LocalProtocolError
+from proto.pulsar_pb2 import BaseCommand
+from proto.rpc_pb2 import Principal
+from proto.session_clock import NEVER, Failure, Phase, SessionClock, Use
+
+UNIX_MS = 1_700_000_000_000.0
+SEND = BaseCommand.SEND
+
+
+def alice(lives_s: float | None = None, **fields: Any) -> Principal:
+    known: dict[str, Any] = {"type": "User", "name": "alice", "method": "token"}
+    if lives_s is not None:
+        known["expires_at_unix_ms"] = int(UNIX_MS + lives_s * 1000)
+    return Principal(**(known | fields))
+
+
+def clock(
+    lives_s: float | None = None, *, at_most_s: float = 0, fraction: float = 0.0, now_s: float = 50
+) -> SessionClock:
+    return SessionClock(
+        alice(lives_s),
+        lifetime_ms_max=int(at_most_s * 1000),
+        now_s=now_s,
+        now_unix_ms=UNIX_MS,
+        fraction=fraction,
+    )
+
+
+def accept(session: SessionClock, principal: Principal, now_s: float, *, later_ms: float = 0) -> Failure | None:
+    return session.accepted(principal, now_s=now_s, now_unix_ms=UNIX_MS + later_ms, fraction=0.0)
+
+
+def reauthenticate(session: SessionClock, principal: Principal, now_s: float, *, later_ms: float = 0) -> Failure | None:
+    session.challenged(now_s)
+    assert session.answered(now_s) is None
+    return accept(session, principal, now_s, later_ms=later_ms)
+
+
+# ---- how long
+
+
+@pytest.mark.parametrize(
+    ("lives_s", "at_most_s", "lifetime_s"),
+    [
+        (100, 0, 100),  # at the credential's end, though there is no maximum
+        (100, 40, 40),  # at the maximum
+        (100, 300, 100),  # at the credential's end
+        (None, 40, 40),  # a credential without an end
+        (None, 0, NEVER),
+        (-5, 0, 0),  # which has ended already
+        (-5, 40, 0),
+    ],
+)
+def test_the_shorter_of_both(lives_s: float | None, at_most_s: float, lifetime_s: float) -> None:
+    session = clock(lives_s, at_most_s=at_most_s)
+    assert session.expires_at_s == 50 + lifetime_s
+    assert session.expires == (lifetime_s != NEVER)
+    if session.expires:
+        assert session.use(50 + lifetime_s, SEND) is Use.CLOSE
+    assert session.use(session.expires_at_s - 0.001 if session.expires else 1e9, SEND) is Use.GO_ON
+
+
+@pytest.mark.parametrize(("fraction", "at_s"), [(0.0, 85), (0.5, 90), (0.9999, 95)])
+def test_when_to_ask(fraction: float, at_s: float) -> None:
+    session = clock(at_most_s=100, fraction=fraction)
+    assert session.challenge_at_s == pytest.approx(50 + at_s, abs=0.01)
+    assert not session.is_due(50 + at_s - 0.01)
+    assert session.is_due(50 + at_s + 0.01)
+
+
+def test_who_never_expires_is_never_asked() -> None:
+    assert clock().challenge_at_s == NEVER
+    assert not clock().is_due(1e12)
+
+
+def test_nobody_is_asked_faster_than_once_a_second() -> None:
+    assert clock(0.5).challenge_at_s == 51
+    session = clock(at_most_s=100)
+    session.challenged(135)
+    session.answered(135)
+    session.lost(135)
+    assert session.challenge_at_s == 136
+
+
+# ---- being used
+
+
+@pytest.mark.parametrize("command", [SEND, BaseCommand.ACK, BaseCommand.LOOKUP, BaseCommand.CONNECT, 99])
+def test_use_ends_what_has_expired(command: int) -> None:
+    session = clock(100)
+    assert session.use(149, command) is Use.GO_ON
+    assert session.use(150, command) is Use.CLOSE
+
+
+@pytest.mark.parametrize("command", [BaseCommand.PING, BaseCommand.PONG])
+def test_an_idle_client_is_left_alone(command: int) -> None:
+    assert clock(100).use(1e9, command) is Use.GO_ON
+
+
+def test_what_comes_while_an_answer_is_judged_waits_or_goes_on() -> None:
+    session = clock(100)
+    session.challenged(140)
+    assert session.use(160, SEND) is Use.CLOSE, "asked is not answered"
+    session.answered(160)
+    assert session.use(149, SEND) is Use.GO_ON
+    assert session.use(161, SEND) is Use.HOLD
+
+
+# ---- authenticating again
+
+
+def test_two_in_one_connection() -> None:
+    session = clock(at_most_s=100)
+    for number in range(2):
+        now_s = 50 + 90.0 * (number + 1)
+        assert session.is_due(now_s)
+        assert reauthenticate(session, alice(), now_s) is None
+        assert session.expires_at_s == now_s + 100
+        assert session.challenge_at_s == now_s + 85
+
+
+def test_a_new_credential_gives_a_new_life_and_an_old_one_none() -> None:
+    session = clock(100)
+    assert reauthenticate(session, alice(300), 140, later_ms=90_000) is None
+    assert session.expires_at_s == 140 + 210
+    assert reauthenticate(session, alice(300), 200, later_ms=150_000) is None
+    assert session.expires_at_s == 140 + 210
+
+
+def test_several_rounds() -> None:
+    session = clock(100)
+    session.challenged(140)
+    for _ in range(3):
+        assert session.answered(141) is None
+        session.challenged(141)
+        assert session.phase is Phase.CHALLENGED_AGAIN
+    assert session.answered(142) is None
+    assert accept(session, alice(500), 142) is None
+    assert session.phase is Phase.QUIET
+
+
+@pytest.mark.parametrize(
+    ("fields", "failure"),
+    [
+        ({"name": "bob"}, Failure.ANOTHER_PRINCIPAL),
+        ({"type": "Group"}, Failure.ANOTHER_PRINCIPAL),
+        ({"proxy": "p"}, Failure.ANOTHER_PRINCIPAL),
+        ({"method": "basic"}, Failure.ANOTHER_METHOD),
+    ],
+)
+def test_somebody_else(fields: dict[str, str], failure: Failure) -> None:
+    session = clock(100)
+    assert reauthenticate(session, alice(500, **fields), 140) is failure
+    assert session.expires_at_s == 150, "no longer life for anybody"
+
+
+def test_the_first_principal_counts_and_not_the_last() -> None:
+    session = clock(100)
+    assert reauthenticate(session, alice(500), 140) is None
+    assert session.principal.expires_at_unix_ms == alice(100).expires_at_unix_ms
+
+
+def test_answered_twice() -> None:
+    session = clock(100)
+    session.challenged(140)
+    assert session.answered(141) is None
+    assert session.answered(141) is Failure.ANSWERED_TWICE
+
+
+def test_unasked_but_not_too_often() -> None:
+    session = clock(100)
+    assert session.answered(50.9) is Failure.TOO_SOON
+    assert session.answered(51) is None
+    assert accept(session, alice(100), 51) is None
+    assert session.answered(51.5) is Failure.TOO_SOON
+    assert session.answered(52.0) is None
+
+
+def test_one_challenge_outstanding() -> None:
+    session = clock(100)
+    session.challenged(140)
+    assert not session.is_due(1e9)
+    with pytest.raises(LocalProtocolError):
+        session.challenged(141)
+
+
+@pytest.mark.parametrize("phase", [Phase.QUIET, Phase.CHALLENGED])
+def test_a_verdict_on_no_answer(phase: Phase) -> None:
+    session = clock(100)
+    session.phase = phase
+    with pytest.raises(LocalProtocolError):
+        accept(session, alice(), 140)
+
+
+def test_how_long_it_took() -> None:
+    session = clock(100)
+    session.challenged(140)
+    session.answered(141)
+    session.challenged(141.5)
+    assert session.seconds_since_asked(143) == 3
+
+
+# ---- the wall clock
+
+
+@pytest.mark.parametrize("step_ms", [-10 * 3_600_000, 10 * 3_600_000])
+def test_a_step_of_the_wall_clock_moves_no_end(step_ms: float) -> None:
+    """Only a new life asks what time it is."""
+    session = clock(100)
+    assert session.expires_at_s == 150
+    reauthenticate(session, alice(200 + step_ms / 1000), 140, later_ms=90_000 + step_ms)
+    assert session.expires_at_s == pytest.approx(140 + 110)
+
+
+# ---- another process
+
+
+@pytest.mark.parametrize("lives_s", [100, None])
+def test_recalled_as_it_was(lives_s: float | None) -> None:
+    session = clock(lives_s)
+    again = SessionClock.recalled(alice(lives_s), lifetime_ms_max=0, memo=session.memo, now_s=99)
+    assert again.memo == session.memo
+    assert again.use(149, SEND) is Use.GO_ON
+
+
+def test_whoever_was_being_judged_is_asked_again() -> None:
+    session = clock(100)
+    session.challenged(140)
+    session.answered(141)
+    again = SessionClock.recalled(alice(), lifetime_ms_max=0, memo=session.memo, now_s=142)
+    assert again.phase is Phase.QUIET
+    assert again.challenge_at_s == 143
+    assert again.expires_at_s == 150
+
+
+def test_every_phase_and_event() -> None:
+    """Each event in each phase has an outcome, and none a new life but a verdict."""
+    for phase, event in itertools.product(Phase, ("challenged", "answered", "lost")):
+        session = clock(100)
+        session.phase = phase
+        try:
+            getattr(session, event)(140)
+        except LocalProtocolError:
+            assert event == "challenged"
+            assert phase in {Phase.CHALLENGED, Phase.CHALLENGED_AGAIN}
+        assert session.expires_at_s == 150

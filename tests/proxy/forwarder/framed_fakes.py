@@ -1,0 +1,116 @@
+"""Sessions that expire: a clock in the test's hand, frames, and somebody who judges answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from proto import commands
+from proto.commands import parse_command
+from proto.connect_rules import denial
+from proto.frames import encode_frame
+from proto.pulsar_pb2 import BaseCommand
+from proto.rpc_pb2 import Principal, StoredRelay
+from proto.session_clock import SessionClock
+from proxy.forwarder.authentication import ClientIdentity, Denial, Verdict
+from proxy.forwarder.relay_session import RelaySession
+
+UNIX_MS = 1_700_000_000_000.0
+CHALLENGE = commands.auth_challenge("proxy", 21, "token", commands.AUTH_REFRESH)
+FRAME_BYTES_MAX = 200_000
+ANSWER_BYTES_MAX = 8_000
+
+
+class Now:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+def alice(**fields: Any) -> Principal:
+    return Principal(**({"type": "User", "name": "alice", "method": "token"} | fields))
+
+
+def send_frame(payload: bytes = b"", sequence: int = 1, messages: int = 1) -> bytes:
+    """A SEND with a payload."""
+    command = BaseCommand(type=BaseCommand.SEND, send={"producer_id": 1, "sequence_id": sequence}).SerializeToString()
+    if messages != 1:
+        inner = BaseCommand.FromString(command).send.SerializeToString() + b"\x18" + _varint(messages)
+        command = b"\x08\x06\x32" + _varint(len(inner)) + inner
+    return encode_frame(command, payload)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def message_frame(payload: bytes = b"") -> bytes:
+    """A MESSAGE with a payload; its fields are nobody's business here."""
+    return encode_frame(b"\x08\x09\x4a\x04\x08\x01\x12\x00", payload)
+
+
+def producer_frame() -> bytes:
+    return encode_frame(b"\x08\x05\x2a\x02\x18\x07")
+
+
+def answer(data: bytes = b"fresh", method: str = "token") -> bytes:
+    return commands.auth_response("Pulsar-Java-v4", 21, method, data)
+
+
+@dataclass
+class Judges:
+    """Judges answers as it is told to; knows what it was given."""
+
+    verdict: Callable[[bytes], Verdict] = lambda data: identity(data)  # noqa: PLW0108
+    given: list[bytes] = field(default_factory=list)
+    gate: trio.Event | None = None
+
+    async def __call__(self, command: BaseCommand) -> Verdict:
+        data = bytes(command.auth_response.response.auth_data)
+        self.given.append(data)
+        await trio.lowlevel.checkpoint()
+        if self.gate is not None:
+            await self.gate.wait()
+        return self.verdict(data)
+
+    def recall(self, _relay: StoredRelay) -> Callable[[BaseCommand], Awaitable[Verdict]]:
+        return self
+
+
+def identity(_data: bytes = b"", **fields: Any) -> ClientIdentity:
+    return ClientIdentity(alice(**fields))
+
+
+def denied(_data: bytes = b"") -> Denial:
+    return Denial(denial("bad_token"), "bad_token")
+
+
+def session(now: Now, judges: Judges, *, lifetime_ms: int = 100_000, **fields: Any) -> RelaySession:
+    """A session that lives so long, and is challenged after 85 % of it."""
+    clock = SessionClock(alice(), lifetime_ms_max=lifetime_ms, now_s=now(), now_unix_ms=UNIX_MS, fraction=0.0)
+    known: dict[str, Any] = {
+        "principal": alice(),
+        "clock": clock,
+        "reauthenticate": judges,
+        "frame_bytes_max": FRAME_BYTES_MAX,
+        "answer_bytes_max": ANSWER_BYTES_MAX,
+        "lifetime_ms_max": lifetime_ms,
+        "challenge": CHALLENGE,
+    }
+    return RelaySession(**(known | fields))
+
+
+def error_in(frame: bytes) -> BaseCommand:
+    """The command of a frame of the proxy's own."""
+    return parse_command(frame[8:])
