@@ -173,7 +173,7 @@ def _without(rows: DataFrame, keys: DataFrame, last_ms: int, count: int) -> Data
     if count <= BROADCAST_ROWS_MAX:
         keys = F.broadcast(keys)
     last = F.lit(_moment(last_ms))
-    overlapping = rows.where(F.col("ts") < last).join(keys, ["series_id", "ts"], "left_anti")
+    overlapping = rows.where(F.col("ts") <= last).join(keys, ["series_id", "ts"], "left_anti")
     return rows.where(F.col("ts") > last).unionByName(overlapping)
 
 

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 
 from analytics.report.points import Distribution, Key, Points
 from analytics.report.wanted import BROKER_ASIDE, BROKER_UP, BROKERS, HISTOGRAMS, ROWS
+from analytics.tables.partitions import hour_of
 from analytics.transforms.histograms import CUSTOM_BOUNDS
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def read(tables: Tables, kind: str, span: Span) -> DataFrame:
 
 
 def _hours(tables: Tables, name: str, span: Span) -> list[datetime]:
-    return tables.hours(name, span.start, span.end)
+    return tables.hours(name, hour_of(span.start), span.end)
 
 
 def has_rows(tables: Tables, span: Span) -> bool:

@@ -48,7 +48,7 @@ def page(report: Report) -> str:
     title = f"Pulsar proxy, {_when(report.span.start)} to {_when(report.span.end)} UTC"
     body = [
         f"<h1>{title}</h1>",
-        f"<p>One point a {report.span.resolution.noun}. Made {_when(report.made_at)} UTC from the tables.</p>",
+        f"<p>Points: one {report.span.resolution.each}. Made {_when(report.made_at)} UTC from the tables.</p>",
         _missing(report, shown),
         _summary(report),
         _contents(report),

@@ -22,11 +22,16 @@ class BadSpan(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """`suffix` ends the names of the tables that have a row for each window of `width_s`; `noun` is a window's."""
+    """`suffix` ends the names of the tables that have a row for each window of `width_s`; `noun` is a window's name."""
 
     suffix: str
     width_s: int
     noun: str
+
+    @property
+    def each(self) -> str:
+        """`a minute`, `an hour`."""
+        return f"an {self.noun}" if self.noun == "hour" else f"a {self.noun}"
 
 
 RESOLUTIONS: Final = (Resolution("1m", 60, "minute"), Resolution("1h", 3600, "hour"), Resolution("1d", 86_400, "day"))

@@ -32,8 +32,8 @@ def missing(cluster: Cluster, sections: Sequence[Section], span: Span) -> list[s
     if gaps and cluster.points.metrics():
         noun = span.resolution.noun
         told.append(
-            f"{gaps} of {len(span.windows_ms)} {noun}s have no sample at all: the proxy did not run or was not scraped, or "
-            "the samples are not ingested and rolled up yet."
+            f"{gaps} of {len(span.windows_ms)} {noun}s have no sample at all: the proxy did not run, was not scraped, "
+            "or the samples are not ingested and rolled up yet."
         )
     if cluster.points.cut:
         told.append(f"Too many values of labels, the smallest are left out: {', '.join(sorted(cluster.points.cut))}.")

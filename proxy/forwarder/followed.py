@@ -42,8 +42,8 @@ class Framing:
 
     ``boundary``: the next one that is known, as an offset in the source's stream; ``left``: bytes up to there;
     ``head``: what is held of the frame that begins there; ``taken``: what is there of the frame that is being taken out
-    up to there. ``stopped``: nothing passes behind the next boundary; ``over``: the direction ends there. ``waits``: for a
-    verdict.
+    up to there. ``stopped``: nothing passes behind the next boundary; ``over``: the direction ends there. ``waits``:
+    for a verdict.
     """
 
     __slots__ = (

@@ -1072,6 +1072,24 @@ async def test_a_request_that_turns_out_to_be_none_ends_the_connection(
     assert not it.handshakes.count
 
 
+async def test_room_that_comes_with_the_end_is_nobodys(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is over is read no further, or its descriptor would be watched while it is closed."""
+    monkeypatch.setattr("proxy.forwarder.lookup_mode.BYTES_MAX", 100)
+    it = await play().in_lookup_mode()
+    it.backends.answer_by = None
+    await it.client.say(lookup("t" * 100), encode_frame(TORN))
+    await trio.testing.wait_all_tasks_blocked()
+    await it.client.say(commands.ping())
+    await trio.testing.wait_all_tasks_blocked()
+    resumed: list[bool] = []
+    monkeypatch.setattr(it.session._wire, "resume", lambda: resumed.append(True))
+    [sent] = it.backends.sent
+    sent.say(EnvelopeResponse(error=EnvelopeError.ENVELOPE_INVALID_REQUEST))
+    await it.client.must_hear_error()
+    assert await it.end() == "protocol_error"
+    assert resumed == []
+
+
 @pytest.mark.parametrize("corrupt", [NOT_A_LOOKUP, TORN])
 async def test_nor_may_it_be_one_above_the_number(play: Start, corrupt: bytes) -> None:
     it = await play(limits={"max_concurrent_lookups_per_connection": 1}).in_lookup_mode()

@@ -1,0 +1,130 @@
+"""Tables for the tests of the report: a proxy's metrics over three hours, rolled up as the definition says.
+
+The jobs `rollup` and `usage` would make the same tables (their own tests show that), in many times the time.
+"""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from analytics.report.points import Key, Line, Points
+from analytics.report.span import RESOLUTIONS, Span
+from analytics.tables.schemas import HISTOGRAMS_1M, SCHEMAS, SERIES, USAGE_HOURLY
+from analytics.tables.store import Tables
+from analytics.transforms.counter_state import Sample, Window, coarser, windows
+from tests.analytics.transforms_data import DAY, DAY_MS, HOUR_MS, MINUTE_MS, moment
+
+HOSTILE = "<script>alert(1)</script>"
+STEPS = 180
+BOUNDS = ("0.01", "0.1", "1.0", "+Inf")
+# A handshake of `east` as a native histogram with custom bounds, of two workers, in the first two minutes.
+NATIVE_SERIES = [
+    (number, "pulsar_proxy_handshake_seconds", {"cluster": "east", "stage": "total"}, None, DAY)
+    for number in (1001, 1002)
+]
+Metric = tuple[str, dict[str, str], float]
+
+
+def span(hours: float = 3, resolution: int = 0, start: datetime = DAY) -> Span:
+    return Span(start, start + timedelta(hours=hours), RESOLUTIONS[resolution])
+
+
+def points(**lines: Any) -> Points:
+    """`increase`: (metric, key) → line."""
+    return Points(**lines)
+
+
+def line(*values: float) -> Line:
+    """A value in each minute from DAY on."""
+    return {DAY_MS + place * MINUTE_MS: value for place, value in enumerate(values)}
+
+
+def at(metric: str, *key: str) -> tuple[str, Key]:
+    return metric, key
+
+
+def _metrics(cluster: str) -> list[Metric]:
+    """(metric, labels, growth a minute); a gauge's is its value."""
+    forwarders = [{"cluster": cluster, "role": "forwarder", "worker": number, "instance": "a"} for number in "01"]
+    lookup = {"cluster": cluster, "role": "lookup", "worker": "0", "instance": "a"}
+    rows: list[Metric] = []
+    for forwarder in forwarders:
+        for direction, by in (("to_broker", 6000.0), ("to_client", 60.0)):
+            rows.append(("pulsar_proxy_binary_bytes_total", forwarder | {"direction": direction}, by))
+            for principal in ("alice", HOSTILE, "other"):
+                own = forwarder | {"direction": direction, "principal": principal}
+                rows.append(("pulsar_proxy_principal_bytes_total", own, by / len(principal)))
+                rows.append(("pulsar_proxy_principal_messages_total", own, 2.0))
+        rows.append(("pulsar_proxy_active_connections", forwarder, 7.0))
+        rows.append(("pulsar_proxy_ended_connections_total", forwarder | {"cause": HOSTILE}, 1.0))
+    answers = lookup | {"request": "lookup"}
+    for bound, by in zip(BOUNDS, (0.0, 90.0, 100.0, 100.0), strict=True):
+        rows.append(("pulsar_proxy_lookup_seconds_bucket", answers | {"le": bound}, by))
+    rows.append(("pulsar_proxy_lookup_seconds_sum", answers, 10.0))
+    rows.append(("pulsar_proxy_lookup_seconds_count", answers, 100.0))
+    for broker, is_up in (("b1", 1.0), ("b2", 0.0), (HOSTILE, 0.0)):
+        rows.append(("pulsar_proxy_broker_up", lookup | {"broker": broker}, is_up))
+    return rows
+
+
+def make_tables(spark: SparkSession, root: Path) -> Tables:
+    """Clusters `east` (everything) and `west` (bytes only), three hours from DAY."""
+    west = [("pulsar_proxy_binary_bytes_total", {"cluster": "west", "direction": "to_client"}, 60.0)]
+    rows: dict[str, list[tuple[Any, ...]]] = {"rollup_1m": [], "rollup_1h": [], "rollup_1d": []}
+    series = []
+    for number, (metric, labels, by) in enumerate([*_metrics("east"), *west], start=1):
+        series.append((number, metric, labels, None, DAY))
+        minutes = windows(_samples(by, is_gauge=metric.endswith(("connections", "broker_up"))), MINUTE_MS, 2)
+        hours = coarser(minutes, HOUR_MS)
+        for suffix, found in (("1m", minutes), ("1h", hours), ("1d", coarser(hours, 24 * HOUR_MS))):
+            rows[f"rollup_{suffix}"] += [_row(number, window, with_hour=suffix == "1m") for window in found]
+    tables = Tables.open(spark, str(root))
+    with tables.transaction("test") as change:
+        change.append("series", spark.createDataFrame([*series, *NATIVE_SERIES], SERIES))
+        for name, own in rows.items():
+            change.append(name, spark.createDataFrame(own, SCHEMAS[name]).coalesce(1))
+        change.append("usage_hourly", spark.createDataFrame(_usage("east"), USAGE_HOURLY))
+        change.append("histograms_1m", spark.createDataFrame(_native_rows(), HISTOGRAMS_1M))
+    return tables
+
+
+def _samples(by: float, *, is_gauge: bool) -> list[Sample]:
+    """A counter that began just before DAY, or a gauge."""
+    if is_gauge:
+        return [Sample(DAY_MS + step * MINUTE_MS + 1000, by) for step in range(STEPS)]
+    return [Sample(DAY_MS + step * MINUTE_MS + 1000, by * (step + 1), DAY_MS - 1) for step in range(STEPS)]
+
+
+def _row(series: int, window: Window, *, with_hour: bool) -> tuple[Any, ...]:
+    state, start = window.state, moment(window.start)
+    assert state.first is not None
+    assert state.last is not None
+    ends = [
+        value
+        for sample in (state.first, state.last)
+        for value in (moment(sample.ts), sample.value, moment(sample.start_ts) if sample.start_ts else None)
+    ]
+    growth = (window.entry, float(window.increase), 0.0, window.resets, window.overlaps)
+    place = (start.date(), start.hour) if with_hour else (start.date(),)
+    return (series, start, state.n, float(state.sum), 0.0, state.min, state.max, *ends, *growth, *place)
+
+
+def _usage(cluster: str) -> list[tuple[Any, ...]]:
+    names = {"alice": 1000, HOSTILE: 10, "other": 1}
+    return [
+        (cluster, name, DAY + timedelta(hours=hour), by, by, 2, 2, 1, True, DAY.date())
+        for name, by in names.items()
+        for hour in range(3)
+    ]
+
+
+def _native_rows() -> list[tuple[Any, ...]]:
+    return [_native(number, minute) for number in (1001, 1002) for minute in (0, 1)]
+
+
+def _native(series: int, minute: int, schema: int = -53) -> tuple[Any, ...]:
+    window = DAY + timedelta(minutes=minute)
+    one = (10.0, 3.0, schema, 0.0, 0.0, [0, 2], [4.0, 6.0], [], [], [0.1, 0.5])  # 4 below 0.1 s, 6 above 0.5 s
+    return (series, window, 4, window, window, None, one, one, 0, 0, window.astimezone(UTC).date(), window.hour)
