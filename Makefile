@@ -6,10 +6,10 @@ LOCAL := $(PYTHON) -m local
 export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench generate clean
+.PHONY: help run test check bench bench-analytics generate clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## broker and cluster on this machine, until Ctrl-C; BROKER=pulsar://host:6650 for an existing cluster
 	@$(LOCAL).run
@@ -22,6 +22,9 @@ check: ## what CI runs: format, lint, types, import contract, generated files, w
 
 bench: ## measure
 	@$(LOCAL).bench $(ARGS)
+
+bench-analytics: ## measure the analytics; ARGS="--samples 1000000" for less, ARGS=--write for docs/
+	@$(LOCAL).bench_analytics $(ARGS)
 
 generate: ## regenerate the protobuf modules and docs/configuration.md
 	@$(LOCAL).generate

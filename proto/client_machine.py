@@ -8,15 +8,20 @@ never looks at the state to decide something by itself.
                                     │  │  └────────CHALLENGED─────────────▶ ▲
                   ACCEPTED_FOR_LOOKUP  ACCEPTED_FOR_TARGET
                                     ▼  ▼
-                               LOOKUP  CONNECTING_TO_BROKER ──BROKER_CONNECTED──▶ RELAYING
+            AUTH_RESPONSE ──▶  LOOKUP  CONNECTING_TO_BROKER ──BROKER_CONNECTED──▶ RELAYING
+            (judged there)
     any ──DENIED, BROKER_FAILED, DEADLINE, CLIENT_CLOSED, a command out of turn──▶ CLOSED
+
+An AUTH_RESPONSE in lookup mode renews the session (KIP-368), asked for or not, and moves nothing here: lookups go on
+while it is judged. Whether there is anything to renew, when the client is asked and what may still be done past the
+session's end is the session clock's to say (proto.session_clock); where it says no, DENIED ends the connection.
 
 Events are of two origins. *Remote* ones are what the client does: every state has a row for each of them, since a
 client can do anything at any time. *Local* ones are what our own side decided: where a state has no row for one, to
 report it is a defect of the proxy, and raises LocalProtocolError.
 
-Sources: PIP-1 (design, steps 1 to 6), PIP-30 (basic logic, 1 to 3), and for what Pulsar's own proxy does in these
-states its ProxyConnection, whose silent drops and closes become answers here.
+Sources: PIP-1 (design, steps 1 to 6), PIP-30 (basic logic, 1 to 3), KIP-368, and for what Pulsar's own proxy does in
+these states its ProxyConnection, whose silent drops and closes become answers here.
 """
 
 import enum

@@ -76,25 +76,32 @@ class FrameWalk:
         is there: the type of a command to stop at, PART or GOES_ON. Messages in frames that may pass are counted.
         Raises FrameSizeWrong where the first frame is no frame; a later one is only stopped before.
         """
-        at, stops, counts, size_max = 0, self.stops, self._counts, self._size_max
+        at, head, stops, counts, size_max = 0, _head, self.stops, self._counts, self._size_max
+        special = stops | {counts} if counts else stops
         last = size - HEADER_BYTES
         while at <= last:
-            frame, command_type = _head(buffer, at)
-            if not _FRAME_SIZE_MIN <= frame <= size_max:
+            frame, command_type = head(buffer, at)
+            if frame > size_max or frame < _FRAME_SIZE_MIN:
                 if at:
                     return at, GOES_ON
                 raise FrameSizeWrong(f"a frame of {frame} bytes; the limit is {size_max}")
-            if command_type in stops:
-                return at, command_type
-            if command_type == counts:
-                if counts == BaseCommand.SEND:
-                    if size - at < COUNTED_BYTES and size - at < frame + _SIZE_BYTES:
-                        return at, PART
-                    self.messages += messages_of_send(buffer, at, size)
-                else:
-                    self.messages += 1
+            if command_type in special:
+                if command_type in stops:
+                    return at, command_type
+                if not self._count(buffer, at, size, frame):
+                    return at, PART
             at += frame + _SIZE_BYTES
         return at, PART if at < size else GOES_ON
+
+    def _count(self, buffer: bytes | bytearray | memoryview, at: int, size: int, frame: int) -> bool:
+        """Count the messages of a frame that counts; whether enough of it is there."""
+        if self._counts != BaseCommand.SEND:
+            self.messages += 1
+        elif size - at < COUNTED_BYTES and size - at < frame + _SIZE_BYTES:
+            return False
+        else:
+            self.messages += messages_of_send(buffer, at, size)
+        return True
 
     def first(self, buffer: bytes | bytearray | memoryview, size: int) -> tuple[int, int]:
         """Of the first frame: its length with its size, and the type of its command or PART. Counts nothing.

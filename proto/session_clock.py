@@ -123,14 +123,16 @@ class SessionClock:
 
     @classmethod
     def recalled(cls, principal: Principal, *, lifetime_ms_max: int, memo: Memo, now_s: float) -> "SessionClock":
-        """The clock of a session whose process died. What the client said to that one is gone: it is asked again."""
+        """The clock of a session whose process died. What the client said to that one is gone: it is asked again, at
+        once, since little of its life is left.
+        """
         clock = cls(principal, lifetime_ms_max=lifetime_ms_max, now_s=now_s, now_unix_ms=0.0, fraction=0.0)
         clock._expires_at_s = memo.expires_at_s
         clock._challenge_at_s = memo.challenge_at_s
         clock._last_at_s = memo.last_at_s
         clock.phase = memo.phase
         if memo.phase is Phase.JUDGING:
-            clock.lost(now_s)
+            clock.phase = Phase.QUIET
         return clock
 
     @property

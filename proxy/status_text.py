@@ -10,6 +10,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"  listeners       {', '.join(status['listeners'])}",
         f"  brokers         {status['service_url']}",
         f"  authentication  {'on' if status['authentication'] else 'off'}",
+        *_near_expiry(status.get("sessions_near_expiry")),
     ]
     for worker in status["workers"]:
         lines.append(_worker_line(worker))
@@ -25,6 +26,18 @@ def _state(status: dict[str, Any]) -> str:
     if status["ready"]:
         return "ready, workers are being replaced" if status["replacing_workers"] else "ready"
     return "not ready: " + "; ".join(status["not_ready_because"])
+
+
+def _near_expiry(near: dict[str, Any] | None) -> list[str]:
+    """Sessions that end soon (KIP-368), if there are any. None: a supervisor from before an upgrade."""
+    if near is None or not (near["expired_and_idle"] or near["ending_within_60_s"]):
+        return []
+    expired, ending = near["expired_and_idle"], near["ending_within_60_s"]
+    lines = [f"  sessions        {expired} expired and idle, {ending} end within 60 s"]
+    for session in near["soonest"]:
+        who = session["principal"] or "nobody"
+        lines.append(f"      {who} at {session['client']}: {session['seconds_left']} s left")
+    return lines
 
 
 def _worker_line(worker: dict[str, Any]) -> str:

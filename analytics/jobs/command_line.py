@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
+
+# As a traceback ends: ours with their module, built-in ones without. Java's have dots, and are not the cause.
+_PYTHON_EXCEPTION = re.compile(r"(?:analytics\.[\w.]*\.(?=\w+:)|(?=\w+Error:))(?P<name>\w+): (?P<said>.+)")
 
 tables_option = click.option(
     "--tables",
@@ -57,10 +61,9 @@ def errors_in_words() -> Iterator[None]:
 def spark_reason(text: str) -> str:
     """Of what Spark says, the part that names the cause: the last Python exception in it, else its first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    python = [line for line in lines if line.startswith("analytics.") and ": " in line]
+    python = [match for line in lines if (match := _PYTHON_EXCEPTION.fullmatch(line))]
     if python:
-        name, _, said = python[-1].partition(": ")
-        return f"{name.rpartition('.')[2]}: {said}"
+        return f"{python[-1]['name']}: {python[-1]['said']}"
     return lines[0] if lines else "Spark said nothing"
 
 

@@ -72,9 +72,8 @@ def _notices(known: list[str], chosen: list[str], span: Span, finest: Span) -> l
             f"There is nothing by {finest.resolution.noun} of this time (expired, or not rolled up yet), so it is "
             f"shown by {span.resolution.noun}."
         )
-    told += [
-        f"There is no cluster named {name!r}; there are: {', '.join(known)}." for name in chosen if name not in known
-    ]
+    there = f"there are: {', '.join(known)}" if known else "there are none"
+    told += [f"There is no cluster named {name!r}; {there}." for name in chosen if name not in known]
     if len(chosen) > CLUSTERS_MAX:
         told.append(f"Of {len(chosen)} clusters {CLUSTERS_MAX} are shown; choose others with --cluster.")
     return told

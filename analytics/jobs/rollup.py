@@ -22,21 +22,25 @@ import click
 from analytics.jobs.command_line import Progress, errors_in_words, tables_option
 
 if TYPE_CHECKING:
+    from pyspark import Accumulator
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from analytics.jobs.minutes import RollupChange
     from analytics.tables.dirty import Dirty
     from analytics.tables.store import Tables
-    from analytics.tables.transaction import Transaction
 
 QUEUE: Final = "rollup"
 USAGE_QUEUE: Final = "usage"
 LOOKBACK_DAYS: Final = 7
 HOURS_PER_CHANGE: Final = 168
+CHANGES_MAX: Final = 1000
+"""In a run: what `ingest` adds meanwhile is rolled up as well, so that it might never end."""
 _DAY: Final = timedelta(days=1)
 SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
     # Files of many hours are written side by side: sorting all rows by hour first costs more than the buffers.
     "spark.sql.maxConcurrentOutputFileWriters": "200",
+    "parquet.compression.codec.zstd.level": "1",
 }
 Tails = Callable[["DataFrame", Sequence[datetime]], "DataFrame"]
 
@@ -66,6 +70,10 @@ class Report:
     """Left as they were: late samples came for them, but the others are no longer there."""
     refused_histograms: int = 0
     """Their buckets have no bounds in common with their neighbours': they are missing in `increase`."""
+    unknown_histograms: int = 0
+    """Of a schema that nobody knows, or of too many buckets: they are in no rollup."""
+    hours_left: int = 0
+    """Still to be rolled up, for a run ends after CHANGES_MAX changes."""
 
 
 class _Fewer(Exception):
@@ -91,7 +99,7 @@ class Block:
     """One change in the making."""
 
     job: Job
-    change: Transaction
+    change: RollupChange
 
     @property
     def tables(self) -> Tables:
@@ -113,13 +121,16 @@ def run(
         spark.conf.set(name, value)
     progress = Progress()
     job = Job(Tables.open(spark, root, create=False), FAMILIES, lookback_days, Report())
-    while (dirty := job.tables.dirty(QUEUE)).marks:
+    for _ in range(CHANGES_MAX):
+        if not (dirty := job.tables.dirty(QUEUE)).marks:
+            break
         affected = {family.raw: _affected(job, family, dirty.hours) for family in job.families}
         hours = sorted(set().union(*affected.values()))
         block, rest = hours[:hours_per_change], hours[hours_per_change:]
         _roll_block(job, affected, block, dirty, rest)
         if block:
             progress.tell(f"{len(block)} hours up to {block[-1]:%Y-%m-%d %H:00} rolled up, {len(rest)} to go")
+    job.report.hours_left = len(job.tables.dirty(QUEUE).hours)
     _tell(progress, job.report)
     return job.report
 
@@ -148,9 +159,11 @@ def _roll_block(
     job: Job, affected: dict[str, set[datetime]], hours: list[datetime], dirty: Dirty, remaining: list[datetime]
 ) -> None:
     """One change: these hours, in all tables; the marks go, and new ones come for the hours that remain."""
+    from analytics.jobs.minutes import rollup_change
+
     while True:
         try:
-            with job.tables.transaction(QUEUE) as change:
+            with rollup_change(job.tables, QUEUE) as change:
                 block = Block(job, change)
                 samples = [_roll(block, family, sorted(affected[family.raw] & set(hours))) for family in job.families]
                 change.mark_dirty(USAGE_QUEUE, hours)
@@ -179,6 +192,8 @@ def _roll(block: Block, family: Family, hours: list[datetime]) -> int:
     staged = change.stage(family.hours, wide.unionByName(published.where(~_is_one_of(published, hours))))
     samples = _check_not_fewer(published, staged, hours)
     _replace(block, family.minutes, hours)
+    if family is COUNTERS:
+        change.add_minutes()
     _replace(block, family.hours, days)
     change.overwrite(family.days, family.coarser(staged, "day"), hours=days)
     return samples
@@ -224,21 +239,32 @@ def _stage_counters(block: Block, samples: DataFrame, hours: list[datetime], tai
 
     none: frozenset[int] = frozenset()
     mixed = block.tables.spark.sparkContext.accumulator(none, rollup.HourSet())
-    states = rollup.partial_states(samples).unionByName(tails)
-    staged = block.change.stage("rollup_1m", rollup.minute_windows(states, block.job.lookback_days, mixed))
-    if not mixed.value:
-        return staged
-    again = {_moment(unix_ms) for unix_ms in mixed.value}
-    block.job.report.mixed_hours |= again
-    states = rollup.single_states(block.tables.read("samples", again)).unionByName(tails)
-    if clean := [hour for hour in hours if hour not in again]:
-        states = states.unionByName(rollup.partial_states(block.tables.read("samples", clean)))
-    return block.change.stage("rollup_1m", rollup.minute_windows(states, block.job.lookback_days))
+    whole, merged = _stage_minutes(block, samples, tails, mixed)
+    if mixed.value:
+        again = {_moment(unix_ms) for unix_ms in mixed.value}
+        block.job.report.mixed_hours |= again
+        tails = tails.unionByName(rollup.single_states(block.tables.read("samples", again)))
+        clean = [hour for hour in hours if hour not in again]
+        whole, merged = _stage_minutes(block, block.tables.read("samples", clean), tails)
+    return whole.unionByName(merged)
+
+
+def _stage_minutes(
+    block: Block, samples: DataFrame, others: DataFrame, mixed: Accumulator[frozenset[int]] | None = None
+) -> tuple[DataFrame, DataFrame]:
+    """Whole rows, and those merged of open ones and of other states and tails. Rows of hours in `mixed` are void."""
+    from analytics.transforms import rollup
+
+    whole, opened = block.change.stage_minutes(rollup.minutes(samples))
+    states = rollup.open_states(opened).unionByName(others)
+    return whole, block.change.stage("rollup_1m", rollup.minute_windows(states, block.job.lookback_days, mixed))
 
 
 def _stage_histograms(block: Block, histograms: DataFrame, hours: list[datetime], tails: DataFrame) -> DataFrame:  # noqa: ARG001
     from analytics.transforms import histogram_rollup
 
+    unknown = histograms.where(~histogram_rollup.usable(histograms)).count()
+    block.job.report.unknown_histograms += unknown
     rows = histogram_rollup.single_histograms(histograms).unionByName(tails)
     staged = block.change.stage("histograms_1m", histogram_rollup.histogram_windows(rows, block.job.lookback_days))
     block.job.report.refused_histograms += staged.agg({"refused": "sum"}).collect()[0][0] or 0
@@ -309,6 +335,13 @@ def _tell(progress: Progress, report: Report) -> None:
             f"REFUSED: {report.refused_histograms} histograms without bounds in common with those before them; the "
             "column `refused` of histograms_1m says where"
         )
+    if report.unknown_histograms:
+        progress.tell(
+            f"LEFT OUT: {report.unknown_histograms} histograms of an unknown schema or of too many buckets; the table "
+            "`histograms` has them"
+        )
+    if report.hours_left:
+        progress.tell(f"NOT ALL: {report.hours_left} hours are still to be rolled up; run it again")
     progress.end(f"{report.hours} hours, {report.samples:,} samples rolled up")
 
 

@@ -20,6 +20,8 @@ LOCAL_DRIVER_MEMORY = "2g"
 
 DEFAULTS = {
     "spark.sql.parquet.compression.codec": "zstd",
+    # Samples' values are hardly ever the same: a dictionary of them costs time, and makes the files no smaller.
+    "spark.hadoop.parquet.enable.dictionary#value": "false",
     # What `ingest` keeps between decoding and writing lives for seconds: compressing it costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # 64-bit timestamps, not the deprecated INT96: DuckDB, Polars and pyarrow read the same files.

@@ -1,8 +1,11 @@
 """The job `usage`: bytes, messages and sessions of each principal, by hour and by day; closed when they are final.
 
 An hour closes when it ended `lateness` ago and no hour up to it waits to be rolled up; a day, with its last hour. Hours
-close in order. A closed row never changes: samples that come later are counted, told, and kept out. All tables change
+close in order. A closed row does not change: samples that come later are counted, told, and kept out. All tables change
 together or not at all, and the job may be run at any time, as often as one likes.
+
+Only who says so (`--reopen-from`, after a backfill) has closed hours computed anew: all from one hour on, since each
+counter's growth goes on from hour to hour.
 """
 
 from __future__ import annotations
@@ -29,11 +32,16 @@ _DAY: Final = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run did. `late_samples`: kept out by hour, found in this run."""
+    """What a run did. `late_samples`: by hour, found and kept out; `reopened`: hours that were closed before."""
 
     closed_until: datetime
     hours: int
     late_samples: dict[datetime, int]
+    reopened: tuple[datetime, ...] = ()
+
+
+class CannotReopen(Exception):
+    """Hours are to be computed anew whose rollup is gone: their usage would be lost."""
 
 
 def run(
@@ -43,14 +51,18 @@ def run(
     now: datetime,
     lateness: timedelta = timedelta(hours=LATENESS_HOURS),
     lookback_days: int = LOOKBACK_DAYS,
+    reopen_from: datetime | None = None,
 ) -> Report:
-    """Bring the usage tables up to date. Raises FilesystemError, NoTables, NoSnapshot."""
+    """Bring the usage tables up to date; hours from `reopen_from` on are computed anew, closed or not.
+
+    Raises FilesystemError, NoTables, NoSnapshot, CannotReopen.
+    """
     from analytics.tables.store import Tables
     from analytics.transforms import usage
 
     tables, progress = Tables.open(spark, root, create=False), Progress()
     dirty = tables.dirty(USAGE_QUEUE)
-    before = closed_until(tables)
+    before, reopened = _reopened(tables, closed_until(tables), reopen_from)
     until = _close_until(tables, before, now - lateness)
     series = usage.usage_series(tables.read("series")).cache()
     late = _late(tables, series, [hour for hour in dirty.hours if before and hour < before])
@@ -68,8 +80,9 @@ def run(
         change.overwrite("usage_daily", usage.daily(change.staged("usage_hourly"), until), hours=days)
         change.clear(dirty)
     series.unpersist()
-    _tell(progress, hours, until, late)
-    return Report(until, len(hours), late)
+    report = Report(until, len(hours), late, reopened)
+    _tell(progress, report)
+    return report
 
 
 def closed_until(tables: Tables) -> datetime | None:
@@ -80,6 +93,23 @@ def closed_until(tables: Tables) -> datetime | None:
         if last is not None:
             ends.append(datetime.fromtimestamp(last / 1000, UTC) + width)
     return max(ends, default=None)
+
+
+def _reopened(
+    tables: Tables, before: datetime | None, reopen_from: datetime | None
+) -> tuple[datetime | None, tuple[datetime, ...]]:
+    """Up to where all is closed in spite of `reopen_from`, and the hours that are open again. Raises CannotReopen."""
+    from analytics.tables.partitions import hour_of
+
+    if before is None or reopen_from is None or (first := hour_of(reopen_from)) >= before:
+        return before, ()
+    hours = tables.hours("usage_ledger", first, before - _HOUR)
+    if gone := sorted(set(hours) - _rolled_hours(tables, first)):
+        raise CannotReopen(
+            f"{len(gone)} hours from {gone[0]:%Y-%m-%d %H:00} to {gone[-1]:%Y-%m-%d %H:00} have usage but no rollup_1h "
+            "any more: reopen from a later hour"
+        )
+    return first, tuple(hours)
 
 
 def _close_until(tables: Tables, before: datetime | None, latest: datetime) -> datetime:
@@ -94,10 +124,15 @@ def _close_until(tables: Tables, before: datetime | None, latest: datetime) -> d
 def _open_hours(tables: Tables, before: datetime | None) -> list[datetime]:
     """The hours that are not closed and have rows, in the rollup or in the ledger."""
     first = before or _EVER[0]
+    known = _rolled_hours(tables, first) | set(tables.hours("usage_ledger", first, _EVER[1]))
+    return sorted(hour for hour in known if hour >= first)
+
+
+def _rolled_hours(tables: Tables, first: datetime) -> set[datetime]:
+    """The hours that rollup_1h has, from the day of `first` on."""
     days = tables.hours("rollup_1h", midnight(first), _EVER[1])
     rolled = tables.read("rollup_1h", days).selectExpr("unix_millis(window)").distinct().collect()
-    known = {datetime.fromtimestamp(row[0] / 1000, UTC) for row in rolled}
-    return sorted(hour for hour in known | set(tables.hours("usage_ledger", first, _EVER[1])) if hour >= first)
+    return {datetime.fromtimestamp(row[0] / 1000, UTC) for row in rolled}
 
 
 def _rows(tables: Tables, table: str, hours: list[datetime]) -> DataFrame:
@@ -122,13 +157,19 @@ def _late(tables: Tables, series: DataFrame, hours: list[datetime]) -> dict[date
     return {datetime.fromtimestamp(row[0] / 1000, UTC): row[1] for row in rows}
 
 
-def _tell(progress: Progress, hours: list[datetime], until: datetime, late: dict[datetime, int]) -> None:
+def _tell(progress: Progress, report: Report) -> None:
+    late, reopened = report.late_samples, report.reopened
+    if reopened:
+        progress.tell(
+            f"REOPENED: {len(reopened)} closed hours were computed anew, from {reopened[0]:%Y-%m-%d %H:00} to "
+            f"{reopened[-1]:%Y-%m-%d %H:00}; bills made of them may differ now"
+        )
     if late:
         progress.tell(
             f"KEPT OUT: {sum(late.values())} samples for {len(late)} closed hours, from {min(late):%Y-%m-%d %H:00} to "
             f"{max(late):%Y-%m-%d %H:00}; rollup_1h has them. If that is usual, close hours later (--lateness-hours)"
         )
-    progress.end(f"{len(hours)} hours summed, closed until {until:%Y-%m-%d %H:00}")
+    progress.end(f"{report.hours} hours summed, closed until {report.closed_until:%Y-%m-%d %H:00}")
 
 
 @click.command("usage")
@@ -147,14 +188,25 @@ def _tell(progress: Progress, hours: list[datetime], until: datetime, late: dict
     show_default=True,
     help="As given to rollup.",
 )
-def command(root: str, lateness_hours: float, lookback_days: int) -> None:
+@click.option(
+    "--reopen-from",
+    type=click.DateTime(["%Y-%m-%dT%H"]),
+    metavar="YYYY-MM-DDTHH",
+    help="Compute closed hours anew from this one (UTC) on, after a backfill. Bills made of them may differ then.",
+)
+def command(root: str, lateness_hours: float, lookback_days: int, reopen_from: datetime | None) -> None:
     """Bytes, messages and sessions of each principal, by hour and day."""
     from analytics.jobs.session import spark_session
 
     with errors_in_words():
         session = spark_session("pulsar-proxy-analytics usage")
         lateness = timedelta(hours=lateness_hours)
-        run(session, root, now=datetime.now(UTC), lateness=lateness, lookback_days=lookback_days)
+        reopen = reopen_from.replace(tzinfo=UTC) if reopen_from else None
+        now = datetime.now(UTC)
+        try:
+            run(session, root, now=now, lateness=lateness, lookback_days=lookback_days, reopen_from=reopen)
+        except CannotReopen as error:
+            raise click.ClickException(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -139,6 +139,8 @@ def _summed(rows: DataFrame) -> DataFrame:
 
 def _add_native(found: Points, rows: DataFrame) -> None:
     """Native histograms of custom bounds; exponential ones, which the proxy has none of, are only counted."""
+    if rows.isEmpty():  # as with most: the proxy's own are classic ones
+        return
     custom = F.col("increase.schema") == CUSTOM_BOUNDS
     found.exponential = rows.where(~custom).count()
     rows = rows.where(custom)

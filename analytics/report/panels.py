@@ -78,7 +78,7 @@ class _Panels:
             self._rate("Bytes relayed", "By direction.", "bytes per second", self._direction(wanted.BYTES)),
             self._rate(
                 "Messages relayed",
-                "By direction, of all principals together.",
+                "By direction, of all principals together; a batch to a client is one. Needs `metrics.count_messages`.",
                 "messages per second",
                 self._direction(wanted.MESSAGES),
             ),

@@ -34,8 +34,13 @@ class Transaction:
         self._record = commits.Record(staging=self._staging)
 
     def stage(self, table: str, frame: DataFrame) -> DataFrame:
-        """Write rows where nobody reads them, and give them back as they were written. Drops what was staged before."""
+        """Write rows where nobody reads them, and give them back as they were written. Drops what was staged before.
+
+        Raises ValueError where that was added to the table already: it would be gone, and the change could not be made.
+        """
         path = f"{self._staging}/{table}"
+        if any(staged.startswith(f"{path}/") for staged in self._record.adds):
+            raise ValueError(f"{table}: rows were added in this change before; stage all of them at once")
         columns = [frame[field.name].cast(field.dataType) for field in SCHEMAS[table]]
         writer = frame.select(*columns).write.mode("overwrite")
         writer.partitionBy(*PARTITIONS[table]).parquet(self._files.url(path))

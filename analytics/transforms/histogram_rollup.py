@@ -22,11 +22,14 @@ from pyspark.sql.types import StructType
 from analytics.tables.schemas import HISTOGRAM, HISTOGRAMS_1H
 from analytics.transforms.counter_state import NO_START, horizon
 from analytics.transforms.histograms import (
+    BUCKETS_MAX,
+    CUSTOM_BOUNDS,
+    SCHEMA_MAX,
+    SCHEMA_MIN,
     Histogram,
     HistogramSample,
     Incompatible,
     add,
-    check,
     from_row,
     growth,
     growth_at_first,
@@ -36,16 +39,25 @@ from analytics.transforms.histograms import (
 from analytics.transforms.rollup import MINUTE_MS, run_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _LOG = logging.getLogger(__name__)
 _ROWS: Final = StructType([field for field in HISTOGRAMS_1H.fields if field.name != "date"])
 _BATCH_ROWS: Final = 4096
+_OFFSETS: Final = ("positive_offsets", "negative_offsets")
+
+
+def usable(histograms: DataFrame) -> Column:
+    """Which histograms are of a known schema and of BUCKETS_MAX buckets at most: the rest can be in no rollup."""
+    schema = histograms["schema"]
+    buckets = sum((F.coalesce(F.size(histograms[name]), F.lit(0)) for name in _OFFSETS), F.lit(0))
+    is_known = (schema == CUSTOM_BOUNDS) | schema.between(SCHEMA_MIN, SCHEMA_MAX)
+    return F.coalesce(is_known & (buckets <= BUCKETS_MAX), F.lit(False))
 
 
 def single_histograms(histograms: DataFrame) -> DataFrame:
-    """Rows of the table `histograms` as (series_id, ts, start, is_tail, histogram)."""
-    return histograms.select(
+    """The usable rows of the table `histograms` as (series_id, ts, start, is_tail, histogram)."""
+    return histograms.where(usable(histograms)).select(
         "series_id",
         F.unix_millis("ts").alias("ts"),
         F.coalesce(F.unix_millis("start_ts"), F.lit(NO_START)).alias("start"),
@@ -86,7 +98,7 @@ def minutes_of(
 ) -> Iterator[dict[str, Any]]:
     """Rows of one series; its samples in order of time, each with whether it is a tail."""
     previous: HistogramSample | None = None
-    for start, group in groupby(_known(series_id, samples), key=lambda pair: pair[0].ts // MINUTE_MS * MINUTE_MS):
+    for start, group in groupby(samples, key=lambda pair: pair[0].ts // MINUTE_MS * MINUTE_MS):
         window = _Window(series_id, start)
         for sample, is_tail in group:
             if previous is not None and sample.ts == previous.ts:
@@ -162,16 +174,6 @@ def merged_row(rows: Sequence[dict[str, Any]], start: datetime) -> dict[str, Any
         "resets": sum(row["resets"] for row in rows),
         "refused": refused,
     }
-
-
-def _known(series_id: int, samples: Iterable[tuple[HistogramSample, bool]]) -> Iterator[tuple[HistogramSample, bool]]:
-    for sample, is_tail in samples:
-        try:
-            check(sample.histogram)
-        except Incompatible as reason:
-            _LOG.warning("series %d: a histogram at %d ms is left out: %s", series_id, sample.ts, reason)
-        else:
-            yield sample, is_tail
 
 
 def _minutes(batches: Iterable[pa.RecordBatch], lookback_days: int) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,7 @@ BUCKETS_MAX: Final = 100_000
 
 
 class Incompatible(Exception):
-    """Two histograms have no bounds in common, or one is of no known schema."""
+    """Two histograms have no bounds in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,6 @@ def growth_at_first(first: HistogramSample, horizon_ms: int) -> Histogram:
 def nothing_like(histogram: Histogram) -> Histogram:
     """An empty histogram of the same bounds."""
     return Histogram(histogram.schema, zero_threshold=histogram.zero_threshold, custom_bounds=histogram.custom_bounds)
-
-
-def check(histogram: Histogram) -> None:
-    """Raises Incompatible for a schema that is not known, or too many buckets."""
-    if histogram.schema != CUSTOM_BOUNDS and not SCHEMA_MIN <= histogram.schema <= SCHEMA_MAX:
-        raise Incompatible(f"schema {histogram.schema} is not known")
-    if len(histogram.positive) + len(histogram.negative) > BUCKETS_MAX:
-        raise Incompatible(f"it has more than {BUCKETS_MAX} buckets")
 
 
 def quantile(histogram: Histogram, q: float) -> float:

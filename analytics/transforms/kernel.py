@@ -4,6 +4,11 @@ Rows are states of the columns of States, sorted by series, then by first sample
 A row with n = 0 is a *tail*: the last sample of a series before the rows that follow, for the growth up to them; it
 gives no window of its own. The samples of a chunk become states of one window each (`partial_states`); states of a
 window, from however many chunks, become its row (`window_rows`).
+
+Most rows of a chunk need not go that way. A *run* is a series' windows in a chunk that follow each other without a gap,
+in one hour. If no other chunk has samples between the run's first and last, all but its first and last window are known
+whole at once; `runs` tells these from the *open* ones, which `window_rows` merges with those of other chunks. Whether
+runs overlap, is found there: every state knows the end of its run.
 """
 
 from __future__ import annotations
@@ -40,11 +45,20 @@ class States(NamedTuple):
     increase_lo: Doubles
     resets: Longs
     overlaps: Longs
+    run_end: Longs
 
 
 LONG_COLUMNS: Final = frozenset(
-    ["series_id", "first_ts", "first_start", "last_ts", "last_start", "n", "resets", "overlaps"]
+    ["series_id", "first_ts", "first_start", "last_ts", "last_start", "n", "resets", "overlaps", "run_end"]
 )
+
+
+class Runs(NamedTuple):
+    """What a chunk says: windows that are whole, in `entry` the growth up to them, and states that are to be merged."""
+
+    whole: States
+    entry: Doubles
+    open: States
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +135,54 @@ def partial_states(series_id: Longs, ts: Longs, value: Doubles, start: Longs, wi
             np.maximum.reduceat(value, begins),
             *increases,
             *(np.add.reduceat(mask, begins, dtype=np.int64) for mask in (reset, overlap)),
+            ts[ends],
         )
     )
 
 
+def runs(states: States, width_ms: int, run_ms: int) -> Runs:
+    """Of `partial_states` of one chunk, what is whole if no other run overlaps, and what is to be merged.
+
+    Open are the first and the last window of a run, and as a tail the last sample before the last one.
+    """
+    if not len(states.n):
+        return Runs(states, states.sum, states)
+    windows = states.first_ts // width_ms
+    follows = np.zeros(len(windows), bool)
+    follows[1:] = (
+        (states.series_id[1:] == states.series_id[:-1])
+        & (windows[1:] == windows[:-1] + 1)
+        & (windows[1:] % (run_ms // width_ms) != 0)
+    )
+    begins = np.flatnonzero(~follows)
+    ends = np.append(begins[1:], len(windows)) - 1
+    states = states._replace(run_end=np.repeat(states.last_ts[ends], ends - begins + 1))
+    is_open = np.zeros(len(windows), bool)
+    is_open[begins] = is_open[ends] = True
+    before_last = ends[ends - begins > 1] - 1
+    opened = joined([taken(states, is_open), _tails(states, before_last)])
+    inner = np.flatnonzero(~is_open)
+    gained, reset, overlap = growth(_last(states, inner - 1), _first(states, inner))
+    whole = taken(states, inner)
+    increase, increase_lo = settled(*_added(whole.increase, whole.increase_lo, gained))
+    resets, overlaps = whole.resets + reset, whole.overlaps + overlap
+    whole = whole._replace(increase=increase, increase_lo=increase_lo, resets=resets, overlaps=overlaps)
+    return Runs(whole, gained, opened)
+
+
 def window_rows(states: States, width_ms: int, lookback_days: int) -> WindowRows:
     """The windows of sorted states and tails. A mixed window's own numbers are void, its first and last sample hold."""
-    states = _without_copies(states)
+    overlapping = np.logical_or.reduceat(
+        _in_another_run(states), _group_starts(states.series_id, states.first_ts // width_ms)
+    )
+    states = _without_copies(states)  # of the same groups: one of the copies stays
     windows = states.first_ts // width_ms
     begins = _group_starts(states.series_id, windows)
     ends = np.append(begins[1:], len(windows)) - 1
     inner = np.ones(len(windows), dtype=bool)
     inner[begins] = False
     lasts, mixed = _lasts(states, begins, ends, inner)
+    mixed |= overlapping
     gained, reset, overlap = _growth_between(states, inner)
     entry, entry_reset, entry_overlap = _entries(states, begins, lasts, lookback_days)
     gained[begins] = entry
@@ -156,15 +205,31 @@ def tail_before(states: States, index: int, width_ms: int) -> States:
     begin = last_group_start(taken(states, slice(index)), width_ms)
     rows = slice(begin, index)
     order = np.lexsort((states.last_start[rows], states.last_v[rows], states.last_ts[rows]))
-    row = slice(begin + int(order[-1]), begin + int(order[-1]) + 1)
-    ts, value, start = states.last_ts[row], states.last_v[row], states.last_start[row]
-    none, zero = np.zeros(1, np.int64), np.zeros(1)
-    return States._make((states.series_id[row], *(ts, value, start) * 2, none, *(zero,) * 6, none, none))
+    tail = _tails(states, np.array([begin + order[-1]]))
+    return tail._replace(run_end=states.run_end[index - 1 : index])
 
 
 def joined(pieces: list[States]) -> States:
     """The rows of all pieces, one after the other."""
     return States._make(np.concatenate(columns) for columns in zip(*pieces, strict=True))
+
+
+def _tails(states: States, rows: npt.NDArray[np.intp]) -> States:
+    """The last samples of these rows, as rows of their own."""
+    none, zero = np.zeros(len(rows), np.int64), np.zeros(len(rows))
+    ends = _last(states, rows)
+    return States._make((states.series_id[rows], *ends, *ends, none, *(zero,) * 6, none, none, states.run_end[rows]))
+
+
+def _in_another_run(states: States) -> Mask:
+    """Which rows lie within the run of the row before, and are of another."""
+    within = np.zeros(len(states.n), bool)
+    within[1:] = (
+        (states.series_id[1:] == states.series_id[:-1])
+        & (states.run_end[1:] != states.run_end[:-1])
+        & (states.first_ts[1:] <= states.run_end[:-1])
+    )
+    return within
 
 
 def _dtype(name: str) -> type[np.int64 | np.float64]:
@@ -254,16 +319,22 @@ def _merged(
         *_sum(states.increase, states.increase_lo, gained, begins),
         np.add.reduceat(states.resets + reset, begins),
         np.add.reduceat(states.overlaps + overlap, begins),
+        states.run_end[lasts],
     )
 
 
 def _sum(total: Doubles, rest: Doubles, more: Doubles | None, begins: npt.NDArray[np.intp]) -> tuple[Doubles, Doubles]:
+    return settled(*(np.add.reduceat(part, begins) for part in _added(total, rest, more)))
+
+
+def _added(total: Doubles, rest: Doubles, more: Doubles | None) -> tuple[Doubles, Doubles]:
+    """In two parts (see `fixed`), whose sums are exact."""
     high, low = fixed(total)
     low = low + rest
-    if more is not None:
-        more_high, more_low = fixed(more)
-        high, low = high + more_high, low + more_low
-    return settled(np.add.reduceat(high, begins), np.add.reduceat(low, begins))
+    if more is None:
+        return high, low
+    more_high, more_low = fixed(more)
+    return high + more_high, low + more_low
 
 
 def _lasts(

@@ -1,11 +1,13 @@
 """Samples to windows of a minute, and windows to wider ones, on DataFrames of the schemas `samples` and `rollup_…`.
 
-    samples ──partial_states──▶ states ──┐
-    rollup_1h ──────tails───────────────▶┴─minute_windows──▶ rollup_1m ──coarser──▶ rollup_1h ──coarser──▶ rollup_1d
+                       ┌──whole──────────────────────────────────┐
+    samples ──minutes──┴──open──open_states──┐                   ├─▶ rollup_1m ──coarser──▶ rollup_1h ──▶ rollup_1d
+    rollup_1h ─────────tails─────────────────┴──minute_windows───┘
 
-A Python worker makes states from each chunk of samples where it was read, so that a fraction of the rows is shuffled.
-States of one window from different chunks may overlap in time (duplicates in two files, two replicas); such a window is
-*mixed*, and its hour is to be computed from `single_states`: every sample a state, which cannot overlap.
+A Python worker makes windows from each chunk of samples where it was read. Most are whole (see `kernel.runs`) and need
+no more than writing; the others, two or three in an hour and series, are shuffled and merged. Runs and states from
+different chunks may overlap in time (duplicates in two files, two replicas, late samples); such a window is *mixed*,
+and its hour is to be computed from `single_states`: every sample a state, which cannot overlap.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import pyarrow as pa
 from pyspark import AccumulatorParam
 from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 
-from analytics.tables.schemas import ROLLUP_1H
+from analytics.tables.schemas import ROLLUP_1H, ROLLUP_1M
 from analytics.transforms import kernel
-from analytics.transforms.counter_state import HIGH_GRID, SPLIT_BELOW
+from analytics.transforms.counter_state import HIGH_GRID, NO_START, SPLIT_BELOW
 from analytics.transforms.kernel import LONG_COLUMNS, States
 
 if TYPE_CHECKING:
@@ -34,8 +36,10 @@ HOUR_MS: Final = 3_600_000
 CHUNK_ROWS: Final = 1 << 20
 """Samples that a worker holds at a time (about 200 bytes each while it computes)."""
 MERGE_ROWS: Final = 1 << 18
+OPEN: Final = "is_open"
 STATES_DDL: Final = ", ".join(f"{name} {'long' if name in LONG_COLUMNS else 'double'}" for name in States._fields)
 WINDOWS_DDL: Final = f"{STATES_DDL}, entry double"
+MINUTES_DDL: Final = f"{WINDOWS_DDL}, {OPEN} boolean"
 
 
 class HourSet(AccumulatorParam[frozenset[int]]):
@@ -50,9 +54,20 @@ class HourSet(AccumulatorParam[frozenset[int]]):
         return value1 | value2
 
 
-def partial_states(samples: DataFrame) -> DataFrame:
-    """States of a minute each, of the samples that a worker reads together."""
-    return _plain(samples).mapInArrow(_partials, STATES_DDL)
+def minutes(samples: DataFrame) -> DataFrame:
+    """Rows of rollup_1m and `is_open`; where that is true, a state: `window` is then the end of its run."""
+    return _as_rows(_plain(samples).mapInArrow(_minutes, MINUTES_DDL), with_open=True)
+
+
+def open_states(rows: DataFrame) -> DataFrame:
+    """The states that `minutes` gave as rows, to be merged."""
+    names = {"first_start": "first_start_ts", "last_start": "last_start_ts", "run_end": "window"}
+    return rows.select(
+        *(
+            _millis(names.get(name, name)).alias(name) if name in names or name.endswith("_ts") else F.col(name)
+            for name in States._fields
+        )
+    )
 
 
 def single_states(samples: DataFrame) -> DataFrame:
@@ -60,7 +75,7 @@ def single_states(samples: DataFrame) -> DataFrame:
     zero, none, value = F.lit(0.0), F.lit(0).cast("long"), F.col("value")
     columns: dict[str, Column] = dict.fromkeys(("sum_lo", "increase", "increase_lo"), zero)
     columns |= dict.fromkeys(("first_v", "last_v", "sum", "min", "max"), value)
-    columns |= {"series_id": F.col("series_id"), "first_ts": F.col("ts"), "last_ts": F.col("ts")}
+    columns |= dict.fromkeys(("first_ts", "last_ts", "run_end"), F.col("ts")) | {"series_id": F.col("series_id")}
     columns |= {"first_start": F.col("start"), "last_start": F.col("start")}
     columns |= {"n": F.lit(1).cast("long"), "resets": none, "overlaps": none}
     numbers = _plain(samples).where(~F.isnan("value"))
@@ -78,7 +93,7 @@ def tails(rows: DataFrame, hours: Sequence[datetime]) -> DataFrame:
         F.max_by("last_v", "last_ts").alias("last_v"),
         _millis(F.max_by("last_start_ts", "last_ts")).alias("last_start"),
     )
-    same = {"first_ts": "last_ts", "first_v": "last_v", "first_start": "last_start"}
+    same = {"first_ts": "last_ts", "first_v": "last_v", "first_start": "last_start", "run_end": "last_ts"}
     kept = {"series_id", *same.values()}
     return found.select(
         *(
@@ -105,13 +120,7 @@ def minute_windows(
         "series_id", "first_ts", F.desc("first_v"), F.desc("first_start")
     )
     windows = by_series.mapInArrow(partial(_windows, lookback_days=lookback_days, mixed=mixed), WINDOWS_DDL)
-    start = F.timestamp_millis(F.expr(f"first_ts - pmod(first_ts, {MINUTE_MS})"))
-    times = {name: F.timestamp_millis(name) for name in ("first_ts", "last_ts")}
-    starts = {
-        f"{which}_start_ts": F.timestamp_millis(F.nullif(f"{which}_start", F.lit(0))) for which in ("first", "last")
-    }
-    rows = windows.withColumns({"window": start} | times | starts)
-    return rows.select(*_data_columns(), F.to_date("window").alias("date"), F.hour("window").alias("hour"))
+    return _as_rows(windows)
 
 
 def coarser(rows: DataFrame, unit: str) -> DataFrame:
@@ -155,6 +164,19 @@ def _millis(column: Column | str) -> Column:
     return F.coalesce(F.unix_millis(column), F.lit(0).cast("long"))
 
 
+def _as_rows(states: DataFrame, *, with_open: bool = False) -> DataFrame:
+    """Windows as rows of rollup_1m; `with_open`: of `minutes`, where open rows belong to no partition yet."""
+    first, is_open = F.timestamp_millis("first_ts"), F.col(OPEN) if with_open else F.lit(False)
+    columns = {name: F.timestamp_millis(name) for name in ("first_ts", "last_ts")}
+    for which in ("first", "last"):
+        columns[f"{which}_start_ts"] = F.timestamp_millis(F.nullif(f"{which}_start", F.lit(NO_START)))
+    start = F.expr(f"first_ts - pmod(first_ts, {MINUTE_MS})")
+    columns["window"] = F.timestamp_millis(F.when(is_open, F.col("run_end")).otherwise(start))
+    columns |= {name: F.when(~is_open, of(first)) for name, of in (("date", F.to_date), ("hour", F.hour))}
+    names = ROLLUP_1M.fieldNames() + ([OPEN] if with_open else [])
+    return states.select(*(columns.get(name, F.col(name)).alias(name) for name in names))
+
+
 def _data_columns() -> list[str]:
     return [name for name in ROLLUP_1H.fieldNames() if name != "date"]
 
@@ -177,10 +199,13 @@ def _settled(name: str) -> tuple[tuple[str, Column], tuple[str, Column]]:
     return (name, total), (f"{name}_lo", F.when(finite, rest).otherwise(F.lit(0.0)))
 
 
-def _partials(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _minutes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for chunk in _chunks(batches, CHUNK_ROWS):
         series_id, ts, value, start = (np.concatenate(columns) for columns in zip(*chunk, strict=True))
-        yield _batch(kernel.partial_states(series_id, ts, value, start, MINUTE_MS)._asdict())
+        runs = kernel.runs(kernel.partial_states(series_id, ts, value, start, MINUTE_MS), MINUTE_MS, HOUR_MS)
+        for states, entry, is_open in ((runs.whole, runs.entry, False), (runs.open, np.zeros(len(runs.open.n)), True)):
+            if len(states.n):
+                yield _batch({**states._asdict(), "entry": entry, OPEN: np.full(len(states.n), is_open)})
 
 
 def _windows(

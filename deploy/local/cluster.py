@@ -61,6 +61,7 @@ class Cluster:
         *,
         port: int,
         admin_port: int,
+        more_config: str = "",
         ready_timeout_s: float = 60.0,
         progress: Progress = silent,
     ) -> None:
@@ -78,6 +79,7 @@ class Cluster:
             admin_port=admin_port,
             drain_timeout_ms=_DRAIN_MS,
         )
+        self._config += more_config
         self._ready_timeout_s = ready_timeout_s
         self._progress = progress
         self._process: OwnedProcess | None = None

@@ -1,4 +1,5 @@
-"""The tree's virtual environment `.venv`, shared by `make run`, `make test`, `make check` and `make bench`.
+"""The tree's virtual environment `.venv`, shared by `make run`, `make test`, `make check`, `make bench` and
+`make bench-analytics`.
 
 A stamp in it holds the digest of what it was made from, so that a second run costs nothing.
 """
@@ -26,12 +27,14 @@ _REQUIREMENTS = {
     "test": ("-e", ".[test,analytics]"),
     "test-kerberos": ("-e", ".[test,kerberos,analytics]"),
     "bench": ("-e", ".[bench]"),
+    "bench-analytics": ("-e", ".[analytics,bench-analytics]"),
 }
 _COVERS = {
     "run": ("run", "test", "test-kerberos"),
     "test": ("test", "test-kerberos"),
     "test-kerberos": ("test-kerberos",),
     "bench": ("bench",),
+    "bench-analytics": ("bench-analytics",),
 }
 _PROBE = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
 
@@ -61,7 +64,7 @@ class Environment:
         return self.directory / "bin" / name
 
     def prepare(self, what: str, progress: Progress = print_status) -> None:
-        """Make it hold what `run`, `test`, `test-kerberos` or `bench` (with `--write`) needs."""
+        """Make it hold what `run`, `test`, `test-kerberos`, `bench` (with `--write`) or `bench-analytics` needs."""
         if self.is_ready(what):
             return
         with locked(cache_directory() / "environment.lock", progress):

@@ -88,7 +88,11 @@ JDK = Need(
     ("openjdk-17-jdk-headless", "openjdk-21-jdk-headless", "openjdk-25-jdk-headless"),
 )
 MAVEN = Need("Maven (mvn)", lambda: shutil.which("mvn") is not None, ("maven",))
-PROMTOOL = Need("promtool", lambda: shutil.which("promtool") is not None, ("prometheus",))
+PROMETHEUS = Need(
+    "Prometheus and promtool",
+    lambda: shutil.which("prometheus") is not None and shutil.which("promtool") is not None,
+    ("prometheus",),
+)
 GO = Need(
     f"Go {'.'.join(map(str, BENCH_GO_MINIMUM))} or newer", lambda: go_version() >= BENCH_GO_MINIMUM, ("golang-go",)
 )
@@ -105,7 +109,7 @@ PYTHON_HEADERS = Need(
 
 PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
-TEST = (VENV, JDK, MAVEN, PROMTOOL)
+TEST = (VENV, JDK, MAVEN, PROMETHEUS)
 BENCH = (VENV, JRE, MAVEN, GO)
 KERBEROS = (KDC, KADMIN, KRB5_HEADERS, GCC, PYTHON_HEADERS)
 """For the tests with Kerberos: a KDC, and what the package `gssapi` is built with, since there is only its source."""
@@ -180,7 +184,7 @@ def _install(needs: Sequence[Need], progress: Progress) -> None:
 
 @contextmanager
 def _services_held() -> Iterator[None]:
-    """Keep packages from starting services: of `prometheus` we want promtool, not a server on port 9090."""
+    """Keep packages from starting services: of `prometheus` we want the programs, not a server on port 9090."""
     if _POLICY.exists():  # somebody, a container image say, has decided this already
         yield
         return

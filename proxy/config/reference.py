@@ -64,7 +64,8 @@ def _sections(path: str, kind: Any) -> Iterator[str]:
 
 
 def _row(field: msgspec.structs.FieldInfo, description: str) -> str:
-    default = "required" if field.required else f"`{_toml(field.default)}`"
+    value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+    default = "required" if field.required else f"`{_toml(value)}`"
     if field.default is None:
         default = "absent"
     return f"| `{field.name}` | {_type_text(field.type)} | {default} | {description} |"
@@ -96,7 +97,8 @@ def _type_text(kind: Any) -> str:
     if table is not None:
         return "tables" if repeated else "table"
     if typing.get_origin(kind) is dict:
-        return "tables of any keys"
+        values = typing.get_args(kind)[1]
+        return "tables of any keys" if values == dict[str, Any] else f"table of any keys, each {_type_text(values)}"
     if typing.get_origin(kind) is tuple:
         return f"list of {_type_text(typing.get_args(kind)[0])}"
     if typing.get_origin(kind) is typing.Literal:

@@ -174,26 +174,28 @@ class Reauthenticator:
         self._connect = connect
         self._begin = begin
         self._rounds: Authentication | None = None
+        self._is_over = False
         self.identity: ClientIdentity | None = None
         """Who the client last was; None before the first time."""
 
     async def reauthenticate(self, command: BaseCommand) -> Verdict:
         """See proxy.forwarder.relay_session. Raises RpcError."""
         rounds = self._rounds or self._begin(self._connect_with(command))
-        self._rounds = rounds
-        done = True
+        self._rounds = None
         try:
             verdict = await rounds.round(command)
-            done = not isinstance(verdict, Challenge)
+            if isinstance(verdict, Challenge) and not self._is_over:
+                self._rounds = rounds
         finally:
-            if done:
-                self.abandon()
+            if self._rounds is None:
+                rounds.abandon()
         if isinstance(verdict, ClientIdentity):
             self.identity = verdict
         return verdict
 
-    def abandon(self) -> None:
-        """What is kept of rounds under way can be forgotten."""
+    def end(self) -> None:
+        """The client has gone: what is kept of rounds under way, or still comes of them, can be forgotten."""
+        self._is_over = True
         if self._rounds is not None:
             self._rounds.abandon()
             self._rounds = None

@@ -1,9 +1,14 @@
 """The broker's side of a connection that is to become a relay."""
 
+import trio
+
 from proto.pulsar_pb2 import CommandConnect, ServerError
+from proto.rpc_pb2 import StoredRelay
 from proxy.forwarder.authentication import ClientIdentity
 from proxy.forwarder.backends import Backends, TargetRefused
 from proxy.forwarder.cause import Cause
+from proxy.forwarder.relay_session import RelaySession
+from proxy.forwarder.relays import Relays
 from proxy.runtime.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import close_at_once
@@ -12,6 +17,9 @@ TARGET_REFUSED = "Target broker cannot be validated."
 """What the client learns of a denied target: the same words as the Java proxy's, and no more."""
 
 CANNOT_CHECK = "The proxy cannot check the target broker at the moment"
+
+RELAY_NOT_BEGUN = "The proxy cannot relay at the moment"
+"""What it learns where no relay could begin."""
 
 
 class BrokerSideFailed(Exception):
@@ -28,7 +36,7 @@ class BrokerSideFailed(Exception):
 
 
 class BrokerSide:
-    """Open it once; ``link`` is there then. ``close`` where no relay has taken it over."""
+    """``open`` it once; ``link`` is there then. ``close`` where no relay has begun."""
 
     def __init__(self, backends: Backends, client_address: str) -> None:
         self._backends = backends
@@ -58,6 +66,28 @@ class BrokerSide:
             raise BrokerSideFailed(
                 Cause.LOOKUP_UNAVAILABLE, "lookup_worker", ServerError.ServiceNotReady, CANNOT_CHECK, detail
             ) from None
+
+    async def begin_relay(
+        self,
+        relays: Relays,
+        client: trio.abc.HalfCloseableStream,
+        about: StoredRelay,
+        *,
+        first_to_broker: bytes,
+        session: RelaySession | None,
+    ) -> None:
+        """From now on both connections are a relay's. Raises RelayNotBegun."""
+        link = self.link
+        # Connected goes out as the relay's first bytes, so nothing can come before it.
+        await relays.begin(
+            client,
+            link.stream,
+            about,
+            first_to_broker=first_to_broker,
+            first_to_client=link.connected.frame.encode() + link.connected.rest,
+            config=self._backends.config.relay,
+            session=session,
+        )
 
     async def close(self) -> None:
         """Close it, if it is open."""

@@ -1,6 +1,7 @@
 """What the relay engine keeps of a relay: two sockets, and the two directions between them."""
 
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proto.rpc_pb2 import StoredRelay
@@ -16,13 +17,27 @@ class Direction:
 
     ``pipe`` is lent only while bytes are left in it; ``ends``: the source's end was seen from afar, behind its bytes;
     ``done``: it was reached, and the sink knows it. ``row`` is where the relay table tells of it. ``framing``: where
-    its frames begin; None: nobody looks.
+    its frames begin; None: nobody looks. ``pump`` gives it its turn; set before it begins.
     """
 
-    __slots__ = ("done", "ends", "framing", "in_line", "in_pipe", "opposite", "pipe", "relay", "row", "sink", "source")
+    __slots__ = (
+        "done",
+        "ends",
+        "framing",
+        "in_line",
+        "in_pipe",
+        "opposite",
+        "pipe",
+        "pump",
+        "relay",
+        "row",
+        "sink",
+        "source",
+    )
 
     opposite: "Direction"
     relay: "Relay"
+    pump: "Callable[[Direction], None]"
 
     def __init__(self, source: int, sink: int, table_row: int) -> None:
         self.source = source
@@ -32,6 +47,11 @@ class Direction:
         self.in_pipe = 0
         self.ends = self.done = self.in_line = False
         self.framing: Framing | None = None
+
+    def let_go(self) -> None:
+        """Forget the source, which is about to be closed, or to be another process's."""
+        if self.framing is not None:
+            self.framing.sock.detach()
 
 
 class Relay:

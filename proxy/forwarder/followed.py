@@ -24,6 +24,10 @@ class Putting(enum.IntEnum):
     FAREWELL = 3
 
 
+PUT_IN_BYTES_MAX = 4096
+"""What is put in goes into an empty pipe whole or not at all (PIPE_BUF)."""
+
+
 class Closing(enum.IntEnum):
     """Why a followed relay is being closed. The numbers are what a successor reads."""
 
@@ -37,20 +41,26 @@ class Closing(enum.IntEnum):
     """No boundary can be found any more."""
 
 
+LOOK_BYTES = 1 << 20
+"""How much is looked at at a time, if it is there: to look costs a copy, but each further call costs more."""
+
+
 class Framing:
     """Where the frames of one direction begin.
 
     ``boundary``: the next one that is known, as an offset in the source's stream; ``left``: bytes up to there;
     ``head``: what is held of the frame that begins there; ``taken``: what is there of the frame that is being taken out
     up to there. ``stopped``: nothing passes behind the next boundary; ``over``: the direction ends there. ``waits``:
-    for a verdict.
+    for a verdict. ``clock``: what commands of this direction are judged by; ``look_bytes``: how much is looked at at a
+    time.
     """
 
     __slots__ = (
         "boundary",
-        "expires",
+        "clock",
         "head",
         "left",
+        "look_bytes",
         "over",
         "row",
         "seen",
@@ -63,13 +73,14 @@ class Framing:
         "walk",
     )
 
-    def __init__(self, row: int, source: int, walk: FrameWalk, *, expires: bool) -> None:
+    def __init__(self, row: int, source: int, walk: FrameWalk, clock: SessionClock | None) -> None:
         self.row = row
         # The family is not asked for: see proxy.forwarder.directions.shut_down. Never closed, only detached.
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=source)
         self.walk = walk
         self.stops = walk.stops
-        self.expires = expires
+        self.clock = clock
+        self.look_bytes = LOOK_BYTES
         self.boundary = self.left = self.seen = 0
         self.head = b""
         self.taken: bytearray | None = None

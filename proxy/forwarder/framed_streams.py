@@ -14,21 +14,22 @@ from proto.relay_frames import ALL_STOPS, GOES_ON, PART, FrameCutter, FrameSizeW
 from proto.session_clock import Failure, Phase, Use
 from proxy.forwarder.followed import Closing, Followed, Judge
 from proxy.forwarder.relay import CHUNK_BYTES, Count
-from proxy.runtime.relay_table import MESSAGES, TO_BROKER, TO_CLIENT, RelayTable, framed_row
+from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
 
 Stream = trio.abc.HalfCloseableStream
 
 
 class FramedStreams:
-    """One relay; a Line for its judge. ``relay`` once."""
+    """One relay; a Line for its judge. ``relay`` once. ``count_messages`` hears of a way and how many went there."""
 
-    def __init__(self, followed: Followed, table: RelayTable, judge: Judge, now: Callable[[], float]) -> None:
+    def __init__(
+        self, followed: Followed, count_messages: Callable[[int, int], None], judge: Judge, now: Callable[[], float]
+    ) -> None:
         followed.line = self
-        table.follow(followed.relay.id)
         self._followed = followed
         self._judge = judge
         self._now = now
-        self._table = table
+        self._count_messages = count_messages
         self._to_broker = FrameCutter(walk := followed.walk(TO_BROKER))
         self._stops = walk.stops
         self._walks = (walk, back := followed.walk(TO_CLIENT))
@@ -83,7 +84,7 @@ class FramedStreams:
 
     def _note_messages(self, way: int) -> None:
         if messages := self._walks[way].take_messages():
-            self._table.cells[framed_row(self._followed.relay.id, way) + MESSAGES] += messages
+            self._count_messages(way, messages)
 
     # ---- to the broker
 
@@ -229,6 +230,7 @@ class FramedStreams:
             if (frame == self._followed.about.challenge) != (clock.phase is Phase.QUIET):
                 return  # overtaken by an answer that came unasked
             clock.challenged(self._now())
+            self._verdict.set()  # a command that waited for this round's verdict came too late
         await self._client.send_all(frame)
         if is_last:
             await self._end_both()

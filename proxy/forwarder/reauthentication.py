@@ -24,8 +24,7 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
 from proto.session_clock import NEVER, Failure, SessionClock
 from proxy.forwarder.authentication import Challenge, ClientIdentity, Denial, Verdict
-from proxy.forwarder.followed import Closing, Followed
-from proxy.forwarder.framed import PUT_IN_BYTES_MAX
+from proxy.forwarder.followed import PUT_IN_BYTES_MAX, Closing, Followed
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
 from proxy.runtime.rpc_client import RpcError
@@ -37,6 +36,9 @@ STREAM_CORRUPT = "The proxy closes this connection: a frame of a size that none 
 QUIET_S = 0.1
 GRACE_S = 1.0
 """A broker that is silent for so long has said what it had to say; none is waited for longer than the second."""
+
+DUE_MIN = 1_000
+"""Entries that may always wait; above, at most as many are out of date as are not."""
 
 _TEXTS = {
     Closing.EXPIRED: (ServerError.AuthenticationError, SESSION_EXPIRED),
@@ -91,6 +93,7 @@ class Reauthentication:
         self._nursery = nursery
         self._metrics = metrics
         self._due: list[tuple[float, int, Followed]] = []
+        self._due_max = DUE_MIN
         self._numbers = itertools.count()
         self._earlier = trio.Event()
 
@@ -112,6 +115,18 @@ class Reauthentication:
         if not self._due or at < self._due[0][0]:
             self._earlier.set()
         heapq.heappush(self._due, (at, next(self._numbers), followed))
+        if len(self._due) > self._due_max:
+            self._forget_what_is_over()
+
+    def _forget_what_is_over(self) -> None:
+        """Entries of relays that have ended, or were renewed earlier, would stay until their time comes: for hours."""
+        self._due = [
+            entry
+            for entry in self._due
+            if entry[2].clock is not None and entry[2].clock.challenge_at_s == entry[0] and not _is_over(entry[2])
+        ]
+        heapq.heapify(self._due)
+        self._due_max = max(DUE_MIN, 2 * len(self._due))
 
     async def run(self) -> None:
         """Ask each client when it is time."""
@@ -127,7 +142,7 @@ class Reauthentication:
         now = self.now()
         while self._due and self._due[0][0] <= now:
             followed = heapq.heappop(self._due)[2]
-            if followed.clock is None or followed.line.is_over or followed.closing or not followed.clock.is_due(now):
+            if followed.clock is None or _is_over(followed) or not followed.clock.is_due(now):
                 continue
             if not (followed.about.spares_producers and followed.line.has_producer):
                 followed.line.ask(followed.about.challenge)
@@ -144,6 +159,8 @@ class Reauthentication:
 
     async def _judge(self, followed: Followed, frame: bytes) -> None:
         principal = followed.about.principal
+        if _is_over(followed):
+            return
         try:
             command = _answer_in(frame)
             if command.auth_response.response.auth_method_name not in {principal.method, ""}:
@@ -156,9 +173,10 @@ class Reauthentication:
             get_logger().warning(
                 "a client's answer could not be judged", client=followed.relay.client_address, reason=str(error)
             )
-            self._not_judged(followed)
+            if not _is_over(followed):
+                self._not_judged(followed)
         else:
-            if not (followed.closing or followed.line.is_over):
+            if not _is_over(followed):
                 self._take(followed, verdict)
 
     def _not_judged(self, followed: Followed) -> None:
@@ -237,6 +255,11 @@ class Reauthentication:
     def farewell(self, followed: Followed) -> bytes:
         """The frame that tells a client why its relay is being closed."""
         return followed.closing_frame or commands.error(NO_REQUEST_ID, *_TEXTS[followed.closing])
+
+
+def _is_over(followed: Followed) -> bool:
+    """Whether its client is told nothing more than why it is closed."""
+    return bool(followed.closing) or followed.line.is_over
 
 
 def _answer_in(frame: bytes) -> BaseCommand:

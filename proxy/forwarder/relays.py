@@ -2,7 +2,7 @@
 
 Where both sides are plain sockets and the kernel splices, the engine moves the bytes (proxy.forwarder.engine), no task
 belongs to a relay, and the fd store keeps it for this forwarder's successor (proxy.forwarder.keeping). Anything else
-goes the way through user space (proxy.forwarder.relay), behind the same call; such a relay ends with the process.
+goes the way through user space (proxy.forwarder.user_space), behind the same call; such a relay ends with the process.
 
 A relay is blind, unless it is given a session that can expire or whose messages are counted
 (proxy.forwarder.relay_session): then its frames are followed, either way.
@@ -26,25 +26,20 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.directions import Relay, shut_down
 from proxy.forwarder.engine import RelayEngine
 from proxy.forwarder.followed import Followed
-from proxy.forwarder.framed import SPLICE_FLAGS
-from proxy.forwarder.framed_streams import FramedStreams
+from proxy.forwarder.framed import Framer
 from proxy.forwarder.keeping import Inheritance, RelayKeeper
+from proxy.forwarder.moving import SPLICE_FLAGS
 from proxy.forwarder.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.principals import Principals
 from proxy.forwarder.reauthentication import Reauthentication, ReauthenticationMetrics
-from proxy.forwarder.relay import relay as relay_in_user_space
 from proxy.forwarder.relay_session import Recall, RelaySession, nobody_judges
+from proxy.forwarder.user_space import LINGER_S, Stream, UserSpaceRelays
 from proxy.runtime.descriptors import adopt_stream
 from proxy.runtime.logs import get_logger
-from proxy.runtime.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable, row
+from proxy.runtime.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable
 from proxy.runtime.store_channel import MessageTooLong, StoreLost
-from proxy.runtime.tasks import InFlight, close_politely, seconds
+from proxy.runtime.tasks import InFlight, seconds
 from proxy.runtime.tls import TlsStream
-
-Stream = trio.abc.HalfCloseableStream
-
-LINGER_S = 5.0
-"""How long a side of a relay that broke may take to read what it was sent."""
 
 REPLACED = "this forwarder is being replaced"
 
@@ -96,15 +91,14 @@ class Relays(Collector):
         self._nursery = nursery
         self.now = now
         self._closing = False
-        self._in_user_space: set[int] = set()
         self._table = RelayTable(inheritance.table)
         self._pool = PipePool(keeper.put_pipes, keeper.drop_pipe, forwarders=forwarders)
         self._splices = splice_works()
-        self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger, now)
-        self._framer = self._engine.framer
+        self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger)
         self._recall = recall
         self.judge = Reauthentication(nursery, reauthentication_metrics or ReauthenticationMetrics(None), now)
-        self._framer.judge = self.judge
+        self._framer = Framer(self._table, self._engine.mover, self.judge, now)
+        self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end)
         self._principals = Principals(self._table, principals_max)
 
     async def run(self) -> None:
@@ -127,10 +121,12 @@ class Relays(Collector):
         for kept in left.relays:
             relay = Relay(kept.about, kept.client, kept.broker, seconds(config.half_close_timeout_ms))
             if kept.about.HasField("session") and self._table.is_followed(kept.about.id):
-                relay.followed = Followed(kept.about, self._framer.recalled_clock(kept.about), self._recall(kept.about))
+                relay.followed = Followed(
+                    kept.about, self._framer.journal.recalled_clock(kept.about), self._recall(kept.about)
+                )
             self.in_flight.begin()
             try:
-                self._engine.adopt(relay, pipes)
+                self._engine.adopt(relay, pipes, self._framer)
                 if relay.followed is not None:
                     self.judge.watch(relay.followed)
             except OSError as error:
@@ -152,9 +148,8 @@ class Relays(Collector):
         """Leave all relays that the store keeps to a successor, and tell it so."""
         self._closing = True
         left = self._engine.freeze()
-        for relay_id in self._in_user_space:
-            self._table.give(relay_id)
         self._table = RelayTable()  # the other one is the successor's from now on
+        self._in_user_space.leave_table(self._table)
         self._principals = Principals(self._table, self._principals.max)
         await self._keeper.close()
         self._engine.close_pipes()
@@ -204,10 +199,7 @@ class Relays(Collector):
             raise RelayNotBegun(f"a relay cannot begin: {error}") from error
         self.in_flight.begin()
         self._principals.add_session(about.principal)
-        self._in_user_space.add(about.id)
-        self._nursery.start_soon(
-            self._relay_in_user_space, client, broker, about, first_to_broker, first_to_client, config, followed
-        )
+        self._in_user_space.begin(client, broker, about, first_to_broker, first_to_client, config, followed)
 
     async def _begin_to_splice(  # noqa: PLR0917 -- private, and called once
         self,
@@ -320,50 +312,12 @@ class Relays(Collector):
         )
         self._on_end(about)
 
-    # ---- the way through user space
+    # ---- for those who look
 
-    async def _relay_in_user_space(  # noqa: PLR0917 -- private, and called once
-        self,
-        client: Stream,
-        broker: Stream,
-        about: StoredRelay,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
-        followed: Followed | None,
-    ) -> None:
-        rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
-        move = relay_in_user_space
-        if followed is not None:
-            move = FramedStreams(followed, self._table, self.judge, self.now).relay
-            self.judge.watch(followed)
-        try:
-            await move(
-                client,
-                broker,
-                first_to_broker=first_to_broker,
-                first_to_client=first_to_client,
-                half_close_timeout_s=seconds(config.half_close_timeout_ms),
-                count_to_broker=partial(self._count, rows[0]),
-                count_to_client=partial(self._count, rows[1]),
-            )
-            async with trio.open_nursery() as nursery:
-                for stream in (client, broker):
-                    nursery.start_soon(partial(close_politely, stream, linger_s=LINGER_S))
-        finally:
-            with trio.CancelScope(shield=True):
-                for stream in (client, broker):
-                    await trio.aclose_forcefully(stream)
-            to_broker, to_client = (self._table.cells[at + BYTES] for at in rows)
-            self._tell_of_end(about, to_broker, to_client)
-            self._in_user_space.discard(about.id)
-            self._table.give(about.id)
-
-    def _count(self, at: int, size: int) -> None:
-        self._table.cells[at + BYTES] += size
-        self._table.cells[at + OPERATIONS] += 1
-
-    # ---- metrics
+    def followed(self) -> list[Followed]:
+        """The relays that live whose frames are followed, whichever way they go."""
+        spliced = (relay.followed for relay in self._engine.relays)
+        return [*(one for one in spliced if one is not None), *self._in_user_space.followed]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Prometheus: bytes and portions by direction, and use by principal. A successor goes on counting where its

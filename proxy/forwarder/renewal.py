@@ -4,8 +4,6 @@ Sessions can expire (KIP-368). Relays follow the frames of those (proxy.forwarde
 frames are read anyway: there the connection itself is the line on which a client is asked for fresh credentials.
 """
 
-import random
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +19,7 @@ from proxy.config.session import max_reauth_ms
 from proxy.forwarder.authentication import SERVER_VERSION, ClientEnd, ClientIdentity, Reauthenticator
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
-from proxy.forwarder.framed import Closing, Followed
+from proxy.forwarder.followed import Closing, Followed
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay_session import MayBeAsked, Reauthenticate, Recall, RelaySession, may_be_asked
 from proxy.forwarder.relays import Relays
@@ -47,23 +45,29 @@ class Renewal:
         config = self._backends.config
         if config.authentication.enabled and not connect.feature_flags.supports_auth_refresh:
             self._metrics.reauthentication.no_reauth.labels(method=principal.method).inc()
-        if not config.authentication.enabled and not config.metrics.count_messages:
-            return
+        lifetime_ms_max = 0  # nobody is asked for credentials where there are none
+        if config.authentication.enabled:
+            lifetime_ms_max = max_reauth_ms(config, self._client.listener, principal.method)
+        judge = self._relays.judge
+        clock = SessionClock(
+            principal,
+            lifetime_ms_max=lifetime_ms_max,
+            now_s=self._relays.now(),
+            now_unix_ms=judge.unix_ms(),
+            fraction=judge.fraction(),
+        )
+        if clock.expires or config.metrics.count_messages:
+            self._session = self._new_session(connect, clock, lifetime_ms_max)
+
+    def _new_session(self, connect: CommandConnect, clock: SessionClock, lifetime_ms_max: int) -> RelaySession:
+        config = self._backends.config
         if connect.proxy_to_broker_url:
             asked = may_be_asked(connect, config.session.relay_reauthentication)
         else:
             asked = MayBeAsked(connect.feature_flags.supports_auth_refresh, with_producer=True)
         self._reauthenticator = Reauthenticator(connect, partial(self._backends.new_authentication, self._client))
-        lifetime_ms_max = max_reauth_ms(config, self._client.listener, principal.method)
-        clock = SessionClock(
-            principal,
-            lifetime_ms_max=lifetime_ms_max,
-            now_s=self._relays.now(),
-            now_unix_ms=time.time() * 1000,
-            fraction=random.random(),  # noqa: S311 -- no secret
-        )
-        self._session = RelaySession(
-            principal=principal,
+        return RelaySession(
+            principal=clock.principal,
             clock=clock,
             reauthenticate=self._reauthenticator.reauthenticate,
             lifetime_ms_max=lifetime_ms_max,
@@ -76,10 +80,10 @@ class Renewal:
             context=_context(self._client, connect),
         )
 
-    def abandon(self) -> None:
-        """The connection has ended, or is a relay: what is kept of rounds under way can be forgotten."""
-        if self._reauthenticator is not None:
-            self._reauthenticator.abandon()
+    def end(self) -> None:
+        """The connection has ended, or is a relay, whose answers are judged by what ``for_relay`` gave it."""
+        if self.followed is not None and self._reauthenticator is not None:
+            self._reauthenticator.end()
 
     # ---- as a relay
 
@@ -105,11 +109,6 @@ class Renewal:
         self._relays.judge.watch(self.followed)
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether this is a session that can expire."""
-        return self.followed is not None
-
-    @property
     def has_expired(self) -> bool:
         """Whether it has: then ``use`` says what may still be done."""
         followed = self.followed
@@ -125,15 +124,17 @@ class Renewal:
             followed.line.close(Closing.EXPIRED)
         return use
 
-    def answered(self, frame: Frame) -> None:
-        """The client has sent an AUTH_RESPONSE."""
+    def answered(self, frame: Frame) -> bool:
+        """The client has sent an AUTH_RESPONSE, asked for or not. False: this session never expires, so it is none."""
         followed = self.followed
-        assert followed is not None
+        if followed is None:
+            return False
         failure = _clock(followed).answered(self._relays.now())
         if failure is None:
             self._relays.judge.answered(followed, frame.encode())
         else:
             self._relays.judge.failed(followed, failure)
+        return True
 
 
 def _clock(followed: Followed) -> SessionClock:
@@ -173,20 +174,16 @@ class LookupClient(Protocol):
     """A session in lookup mode, as its line needs it."""
 
     def ask_again(self, challenge: bytes) -> None:
-        """Send a challenge."""
+        """Send a challenge; a command that waits for a verdict waits no longer."""
 
     def renewed(self, identity: ClientIdentity | None) -> None:
         """There is a verdict: who the client is now, if that is new; what waits for it may go on."""
 
-    def hold(self) -> None:
-        """Take nothing more from the client."""
+    def wait(self) -> None:
+        """Take nothing more from the client, until there is a verdict."""
 
     def say_farewell(self, cause: Cause, frame: bytes) -> None:
-        """End the connection with this frame."""
-
-    @property
-    def answers_due(self) -> int:
-        """0 once everything under way has been answered, and has left."""
+        """End the connection with this frame, once everything under way has been answered."""
 
     @property
     def is_over(self) -> bool:
@@ -205,7 +202,6 @@ class LookupLine:
         self._followed = followed
         self._relays = relays
         self._reauthenticator = reauthenticator
-        self._looks = 0
 
     def ask(self, challenge: bytes) -> None:
         """Send a challenge; a connection in lookup mode is always at a boundary."""
@@ -214,13 +210,14 @@ class LookupLine:
 
     def go_on(self) -> None:
         """There is a verdict, and the clock knows it."""
-        self._client.renewed(self._reauthenticator.identity)
+        if not self._followed.closing:
+            self._client.renewed(self._reauthenticator.identity)
 
     def close(self, why: Closing, frame: bytes = b"") -> None:
         """Take nothing more; what is under way is answered before the client is told."""
         if not self._followed.closing:
             self._followed.closing, self._followed.closing_frame = why, frame
-            self._client.hold()
+            self._client.wait()
             self._relays.judge.closing(self._followed)
 
     def say_farewell(self, frame: bytes) -> None:
@@ -230,9 +227,8 @@ class LookupLine:
 
     @property
     def bytes_to_client(self) -> int:
-        """Another number at each look, as long as there is something to come."""
-        self._looks += bool(self._client.answers_due)
-        return self._looks
+        """Nothing to wait for: the session itself knows what it has to answer first."""
+        return 0
 
     @property
     def is_over(self) -> bool:

@@ -2,7 +2,9 @@
 
 import socket
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 
 import trio
 
@@ -31,6 +33,7 @@ from proxy.runtime.connection_count import ConnectionCounters
 from proxy.runtime.descriptors import adopt_socket
 from proxy.runtime.dialing import tune_socket
 from proxy.runtime.logs import get_logger
+from proxy.runtime.near_expiry import SessionEnd, near_expiry
 from proxy.runtime.rpc_server import Handler
 from proxy.runtime.tasks import InFlight, close_politely, seconds
 from proxy.runtime.tls import TlsFailed
@@ -158,9 +161,22 @@ class ForwarderService:
         self._relays.end_all()
 
     def status(self) -> dict[str, object]:
-        """Connections by state."""
+        """Connections by state, and sessions that end soon."""
         states = {state.value: count for state, count in self._by_state().items()}
-        return {"connections": self._admission.connections, "connections_by_state": states}
+        return {
+            "connections": self._admission.connections,
+            "connections_by_state": states,
+            "sessions_near_expiry": near_expiry(self._session_ends()),
+        }
+
+    def _session_ends(self) -> Iterator[SessionEnd]:
+        """Of all sessions that can expire: relays', and those in lookup mode."""
+        now = self._relays.now()
+        in_lookup_mode = (session.renewal.followed for session in self._sessions)
+        for followed in chain(self._relays.followed(), in_lookup_mode):
+            if followed is not None and followed.clock is not None and not followed.closing:
+                about = followed.relay
+                yield SessionEnd(followed.clock.expires_at_s - now, about.client_address, about.principal)
 
     # ---- clients
 

@@ -1,6 +1,7 @@
 """What the cluster tells operators: metrics of all processes in one, readiness, and status."""
 
 import time
+from typing import Any
 
 import msgspec
 import trio
@@ -10,11 +11,15 @@ from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
 from proxy.config.types import Listener
 from proxy.runtime.metrics import exposition, merged_exposition
+from proxy.runtime.near_expiry import merged
 from proxy.runtime.rpc_client import RpcError
 from proxy.supervisor.cluster import Cluster
 from proxy.supervisor.slot import Slot, SlotState
 
 ASK_TIMEOUT_S = 2.0
+
+NEAR_EXPIRY = "sessions_near_expiry"
+"""What each forwarder says of its own (proxy.forwarder.service) is shown of all together."""
 
 
 class Report:
@@ -39,6 +44,7 @@ class Report:
         """The whole cluster, as /status and `status` show it."""
         texts = await self._ask_all(Method.GET_STATUS)
         reasons = self._not_ready(texts)
+        workers = [self._worker_status(slot, texts.get(slot)) for slot in self._cluster.slots]
         return {
             "cluster": self._cluster.config.cluster.name,
             "version": __version__,
@@ -50,7 +56,8 @@ class Report:
             "listeners": [_url(listener) for listener in self._cluster.config.listener],
             "service_url": self._cluster.config.brokers.service_url,
             "authentication": self._cluster.config.authentication.enabled,
-            "workers": [self._worker_status(slot, texts.get(slot)) for slot in self._cluster.slots],
+            NEAR_EXPIRY: merged(worker.pop(NEAR_EXPIRY) for worker in workers if NEAR_EXPIRY in worker),
+            "workers": workers,
         }
 
     async def not_ready_reasons(self) -> list[str]:
@@ -71,8 +78,8 @@ class Report:
             reasons.append("no broker is reachable")
         return reasons
 
-    def _worker_status(self, slot: Slot, text: str | None) -> dict[str, object]:
-        status: dict[str, object] = {
+    def _worker_status(self, slot: Slot, text: str | None) -> dict[str, Any]:
+        status: dict[str, Any] = {
             "role": slot.role.value,
             "worker": slot.index,
             "state": slot.state.value,

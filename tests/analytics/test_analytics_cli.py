@@ -85,6 +85,8 @@ def test_ingest_by_its_command(spark: SparkSession, tmp_path: Path) -> None:
 def test_of_sparks_words_those_that_name_the_cause() -> None:
     text = "[X] Traceback:\n  File x\nanalytics.sources.options.BadOption: needs the option 'path'\n"
     assert spark_reason(text) == "BadOption: needs the option 'path'"
+    text = "[Z] Traceback:\n  File x\nAttributeError: no 'y'\n SQLSTATE: 38000\n\tat org.apache.X\njava.lang.Error: z"
+    assert spark_reason(text) == "AttributeError: no 'y'"
     assert spark_reason("[Y] first\nsecond") == "[Y] first"
     assert spark_reason("") == "Spark said nothing"
 

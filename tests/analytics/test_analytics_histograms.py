@@ -1,6 +1,7 @@
 """Native histograms: common bounds, growth, sums, quantiles, and their rollup."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from analytics.transforms.histograms import (
     HistogramSample,
     Incompatible,
     add,
-    check,
     common,
     from_row,
     growth,
@@ -83,12 +83,6 @@ def test_without_bounds_in_common_it_is_refused(other: Histogram) -> None:
         add(custom(1, 1, 1, 1), other)
 
 
-@pytest.mark.parametrize("schema", [-5, 9, -52])
-def test_an_unknown_schema_is_refused(schema: int) -> None:
-    with pytest.raises(Incompatible):
-        check(Histogram(schema))
-
-
 def test_growth_is_the_difference_and_a_fall_of_any_bucket_a_reset() -> None:
     before = HistogramSample(1, custom(1, 2, 3, 4))
     assert growth(before, HistogramSample(2, custom(2, 2, 3, 5))) == (
@@ -134,14 +128,14 @@ def test_new_bounds_are_refused_once_and_then_go_on() -> None:
     assert [(row["refused"], row["increase"]["count"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (0, 1)]
 
 
-def put(spark: SparkSession, root: Path, samples: list[tuple[int, float]]) -> Tables:
+def put(spark: SparkSession, root: Path, samples: list[tuple[int, float]], schema: int = CUSTOM_BOUNDS) -> Tables:
     """A histogram's total count at times in minutes after DAY; half of it in the first bucket."""
     rows = [
         Row(
             series_id=1,
             ts=moment(DAY_MS + minute * MINUTE_MS),
             start_ts=None,
-            **to_row(custom(count / 2, count / 2, 0, 0)),
+            **to_row(replace(custom(count / 2, count / 2, 0, 0), schema=schema)),
             batch_id=1,
             date=moment(DAY_MS + minute * MINUTE_MS).date(),
             hour=minute // 60 % 24,
@@ -155,7 +149,9 @@ def put(spark: SparkSession, root: Path, samples: list[tuple[int, float]]) -> Ta
     return tables
 
 
-def test_the_rollup_of_histograms_counts_each_growth_once_late_ones_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_rollup_of_histograms_counts_each_growth_once_late_ones_too(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tables = put(spark, tmp_path, [(1, 2.0), (2, 6.0), (61, 10.0), (125, 4.0), (1500, 8.0)])
     rollup.run(spark, str(tmp_path))
     hours = table_rows(tables, "histograms_1h")["histograms_1h"]
@@ -166,7 +162,10 @@ def test_the_rollup_of_histograms_counts_each_growth_once_late_ones_too(spark: S
         DAY_MS + 25 * HOUR_MS: 4,
     }
     put(spark, tmp_path, [(59, 9.0), (59, 9.0)])
-    rollup.run(spark, str(tmp_path))
+    put(spark, tmp_path, [(58, 5.0)], schema=9)
+    put(spark, tmp_path, [(57, 5.0)], schema=-52)
+    assert rollup.run(spark, str(tmp_path)).unknown_histograms == 2
+    assert "LEFT OUT: 2 histograms of an unknown schema" in capsys.readouterr().err
     found = table_rows(tables, "histograms_1m", "histograms_1h", "histograms_1d")
     first = next(row for row in found["histograms_1h"] if row["window"] == DAY_MS)
     assert (first["n"], first["increase"]["positive_counts"], first["last"]["count"]) == (3, [3.5, 3.5], 9.0)

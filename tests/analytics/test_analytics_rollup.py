@@ -52,7 +52,7 @@ def noisy(seed: int) -> Raw:
     return rows
 
 
-def test_the_tables_equal_the_definition(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_tables_equal_the_definition_however_often_it_runs(spark: SparkSession, tmp_path: Path) -> None:
     rows = noisy(1)
     tables = ingest(spark, tmp_path, rows)
     report = run(spark, tables)
@@ -60,14 +60,26 @@ def test_the_tables_equal_the_definition(spark: SparkSession, tmp_path: Path) ->
     assert (report.samples, report.mixed_hours, report.expired_hours) == (len(rows), set(), set())
     assert not tables.dirty("rollup").marks
     assert set(tables.dirty("usage").hours) == {hour_of(moment(sample.ts)) for _, sample in rows}
+    before = table_rows(tables, *ROLLUPS)
+    assert run(spark, tables).hours == 0
+    with tables.transaction("again") as change:
+        change.mark_dirty("rollup", [hour_of(moment(sample.ts)) for _, sample in rows])
+    assert run(spark, tables).samples == len(rows)
+    assert table_rows(tables, *ROLLUPS) == before
 
 
-def test_samples_in_three_goes_and_small_changes_give_the_same(spark: SparkSession, tmp_path: Path) -> None:
+def test_samples_in_goes_and_small_changes_give_the_same(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Late data, in hours long rolled up: growth over the gaps moves to where the definition has it."""
     rows = noisy(2)
-    for part in range(3):
-        tables = ingest(spark, tmp_path, rows[part::3])
-        run(spark, tables, hours_per_change=100 if part else 40)
+    tables = ingest(spark, tmp_path, rows[::2])
+    with monkeypatch.context() as patched:
+        patched.setattr(rollup, "CHANGES_MAX", 1)
+        first = run(spark, tables, hours_per_change=5)
+    assert (first.hours, first.hours_left) == (5, 3)
+    ingest(spark, tmp_path, rows[1::2])
+    assert run(spark, tables).hours_left == 0
     assert got(tables) == expected(rows, LOOKBACK)
 
 
@@ -89,7 +101,7 @@ def test_late_samples_change_the_first_hour_after_them_and_no_other(spark: Spark
 def test_growth_over_midnight_and_a_gap_within_the_lookback(spark: SparkSession, tmp_path: Path) -> None:
     first, second = counter(1, [1]), counter(1, [70], start=1000.0)
     far = counter(1, [150], start=5000.0)
-    for rows in (first, second, far):
+    for rows in (first, second + far):
         tables = ingest(spark, tmp_path, rows)
         run(spark, tables)
     assert got(tables) == expected(first + second + far, LOOKBACK)
@@ -110,18 +122,6 @@ def test_files_with_the_same_samples_are_computed_sample_by_sample(spark: SparkS
     assert report.mixed_hours == {moment(DAY_MS + hour * HOUR_MS) for hour in (1, 2)}
 
 
-def test_running_twice_gives_the_same_tables(spark: SparkSession, tmp_path: Path) -> None:
-    rows = noisy(3)[::2]
-    tables = ingest(spark, tmp_path, rows)
-    run(spark, tables)
-    before = table_rows(tables, *ROLLUPS)
-    assert run(spark, tables).hours == 0
-    with tables.transaction("again") as change:
-        change.mark_dirty("rollup", [hour_of(moment(sample.ts)) for _, sample in rows])
-    assert run(spark, tables).samples == len(rows)
-    assert table_rows(tables, *ROLLUPS) == before
-
-
 def _dies_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
     original, calls = getattr(owner, name), iter(range(1000))
 
@@ -133,33 +133,38 @@ def _dies_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: in
     monkeypatch.setattr(owner, name, dying)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "call"),
-    [
-        (Transaction, "stage", 0),  # before anything was written
-        (Transaction, "stage", 2),  # minutes and hours are staged, days are not
-        (commits, "commit", 0),  # all is staged
-        (Filesystem, "move", 1),  # committed, and nothing applied yet
-        (Filesystem, "move", 3),  # applied in part
-        (Filesystem, "move", 7),
-    ],
-)
-def test_killed_anywhere_and_run_again_gives_the_same_tables(  # noqa: PLR0917
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int
+def _run_and_die(
+    spark: SparkSession, tables: Tables, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int
 ) -> None:
-    first, second = counter(1, [1, 2, 4]) + counter(2, [4]), counter(1, [3], start=500.0)
-    tables = ingest(spark, tmp_path, first)
-    run(spark, tables)
-    tables = ingest(spark, tmp_path, second)
     with monkeypatch.context() as patched:
         patched.setattr(Transaction, "abandon", lambda self: None)
         _dies_at(patched, owner, name, call)
         with pytest.raises(Killed):
             run(spark, tables)
+
+
+def test_killed_before_the_commit_nothing_has_happened_and_after_it_all_has(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = counter(1, [1, 2, 4]) + counter(2, [4])
+    tables = ingest(spark, tmp_path, rows)
     run(spark, tables)
-    assert got(tables) == expected(first + second, LOOKBACK)
-    assert not tables.dirty("rollup").marks
-    assert set(tables.dirty("usage").hours) >= {moment(DAY_MS + hour * HOUR_MS) for hour in (1, 2, 3, 4)}
+    before = got(tables)
+    rows += counter(1, [3], start=500.0)
+    ingest(spark, tmp_path, rows[-12:])
+    dirty = tables.dirty("rollup")
+    for owner, name, call in ((Transaction, "stage", 0), (Transaction, "stage", 2), (commits, "commit", 0)):
+        _run_and_die(spark, tables, monkeypatch, owner, name, call)
+        assert got(tables) == before
+        assert tables.dirty("rollup") == dirty
+    for moves, minute in ((1, 0), (3, 7), (7, 11)):  # the commit's own; then marks and files, in part
+        _run_and_die(spark, tables, monkeypatch, Filesystem, "move", moves)
+        tables = Tables.open(spark, str(tmp_path))
+        assert got(tables) == expected(rows, LOOKBACK)
+        assert not tables.dirty("rollup").marks
+        assert set(tables.dirty("usage").hours) >= {moment(DAY_MS + hour * HOUR_MS) for hour in (1, 2, 3, 4)}
+        rows.append((2, Sample(DAY_MS + 5 * HOUR_MS + minute * 60_000, 500.0 + minute)))
+        ingest(spark, tmp_path, rows[-1:])
 
 
 def test_late_samples_for_expired_hours_change_nothing_and_are_told(

@@ -73,6 +73,15 @@ def test_rows_outside_of_what_is_overwritten_are_refused(spark: SparkSession, tm
     assert content(tables) == []
 
 
+def test_a_table_is_added_to_once_in_a_change(spark: SparkSession, tmp_path: Path) -> None:
+    tables = Tables.open(spark, str(tmp_path))
+    rows = samples(spark, (1, 8, 8.0))
+    with pytest.raises(ValueError, match="samples: rows were added"), tables.transaction("test") as change:  # noqa: PT012
+        change.append("samples", rows)
+        change.append("samples", rows)
+    assert content(tables) == []
+
+
 def prepared(spark: SparkSession, root: Path) -> Tables:
     tables = Tables.open(spark, str(root))
     with tables.transaction("before") as change:

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import cast
 
 import numpy as np
 from hypothesis import given
@@ -12,7 +13,7 @@ from analytics.transforms.counter_state import Sample, unique, windows
 from analytics.transforms.kernel import States
 from tests.analytics.transforms_data import patient
 
-MINUTE_MS = 60_000
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 LOOKBACK = 2
 Raw = list[tuple[int, Sample]]
 
@@ -56,6 +57,18 @@ def expected(rows: Raw) -> list[tuple[object, ...]]:
             numbers = (row.state.n, row.state.sum, row.state.min, row.state.max, row.increase, row.resets, row.overlaps)
             result.append((series, *ends, *numbers, row.entry))
     return result
+
+
+def run_pieces(rows: Raw) -> kernel.Runs:
+    return kernel.runs(states_of(rows), MINUTE_MS, HOUR_MS)
+
+
+def got_of_runs(pieces: list[kernel.Runs]) -> tuple[list[tuple[object, ...]], set[int]]:
+    """Whole windows of all chunks and the merged ones, and the hours that are mixed."""
+    merged = kernel.window_rows(sorted_states([piece.open for piece in pieces]), MINUTE_MS, LOOKBACK)
+    whole = [kernel.WindowRows(piece.whole, piece.entry, np.zeros(len(piece.entry), bool)) for piece in pieces]
+    mixed = set((merged.states.first_ts[merged.mixed] // HOUR_MS).tolist())
+    return sorted(row for found in (merged, *whole) for row in got(found)), mixed
 
 
 def got(found: kernel.WindowRows) -> list[tuple[object, ...]]:
@@ -112,6 +125,55 @@ def test_batches_with_tails_equal_one_batch(rows: Raw, size: int) -> None:
             found += got(kernel.window_rows(kernel.taken(batch, slice(end)), MINUTE_MS, LOOKBACK))
     found += got(kernel.window_rows(held, MINUTE_MS, LOOKBACK))
     assert found == expected(rows)
+
+
+dense = st.lists(st.integers(0, 1000).map(lambda ticks: ticks * 7_500), min_size=20, max_size=150)
+counted = st.tuples(dense, st.randoms()).map(
+    lambda drawn: [
+        (drawn[1].choice([3, 4]), Sample(ts, float(drawn[1].randrange(1000)), drawn[1].choice([0, 0, ts - 20_000])))
+        for ts in drawn[0]
+    ]
+)
+
+
+@patient
+@given(counted)
+def test_whole_windows_and_merged_open_ones_equal_the_definition(rows: Raw) -> None:
+    assert got_of_runs([run_pieces(rows)]) == (expected(rows), set())
+
+
+@patient
+@given(counted, st.lists(st.integers(0, 125), min_size=1, max_size=4), st.randoms())
+def test_runs_of_any_chunks_equal_the_definition_or_their_hours_are_mixed(
+    rows: Raw, cuts: list[int], random: object
+) -> None:
+    """Chunks that follow each other, in part: some samples are in a chunk where they lie within another's run."""
+    edges = [-1, *sorted(cut * MINUTE_MS + 30_000 for cut in cuts), 1 << 40]
+    chunks: list[Raw] = [[] for _ in edges]
+    for row in rows:
+        own = next(number for number, edge in enumerate(edges) if row[1].ts < edge)
+        stray = random.random() < 0.02  # type: ignore[attr-defined]
+        chunks[random.randrange(len(edges)) if stray else own].append(row)  # type: ignore[attr-defined]
+    found, mixed = got_of_runs([run_pieces(chunk) for chunk in chunks if chunk])
+    whole = [row for row in found if cast("int", row[1]) // HOUR_MS not in mixed]
+    assert whole == [row for row in expected(rows) if cast("int", row[1]) // HOUR_MS not in mixed]
+
+
+def test_chunks_one_after_the_other_are_not_mixed() -> None:
+    rows = [(1, Sample(tick * 15_000, float(tick))) for tick in range(400)]
+    assert got_of_runs([run_pieces(rows[:210]), run_pieces(rows[210:])]) == (expected(rows), set())
+
+
+def test_a_sample_within_another_chunks_run_mixes_the_hour() -> None:
+    rows = [(1, Sample(tick * 15_000, float(tick))) for tick in range(200)]
+    for stray in (1, 4 * 30 + 1, 197):
+        _, mixed = got_of_runs([run_pieces(rows[:stray] + rows[stray + 1 :]), run_pieces([rows[stray]])])
+        assert mixed == {0}
+
+
+def test_of_a_run_three_states_are_open_however_long_it_is_and_it_ends_with_the_hour() -> None:
+    pieces = run_pieces([(1, Sample(tick * 15_000, float(tick))) for tick in range(400)])
+    assert (len(pieces.open.n), len(pieces.whole.n)) == (3 + 3, 58 + 38)
 
 
 def test_duplicates_in_two_chunks_are_mixed() -> None:

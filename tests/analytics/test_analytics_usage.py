@@ -16,6 +16,7 @@ from analytics.transforms.counter_state import Sample
 from analytics.transforms.usage import WHAT
 from tests.analytics.transforms_data import DAY_MS, HOUR_MS, Raw, counter, ingest, moment, table_rows
 
+PAGE = Path(__file__).parents[2] / "docs" / "analytics-tables.md"
 BYTES, MESSAGES, SESSIONS = (f"pulsar_proxy_principal_{what}_total" for what in ("bytes", "messages", "sessions"))
 
 
@@ -90,6 +91,21 @@ def test_usage_equals_the_counters_over_workers_directions_and_clusters(spark: S
     assert days == {(DAY_MS, True), (DAY_MS + 24 * HOUR_MS, False)}
     hours = {(row["window"] - DAY_MS) // HOUR_MS: row["closed"] for row in found["usage_hourly"]}
     assert hours == {1: True, 2: True, 26: True, 27: True}
+    check_examples(spark, tables)
+
+
+def check_examples(spark: SparkSession, tables: Tables) -> None:
+    """The SQL of docs/analytics-tables.md is run; what it says of these tables."""
+    for name in ("series", "rollup_1m", "rollup_1h", "rollup_1d", "usage_daily"):
+        tables.read(name).createOrReplaceTempView(name)
+    text = PAGE.read_text().partition("```sql")[2].partition("```")[0]
+    code = "\n".join(line.partition("--")[0] for line in text.splitlines())
+    found = [spark.sql(one).collect() for one in code.split(";") if one.strip()]
+    assert len(found) == text.count("\n\n") + 1
+    per_second, _, _, _, top, growth = found
+    assert sum(row["bytes_per_s"] for row in per_second) * 60 == 8.0 * 24
+    assert [tuple(row) for row in top] == [("east", "alice", 12 * 2 + 24 * 2 + 24 * 3), ("west", "alice", 24 * 6)][::-1]
+    assert growth[0][0] is None
 
 
 def by_hour(tables: Tables) -> dict[int, tuple[int, bool]]:
@@ -108,14 +124,14 @@ def test_late_samples_of_a_closed_hour_are_kept_out_and_the_total_stays_right(
     )
     at = [(1, Sample(DAY_MS + int(hour * HOUR_MS), value)) for hour, value in ((1.1, 10.0), (2.1, 30.0), (3.1, 60.0))]
     tables = ingest(spark, tmp_path, at)
-    first = run(spark, tmp_path, 4.5)
+    first = run(spark, tmp_path, 4)
     assert first.closed_until == moment(DAY_MS + 2 * HOUR_MS)
     assert by_hour(tables) == {1: (0, True), 2: (20, False), 3: (30, False)}
     new_worker = [
         (2, Sample(DAY_MS + int(hour * HOUR_MS), value, DAY_MS)) for hour, value in ((1.5, 7.0), (2.5, 100.0))
     ]
     ingest(spark, tmp_path, [(1, Sample(DAY_MS + int(1.9 * HOUR_MS), 25.0)), *new_worker])
-    second = run(spark, tmp_path, 4.6)
+    second = run(spark, tmp_path, 4.9)
     assert second.late_samples == {moment(DAY_MS + HOUR_MS): 2}
     assert "KEPT OUT: 2 samples for 1 closed hours, from 2026-11-20 01:00" in capsys.readouterr().err
     assert by_hour(tables) == {1: (0, True), 2: (20 + 100, False), 3: (30, False)}
@@ -123,17 +139,14 @@ def test_late_samples_of_a_closed_hour_are_kept_out_and_the_total_stays_right(
         row["window"]: row["increase"] for row in table_rows(tables, "rollup_1h")["rollup_1h"] if row["series_id"] == 1
     }
     assert rolled[DAY_MS + HOUR_MS] == 15  # the rollup has it
-    assert run(spark, tmp_path, 4.7).late_samples == {}  # told once
-
-
-def test_late_samples_of_an_open_hour_count(spark: SparkSession, tmp_path: Path) -> None:
-    add_series(spark, tmp_path, (1, BYTES, labels("c", "alice", "to_broker")))
-    tables = ingest(spark, tmp_path, [(1, Sample(DAY_MS + 1000, 10.0)), (1, Sample(DAY_MS + 2000, 30.0))])
-    run(spark, tmp_path, 2.9)
-    assert by_hour(tables) == {0: (20, False)}
-    ingest(spark, tmp_path, [(1, Sample(DAY_MS + 3000, 31.0))])
-    run(spark, tmp_path, 3.0)
-    assert by_hour(tables) == {0: (21, True)}
+    again = usage.run(spark, str(tmp_path), now=moment(DAY_MS + 4 * HOUR_MS), reopen_from=moment(DAY_MS + HOUR_MS + 1))
+    assert (again.late_samples, again.reopened) == ({}, (moment(DAY_MS + HOUR_MS),))  # late samples are told once
+    assert "REOPENED: 1 closed hours were computed anew, from 2026-11-20 01:00" in capsys.readouterr().err
+    assert by_hour(tables) == {1: (15 + 7, True), 2: (5 + 93, False), 3: (30, False)}
+    tables.files.delete("rollup_1h")
+    with pytest.raises(usage.CannotReopen, match="1 hours from 2026-11-20 01:00"):
+        usage.run(spark, str(tmp_path), now=moment(DAY_MS + 9 * HOUR_MS), reopen_from=moment(DAY_MS))
+    assert by_hour(tables)[1] == (15 + 7, True)
 
 
 def test_an_hour_that_waits_for_its_rollup_does_not_close(spark: SparkSession, tmp_path: Path) -> None:
@@ -143,7 +156,6 @@ def test_an_hour_that_waits_for_its_rollup_does_not_close(spark: SparkSession, t
     ingest(spark, tmp_path, [(1, Sample(DAY_MS + 2 * HOUR_MS + 1, 1e6))])
     report = usage.run(spark, str(tmp_path), now=moment(DAY_MS + 20 * HOUR_MS))
     assert report.closed_until == moment(DAY_MS + 2 * HOUR_MS)
-    assert run(spark, tmp_path, 20).closed_until == moment(DAY_MS + 18 * HOUR_MS)
 
 
 def test_killed_before_or_after_the_commit_and_run_again(

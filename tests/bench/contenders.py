@@ -1,6 +1,7 @@
 """Who is measured: proxies in front of the same scripted broker, each as shipped where nothing else is said."""
 
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -15,12 +16,14 @@ from local.cluster import Cluster
 from local.distribution import PULSAR, pulsar_home
 from local.ports import free_port
 from local.process import OwnedProcess
+from local.tokens import make_token
 
 from tests.bench.generator import BenchError, Broker
 
 _START_TIMEOUT_S = 90.0
 _STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.1
+_TOKEN_LIFETIME_S = 86_400.0
 
 
 class Contender(ABC):
@@ -31,6 +34,8 @@ class Contender(ABC):
     answers_lookups: ClassVar[bool] = True
     warm_up_s: ClassVar[float] = 0.5
     """How long each kind of load runs before anything counts."""
+    token: str = ""
+    """What the load authenticates itself with."""
 
     def __init__(self, broker: Broker, directory: Path) -> None:
         self.broker = broker
@@ -85,7 +90,7 @@ class Ours(Contender):
     name = "ours"
     label = "pulsar-trio-proxy"
 
-    def __init__(self, broker: Broker, directory: Path) -> None:
+    def __init__(self, broker: Broker, directory: Path, more_config: str = "") -> None:
         super().__init__(broker, directory)
         command = Path(sys.executable).with_name("pulsar-trio-proxy")
         self._cluster = Cluster(
@@ -94,6 +99,7 @@ class Ours(Contender):
             f"pulsar://{broker.address}",
             port=self.port,
             admin_port=free_port(avoid=(self.port,)),
+            more_config=more_config,
         )
 
     @property
@@ -108,6 +114,28 @@ class Ours(Contender):
 
     def log_tail(self) -> str:
         return self._cluster.log_tail()
+
+
+class Following(Ours):
+    """The same, where clients authenticate themselves with a token that ends: relays follow their frames (KIP-368)."""
+
+    name = "following"
+    label = "pulsar-trio-proxy, frames followed"
+
+    _CONFIG = """
+[authentication]
+enabled = true
+
+[authentication.token]
+secret_key = "{key}"
+"""
+
+    def __init__(self, broker: Broker, directory: Path) -> None:
+        secret = secrets.token_bytes(32)
+        key = Path(tempfile.mkdtemp(prefix="key-", dir=directory)) / "secret.key"
+        key.write_bytes(secret)
+        self.token = make_token(secret, "bench", _TOKEN_LIFETIME_S)
+        super().__init__(broker, directory, self._CONFIG.format(key=key))
 
 
 class _Program(Contender):

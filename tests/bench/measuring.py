@@ -73,6 +73,8 @@ class Bench:
             "target": self.broker.address,
             "connections": row.connections,
             "under_way": row.under_way,
+            "frame": row.frame_bytes,
+            "token": contender.token,
         }
         # Without a proxy it only shows what the generator can do, which is no close call.
         options["window"] = f"{self.window_s if contender.pid is not None else self.window_s / 2}s"
@@ -101,7 +103,7 @@ class Bench:
             print_status(f"Warming up: {contender.label}, {program}")
             options = {"port": contender.port, "target": self.broker.address, "window": "0s"}
             options |= {"connections": _WARM_UP_CONNECTIONS[program], "under_way": _WARM_UP_UNDER_WAY}
-            options |= {"warm_up": f"{contender.warm_up_s}s"}
+            options |= {"warm_up": f"{contender.warm_up_s}s", "token": contender.token}
             with self._explained(contender), generator.load(self.program, program, **options) as load:
                 load.measure()
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.bench.contenders import CONTENDERS, HAProxy, Java, Ours, Straight
+from tests.bench.contenders import CONTENDERS, Following, HAProxy, Java, Ours, Straight
 from tests.bench.figures import Figure, figure, ratio, text
 from tests.bench.measuring import Memory, Results, Sample
 from tests.bench.rows import IDLE_BYTES_MAX, IDLE_RELAYS, SHARED_CLIENTS, Metric, Row
@@ -18,6 +18,7 @@ class Report:
     results: Results
     rows: Sequence[Row]
     contenders: Sequence[str]
+    followed_rows: Sequence[Row] = ()
 
     def markdown(self) -> str:
         """All tables."""
@@ -30,6 +31,11 @@ class Report:
             parts += [
                 "### The load generator (CPU time in µs an operation; bulk: GiB a second, s a GiB)",
                 self._generator(),
+            ]
+        if self.followed_rows:
+            parts += [
+                "### Relays whose frames are followed: CPU time (µs an operation; bulk: s a GiB)",
+                self._followed(),
             ]
         if self.results.memory:
             parts += [f"### Memory ({IDLE_RELAYS:,} idle relays)", self._memory()]
@@ -79,6 +85,14 @@ class Report:
             ]
             busy = [figure(self.values(row, name, lambda sample: sample.load_busy)) for name in names]
             lines.append([row.title, *straight, *(f"{share.median:.0%}" if share else "-" for share in busy)])
+        return _table(lines)
+
+    def _followed(self) -> str:
+        lines = [["", Ours.label, Following.label, "followed / not", "target"]]
+        for row in self.followed_rows:
+            costs = [self.metric(row, kind.name, "cost") for kind in (Ours, Following)]
+            share = ratio(costs[1], costs[0])
+            lines.append([row.title, *(text(figure(cost)) for cost in costs), text(share), _target(row, "cost", share)])
         return _table(lines)
 
     def _connections(self) -> str:

@@ -33,7 +33,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of load; ``under_way``: requests under way on each connection for lookups."""
+    """One kind of load.
+
+    ``under_way``: requests under way on each connection for lookups; ``frame_bytes``: of a bulk transfer; ``followed``:
+    measured is what it costs to follow the frames, beside not to: its targets are of that ratio.
+    """
 
     name: str
     title: str
@@ -41,6 +45,8 @@ class Row:
     connections: int
     targets: tuple[Target, ...] = ()
     under_way: int = 1
+    frame_bytes: int = 256 << 10
+    followed: bool = False
 
     @property
     def in_bytes(self) -> bool:
@@ -50,7 +56,7 @@ class Row:
     @property
     def has_latency(self) -> bool:
         """Whether the load waits for each operation by itself."""
-        return self.program == "echo"
+        return self.program == "echo" and not self.followed
 
     def target(self, metric: Metric) -> Target | None:
         """The target for a metric."""
@@ -68,6 +74,16 @@ ROWS = (
     Row("lookup", "lookup, 1 connection, 64 under way", "lookup", 1, under_way=64),
     Row("storm", "lookup, 32 connections, 500 under way on each", "lookup", 32, (Target("cost", 3.0, 1.0),), 500),
     Row("fresh", "connect and 10 lookups, 16 at once (a lookup)", "fresh", 16, (Target("cost", 1.0),)),
+)
+
+_ECHO, _LARGE, _SMALL = (Target("cost", most) for most in (1.5, 1.5, 2.2))
+FOLLOWED_ROWS = (
+    Row("follow-echo1", "echo of 100 B, 1 connection", "echo", 1, (_ECHO,), followed=True),
+    Row("follow-echo32", "echo of 100 B, 32 connections", "echo", 32, (_ECHO,), followed=True),
+    Row("follow-1k", "bulk in frames of 1 kB, 4 connections", "bulk", 4, (_SMALL,), 1, 1_000, followed=True),
+    Row("follow-10k", "bulk in frames of 10 kB, 4 connections", "bulk", 4, (_LARGE,), 1, 10_000, followed=True),
+    Row("follow-100k", "bulk in frames of 100 kB, 4 connections", "bulk", 4, (_LARGE,), 1, 100_000, followed=True),
+    Row("follow-1m", "bulk in frames of 1 MB, 4 connections", "bulk", 4, (_LARGE,), 1, 1_000_000, followed=True),
 )
 
 IDLE = "idle"

@@ -1,15 +1,16 @@
 """What the benchmark makes of its measurements; the measurements themselves are no tests."""
 
 import os
+import socket
 
 import pytest
 
 from tests.bench import documents
 from tests.bench.figures import figure, number, ratio
 from tests.bench.measuring import Memory, Results, Sample
-from tests.bench.processes import cpu_seconds, pss_bytes
+from tests.bench.processes import cpu_seconds, established, pss_bytes
 from tests.bench.report import Report
-from tests.bench.rows import ROWS, Target
+from tests.bench.rows import FOLLOWED_ROWS, ROWS, Target
 
 
 def _sample(cost: float, rate: float) -> Sample:
@@ -61,6 +62,30 @@ def test_report_leaves_out_what_was_not_measured() -> None:
     assert "HAProxy |\n" in text.replace("ours / HAProxy", "HAProxy")
     assert "4.00" in text
     assert "≤ 8: met" in text
+
+
+def test_following_frames_is_compared_with_not_following_them() -> None:
+    row = FOLLOWED_ROWS[0]
+    results = Results()
+    for name, cost in (("ours", 10.0), ("following", 14.0)):
+        results.samples[row.name, name] = [_sample(cost, 1000.0)]
+    text = Report(results, [], ["ours", "java"], [row]).markdown()
+    assert "1.40" in text
+    assert "≤ 1.5: met" in text
+
+
+def test_connections_that_clients_share() -> None:
+    results = Results(broker_connections={"ours": 1, "java": 1000})
+    lines = Report(results, [], ["ours", "java"]).markdown().splitlines()
+    assert [cell.strip() for cell in lines[-1].split("|")[1:3]] == ["1", "1,000"]
+
+
+def test_connections_of_a_server_are_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert established(port) == 0
+        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            assert established(port) == 2
 
 
 def test_only_what_stands_between_the_markers_is_replaced() -> None:

@@ -4,15 +4,18 @@ All read the same files in one run, one after the other in turns; the figure is 
 `rollup_sketch.py`. It, DuckDB and Polars compute less: no start timestamps, no exact sums, no last sample of the hour
 before, one directory. "whole job" is `pulsar-proxy-analytics rollup`: minutes, hours, days, checks and the commit.
 
-    python -m tests.bench_analytics.rollup_bench --samples 10 --curve --write
+    python -m tests.bench_analytics.rollup_bench --samples 1000000
 """
 
 import argparse
+import json
+import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,13 +25,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from analytics.jobs import rollup as job
+from analytics.jobs.minutes import rollup_change
 from analytics.tables.store import Tables
 from analytics.transforms import rollup
 from tests.bench_analytics import rollup_others, rollup_sketch
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE, PICTURE = DOCS / "analytics-benchmarks.md", DOCS / "analytics-rollup.svg"
-BEGIN, END = "<!-- rollup -->", "<!-- /rollup -->"
 FIRST = datetime(2026, 10, 1, tzinfo=UTC)
 SERIES, STEP_MS, RESET_EVERY, DUPLICATES = 1736, 15_000, 3800, 0.01
 CURVE_MILLIONS = (1, 3, 10, 30, 100)
@@ -85,6 +86,7 @@ def _write(directory: Path, series_id: np.ndarray, ts: np.ndarray, value: np.nda
 
 def session(memory: str) -> SparkSession:
     """Two cores, for both Spark programs."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", memory)
     for key, value in SETTINGS.items():
         builder = builder.config(key, value)
@@ -93,19 +95,29 @@ def session(memory: str) -> SparkSession:
     return spark
 
 
-def ours(spark: SparkSession, root: Path, out: Path) -> tuple[float, float]:
-    """The transforms, with the files written as the job writes them."""
+class _Measured(Exception):
+    """Ends the change before anything of it becomes visible."""
+
+
+def ours(spark: SparkSession, root: Path, hours: list[datetime], growth: float) -> tuple[float, float]:
+    """What the job computes and writes for minutes and for hours, without what is around it."""
     for name, value in job.SETTINGS.items():
         spark.conf.set(name, value)
-    begun = time.perf_counter()
-    samples = spark.read.parquet(f"{root}/samples")
-    mixed = spark.sparkContext.accumulator(frozenset(), rollup.HourSet())
-    windows = rollup.minute_windows(rollup.partial_states(samples), job.LOOKBACK_DAYS, mixed)
-    windows.write.partitionBy("date", "hour").parquet(f"{out}/1m")
-    minutes_done = time.perf_counter()
-    rollup.coarser(spark.read.parquet(f"{out}/1m"), "hour").write.partitionBy("date").parquet(f"{out}/1h")
-    assert not mixed.value
-    return minutes_done - begun, time.perf_counter() - minutes_done
+    tables = Tables.open(spark, str(root))
+    seconds = (0.0, 0.0)
+    with suppress(_Measured), rollup_change(tables, "bench") as change:
+        block = job.Block(job.Job(tables, (job.COUNTERS,), job.LOOKBACK_DAYS, job.Report()), change)
+        begun = time.perf_counter()
+        tails = rollup.tails(tables.read("rollup_1h", []), hours)
+        minutes = job.COUNTERS.stage_minutes(block, tables.read("samples"), hours, tails)
+        minutes_done = time.perf_counter()
+        wide = change.stage("rollup_1h", job.COUNTERS.coarser(minutes, "hour"))
+        seconds = (minutes_done - begun, time.perf_counter() - minutes_done)
+        assert not block.job.report.mixed_hours
+        for frame in (minutes, wide):
+            _compare(frame.agg({"increase": "sum"}).collect()[0][0], growth, "this rollup")
+        raise _Measured
+    return seconds
 
 
 def whole_job(spark: SparkSession, root: Path, hours: list[datetime]) -> float:
@@ -127,7 +139,7 @@ def measure(spark: SparkSession, work: Path, millions: float, rounds: int, only:
     hours, growth = make_samples(root, millions)
     contenders: dict[str, Callable[[], tuple[float, float]]] = {
         "sketch": lambda: rollup_sketch.run(spark, root, out),
-        "this rollup": lambda: ours(spark, root, out),
+        "this rollup": lambda: ours(spark, root, hours, growth),
         "whole job": lambda: (whole_job(spark, root, hours), 0.0),
         "DuckDB": lambda: rollup_others.duckdb_rollup(root, out),
         "Polars": lambda: rollup_others.polars_rollup(root, out),
@@ -140,7 +152,8 @@ def measure(spark: SparkSession, work: Path, millions: float, rounds: int, only:
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir()
             minutes_s, hours_s = contender()
-            _check(root / "rollup_1m" if name == "whole job" else out / "1m", growth, name)
+            if name != "this rollup":
+                _check(root / "rollup_1m" if name == "whole job" else out / "1m", growth, name)
             best = results.setdefault(name, {"1m_s": minutes_s, "1h_s": hours_s})
             best["1m_s"], best["1h_s"] = min(best["1m_s"], minutes_s), min(best["1h_s"], hours_s)
             print(f"{millions:g} M {name}: {minutes_s:.2f} s + {hours_s:.2f} s", flush=True)
@@ -149,80 +162,35 @@ def measure(spark: SparkSession, work: Path, millions: float, rounds: int, only:
 
 def _check(path: Path, growth: float, name: str) -> None:
     files = [pq.read_table(file, columns=["increase"], partitioning=None) for file in path.rglob("*.parquet")]
-    found = sum(table["increase"].to_numpy().sum() for table in files)
+    _compare(sum(table["increase"].to_numpy().sum() for table in files), growth, name)
+
+
+def _compare(found: float, growth: float, name: str) -> None:
     if abs(found - growth) > (1e-9 * growth if name in {"DuckDB", "Polars"} else 0):
         raise AssertionError(f"{name}: the growth is {found:.0f}, not {growth:.0f}")
 
 
-def table(results: dict[str, Row]) -> Iterator[str]:
-    """Markdown."""
-    yield "| | to 1 minute (s) | on to 1 hour (s) | ratio to the sketch |"
-    yield "|---|---|---|---|"
-    for name, row in results.items():
-        ratio = f"{row['1m_s'] / results['sketch']['1m_s']:.2f}" if "sketch" in results else ""
-        yield f"| {name} | {row['1m_s']:.1f} | {row['1h_s']:.1f} | {ratio} |"
-
-
-def draw(curve: dict[float, dict[str, Row]], path: Path) -> None:
-    """Seconds against millions of samples, both logarithmic."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    mpl.rcParams["svg.hashsalt"] = "bench"
-    canvas = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = canvas.subplots()
-    for name in next(iter(curve.values())):
-        axes.plot(list(curve), [rows[name]["1m_s"] + rows[name]["1h_s"] for rows in curve.values()], "o-", label=name)
-    axes.set(xscale="log", yscale="log", xlabel="samples (millions)", ylabel="seconds, to minutes and on to hours")
-    axes.legend(frameon=False)
-    axes.grid(visible=True, alpha=0.3)
-    canvas.savefig(path, metadata={"Date": None})
-
-
-def curve_table(curve: dict[float, dict[str, Row]]) -> Iterator[str]:
-    """Markdown."""
-    names = list(next(iter(curve.values())))
-    yield "| samples | " + " | ".join(names) + " |"
-    yield "|---" * (len(names) + 1) + "|"
-    for millions, rows in curve.items():
-        yield f"| {millions:g} M | " + " | ".join(f"{sum(rows[name].values()):.1f} s" for name in names) + " |"
-
-
-def write(text: str) -> None:
-    """Replace this benchmark's part of the page, or add it."""
-    page = PAGE.read_text() if PAGE.exists() else "# Benchmarks of the analytics\n"
-    before, _, rest = page.partition(BEGIN)
-    PAGE.write_text(f"{before.rstrip()}\n\n{BEGIN}\n{text}\n{END}\n{rest.partition(END)[2].lstrip()}")
-
-
 def main() -> None:
-    """Measure, print, write if told so."""
+    """Measure and print; --json for a program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=float, default=10, help="millions; default: %(default)s")
+    parser.add_argument("--samples", type=int, default=10_000_000, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--only", action="append", default=[], help="a contender; may be repeated; default: all")
-    parser.add_argument("--curve", action="store_true", help=f"also {CURVE_MILLIONS} millions, one round each")
+    parser.add_argument("--curve", action="store_true", help=f"also {CURVE_MILLIONS} million samples, one round each")
     parser.add_argument("--memory", default="4g", help="of Spark's driver; default: %(default)s")
     parser.add_argument("--directory", type=Path, help="for the files, up to 2 GB; default: a temporary one")
-    parser.add_argument("--write", action="store_true", help=f"write to docs/{PAGE.name} and {PICTURE.name}")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
     curve: dict[float, dict[str, Row]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as name:
         spark, work, only = session(options.memory), Path(name), frozenset(options.only)
         measure(spark, work, 0.2, 1, only)  # Spark's first jobs take seconds longer than any later one
-        results = measure(spark, work, options.samples, options.rounds, only)
+        results = measure(spark, work, options.samples / 1e6, options.rounds, only)
         if options.curve:
             curve = {size: measure(spark, work, size, 1, only) for size in CURVE_MILLIONS}
         spark.stop()
-    lines = [f"## {options.samples:g} million samples of {SERIES:,} counters, 2 cores", "", *table(results)]
-    if curve:
-        lines += ["", "Minutes and hours together, by size (one round):", "", *curve_table(curve)]
-        lines += ["", f"![seconds against samples]({PICTURE.name})"] if options.write else []
-    print("\n".join(lines))
-    if options.write:
-        write("\n".join(lines))
-        if curve:
-            draw(curve, PICTURE)
+    if options.json:
+        options.json.write_text(json.dumps({"series": SERIES, "results": results, "curve": curve}))
 
 
 if __name__ == "__main__":

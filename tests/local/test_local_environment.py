@@ -89,6 +89,12 @@ def test_the_tests_with_kerberos_cover_those_without(tree: Environment) -> None:
     assert _prepare(tree, "run") == []
 
 
+def test_the_measurements_of_the_analytics_have_a_set_of_their_own(tree: Environment) -> None:
+    assert _prepare(tree, "bench-analytics") == ["venv", "-e .[analytics,bench-analytics]"]
+    assert _prepare(tree, "bench-analytics") == []
+    assert not tree.is_ready("run")
+
+
 def test_changed_inputs_forget_what_else_was_installed(tree: Environment) -> None:
     _prepare(tree, "test")
     (tree.root / "constraints.txt").write_text("changed")

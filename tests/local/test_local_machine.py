@@ -64,6 +64,16 @@ def test_go_version(fake_command: FakeCommand, script: str, version: tuple[int, 
     assert bool(said) == (version < (1, 21))
 
 
+def test_prometheus_is_the_server_and_promtool(fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = fake_command("promtool", "").parent
+    monkeypatch.setenv("PATH", str(directory))
+    assert not machine.PROMETHEUS.present()
+    fake_command("prometheus", "")
+    assert machine.PROMETHEUS.present()
+    (directory / "promtool").unlink()
+    assert not machine.PROMETHEUS.present()
+
+
 def test_this_machine_has_what_the_tests_need() -> None:
     assert machine.has_venv()
     machine.ensure([], lambda _: None)

@@ -200,6 +200,7 @@ def test_what_can_be_reached_from_where(start: State, reachable: set[State]) -> 
         (Action.CONNECT_BROKER, {State.AUTHENTICATING}),
         (Action.FORWARD_REQUEST, {State.LOOKUP}),
         (Action.REFUSE_COMMAND, {State.LOOKUP}),
+        (Action.REAUTHENTICATE, {State.LOOKUP}),
         (Action.START_RELAY, {State.CONNECTING_TO_BROKER}),
     ],
 )
@@ -245,7 +246,7 @@ def test_along_every_way_each_step_was_earned(events: list[Event]) -> None:
             case Action.SEND_CONNECTED | Action.CONNECT_BROKER:
                 assert judging
                 judging, accepted, dialled = False, True, action is Action.CONNECT_BROKER
-            case Action.FORWARD_REQUEST | Action.REFUSE_COMMAND:
+            case Action.FORWARD_REQUEST | Action.REFUSE_COMMAND | Action.REAUTHENTICATE:
                 assert accepted
                 assert not dialled
             case Action.HOLD_COMMAND | Action.START_RELAY:
@@ -270,6 +271,21 @@ def test_a_lookup_after_two_rounds() -> None:
         (Event.OTHER_COMMAND, Action.REFUSE_COMMAND),
         (Event.LOOKUP_REQUEST, Action.FORWARD_REQUEST),
         (Event.CLIENT_CLOSED, Action.CLOSE),
+    ]
+    assert [machine.handle(event) for event, _ in story] == [action for _, action in story]
+
+
+def test_a_session_that_is_renewed_and_later_is_not() -> None:
+    """KIP-368: requests go on in the middle of it; a failure ends the connection with a word, whenever it comes."""
+    machine = ClientMachine()
+    story = [
+        (Event.CONNECT, Action.AUTHENTICATE),
+        (Event.ACCEPTED_FOR_LOOKUP, Action.SEND_CONNECTED),
+        (Event.AUTH_RESPONSE, Action.REAUTHENTICATE),
+        (Event.LOOKUP_REQUEST, Action.FORWARD_REQUEST),
+        (Event.AUTH_RESPONSE, Action.REAUTHENTICATE),
+        (Event.DENIED, Action.FAIL),
+        (Event.AUTH_RESPONSE, Action.IGNORE),
     ]
     assert [machine.handle(event) for event, _ in story] == [action for _, action in story]
 

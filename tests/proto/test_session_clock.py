@@ -232,13 +232,13 @@ def test_recalled_as_it_was(lives_s: float | None) -> None:
     assert again.use(149, SEND) is Use.GO_ON
 
 
-def test_whoever_was_being_judged_is_asked_again() -> None:
+def test_whoever_was_being_judged_is_asked_again_at_once() -> None:
     session = clock(100)
     session.challenged(140)
     session.answered(141)
     again = SessionClock.recalled(alice(), lifetime_ms_max=0, memo=session.memo, now_s=142)
     assert again.phase is Phase.QUIET
-    assert again.challenge_at_s == 143
+    assert again.is_due(142)
     assert again.expires_at_s == 150
 
 

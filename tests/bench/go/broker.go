@@ -5,15 +5,18 @@ import (
 	"syscall"
 )
 
-// What a client asks for by the first byte after CONNECTED; a frame begins with a zero, so no frame is taken for it.
+// What a client asks for, after CONNECTED, by the one byte of a frame of typeMode.
 const (
 	modeEcho = 'E'
 	modeSink = 'S'
 
 	bufferBytes = 1 << 20
-	// acknowledgedBytes is after how many bytes a sink says one byte. Seldom, since that is traffic of its own.
+	// acknowledgedBytes is after how many bytes a sink says one frame. Seldom, since that is traffic of its own.
 	acknowledgedBytes = 4 << 20
 )
+
+// acknowledgement is a frame, as all that goes over a connection here: some proxies follow frames.
+var acknowledgement = fillerFrame(4 * sizeBytes)
 
 // peer is one connection to the broker.
 type peer struct {
@@ -98,19 +101,19 @@ func (b *broker) speak(p *peer, data []byte) []byte {
 	}
 	var answers []byte
 	for len(data) > 0 {
-		if data[0] == modeEcho || data[0] == modeSink {
-			p.mode = data[0]
-			data = data[1:]
-			break
-		}
 		base, rest, whole := nextFrame(data)
 		if !whole {
 			p.held = append([]byte(nil), data...)
 			data = nil
 			break
 		}
-		answers = append(answers, b.reply(base)...)
 		data = rest
+		if kind, _ := field(base, 1); kind == typeMode {
+			_, mode := field(base, typeMode)
+			p.mode = mode[0]
+			break
+		}
+		answers = append(answers, b.reply(base)...)
 	}
 	if len(answers) > 0 {
 		answer(p.fd, answers)
@@ -138,7 +141,7 @@ func (b *broker) reply(base []byte) []byte {
 
 func (p *peer) consume(n int) {
 	for p.consumed += n; p.consumed >= acknowledgedBytes; p.consumed -= acknowledgedBytes {
-		answer(p.fd, []byte{modeSink})
+		answer(p.fd, acknowledgement)
 	}
 }
 

@@ -18,7 +18,8 @@ type client struct {
 	sentAt   int64 // echo: when the message under way was sent
 	received int   // echo: of the message under way
 	toSend   int   // bulk: before the next acknowledgement is due
-	awaited  int   // bulk: acknowledgements under way
+	at       int   // bulk: where in the chunk the next byte is
+	awaited  int   // bulk: bytes of acknowledgements under way
 }
 
 // dialer opens connections and brings them to CONNECTED.
@@ -35,7 +36,7 @@ func newDialer(s settings) *dialer {
 	return &dialer{
 		poller: newPoller(),
 		port:   s.port,
-		hello:  connectFrame(s.target),
+		hello:  connectFrame(s.target, s.token),
 		byFd:   map[int32]*client{},
 		buffer: make([]byte, connectedBytesMax),
 	}

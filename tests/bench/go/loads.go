@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"strconv"
 	"syscall"
 )
@@ -18,9 +19,9 @@ func runEcho(s settings) {
 	d := newDialer(s)
 	clients := d.openAll(s.connections)
 	for _, c := range clients {
-		writeAll(c.fd, []byte{modeEcho})
+		writeAll(c.fd, modeFrame(modeEcho))
 	}
-	out, in := make([]byte, messageBytes), make([]byte, messageBytes)
+	out, in := fillerFrame(messageBytes), make([]byte, messageBytes)
 	send := func(c *client, now int64) {
 		c.sentAt, c.received = now, 0
 		writeAll(c.fd, out)
@@ -58,10 +59,10 @@ func runBulk(s settings) {
 	d := newDialer(s)
 	clients := d.openAll(s.connections)
 	for _, c := range clients {
-		writeAll(c.fd, []byte{modeSink})
+		writeAll(c.fd, modeFrame(modeSink))
 		d.poller.change(c.fd, syscall.EPOLLIN) // level-triggered: a portion a turn, so that all get theirs
 	}
-	chunk := make([]byte, chunkBytes)
+	chunk := bytes.Repeat(fillerFrame(s.frame), max1(chunkBytes/s.frame))
 	measure(s, func(deadline int64, r *result) {
 		for _, c := range clients {
 			c.beginBlock(d)
@@ -73,9 +74,10 @@ func runBulk(s settings) {
 					c.countAcknowledged(r)
 				}
 				if event.Events&syscall.EPOLLOUT != 0 && c.toSend > 0 {
-					n, err := write(c.fd, chunk[:atMostChunk(c.toSend)])
+					n, err := write(c.fd, c.next(chunk))
 					check("send", err)
 					c.toSend -= n
+					c.at = (c.at + n) % len(chunk)
 					if c.toSend == 0 && monotonic() < deadline {
 						c.beginBlock(d)
 					} else if c.toSend == 0 {
@@ -90,11 +92,19 @@ func runBulk(s settings) {
 	})
 }
 
-func atMostChunk(n int) int {
-	if n > chunkBytes {
-		return chunkBytes
+func max1(n int) int {
+	if n < 1 {
+		return 1
 	}
 	return n
+}
+
+// next is what is to be sent now: blocks end where they end, frames go on in the next one.
+func (c *client) next(chunk []byte) []byte {
+	if rest := chunk[c.at:]; len(rest) <= c.toSend {
+		return rest
+	}
+	return chunk[c.at : c.at+c.toSend]
 }
 
 func (c *client) beginBlock(d *dialer) {
@@ -102,19 +112,22 @@ func (c *client) beginBlock(d *dialer) {
 		d.poller.change(c.fd, syscall.EPOLLIN|syscall.EPOLLOUT)
 	}
 	c.toSend = acknowledgedBytes
-	c.awaited++
+	c.awaited += len(acknowledgement)
 }
 
 func (c *client) countAcknowledged(r *result) {
-	var acknowledgements [64]byte
+	var acknowledgements [512]byte
 	n := read(c.fd, acknowledgements[:])
 	if n == 0 {
 		die("a bulk transfer was cut")
 	}
 	n = atLeast0(n)
 	c.awaited -= n
-	r.Operations += int64(n)
-	r.Bytes += int64(n) * acknowledgedBytes
+	c.received += n
+	whole := c.received / len(acknowledgement)
+	c.received %= len(acknowledgement)
+	r.Operations += int64(whole)
+	r.Bytes += int64(whole) * acknowledgedBytes
 }
 
 // runConnects: so many at a time are opened, told CONNECTED, and closed.
@@ -267,7 +280,7 @@ func runIdle(s settings) {
 	d := newDialer(s)
 	clients := d.openAll(s.connections)
 	for _, c := range clients {
-		writeAll(c.fd, []byte{modeEcho})
+		writeAll(c.fd, modeFrame(modeEcho))
 	}
 	await("{}")
 }

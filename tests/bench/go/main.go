@@ -19,6 +19,8 @@ type settings struct {
 	target      string
 	connections int
 	underWay    int
+	frame       int
+	token       string
 	warmUp      time.Duration
 	window      time.Duration
 }
@@ -43,6 +45,8 @@ func main() {
 	flags.StringVar(&s.target, "target", "", "host:port of the broker behind the proxy; empty: lookup mode")
 	flags.IntVar(&s.connections, "connections", 1, "connections at a time")
 	flags.IntVar(&s.underWay, "under-way", 1, "requests under way on each connection for lookups")
+	flags.IntVar(&s.frame, "frame", chunkBytes, "bytes of a frame of a bulk transfer")
+	flags.StringVar(&s.token, "token", "", "what the load authenticates itself with")
 	flags.DurationVar(&s.warmUp, "warm-up", 200*time.Millisecond, "the same load before the window")
 	flags.DurationVar(&s.window, "window", 1500*time.Millisecond, "how long to measure")
 	_ = flags.Parse(os.Args[2:])

@@ -10,6 +10,7 @@ const (
 	typePong           = 19
 	typeLookup         = 23
 	typeLookupResponse = 24
+	typeMode           = 100 // not Pulsar's
 
 	protocolVersion = 21
 	lookupConnect   = 1
@@ -41,8 +42,21 @@ func frame(commandType int, command []byte) []byte {
 	return append(sizes, base...)
 }
 
-func connectFrame(target string) []byte {
+// fillerFrame is a frame of so many bytes, sizes included, that says nothing.
+func fillerFrame(size int) []byte {
+	all := make([]byte, size)
+	binary.BigEndian.PutUint32(all, uint32(size-sizeBytes))
+	binary.BigEndian.PutUint32(all[sizeBytes:], uint32(size-2*sizeBytes))
+	return all
+}
+
+func modeFrame(mode byte) []byte { return frame(typeMode, []byte{mode}) }
+
+func connectFrame(target, token string) []byte {
 	fields := [][]byte{bytesField(1, []byte("bench")), varint(4, protocolVersion)}
+	if token != "" {
+		fields = append(fields, bytesField(3, []byte(token)), bytesField(5, []byte("token")))
+	}
 	if target != "" {
 		fields = append(fields, bytesField(6, []byte(target)))
 	}

@@ -223,6 +223,7 @@ def fuse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fuse]:
     monkeypatch.setattr(relays_module, "RelayTable", FusedTable)
     monkeypatch.setattr(relays_module, "shut_down", fused_shut_down)
     monkeypatch.setattr("proxy.forwarder.engine.shut_down", fused_shut_down)
+    monkeypatch.setattr("proxy.forwarder.moving.shut_down", fused_shut_down)
     monkeypatch.setattr(os, "splice", fused_splice)
     monkeypatch.setattr(WatchedKeeper, "drop_relay", fused_drop_relay)
     yield fuse
@@ -276,7 +277,7 @@ async def converse_and_die(fuse: Fuse, steps: list[int], seed: int = 1) -> None:
             nursery.start_soon(follow, place, fuse, left)
             sent = await converse(lane, seed)
             # Ended, said to be, and forgotten, by whichever of them.
-            await until(lambda: place.shelf.relays == {} and place.forwarders[-1].gone.is_set() is False)
+            await until(lambda: place.shelf.relays == {} and not place.forwarders[-1].was_killed)
             fuse.disarm()
             nursery.cancel_scope.cancel()
         last = place.forwarders[-1]

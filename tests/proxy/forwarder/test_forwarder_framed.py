@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from framed_fakes import (
     FRAME_BYTES_MAX,
     Judges,
     Now,
+    alice,
     answer,
     denied,
     error_in,
@@ -24,7 +26,7 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import Forwarder, Lane, Place, open_lane, read, read_all, until
+from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, read, read_all, until
 
 from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
@@ -32,6 +34,7 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proxy.forwarder import reauthentication
 from proxy.forwarder.authentication import Challenge
+from proxy.forwarder.followed import Followed
 from proxy.forwarder.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay_session import may_be_asked
 from proxy.forwarder.relays import RelayNotBegun
@@ -275,6 +278,35 @@ async def test_nobody_can_judge(place: Place, lane: Lane, now: Now, judges: Judg
     await until(lambda: counted(forwarder.metrics.success, method="token") == 1)
 
 
+async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nursery) -> None:
+    """Nor is a client's earlier life; who lives is asked once."""
+    now, judges = Now(), Judges()
+    judge = reauthentication.Reauthentication(nursery, reauthentication.ReauthenticationMetrics(None), now)
+    asked: list[bytes] = []
+
+    def watched(*, is_over: bool) -> Followed:
+        known = session(now, judges)
+        followed = Followed(about_relay(session=known.stored()), known.clock, judges)
+        followed.line = SimpleNamespace(is_over=is_over, has_producer=False, ask=asked.append)  # type: ignore[assignment]
+        judge.watch(followed)
+        return followed
+
+    living = [watched(is_over=False) for _ in range(10)]
+    for _ in range(10_000):
+        watched(is_over=True)
+    assert len(judge._due) <= reauthentication.DUE_MIN
+    for _ in range(200):
+        now.s += 2
+        for followed in living:
+            assert followed.clock is not None
+            assert followed.clock.answered(now.s) is None
+            judge._accept(followed, alice())
+    assert len(judge._due) <= reauthentication.DUE_MIN
+    now.s += 90
+    judge.ask_those_due()
+    assert len(asked) == 10
+
+
 # ---- failures
 
 
@@ -412,6 +444,22 @@ async def test_an_answer_past_the_end_saves_it(place: Place, lane: Lane, now: No
     assert counted(forwarder.metrics.success, method="token") == 1
 
 
+async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(
+    place: Place, lane: Lane, now: Now, judges: Judges
+) -> None:
+    """It stands before the client's next answer, so nobody could wait for that."""
+    further = commands.auth_challenge("proxy", 21, "token", b"server first")
+    judges.gate = trio.Event()
+    judges.verdict = lambda _data: Challenge(further)
+    await framed(place, lane, now, judges)
+    now.s += 150
+    await lane.client.send_all(answer() + send_frame(b"waits"))
+    await until(lambda: judges.given)
+    judges.gate.set()
+    await expect_end(lane, SESSION_EXPIRED, before=further)
+    assert await read_all(lane.broker) == b""
+
+
 async def test_what_waits_for_a_verdict_never_passes_if_it_is_no(
     place: Place, lane: Lane, now: Now, judges: Judges
 ) -> None:
@@ -445,7 +493,7 @@ async def test_a_broker_that_ends_while_the_client_is_being_seen_off(
     forwarder = await framed(place, lane, now, judges)
     now.s += 150
     await lane.client.send_all(send_frame())
-    await until(lambda: forwarder.relays._engine._half_closed)
+    await until(lambda: forwarder.relays._engine.mover.half_closed)
     await lane.broker.send_all(message_frame(b"last"))
     await lane.broker.send_eof()
     await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"last"))
@@ -498,8 +546,7 @@ async def test_a_session_that_never_ends_is_blind(place: Place, lane: Lane, now:
     forwarder = await framed(place, lane, now, judges, lifetime_ms=0)
     await lane.client.send_all(b"anything" + answer())
     assert await read(lane.broker, 8 + len(answer())) == b"anything" + answer()
-    (direction,) = {one.relay for one in forwarder.relays._engine._by_source.values()}
-    assert direction.followed is None
+    assert forwarder.relays.followed() == []
 
 
 async def test_no_relay_begins_with_what_is_no_frame(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
@@ -513,6 +560,18 @@ async def test_no_relay_begins_with_what_is_no_frame(place: Place, lane: Lane, n
 
 
 # ---- counting
+
+
+async def test_those_who_look_see_all_that_are_followed(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    async with open_lane() as blind, open_lane() as counted_only:
+        await forwarder.begin(blind)
+        await forwarder.begin(counted_only, session=session(now, judges, clock=None, counts_messages=True))
+        ends = [one.clock and one.clock.expires_at_s for one in forwarder.relays.followed()]
+        assert ends == [now.s + 100, None]
+        await lane.client.send_eof()
+        await lane.broker.send_eof()
+        await until(lambda: len(forwarder.relays.followed()) == 1)
 
 
 async def test_messages_are_counted(place: Place, lane: Lane, now: Now, judges: Judges) -> None:

@@ -33,7 +33,7 @@ from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand
-from proxy.forwarder import framed, reauthentication
+from proxy.forwarder import followed, reauthentication
 from proxy.forwarder.authentication import Challenge
 from proxy.forwarder.reauthentication import SESSION_EXPIRED
 
@@ -190,7 +190,7 @@ async def test_who_was_being_seen_off_is_seen_off(  # noqa: PLR0917 -- fixtures
     await begun(place, lane, now, judges)
     now.s += 150
     await lane.client.send_all((answer() if verdict else b"") + send_frame())
-    await until(lambda: place.forwarders[-1].relays._engine._half_closed)
+    await until(lambda: place.forwarders[-1].relays._engine.mover.half_closed)
     second = await successor(place, way)
     await lane.broker.send_all(message_frame(b"late"))
     rest = await read_all(lane.client)
@@ -239,7 +239,7 @@ def framed_fuse(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> Fuse:  # noqa: F
         return written
 
     class Sockets:
-        """The module socket, as framed sees it."""
+        """The module socket, as Framing sees it."""
 
         AF_INET, SOCK_STREAM, MSG_PEEK = socket.AF_INET, socket.SOCK_STREAM, socket.MSG_PEEK
 
@@ -249,7 +249,7 @@ def framed_fuse(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> Fuse:  # noqa: F
             made.fuse = fuse
             return made
 
-    monkeypatch.setattr(framed, "socket", Sockets)
+    monkeypatch.setattr(followed, "socket", Sockets)
     monkeypatch.setattr(os, "write", fused_write)
     return fuse
 
@@ -326,8 +326,7 @@ async def age(place: Place, now: Now) -> None:
         forwarder = place.forwarders[-1]
         if not hasattr(forwarder, "relays") or forwarder.gone.is_set():
             continue
-        relays = {direction.relay for direction in forwarder.relays._engine._by_source.values()}
-        clocks = [relay.followed.clock for relay in relays if relay.followed is not None]
+        clocks = [one.clock for one in forwarder.relays.followed()]
         if all(clock is not None and clock.expires_at_s > now.s + 10 for clock in clocks):
             now.s += 4
         forwarder.relays.judge.ask_those_due()

@@ -123,6 +123,19 @@ async def test_frames_in_any_pieces_and_three_lives(begin: Any) -> None:
     assert stage.judges.given == [b"0", b"1", b"2"]
 
 
+async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(begin: Any) -> None:
+    stage = await begin()
+    further = commands.auth_challenge("proxy", 21, "token", b"server first")
+    stage.judges.verdict = lambda _data: Challenge(further)
+    stage.now.s += 150
+    (followed,) = stage.relays.followed()
+    assert followed.clock is not None
+    await stage.client.send_all(answer() + send_frame(b"waits"))
+    assert await stage.read(stage.client, len(further)) == further
+    await stage.expect_end(SESSION_EXPIRED)
+    assert await stage.read_all(stage.broker) == b""
+
+
 async def test_a_silent_broker_and_several_rounds(begin: Any) -> None:
     stage = await begin()
     further = commands.auth_challenge("proxy", 21, "token", b"server first")

@@ -167,7 +167,8 @@ async def test_clients_are_served(serve: Serve) -> None:
     assert served.value("pulsar_proxy_active_connections") == 2
     assert served.value("pulsar_proxy_connections_by_state", state="lookup") == 2
     assert served.value("pulsar_proxy_connections_by_state", state="awaiting_connect") == 0
-    assert served.service.status() == {"connections": 2, "connections_by_state": {"lookup": 2, "relaying": 0}}
+    states = {"connections": 2, "connections_by_state": {"lookup": 2, "relaying": 0}}
+    assert served.service.status().items() >= states.items()
     await first.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_active_connections") == 1
@@ -338,7 +339,7 @@ async def test_adopted_relays_are_counted_and_limited(serve: Serve) -> None:
         assert second.value("pulsar_proxy_active_connections") == 2
         assert second.value("pulsar_proxy_new_connections_total") == 0
         assert second.value("pulsar_proxy_connections_by_state", state="relaying") == 2
-        assert second.service.status() == {"connections": 2, "connections_by_state": {"relaying": 2}}
+        assert second.service.status().items() >= {"connections": 2, "connections_by_state": {"relaying": 2}}.items()
         assert second.counters.total() == 2
         await second.listener.come("192.0.2.9").must_hear_error()
         await second.in_lookup_mode(ip="192.0.2.10")

@@ -1,0 +1,36 @@
+"""A client's last word from the proxy, and the close behind it."""
+
+import trio
+
+from proxy.forwarder.wire import ClientWire
+from proxy.runtime.tasks import close_at_once, close_politely
+
+
+class Farewell:
+    """How a connection is closed: with a frame that says why, once there is one to say; else at once."""
+
+    def __init__(self, wire: ClientWire) -> None:
+        self._wire = wire
+        self._frame: bytes | None = None
+        self._delay_s = 0.0
+
+    def prepare(self, frame: bytes, *, delay_s: float = 0.0) -> None:
+        """``frame`` is to be said, ``delay_s`` after the end."""
+        self._frame, self._delay_s = frame, delay_s
+
+    async def say(self) -> None:
+        """Say it."""
+        if self._frame is None:
+            return
+        await trio.sleep(self._delay_s)
+        self._wire.send(self._frame)
+        if not await self._wire.until_sent():
+            self._frame = None  # nobody listens
+
+    async def close(self) -> None:
+        """Close; whoever was told something gets the time to read it."""
+        if self._frame is None:
+            await close_at_once(self._wire.stream)
+            return
+        with trio.CancelScope(shield=True):
+            await close_politely(self._wire.stream)

@@ -1,0 +1,115 @@
+"""Relays through user space: all with TLS on a side, and all where the kernel refuses to splice. One task for each.
+
+They end with their process, and are counted in the relay table like all others.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from proto.rpc_pb2 import StoredRelay
+from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.followed import Followed
+from proxy.forwarder.framed_streams import FramedStreams
+from proxy.forwarder.reauthentication import Reauthentication
+from proxy.forwarder.relay import relay
+from proxy.runtime.relay_table import (
+    BYTES,
+    MESSAGES,
+    OPERATIONS,
+    TO_BROKER,
+    TO_CLIENT,
+    RelayTable,
+    framed_row,
+    row,
+)
+from proxy.runtime.tasks import close_politely, seconds
+
+Stream = trio.abc.HalfCloseableStream
+Ended = Callable[[StoredRelay, int, int], None]
+
+LINGER_S = 5.0
+"""How long a side of a relay that has ended may take to read what it was sent."""
+
+
+class UserSpaceRelays:
+    """See the module. ``ended`` hears of each that is over, and of the bytes it moved to the broker and to the client;
+    ``judge`` of those whose frames are followed.
+    """
+
+    def __init__(self, nursery: trio.Nursery, table: RelayTable, judge: Reauthentication, ended: Ended) -> None:
+        self._nursery = nursery
+        self._table = table
+        self._judge = judge
+        self._ended = ended
+        self._living: dict[int, Followed | None] = {}
+
+    def begin(  # noqa: PLR0917 -- as Relays.begin has them
+        self,
+        client: Stream,
+        broker: Stream,
+        about: StoredRelay,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        config: RelayConfig,
+        followed: Followed | None,
+    ) -> None:
+        """Begin one; both streams are its own."""
+        self._living[about.id] = followed
+        self._nursery.start_soon(self._relay, client, broker, about, first_to_broker, first_to_client, config, followed)
+
+    @property
+    def followed(self) -> list[Followed]:
+        """Those that live whose frames are followed."""
+        return [followed for followed in self._living.values() if followed is not None]
+
+    def leave_table(self, other: RelayTable) -> None:
+        """Sum up all that live, and go on in another table: this one is a successor's from now on."""
+        for relay_id in self._living:
+            self._table.give(relay_id)
+        self._table = other
+
+    async def _relay(  # noqa: PLR0917 -- private, and called once
+        self,
+        client: Stream,
+        broker: Stream,
+        about: StoredRelay,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        config: RelayConfig,
+        followed: Followed | None,
+    ) -> None:
+        rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
+        move = relay
+        if followed is not None:
+            self._table.follow(about.id)
+            move = FramedStreams(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
+            self._judge.watch(followed)
+        try:
+            await move(
+                client,
+                broker,
+                first_to_broker=first_to_broker,
+                first_to_client=first_to_client,
+                half_close_timeout_s=seconds(config.half_close_timeout_ms),
+                count_to_broker=partial(self._count, rows[0]),
+                count_to_client=partial(self._count, rows[1]),
+            )
+            async with trio.open_nursery() as nursery:
+                for stream in (client, broker):
+                    nursery.start_soon(partial(close_politely, stream, linger_s=LINGER_S))
+        finally:
+            with trio.CancelScope(shield=True):
+                for stream in (client, broker):
+                    await trio.aclose_forcefully(stream)
+            self._ended(about, *(self._table.cells[at + BYTES] for at in rows))
+            del self._living[about.id]
+            self._table.give(about.id)
+
+    def _count(self, at: int, size: int) -> None:
+        self._table.cells[at + BYTES] += size
+        self._table.cells[at + OPERATIONS] += 1
+
+    def _count_messages(self, relay_id: int, way: int, messages: int) -> None:
+        self._table.cells[framed_row(relay_id, way) + MESSAGES] += messages

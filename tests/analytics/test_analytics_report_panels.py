@@ -1,0 +1,271 @@
+"""From points to panels, summary and plots, without Spark: rates, quantiles, limits, gaps, what is missing."""
+
+import json
+import math
+from datetime import timedelta
+
+import pytest
+
+from analytics.report import summary, wanted
+from analytics.report.collect import Brokers
+from analytics.report.panels import LINES_MAX, REST, Cluster, Panel, sections
+from analytics.report.plots import figure, figure_html
+from analytics.report.points import Distribution, Points
+from analytics.report.principals import Principals
+from analytics.report.span import POINTS_MAX, BadSpan, candidates, parse_last
+from analytics.report.units import amount, seconds, share, short
+from tests.analytics.report_data import HOSTILE, at, line, span
+from tests.analytics.transforms_data import DAY, DAY_MS, MINUTE_MS
+
+NO_BROKERS = Brokers({}, {}, {}, [])
+NO_PRINCIPALS = Principals(DAY, DAY, 3600, [], None, None, 0, {}, 0)
+
+
+def cluster(points: Points, brokers: Brokers = NO_BROKERS, principals: Principals = NO_PRINCIPALS) -> Cluster:
+    return Cluster("c", points, brokers, principals)
+
+
+def panel(points: Points, title: str, section: str = "", brokers: Brokers = NO_BROKERS) -> Panel:
+    found = [
+        panel
+        for one in sections(cluster(points, brokers), span(1))
+        for panel in one.panels
+        if panel.title == title and section in one.title
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def figures(points: Points, brokers: Brokers = NO_BROKERS) -> dict[str, str]:
+    return dict(summary.rows(cluster(points, brokers), span(1)))
+
+
+# ---- which time
+
+
+@pytest.mark.parametrize(
+    ("hours", "suffixes"),
+    [(1, ["1m", "1h", "1d"]), (24, ["1m", "1h", "1d"]), (26, ["1h", "1d"]), (24 * 90, ["1d"]), (24 * 3000, ["1d"])],
+)
+def test_the_resolution_follows_from_the_length(hours: int, suffixes: list[str]) -> None:
+    spans = candidates(DAY, DAY + timedelta(hours=hours), DAY + timedelta(days=4000))
+    assert [one.resolution.suffix for one in spans] == suffixes
+    assert all(len(one.windows_ms) <= POINTS_MAX or one.resolution.suffix == "1d" for one in spans)
+
+
+def test_windows_are_whole_and_have_ended() -> None:
+    now = DAY + timedelta(hours=5, minutes=30, seconds=20)
+    minutes, hours = candidates(DAY + timedelta(seconds=90), now, now)
+    assert (minutes.start, minutes.end) == (DAY + timedelta(minutes=1), DAY + timedelta(hours=5, minutes=30))
+    assert (hours.start, hours.end) == (DAY, DAY + timedelta(hours=5))
+    (daily,) = candidates(DAY, DAY + timedelta(hours=30, days=70), DAY + timedelta(days=90))
+    assert daily.end == DAY + timedelta(days=72)  # outward: the day is over
+    assert len(daily.windows_ms) == 72
+
+
+def test_a_time_that_cannot_be_reported_on() -> None:
+    with pytest.raises(BadSpan, match="has ended yet"):
+        candidates(DAY, DAY + timedelta(minutes=1), DAY + timedelta(seconds=30))
+    with pytest.raises(BadSpan, match="10 years"):
+        candidates(DAY - timedelta(days=4000), DAY, DAY)
+    with pytest.raises(BadSpan, match="before it ends"):
+        candidates(DAY, DAY, DAY)
+
+
+def test_lengths_of_time() -> None:
+    assert [parse_last(text) for text in ("90m", "24h", "30d")] == [
+        timedelta(minutes=90), timedelta(hours=24), timedelta(days=30)
+    ]  # fmt: skip
+    for text in ("", "24", "h", "0h", "-1h", "1w", "1.5h"):
+        with pytest.raises(BadSpan):
+            parse_last(text)
+
+
+# ---- panels
+
+
+def test_a_rate_is_growth_over_the_window() -> None:
+    points = Points(increase={at(wanted.BYTES, "to_broker"): line(60.0, 120.0)})
+    assert panel(points, "Bytes relayed").lines == {"to brokers": line(1.0, 2.0)}
+
+
+def test_counts_are_not_divided() -> None:
+    points = Points(
+        increase={at(wanted.RESTARTS, "lookup"): line(0.0, 2.0), at(wanted.RESTARTS, "auth"): line(0.0, 0.0)}
+    )
+    found = panel(points, "Workers restarted, by role")
+    assert (found.lines, found.unit, found.bars) == ({"lookup": line(0.0, 2.0)}, "in each minute", True)
+    assert found.note == "1 more were zero all the time."
+
+
+def test_what_is_zero_is_shown_as_zero_and_what_is_absent_is_not() -> None:
+    zero = Points(increase={at(wanted.ADOPTED): line(0.0, 0.0)})
+    assert panel(zero, "Relays adopted").lines == {"adopted": line(0.0, 0.0)}
+    assert panel(Points(), "Relays adopted").lines == {}
+
+
+def test_the_smallest_lines_are_summed_as_one() -> None:
+    causes = {at(wanted.ENDED, f"cause{number:02}"): line(float(number), 1.0) for number in range(1, 20)}
+    found = panel(Points(increase=causes), "Connections ended, by cause").lines
+    assert list(found) == [*(f"cause{number:02}" for number in range(19, 19 - LINES_MAX, -1)), REST]
+    assert found[REST] == line(float(sum(range(1, 12))), 11.0)
+
+
+def test_labels_are_summed_over_the_others() -> None:
+    failures = {
+        at(wanted.AUTH_FAILURES, "token", "expired"): line(1.0),
+        at(wanted.AUTH_FAILURES, "token", "bad_signature"): line(2.0),
+        at(wanted.AUTH_FAILURES, "sasl", "expired"): line(4.0),
+    }
+    points = Points(increase=failures)
+    assert panel(points, "Failures, by reason").lines == {"expired": line(5.0), "bad_signature": line(2.0)}
+    assert panel(points, "Failures, by method", "Authentication").lines == {"sasl": line(4.0), "token": line(3.0)}
+
+
+def histogram(metric: str, *key: str, counts: tuple[float, ...], total: float = 0.0) -> Points:
+    """Classic buckets up to 1, 2 and infinity, in the first minute."""
+    increase = {
+        at(f"{metric}_bucket", *key, bound): line(sum(counts[: place + 1]))
+        for place, bound in enumerate(("1.0", "2.0", "+Inf"))
+    }
+    return Points(
+        increase=increase | {at(f"{metric}_sum", *key): line(total), at(f"{metric}_count", *key): line(sum(counts))}
+    )
+
+
+def test_quantiles_interpolate_in_buckets_of_growth() -> None:
+    found = panel(histogram(wanted.LOOKUP, "lookup", counts=(80.0, 15.0, 5.0)), "Time of a request")
+    assert {name: round(one[DAY_MS], 6) for name, one in found.lines.items()} == {"p50": 0.625, "p95": 2.0, "p99": 2.0}
+
+
+def test_quantiles_of_kinds_are_of_their_buckets_together() -> None:
+    lookups, schemas = (
+        histogram(wanted.LOOKUP, name, counts=counts)
+        for name, counts in (("lookup", (98.0, 0.0, 0.0)), ("schema", (0.0, 2.0, 0.0)))
+    )
+    points = Points(increase=lookups.increase | schemas.increase)
+    assert panel(points, "Time of a request").lines["p99"][DAY_MS] == pytest.approx(1.5)
+    by_kind = panel(points, "Time of a request, p99 by kind").lines
+    assert list(by_kind) == ["lookup", "schema"]
+    assert by_kind["schema"][DAY_MS] == pytest.approx(1.99)
+
+
+def test_a_window_without_observations_has_no_quantile() -> None:
+    found = panel(histogram(wanted.LOOKUP, "lookup", counts=(0.0, 0.0, 0.0)), "Time of a request")
+    assert found.lines == {}
+    assert math.isnan(Distribution().quantile(0.5))
+    assert math.isnan(Distribution({math.inf: 3.0}).quantile(0.5))
+
+
+def test_classic_and_native_do_not_count_twice() -> None:
+    points = histogram(wanted.REAUTH_SECONDS, counts=(1.0, 1.0, 0.0), total=3.0)
+    native = {DAY_MS: Distribution({8.0: 1.0}, 7.0, 1.0), DAY_MS + MINUTE_MS: Distribution({8.0: 1.0}, 7.0, 1.0)}
+    points.native[at(wanted.REAUTH_SECONDS)] = native
+    found = panel(points, "Time, average and at most").lines
+    assert found == {"average": line(1.5, 7.0), "at most": line(2.0, 8.0)}
+
+
+def test_rejected_requests_by_kind() -> None:
+    points = Points(increase={at("pulsar_proxy_rejected_lookup_requests_total"): line(3.0)})
+    assert panel(points, "Requests rejected at the limit").lines == {"lookup": line(3.0)}
+
+
+def test_brokers() -> None:
+    brokers = Brokers(line(3.0), line(2.5), {}, [("b", 0.5)])
+    assert panel(Points(), "Brokers", brokers=brokers).lines == {"configured": line(3.0), "up": line(2.5)}
+    assert figures(Points(), brokers)["Brokers up, share of the time"] == "83.33 %"
+
+
+# ---- summary
+
+
+def test_nothing_is_not_zero() -> None:
+    assert set(figures(Points()).values()) == {"no data", "0 of 60 minutes"}
+
+
+def test_a_label_that_never_counted_is_zero_where_its_siblings_exist() -> None:
+    """Prometheus' client shows a labelled counter from its first count on."""
+    points = Points(
+        increase={
+            at(wanted.AUTH_SUCCESS, "token"): line(5.0),
+            at(wanted.ENDED, "client_closed"): line(1.0),
+            at(wanted.EXPIRED_KILLED): line(0.0),
+        }
+    )
+    found = figures(points)
+    assert found["Authentications that failed"] == "0"
+    assert found["Connections rejected"] == "0"
+    assert found["Re-authentications that succeeded"] == "0"
+    assert found["Expired connections closed"] == "0"
+    assert found["Time of a re-authentication, average"] == "no data"
+
+
+def test_figures_of_the_summary() -> None:
+    lookups = histogram(wanted.LOOKUP, "lookup", counts=(80.0, 15.0, 5.0))
+    more = {
+        at(wanted.BYTES, "to_broker"): line(1024.0, 512.0),
+        at(wanted.REQUESTS["lookup"]): line(90.0),
+        at(wanted.REQUESTS["schema"]): line(10.0),
+        at(wanted.ANSWERS, "lookup", "none"): line(99.0),
+        at(wanted.ANSWERS, "schema", "TopicNotFound"): line(1.0),
+    }
+    points = Points(increase=lookups.increase | more, level={at(wanted.ACTIVE): line(10.0, 20.0)})
+    found = figures(points)
+    assert found["Time with samples"] == "2 of 60 minutes"
+    assert found["Bytes to brokers"] == "1.5 KiB"
+    assert found["Bytes to clients"] == "no data"
+    assert found["Lookups and other requests"] == "100"
+    assert found["Requests answered with an error"] == "1 (1 %)"
+    assert found["Time of a request, p50"] == "625 ms"
+    assert found["Connections open, on average"] == "15.0"
+    assert found["Connections open, busiest minute"] == "20.0"
+
+
+def test_what_is_missing_is_said() -> None:
+    points = Points(increase={at(wanted.BYTES, "to_broker"): line(1.0)}, cut={wanted.ENDED}, exponential=2)
+    principals = Principals(DAY, DAY, 3600, [], None, None, 0, {}, 2)
+    whole = cluster(points, principals=principals)
+    told = summary.missing(whole, sections(whole, span(1)), span(1))
+    assert told[0].startswith("No data for ")
+    assert "Throughput: Messages relayed" in told[0]
+    assert "Bytes relayed" not in told[0]
+    assert told[1].startswith("59 of 60 minutes have no sample")
+    assert wanted.ENDED in told[2]
+    assert told[3].startswith("2 rows of native histograms")
+    assert told[4] == "Principals: 2 hours are not closed yet, their usage may grow."
+
+
+# ---- plots
+
+
+def test_a_missing_window_is_a_gap() -> None:
+    part = {DAY_MS: 1.0, DAY_MS + 2 * MINUTE_MS: 3.0}
+    drawn = figure(Panel("t", "", "u", {"a": part}), span(0.05))
+    (trace,) = drawn.data
+    assert (list(trace.y), trace.x0, trace.dx, trace.connectgaps) == ([1.0, None, 3.0], DAY_MS, MINUTE_MS, False)
+    assert drawn.layout.yaxis.title.text == "u"
+    assert drawn.layout.xaxis.title.text == "time (UTC)"
+
+
+def test_lines_differ_in_more_than_colour() -> None:
+    lines = {str(number): line(1.0, 2.0) for number in range(9)}
+    drawn = figure(Panel("t", "", "u", lines), span(1))
+    assert len({(trace.line.color, trace.line.dash) for trace in drawn.data}) == 9
+    assert len({trace.line.color for trace in drawn.data}) == 9
+
+
+def test_names_are_text_to_plotly_and_cannot_end_the_script() -> None:
+    html = figure_html(Panel("t", "", "u", {HOSTILE: line(1.0), '<a href="http://x">y</a>': line(2.0)}), span(1), "i")
+    assert html.lower().count("</script") == 1
+    names = [trace.name for trace in figure(Panel("t", "", "u", {HOSTILE: line(1.0)}, bars=True), span(1)).data]
+    assert names == ["&lt;script&gt;alert(1)&lt;/script&gt;"]
+    assert json.dumps(HOSTILE) not in html
+
+
+def test_units() -> None:
+    assert [amount(value) for value in (0, 1023, 1536, 5 * 1024**3, 1024**6)] == [
+        "0 B", "1,023 B", "1.5 KiB", "5.0 GiB", "1,024.0 PiB"
+    ]  # fmt: skip
+    assert [seconds(value) for value in (0.0005, 0.0123, 1.5)] == ["0.5 ms", "12.3 ms", "1.5 s"]
+    assert [share(value) for value in (1.0, 0.99999, 0.5)] == ["100 %", "99.99 %", "50 %"]
+    assert [short(value) for value in (0.012345, 12345.6)] == ["0.01235", "12,346"]

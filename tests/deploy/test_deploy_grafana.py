@@ -1,0 +1,110 @@
+"""The dashboard: it parses, its expressions are PromQL, and every metric and label in them exists."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy.metric_names import ROOT, documented, unknown_labels, unknown_metrics
+
+DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "pulsar-proxy.json").read_text())
+NOT_SHOWN = {"pulsar_proxy_build_info"}
+"""Documented metrics that no panel shows."""
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for panel in panels():
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def variables() -> dict[str, dict[str, Any]]:
+    return {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+
+
+def without_variables(expression: str) -> str:
+    return expression.replace("$__rate_interval", "5m").replace("$cluster", ".*").replace("$worker", ".*")
+
+
+def test_grafana_can_read_it() -> None:
+    assert DASHBOARD["schemaVersion"] >= 38  # Grafana 10.1
+    assert DASHBOARD["uid"]
+    assert DASHBOARD["title"]
+    assert set(variables()) == {"datasource", "cluster", "worker"}
+    assert variables()["datasource"]["type"] == "datasource"
+    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(numbers)) == len(numbers) > 40
+
+
+def test_every_panel_asks_the_chosen_data_source() -> None:
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    for panel in panels():
+        assert panel["datasource"] == chosen
+        assert panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert {target["refId"] for target in panel["targets"]} == {"A", "B", "C", "D", "E"}.intersection(
+            target["refId"] for target in panel["targets"]
+        )
+        assert all(target["datasource"] == chosen and target["legendFormat"] for target in panel["targets"])
+    assert all(variables()[name]["datasource"] == chosen for name in ("cluster", "worker"))
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        grid = panel["gridPos"]
+        cells = {(grid["x"] + x, grid["y"] + y) for x in range(grid["w"]) for y in range(grid["h"])}
+        assert not cells & taken, panel["title"]
+        assert grid["x"] + grid["w"] <= 24
+        taken |= cells
+
+
+def test_every_expression_is_promql(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel_{number}", "expr": without_variables(expression)}
+        for number, (_, expression) in enumerate(expressions())
+    ]
+    assert "$" not in json.dumps(rules)
+    file = tmp_path / "rules.json"  # JSON is YAML, too
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(rules)} rules found" in done.stdout
+
+
+@pytest.mark.parametrize(("title", "expression"), list(expressions()))
+def test_every_metric_and_label_exists(title: str, expression: str) -> None:
+    assert not unknown_metrics(expression), title
+    assert not unknown_labels(expression), title
+    if "analytics_receiver" not in expression and "process_" not in expression:
+        assert 'cluster=~"$cluster"' in expression, title
+
+
+@pytest.mark.parametrize("name", ["cluster", "worker"])
+def test_the_variables_ask_for_metrics_that_exist(name: str) -> None:
+    query = variables()[name]["query"]["query"]
+    assert re.fullmatch(rf"label_values\(.+, {name}\)", query)
+    assert not unknown_metrics(query)
+
+
+def test_every_documented_metric_is_shown() -> None:
+    text = " ".join(expression for _, expression in expressions())
+    names = {re.sub(r"_(bucket|sum|count)$", "", name) for name in documented()[0]}
+    assert {name for name in names if name not in text} == NOT_SHOWN
+
+
+def test_a_misspelt_name_is_found() -> None:
+    assert unknown_metrics("rate(pulsar_proxy_binary_byte_total[5m])") == {"pulsar_proxy_binary_byte_total"}
+    assert unknown_metrics("pulsar_proxy_lookup_seconds") == {
+        "pulsar_proxy_lookup_seconds"
+    }  # needs _bucket and the like
+    assert unknown_labels('sum by (cluster, directon) (x{clutser="a"})') == {"directon", "clutser"}
+    assert not unknown_metrics("rate(pulsar_proxy_rejected_get_schema_requests_total[5m])")

@@ -1,0 +1,159 @@
+"""The analytics as an operator runs them: the receiver, the jobs as commands, and their tables read by another tool."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+from local.ports import free_port
+from local.process import OwnedProcess
+
+from .cluster import to_toml
+from .prometheus import Samples, packed
+from .waiting import eventually
+
+COMMAND = Path(sys.executable).with_name("pulsar-proxy-analytics")
+JOB_TIMEOUT_S = 180
+TOKEN = "a-token-of-the-tests-own"
+
+# Short jobs end before the JVM's better compiler has earned what it costs.
+_ENVIRONMENT = os.environ | {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+# Several jobs share a Spark session where the test is not about their ends: a session costs seconds.
+_TOGETHER = """\
+import json, sys
+from analytics.cli import main
+for arguments in json.loads(sys.argv[1]):
+    main(arguments, standalone_mode=False)
+"""
+
+
+class Receiver:
+    """`pulsar-proxy-analytics receive`, with a bearer token. Ports and spool stay the same from start to start."""
+
+    def __init__(self, directory: Path) -> None:
+        self.spool = directory / "spool"
+        self.token_file = directory / "token"
+        self.token_file.write_text(TOKEN)
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        self.write_url = f"http://{self.address}/api/v1/write"
+        self._config = directory / "receiver.toml"
+        self._log = directory / "receiver.log"
+        tables = {
+            "listen": {"bind": self.address},
+            "authentication": {"token_files": [str(self.token_file)]},
+            "spool": {"directory": str(self.spool), "segment_bytes_max": 256 << 10},
+            "admin": {"bind": f"127.0.0.1:{free_port(avoid=(port,))}"},
+        }
+        self._config.write_text(to_toml(tables))
+        self._process: OwnedProcess | None = None
+
+    def start(self) -> None:
+        """Start, and return when it takes writes."""
+        begin = self._log.stat().st_size if self._log.exists() else 0
+        self._process = process = OwnedProcess([COMMAND, "receive", "--config", self._config], log=self._log)
+
+        def takes_writes() -> bool:
+            assert process.exit_code() is None, process.log_tail()
+            return "the receiver takes writes" in self._log.read_text()[begin:]
+
+        eventually(takes_writes, what="the receiver takes writes", within_s=30)
+
+    def kill(self) -> None:
+        """SIGKILL; harmless if it does not run."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+
+def run_job(*arguments: object) -> str:
+    """One job as the command that it is; what it told of its progress."""
+    return _run([str(COMMAND), *map(str, arguments)])
+
+
+def run_jobs(*jobs: Sequence[object]) -> str:
+    """Several jobs, one after the other, in one process."""
+    return _run(_together(jobs))
+
+
+def start_jobs(log: Path, *jobs: Sequence[object]) -> OwnedProcess:
+    """The same in the background. Its `kill` is a SIGKILL for Python and the JVM at once."""
+    return OwnedProcess(_together(jobs), log=log, env=_ENVIRONMENT)
+
+
+def _together(jobs: Sequence[Sequence[object]]) -> list[str]:
+    return [sys.executable, "-c", _TOGETHER, json.dumps([[str(one) for one in job] for job in jobs])]
+
+
+def _run(command: list[str]) -> str:
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=_ENVIRONMENT, timeout=JOB_TIMEOUT_S, check=False
+    )
+    assert result.returncode == 0, f"{command}:\n{result.stderr[-4000:]}"
+    return result.stderr
+
+
+def wait_for_staging(root: Path, what: str, process: OwnedProcess, within_s: float = 150.0) -> None:
+    """Wait until a change of this name is being written: the middle of a job."""
+
+    def is_writing() -> bool:
+        assert process.exit_code() is None, process.log_tail()
+        return any(root.glob(f"_staging/{what}*/**/*.parquet"))
+
+    eventually(is_writing, what=f"{what} is being written\n{process.log_tail()}", within_s=within_s, every_s=0.002)
+
+
+class Tables:
+    """The Parquet files below a root, read without Spark."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def url(self) -> str:
+        """For `--tables`."""
+        return self.root.as_uri()
+
+    def rows(self, table: str, *columns: str) -> list[dict[str, Any]]:
+        """The rows of one table."""
+        found = ds.dataset(self.root / table, format="parquet", partitioning="hive")
+        rows: list[dict[str, Any]] = found.to_table(list(columns) or None).to_pylist()
+        return rows
+
+    def samples(self, start_ms: int, end_ms: int, *, backfilled: bool = True) -> Samples:
+        """Samples of that time, both ends included; each (series, ts) is once there. Batches below zero: `backfill`."""
+        names = {
+            row["series_id"]: frozenset({"__name__": row["metric"], **dict(row["labels"])}.items())
+            for row in self.rows("series")
+        }
+        found = ds.dataset(self.root / "samples", format="parquet", partitioning="hive")
+        read = found.to_table(["series_id", "ts", "value", "batch_id"])
+        rows = [
+            (names[series_id], ts_us // 1000, value)
+            for series_id, ts_us, value, batch_id in zip(
+                read["series_id"].to_pylist(),
+                read["ts"].cast("timestamp[us]").cast("int64").to_pylist(),
+                read["value"].to_pylist(),
+                read["batch_id"].to_pylist(),
+                strict=True,
+            )
+            if backfilled or batch_id >= 0
+        ]
+        chosen = {(labels, ts_ms): packed(value) for labels, ts_ms, value in rows if start_ms <= ts_ms <= end_ms}
+        assert len(chosen) == sum(start_ms <= ts_ms <= end_ms for _, ts_ms, _ in rows), "a sample is there twice"
+        return chosen
+
+    def usage(self, table: str = "usage_hourly") -> dict[str, dict[str, int]]:
+        """The sums over time, by principal."""
+        sums: dict[str, dict[str, int]] = {}
+        for row in self.rows(table):
+            mine = sums.setdefault(row["principal"], {})
+            for what in ("bytes_in", "bytes_out", "messages_in", "messages_out", "sessions"):
+                mine[what] = mine.get(what, 0) + row[what]
+        return sums

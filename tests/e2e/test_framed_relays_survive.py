@@ -1,0 +1,84 @@
+"""Relays of sessions that expire, between sockets of our own: forwarders are killed, clients are asked for fresh tokens
+all the while, and every frame arrives whole, once and in order.
+"""
+
+from __future__ import annotations
+
+import ssl
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from local.tokens import make_token
+
+from .lab.certificates import Authority
+from .lab.cluster import HOST
+from .lab.framed_streams import FramedStreams
+from .test_relays_survive import ADOPTED, Killer, Scene, assert_whole, scene, wait_until_empty
+
+pytestmark = pytest.mark.timeout(120)
+
+KEY = b"a shared secret of thirty-two by"
+LIFETIME_S = 6
+STREAMS = 24
+KILLS = 30
+CALM_S = 12
+"""As long as a token lives, twice over."""
+SUCCESSES = "pulsar_proxy_reauthentication_success_total"
+FAILURES = "pulsar_proxy_reauthentication_failure_total"
+EXPIRED = "pulsar_proxy_expired_connections_killed_total"
+
+
+def token() -> str:
+    """A fresh one."""
+    return make_token(KEY, "alice", LIFETIME_S)
+
+
+def authentication(directory: Path) -> dict[str, dict[str, object]]:
+    """The tables that make a cluster take our tokens."""
+    key = directory / "key"
+    key.write_bytes(KEY)
+    return {"authentication": {"enabled": True}, "authentication.token": {"secret_key": str(key)}}
+
+
+def streams_on(on: Scene, count: int, tls: ssl.SSLContext | None = None) -> FramedStreams:
+    """Not yet running."""
+    return FramedStreams(on.cluster.port, count, token, on.broker_port, tls)
+
+
+def assert_renewed(streams: FramedStreams, on: Scene, *, each: int) -> None:
+    """Everybody was asked so often, and nobody failed to answer."""
+    assert min(streams.challenges) >= each, streams.challenges
+    scrape = on.cluster.metrics()
+    assert scrape.total(FAILURES) == 0
+    assert scrape.total(EXPIRED) == 0
+
+
+def test_forwarders_are_killed_under_sessions_that_expire(tmp_path: Path) -> None:
+    """All streams are whole, both ways; each client was asked for a fresh token several times."""
+    with scene(authentication(tmp_path), forwarders=2) as on:
+        wait_until_empty(on.cluster)
+        streams, killer = streams_on(on, STREAMS), Killer(on.cluster)
+        trio.run(streams.run, partial(killer.run, KILLS))
+        assert_whole(streams)
+        assert killer.kills >= KILLS
+        assert on.cluster.metrics().total(ADOPTED) > 0
+        assert_renewed(streams, on, each=2)
+        wait_until_empty(on.cluster)
+        assert "Traceback" not in on.cluster.log_text()
+    print(f"{streams.moved_bytes >> 20} MiB, {sum(streams.challenges)} challenges, {killer.kills} kills")
+
+
+def test_sessions_that_expire_behind_tls(tmp_path: Path) -> None:
+    """The same rules in user space, where nothing outlives its process."""
+    authority = Authority(tmp_path, "authority")
+    server = authority.server("server")
+    listener = {"listener": {"tls": {"certificate": server.certificate, "key": server.key}}}
+    with scene(authentication(tmp_path) | listener) as on:
+        streams = streams_on(on, STREAMS, ssl.create_default_context(cafile=authority.file))
+        trio.run(streams.run, partial(trio.sleep, CALM_S))
+        assert_whole(streams)
+        assert_renewed(streams, on, each=2)
+        assert on.cluster.metrics().total(SUCCESSES) == sum(streams.challenges)
+    print(f"{streams.moved_bytes >> 20} MiB, {sum(streams.challenges)} challenges on {HOST}")

@@ -1,0 +1,66 @@
+"""proxy.forwarder.service: clients that do not get through a listener's door."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog.testing
+import trio
+import trio.testing
+from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
+
+from proxy.runtime.tls import TlsFailed
+
+
+class FakeDoor:
+    """Lets nobody in before its gate is open; then as ``failure`` says."""
+
+    speaks_tls = True
+    congestion_control = ""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.gate = trio.Event()
+        self._failure = failure
+
+    async def enter(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
+        assert timeout_s > 0
+        await self.gate.wait()
+        if self._failure is not None:
+            await trio.aclose_forcefully(transport)
+            raise self._failure
+        return transport, b""
+
+
+async def come(served: Served, door: FakeDoor) -> Any:
+    """A client in front of that door."""
+    served.service._doors = (door,)  # type: ignore[assignment]
+    peer = served.listener.come()
+    await trio.testing.wait_all_tasks_blocked()
+    assert served.value("pulsar_proxy_active_connections") == 1
+    return peer
+
+
+async def test_no_tls_with_a_client(serve: Serve) -> None:  # noqa: F811
+    served = await serve()
+    door = FakeDoor(TlsFailed("the peer does not speak TLS"))
+    peer = await come(served, door)
+    with structlog.testing.capture_logs() as logs:
+        door.gate.set()
+        await peer.must_hear_end()
+        await trio.testing.wait_all_tasks_blocked()
+    assert served.value("pulsar_proxy_ended_connections_total", cause="tls_failed") == 1
+    assert served.value("pulsar_proxy_active_connections") == 0
+    assert [(entry["client"], entry["reason"]) for entry in logs] == [("192.0.2.1:4000", "the peer does not speak TLS")]
+
+
+async def test_a_drain_while_a_client_is_in_the_door(serve: Serve) -> None:  # noqa: F811
+    """It has no session yet that could be told."""
+    served = await serve()
+    door = FakeDoor()
+    peer = await come(served, door)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: served.service.drain(10.0, hand_over=False))
+        await trio.testing.wait_all_tasks_blocked()
+        door.gate.set()
+        await peer.must_hear_end()
+    assert served.value("pulsar_proxy_active_connections") == 0
