@@ -134,11 +134,11 @@ def _dies_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: in
 
 
 def _run_and_die(
-    spark: SparkSession, tables: Tables, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int
+    spark: SparkSession, tables: Tables, monkeypatch: pytest.MonkeyPatch, step: tuple[object, str, int]
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(Transaction, "abandon", lambda self: None)
-        _dies_at(patched, owner, name, call)
+        _dies_at(patched, *step)
         with pytest.raises(Killed):
             run(spark, tables)
 
@@ -153,12 +153,17 @@ def test_killed_before_the_commit_nothing_has_happened_and_after_it_all_has(
     rows += counter(1, [3], start=500.0)
     ingest(spark, tmp_path, rows[-12:])
     dirty = tables.dirty("rollup")
-    for owner, name, call in ((Transaction, "stage", 0), (Transaction, "stage", 2), (commits, "commit", 0)):
-        _run_and_die(spark, tables, monkeypatch, owner, name, call)
+    steps: list[tuple[object, str, int]] = [
+        (Transaction, "stage", 0),
+        (Transaction, "stage", 2),
+        (commits, "commit", 0),
+    ]
+    for step in steps:
+        _run_and_die(spark, tables, monkeypatch, step)
         assert got(tables) == before
         assert tables.dirty("rollup") == dirty
     for moves, minute in ((1, 0), (3, 7), (7, 11)):  # the commit's own; then marks and files, in part
-        _run_and_die(spark, tables, monkeypatch, Filesystem, "move", moves)
+        _run_and_die(spark, tables, monkeypatch, (Filesystem, "move", moves))
         tables = Tables.open(spark, str(tmp_path))
         assert got(tables) == expected(rows, LOOKBACK)
         assert not tables.dirty("rollup").marks

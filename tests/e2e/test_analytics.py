@@ -245,7 +245,6 @@ def test_no_kill_loses_or_doubles_a_sample(scene: Scene, tmp_path: Path) -> None
     assert_same(received, {key: value for key, value in stored.items() if key in received})
     assert [key for key in stored if key not in received and not unsent_ms[0] <= key[1] <= unsent_ms[1]] == []
     assert_same(fresh.samples(scene.start_ms, end_ms), stored)
-    Path("/tmp/w/ane2e/lost.txt").write_text(f"{len(stored)} stored, {len(stored) - len(received)} not received, {unsent_ms}")
     billed = assert_billed(scene, scene.tables, end_ms)
     assert all(billed[name]["messages_in"] >= sent[name] for name in PRINCIPALS)
 

@@ -36,7 +36,7 @@ from .test_reauthentication import FAILURE, KILLED, LARGE, SMALL, SUCCESS
 
 pytestmark = pytest.mark.timeout(240)
 
-ADOPTED = "pulsar_proxy_adopted_relays_total"
+TOOK_OVER = "took over the relays of a predecessor"
 
 # ---- killed at random
 
@@ -109,7 +109,6 @@ def test_streams_of_clients_that_renew_survive_their_forwarders_and_auth_workers
         killer, since = Killer(cluster), len(cluster.log_text())
         killer.run(KILLING_S)
         log = cluster.log_text()[since:]
-        scrape = cluster.metrics()
         with ThreadPoolExecutor(len(runs)) as pool:
             outcomes = dict(zip(runs, pool.map(Run.stop, runs.values()), strict=True))
     ended = clients_in(log, "a relay has ended")
@@ -119,9 +118,9 @@ def test_streams_of_clients_that_renew_survive_their_forwarders_and_auth_workers
         assert {key: outcome.result.get(key) for key in expected} == expected, f"{name}: {outcome.result}"
         assert outcome.result["duplicates"] == 0 or ended, f"{name}: {outcome.result}"
     assert min(killer.kills.values()) > 3, killer.kills
-    assert scrape.total(ADOPTED) > len(ended)
-    assert scrape.total(SUCCESS) > 0
-    assert scrape.total(FAILURE) == 0
+    assert log.count(TOOK_OVER) > len(ended)
+    assert len(ended) < len(runs)  # the others are older than any token: they were renewed
+    assert "failed to authenticate itself again" not in log
     assert "eyJ" not in log
     print(
         killer.kills,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import trio
@@ -24,7 +24,8 @@ CLIENT_VERSION = "framed streams"
 METHOD = "token"
 _FRAME_BYTES_MAX = 2 << 20
 _CHUNK_BYTES = 1 << 16
-_PAYLOAD_BYTES = (0, 1, 20, 100, 3_000, 40_000, 300_000)
+_PAYLOAD_BYTES = (0, 1, 20, 100, 3_000, 40_000, 150_000)
+_NOISE = random.Random(1).randbytes(1 << 20)
 _BORDERS = (1, 7, 30, 1_000)
 _LAST = b"the last one"
 
@@ -38,7 +39,7 @@ class FramedStreams:
     token: Callable[[], str]
     broker_port: int
     tls: ssl.SSLContext | None = None
-    pause_s_max: float = 0.02
+    pause_s_max: float = 0.1
     ways: list[OneWay] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     challenges: list[int] = field(default_factory=list)
@@ -78,7 +79,7 @@ class FramedStreams:
         )
         peer = Peer(stream)
         await stream.send_all(commands.connect(hello))
-        command = commands.parse_command((await peer.first()).command)
+        command = await peer.next_command()
         assert command.type == BaseCommand.CONNECTED, command
         return peer
 
@@ -99,16 +100,16 @@ class FramedStreams:
 
     async def _be_broker(self, stream: trio.SocketStream) -> None:
         peer = Peer(stream)
-        command = commands.parse_command((await peer.first()).command)
+        command = await peer.next_command()
         if command.type != BaseCommand.CONNECT:  # a health check's PING
             await stream.aclose()
             return
         version = command.connect.protocol_version
         await stream.send_all(commands.connected(CommandConnected(server_version="framed", protocol_version=version)))
-        try:
-            number = commands.parse_command((await peer.first()).command).send.producer_id
-        except EOFError:  # a lookup worker's
+        first = await peer.next_command()
+        if first.type != BaseCommand.SEND:  # a lookup worker's
             return
+        number = first.send.producer_id
         there, back = self.ways[2 * number], self.ways[2 * number + 1]
         await self._both_ways(peer, back, there, BaseCommand.MESSAGE, -1)
 
@@ -126,7 +127,8 @@ class FramedStreams:
         try:
             payload = b""
             while payload != _LAST:
-                payload = self._random.randbytes(self._random.choice(_PAYLOAD_BYTES))
+                size, at = self._random.choice(_PAYLOAD_BYTES), self._random.randrange(len(_NOISE) // 2)
+                payload = _NOISE[at : at + size]
                 if self._stop.is_set():
                     payload = _LAST
                 frame = _frame(kind, 0, payload)
@@ -139,7 +141,7 @@ class FramedStreams:
 
     async def _receive(self, peer: Peer, way: OneWay, number: int) -> None:
         try:
-            async for frame in peer.frames():
+            while (frame := await peer.next_frame()) is not None:
                 command_type = commands.parse_command(frame.command).type
                 if command_type == BaseCommand.AUTH_CHALLENGE and number >= 0:
                     await self._answer(peer, number)
@@ -173,21 +175,19 @@ class Peer:
                 if part:
                     await self.stream.send_all(part)
 
-    async def first(self) -> Frame:
-        """The next frame. Raises EOFError."""
-        async for frame in self.frames():
-            return frame
-        raise EOFError("the connection was closed before its first frame")
-
-    async def frames(self) -> AsyncIterator[Frame]:
-        """All up to the end."""
-        while True:
-            while (frame := self._decoder.next_frame()) is not None:
-                yield frame
+    async def next_frame(self) -> Frame | None:
+        """The next one; None: the other side has ended."""
+        while (frame := self._decoder.next_frame()) is None:
             data = await self.stream.receive_some(_CHUNK_BYTES)
             if not data:
-                return
+                return None
             self._decoder.receive_data(data)
+        return frame
+
+    async def next_command(self) -> BaseCommand:
+        """That of the next frame; none of any type where the other side has ended."""
+        frame = await self.next_frame()
+        return BaseCommand() if frame is None else commands.parse_command(frame.command)
 
 
 def _frame(kind: int, number: int, payload: bytes) -> bytes:

@@ -52,7 +52,7 @@ class Run:
 
     def progress(self) -> int:
         """How many messages a stream has received so far."""
-        numbers = re.findall(r"^PROGRESS (.*)$", self._output.read_text(), re.MULTILINE)
+        numbers = re.findall(r"^PROGRESS (.*)\n", self._output.read_text(), re.MULTILINE)
         return int(json.loads(numbers[-1])["received"]) if numbers else 0
 
     def wait_for_progress(self, more: int, within_s: float = 60.0) -> None:

@@ -232,15 +232,14 @@ async def test_several_rounds(place: Place, lane: Lane, now: Now, judges: Judges
     second = commands.auth_challenge("proxy", 21, "token", b"server first")
     judges.verdict = lambda data: Challenge(second) if data == b"client first" else identity()
     forwarder = await framed(place, lane, now, judges)
-    for _ in range(2):
+    for number in range(2):
         now.s += 90
         ask(forwarder)
         assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
         await lane.client.send_all(answer(b"client first"))
         assert await read(lane.client, len(second)) == second
         await lane.client.send_all(answer(b"client final"))
-        await until(lambda: judges.given[-1] == b"client final")
-    await until(lambda: counted(forwarder.metrics.success, method="token") == 2)
+        await until(lambda number=number: counted(forwarder.metrics.success, method="token") == number + 1)
     assert judges.given == [b"client first", b"client final"] * 2
 
 
@@ -287,7 +286,7 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
     def watched(*, is_over: bool) -> Followed:
         known = session(now, judges)
         followed = Followed(about_relay(session=known.stored()), known.clock, judges)
-        followed.line = SimpleNamespace(is_over=is_over, has_producer=False, ask=asked.append)  # type: ignore[assignment]
+        followed.line = SimpleNamespace(is_over=is_over, has_producer=False, ask=asked.append, go_on=lambda: None)  # type: ignore[assignment]
         judge.watch(followed)
         return followed
 
@@ -363,7 +362,7 @@ async def test_answered_twice(place: Place, lane: Lane, now: Now, judges: Judges
     await lane.client.send_all(answer(b"1") + answer(b"2"))
     await expect_end(lane, AUTHENTICATION_FAILED)
     judges.gate.set()
-    assert judges.given == [b"1"]
+    assert judges.given in ([], [b"1"]), "the first may have come to the judge before the second was there"
 
 
 @pytest.mark.parametrize("size", [0, 5, FRAME_BYTES_MAX + 1, 0x7FFFFFFF, 0xFFFFFFFF])

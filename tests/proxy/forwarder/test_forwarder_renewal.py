@@ -216,6 +216,7 @@ async def test_a_session_that_never_ends_is_left_alone(life: Begin, autojump_clo
     await it.client.say(answer_again())
     assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
     assert await it.end() == "not_allowed"
+    assert it.session.state is State.CLOSED
 
 
 @pytest.mark.parametrize("tables", [{}, {"metrics": {"count_messages": True}}])
@@ -1006,6 +1007,8 @@ async def test_a_verdict_that_comes_while_it_is_being_closed_changes_nothing(
     await it.settle()
     followed.line.close(Closing.FAILED)
     followed.line.close(Closing.EXPIRED)
+    assert followed.clock is not None
+    followed.clock.accepted(ALICE, now_s=trio.current_time(), now_unix_ms=unix_ms(), fraction=0)
     followed.line.go_on()
     await it.must_be_over("reauthentication_failed", FAILED)
     assert it.backends.forwarded == []
