@@ -157,10 +157,6 @@ class SessionClock:
         """When the client is to be asked for fresh credentials; NEVER where it is not, or has been already."""
         return self._challenge_at_s if self.phase is Phase.QUIET else NEVER
 
-    def is_due(self, now_s: float) -> bool:
-        """Whether the client is to be asked now."""
-        return now_s >= self.challenge_at_s
-
     def use(self, now_s: float, command_type: int) -> Use:
         """What may become of a command of the client's, answers to challenges excepted: these always pass."""
         if now_s < self._expires_at_s or command_type in _KEEPS_ALIVE:

@@ -141,8 +141,9 @@ class Reauthentication:
         """Ask all whose time has come."""
         now = self.now()
         while self._due and self._due[0][0] <= now:
-            followed = heapq.heappop(self._due)[2]
-            if followed.clock is None or _is_over(followed) or not followed.clock.is_due(now):
+            at, _, followed = heapq.heappop(self._due)
+            # An earlier life's time is none any more.
+            if followed.clock is None or followed.clock.challenge_at_s != at or _is_over(followed):
                 continue
             if not (followed.about.spares_producers and followed.line.has_producer):
                 followed.line.ask(followed.about.challenge)

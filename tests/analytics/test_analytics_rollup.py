@@ -162,7 +162,7 @@ def test_killed_before_the_commit_nothing_has_happened_and_after_it_all_has(
         _run_and_die(spark, tables, monkeypatch, step)
         assert got(tables) == before
         assert tables.dirty("rollup") == dirty
-    for moves, minute in ((1, 0), (3, 7), (7, 11)):  # the commit's own; then marks and files, in part
+    for moves, minute in ((7, 0), (3, 7), (1, 11)):  # files in part; 1: the record alone is there
         _run_and_die(spark, tables, monkeypatch, (Filesystem, "move", moves))
         tables = Tables.open(spark, str(tmp_path))
         assert got(tables) == expected(rows, LOOKBACK)

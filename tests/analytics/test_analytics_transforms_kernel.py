@@ -1,6 +1,7 @@
 """The arrays compute what the definition says: for any samples, any chunks, any batches."""
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import cast
 
@@ -63,12 +64,24 @@ def run_pieces(rows: Raw) -> kernel.Runs:
     return kernel.runs(states_of(rows), MINUTE_MS, HOUR_MS)
 
 
-def got_of_runs(pieces: list[kernel.Runs]) -> tuple[list[tuple[object, ...]], set[int]]:
+def in_batches(states: States, size: int) -> Iterator[kernel.WindowRows]:
+    """As Spark gives them: rows come in batches, the last window is held back, its series' last sample goes on."""
+    held = kernel.taken(states, slice(0))
+    for begin in range(0, len(states.n), size):
+        batch = kernel.joined([held, kernel.taken(states, slice(begin, begin + size))])
+        end = kernel.last_group_start(batch, MINUTE_MS)
+        held = kernel.joined([kernel.tail_before(batch, end, MINUTE_MS), kernel.taken(batch, slice(end, None))])
+        if end:
+            yield kernel.window_rows(kernel.taken(batch, slice(end)), MINUTE_MS, LOOKBACK)
+    yield kernel.window_rows(held, MINUTE_MS, LOOKBACK)
+
+
+def got_of_runs(pieces: list[kernel.Runs], size: int = 1000) -> tuple[list[tuple[object, ...]], set[int]]:
     """Whole windows of all chunks and the merged ones, and the hours that are mixed."""
-    merged = kernel.window_rows(sorted_states([piece.open for piece in pieces]), MINUTE_MS, LOOKBACK)
+    merged = list(in_batches(sorted_states([piece.open for piece in pieces]), size))
     whole = [kernel.WindowRows(piece.whole, piece.entry, np.zeros(len(piece.entry), bool)) for piece in pieces]
-    mixed = set((merged.states.first_ts[merged.mixed] // HOUR_MS).tolist())
-    return sorted(row for found in (merged, *whole) for row in got(found)), mixed
+    mixed = {hour for found in merged for hour in (found.states.first_ts[found.mixed] // HOUR_MS).tolist()}
+    return sorted(row for found in (*merged, *whole) for row in got(found)), mixed
 
 
 def got(found: kernel.WindowRows) -> list[tuple[object, ...]]:
@@ -114,17 +127,8 @@ def test_any_chunks_equal_the_definition_where_nothing_is_mixed(rows: Raw, parts
 @patient
 @given(raws.filter(bool), st.integers(1, 5))
 def test_batches_with_tails_equal_one_batch(rows: Raw, size: int) -> None:
-    """As Spark gives them: rows come in batches, the last window is held back, its series' last sample goes on."""
-    states = sorted_states([states_of([row]) for row in rows])
-    held, found = kernel.taken(states, slice(0)), []
-    for begin in range(0, len(states.n), size):
-        batch = kernel.joined([held, kernel.taken(states, slice(begin, begin + size))])
-        end = kernel.last_group_start(batch, MINUTE_MS)
-        held = kernel.joined([kernel.tail_before(batch, end, MINUTE_MS), kernel.taken(batch, slice(end, None))])
-        if end:
-            found += got(kernel.window_rows(kernel.taken(batch, slice(end)), MINUTE_MS, LOOKBACK))
-    found += got(kernel.window_rows(held, MINUTE_MS, LOOKBACK))
-    assert found == expected(rows)
+    found = in_batches(sorted_states([states_of([row]) for row in rows]), size)
+    assert [row for part in found for row in got(part)] == expected(rows)
 
 
 dense = st.lists(st.integers(0, 1000).map(lambda ticks: ticks * 7_500), min_size=20, max_size=150)
@@ -143,9 +147,9 @@ def test_whole_windows_and_merged_open_ones_equal_the_definition(rows: Raw) -> N
 
 
 @patient
-@given(counted, st.lists(st.integers(0, 125), min_size=1, max_size=4), st.randoms())
+@given(counted, st.lists(st.integers(0, 125), min_size=1, max_size=4), st.randoms(), st.sampled_from([1, 2, 5, 1000]))
 def test_runs_of_any_chunks_equal_the_definition_or_their_hours_are_mixed(
-    rows: Raw, cuts: list[int], random: object
+    rows: Raw, cuts: list[int], random: object, size: int
 ) -> None:
     """Chunks that follow each other, in part: some samples are in a chunk where they lie within another's run."""
     edges = [-1, *sorted(cut * MINUTE_MS + 30_000 for cut in cuts), 1 << 40]
@@ -154,7 +158,7 @@ def test_runs_of_any_chunks_equal_the_definition_or_their_hours_are_mixed(
         own = next(number for number, edge in enumerate(edges) if row[1].ts < edge)
         stray = random.random() < 0.02  # type: ignore[attr-defined]
         chunks[random.randrange(len(edges)) if stray else own].append(row)  # type: ignore[attr-defined]
-    found, mixed = got_of_runs([run_pieces(chunk) for chunk in chunks if chunk])
+    found, mixed = got_of_runs([run_pieces(chunk) for chunk in chunks if chunk], size)
     whole = [row for row in found if cast("int", row[1]) // HOUR_MS not in mixed]
     assert whole == [row for row in expected(rows) if cast("int", row[1]) // HOUR_MS not in mixed]
 

@@ -114,6 +114,7 @@ class Worker:
                 descriptors=Descriptors(channel=-1, liveness=-1),
                 registry=self.registry,
                 nursery=nursery,
+                reactor=None,  # type: ignore[arg-type]  # an auth worker asks nothing of it
             )
         )
 

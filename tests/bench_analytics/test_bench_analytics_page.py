@@ -35,8 +35,10 @@ def test_the_rollup_is_measured_by_the_sketch_of_the_same_run() -> None:
     assert lines[-1].endswith("| **MISSED** |")
 
 
-def test_the_page_and_the_picture_are_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_the_page_is_written_and_names_its_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    # The picture needs matplotlib, which only `make bench-analytics` installs.
+    monkeypatch.setattr(page, "draw", lambda _curve, path: drawn.append(path))
     rollup = json.loads(json.dumps({"series": 1736, "results": RESULTS, "curve": CURVE}))
     text = page.markdown(RECEIVER, {"samples": 1, "ingest": [1.0]}, rollup, 10_000_000)
     page.write(text, rollup["curve"], tmp_path / "page.md")
@@ -44,4 +46,4 @@ def test_the_page_and_the_picture_are_written(tmp_path: Path) -> None:
     assert "## Rollup of 10,000,000 samples of 1,736 counters" in written
     assert "| 10 M | 14.0 s | 14.1 s | 3.1 s |" in written
     assert "(page.svg)" in written
-    assert (tmp_path / "page.svg").read_text().startswith("<?xml")
+    assert drawn == [tmp_path / "page.svg"]

@@ -63,6 +63,16 @@ class FramedStreams:
                     await way.over.wait()
             nursery.cancel_scope.cancel()
 
+    @property
+    def not_whole(self) -> list[OneWay]:
+        """Directions of which not every byte arrived as it was sent."""
+        return [way for way in self.ways if not way.is_whole]
+
+    @property
+    def moved_bytes(self) -> int:
+        """All that arrived."""
+        return sum(way.got_bytes for way in self.ways)
+
     # ---- the client
 
     async def _connect(self) -> Peer:

@@ -281,6 +281,7 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
     """Nor is a client's earlier life; who lives is asked once."""
     now, judges = Now(), Judges()
     judge = reauthentication.Reauthentication(nursery, reauthentication.ReauthenticationMetrics(None), now)
+    judge.fraction = lambda: 0.0
     asked: list[bytes] = []
 
     def watched(*, is_over: bool) -> Followed:
