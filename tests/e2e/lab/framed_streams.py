@@ -22,6 +22,8 @@ from .streams import HOST, SLOWEST_END_S, OneWay
 Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 CLIENT_VERSION = "framed streams"
 METHOD = "token"
+EXPIRED = "session expired"
+TORN = "the end of a stream within a frame"
 _FRAME_BYTES_MAX = 2 << 20
 _CHUNK_BYTES = 1 << 16
 _PAYLOAD_BYTES = (0, 1, 20, 100, 3_000, 40_000, 150_000)
@@ -41,7 +43,10 @@ class FramedStreams:
     tls: ssl.SSLContext | None = None
     pause_s_max: float = 0.1
     ways: list[OneWay] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    said: list[tuple[int, str]] = field(default_factory=list)
+    """What went wrong, and with which stream."""
+    expired: set[int] = field(default_factory=set)
+    """Those whose client was told that its session has expired. What their brokers got must still end with a frame."""
     challenges: list[int] = field(default_factory=list)
     """Of each stream."""
     _stop: trio.Event = field(default_factory=trio.Event)
@@ -65,8 +70,13 @@ class FramedStreams:
 
     @property
     def not_whole(self) -> list[OneWay]:
-        """Directions of which not every byte arrived as it was sent."""
-        return [way for way in self.ways if not way.is_whole]
+        """Directions of which not every byte arrived as it was sent, of those that have not expired."""
+        return [way for at, way in enumerate(self.ways) if not way.is_whole and at // 2 not in self.expired]
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong with those that have not expired."""
+        return [text for number, text in self.said if number not in self.expired or text == TORN]
 
     @property
     def moved_bytes(self) -> int:
@@ -99,7 +109,7 @@ class FramedStreams:
         self.challenges.append(0)
         self.ways += [there, back]
         await peer.send(_frame(BaseCommand.SEND, number, b""))  # which stream this is
-        await self._both_ways(peer, there, back, BaseCommand.SEND, number)
+        await self._both_ways(peer, there, back, number, is_client=True)
 
     async def _answer(self, peer: Peer, number: int) -> None:
         self.challenges[number] += 1
@@ -121,19 +131,20 @@ class FramedStreams:
             return
         number = first.send.producer_id
         there, back = self.ways[2 * number], self.ways[2 * number + 1]
-        await self._both_ways(peer, back, there, BaseCommand.MESSAGE, -1)
+        await self._both_ways(peer, back, there, number, is_client=False)
 
     # ---- both
 
-    async def _both_ways(self, peer: Peer, sending: OneWay, getting: OneWay, kind: int, number: int) -> None:
-        """``number``: of the client's stream; the broker has none, and is never to be asked anything."""
+    async def _both_ways(self, peer: Peer, sending: OneWay, getting: OneWay, number: int, *, is_client: bool) -> None:
         async with peer.stream:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send, peer, sending, kind)
-                nursery.start_soon(self._receive, peer, getting, number)
+                nursery.start_soon(
+                    self._send, peer, sending, number, BaseCommand.SEND if is_client else BaseCommand.MESSAGE
+                )
+                nursery.start_soon(self._receive, peer, getting, number, is_client)
             await sending.over.wait()  # a close might take away what is still on its way
 
-    async def _send(self, peer: Peer, way: OneWay, kind: int) -> None:
+    async def _send(self, peer: Peer, way: OneWay, number: int, kind: int) -> None:
         try:
             payload = b""
             while payload != _LAST:
@@ -147,27 +158,32 @@ class FramedStreams:
                 way.sent_bytes += len(frame)
                 await trio.sleep(self._random.random() * self.pause_s_max)
         except trio.BrokenResourceError as error:
-            self.errors.append(f"sending: {error.__cause__}")
+            self.said.append((number, f"sending: {error.__cause__}"))
 
-    async def _receive(self, peer: Peer, way: OneWay, number: int) -> None:
+    async def _receive(self, peer: Peer, way: OneWay, number: int, is_client: bool) -> None:
         try:
             while (frame := await peer.next_frame()) is not None:
-                command_type = commands.parse_command(frame.command).type
-                if command_type == BaseCommand.AUTH_CHALLENGE and number >= 0:
+                command = commands.parse_command(frame.command)
+                if command.type == BaseCommand.AUTH_CHALLENGE and is_client:
                     await self._answer(peer, number)
                     continue
                 data = frame.encode()
                 way.got.update(data)
                 way.got_bytes += len(data)
-                if command_type not in {BaseCommand.SEND, BaseCommand.MESSAGE}:
-                    self.errors.append(f"received: {commands.parse_command(frame.command)}")
+                if command.type not in {BaseCommand.SEND, BaseCommand.MESSAGE}:
+                    self._note(number, command, is_client=is_client)
                 if data.endswith(_LAST):
                     return
-            self.errors.append("an early end")
+            self.said.append((number, "an early end" if peer.is_at_boundary else TORN))
         except trio.BrokenResourceError as error:
-            self.errors.append(f"receiving: {error.__cause__}")
+            self.said.append((number, f"receiving: {error.__cause__}"))
         finally:
             way.over.set()
+
+    def _note(self, number: int, command: BaseCommand, *, is_client: bool) -> None:
+        self.said.append((number, f"received: {command}"))
+        if is_client and command.error.message.endswith(EXPIRED):
+            self.expired.add(number)
 
 
 class Peer:
@@ -184,6 +200,11 @@ class Peer:
             for part in (frame[:torn_at], frame[torn_at:]):
                 if part:
                     await self.stream.send_all(part)
+
+    @property
+    def is_at_boundary(self) -> bool:
+        """Whether nothing of a further frame has come; to be asked at the end."""
+        return not self._decoder.take_rest()
 
     async def next_frame(self) -> Frame | None:
         """The next one; None: the other side has ended."""

@@ -34,7 +34,8 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proxy.forwarder import reauthentication
 from proxy.forwarder.authentication import Challenge
-from proxy.forwarder.followed import Followed
+from proxy.forwarder.followed import LOOK_BYTES, Followed
+from proxy.forwarder.framed import HEADER_LOOK_BYTES
 from proxy.forwarder.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay_session import may_be_asked
 from proxy.forwarder.relays import RelayNotBegun
@@ -113,6 +114,18 @@ async def test_frames_of_all_sizes_pass_untouched(place: Place, lane: Lane, now:
         assert await read(lane.broker, len(there)) == there
         assert await read(lane.client, len(back)) == back
     await until(lambda: forwarder.moved("to_broker") == len(there))
+
+
+async def test_of_large_frames_only_headers_are_looked_at(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """A look costs a copy; where frames are small again, one look serves many."""
+    forwarder = await framed(place, lane, now, judges)
+    (relay,) = forwarder.relays._engine.relays
+    framing = relay.to_broker.framing
+    assert framing is not None
+    for frames, look_bytes in ((send_frame(bytes(150_000)) * 3, HEADER_LOOK_BYTES), (send_frame() * 50, LOOK_BYTES)):
+        await lane.client.send_all(frames)
+        assert await read(lane.broker, len(frames)) == frames
+        assert framing.look_bytes == look_bytes
 
 
 async def test_a_header_in_every_two_pieces(place: Place, lane: Lane, now: Now, judges: Judges) -> None:

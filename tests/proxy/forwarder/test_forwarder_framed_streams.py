@@ -173,6 +173,7 @@ async def test_a_failure_closes(begin: Any, frames: bytes) -> None:
     await stage.client.send_all(send_frame() + frames)
     await stage.expect_end(AUTHENTICATION_FAILED)
     assert await stage.read_all(stage.broker) == send_frame()
+    assert bytes(ANSWER_BYTES_MAX) not in stage.judges.given
 
 
 async def test_what_follows_an_answer_past_the_end_waits(begin: Any) -> None:
