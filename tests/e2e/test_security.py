@@ -117,16 +117,17 @@ def test_java_says_why_a_bad_token_was_refused(
 def test_an_expired_credential_serves_no_further_lookup(
     secured_broker: Standalone, secured_proxy: ProxyCluster
 ) -> None:
-    """The connection was made with a good token; once that has expired, lookups say so."""
+    """The connection was made with a good token; once that has expired, its next use ends it (KIP-368)."""
     token = make_token(secured_broker.secret_key.read_bytes(), "alice", 3)
     with WireClient(secured_proxy.port) as client:
         assert client.connect(token=token).type == BaseCommand.CONNECTED
         assert client.lookup(GRANTED).lookup_topic_response.proxy_through_service_url
 
         def refused() -> bool:
-            return bool(client.lookup(GRANTED).lookup_topic_response.error == ServerError.AuthenticationError)
+            answer = client.lookup(GRANTED)
+            return bool(answer.type == BaseCommand.ERROR and answer.error.error == ServerError.AuthenticationError)
 
-        eventually(refused, what="the lookup is refused", within_s=6)
+        eventually(refused, what="the session is ended", within_s=6)
 
 
 # ---- nobody becomes another
