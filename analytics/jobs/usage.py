@@ -68,7 +68,7 @@ def run(
     late = _late(tables, series, [hour for hour in dirty.hours if before and hour < before])
     hours = _open_hours(tables, before)
     with tables.transaction(USAGE_QUEUE) as change:
-        tails = _tails(tables, before, lookback_days) if before else None
+        tails = _tails(tables, before or _EVER[0], lookback_days)
         rows = usage.ledger(_rows(tables, "rollup_1h", hours), series, tails, lookback_days)
         change.overwrite("usage_ledger", rows, hours=hours)
         days = sorted({midnight(hour) for hour in [*hours, *([before] if before else [])]})

@@ -27,36 +27,45 @@ WHAT: Final = {
 }
 """The proxy's metric and its label `direction` → a column of the usage tables."""
 
+_CREATED: Final = {metric.removesuffix("_total") + "_created": metric for metric, _ in WHAT}
+"""The gauges that say since when a counter counts, in seconds since 1970 → the counter's metric."""
+
+_TAIL: Final = ("last_ts", "last_v", "last_start_ts")
+
 
 def usage_series(series: DataFrame) -> DataFrame:
-    """Of the table `series`, the counters of usage: (series_id, cluster, principal, what)."""
+    """Of the table `series`, the counters of usage: (series_id, cluster, principal, what, created_id).
+
+    `created_id` is the series that says since when a counter counts; null where there is none.
+    """
     direction = F.coalesce(F.col("labels")["direction"], F.lit(""))
     what = F.coalesce(
         *(F.when((F.col("metric") == metric) & (direction == way), F.lit(name)) for (metric, way), name in WHAT.items())
     )
     labels = (F.coalesce(F.col("labels")[name], F.lit("")).alias(name) for name in ("cluster", "principal"))
-    return series.select("series_id", *labels, what.alias("what")).where(F.col("what").isNotNull())
+    all_labels = F.array_sort(F.map_entries("labels")).alias("all_labels")
+    counters = series.select("series_id", "metric", all_labels, *labels, what.alias("what")).where("what is not null")
+    counted = F.coalesce(*(F.when(F.col("metric") == name, F.lit(metric)) for name, metric in _CREATED.items()))
+    created = series.select(F.col("series_id").alias("created_id"), counted.alias("metric"), all_labels)
+    known = counters.join(created.where("metric is not null"), ["metric", "all_labels"], "left")
+    return known.select("series_id", "cluster", "principal", "what", "created_id")
 
 
 def tails_of(ledger: DataFrame) -> DataFrame:
     """The last sample of each counter in these rows of the ledger."""
-    names = ("last_ts", "last_v", "last_start_ts")
-    return ledger.groupBy("series_id").agg(*(F.max_by(name, "last_ts").alias(f"tail_{name}") for name in names))
+    return ledger.groupBy("series_id").agg(*(F.max_by(name, "last_ts").alias(f"tail_{name}") for name in _TAIL))
 
 
-def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame | None, lookback_days: int) -> DataFrame:
+def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame, lookback_days: int) -> DataFrame:
     """Rows of usage_ledger of rows of rollup_1h and `usage_series`.
 
-    Each counter's first hour gets its growth since its tail; where there is none, since its start, as in the rollup.
-    `tails` is None where nothing was closed before: then the rollup's own growth is right.
+    Up to each hour's first sample a counter grew since the hour before, or since its tail; where there is none, since
+    its start. That is as in the rollup, but more starts are known.
     """
-    rows = hours.join(F.broadcast(series), "series_id")
-    increase = F.col("increase")
-    if tails is not None:
-        rows = rows.join(tails, "series_id", "left")
-        is_first = F.row_number().over(Window.partitionBy("series_id").orderBy("window")) == 1
-        rows = rows.withColumn("is_first", is_first)
-        increase = F.when(F.col("is_first"), increase - F.col("entry") + _since_tail(lookback_days)).otherwise(increase)
+    rows = _with_starts(hours, series).join(tails, "series_id", "left")
+    in_order = Window.partitionBy("series_id").orderBy("window")
+    rows = rows.withColumns({f"tail_{name}": F.coalesce(F.lag(name).over(in_order), f"tail_{name}") for name in _TAIL})
+    increase = F.col("increase") - F.col("entry") + _since_tail(lookback_days)
     return rows.select(
         "series_id",
         "cluster",
@@ -71,6 +80,26 @@ def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame | None, lookbac
         F.to_date("window").alias("date"),
         F.hour("window").alias("hour"),
     )
+
+
+def _with_starts(hours: DataFrame, series: DataFrame) -> DataFrame:
+    """The counters' rows, their starts taken from the series that tell them where the samples do not."""
+    told = hours.select(
+        F.col("series_id").alias("created_id"), "window", *(_moment(f"{end}_v").alias(end) for end in ("first", "last"))
+    )
+    rows = hours.join(F.broadcast(series), "series_id").join(told, ["created_id", "window"], "left")
+    # The proxy's clock may be ahead of Prometheus'; that the counter began before its first sample is certain.
+    first = F.least(F.col("first"), F.col("first_ts") - F.expr("interval 1 millisecond"))
+    return rows.withColumns(
+        {
+            "first_start_ts": F.coalesce("first_start_ts", F.when(F.col("first").isNotNull(), first)),
+            "last_start_ts": F.coalesce("last_start_ts", "last"),
+        }
+    )
+
+
+def _moment(seconds: str) -> Column:
+    return F.timestamp_millis(F.round(F.col(seconds) * 1000).cast("long"))
 
 
 def hourly(rows: DataFrame, closed_until: datetime) -> DataFrame:

@@ -2,7 +2,7 @@
 
 import errno
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import trio
 
@@ -19,10 +19,9 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 async def accept_clients(
     listener: socket.socket,
     admission: Admission,
-    serve: Callable[[trio.SocketStream], Awaitable[None]],
-    clients: trio.Nursery,
+    take_in: Callable[[trio.SocketStream, tuple[str, int]], None],
 ) -> None:
-    """Accept until cancelled; each client is served by a task of its own in ``clients``."""
+    """Accept until cancelled: ``take_in`` gets each client's connection, and its IP address and port."""
     with listener:  # to accept no more means to keep no client waiting in the queue, either
         while True:
             await trio.lowlevel.wait_readable(listener)
@@ -30,7 +29,7 @@ async def accept_clients(
                 # If nobody else takes it, since the others are gone or hang, it is still there afterwards.
                 await trio.sleep(GIVE_WAY_S)
             try:
-                sock, _address = listener.accept()
+                sock, address = listener.accept()
             except BlockingIOError:
                 continue  # another forwarder was faster
             except OSError as error:
@@ -39,4 +38,4 @@ async def accept_clients(
                     await trio.sleep(NO_DESCRIPTORS_PAUSE_S)
                 continue  # anything else is the one client's, who has gone again
             sock.setblocking(False)
-            clients.start_soon(serve, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+            take_in(trio.SocketStream(trio.socket.from_stdlib_socket(sock)), address[:2])

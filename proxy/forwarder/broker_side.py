@@ -44,6 +44,11 @@ class BrokerSide:
         self._link: BrokerLink | None = None
 
     @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._link is not None
+
+    @property
     def link(self) -> BrokerLink:
         """The connection, and what the broker has said on it."""
         if self._link is None:

@@ -18,6 +18,16 @@ class Farewell:
         """``frame`` is to be said, ``delay_s`` after the end."""
         self._frame, self._delay_s = frame, delay_s
 
+    @property
+    def can_close_at_once(self) -> bool:
+        """Whether ``close_at_once`` will do."""
+        return self._frame is None and isinstance(self._wire.stream, trio.SocketStream)
+
+    def close_at_once(self) -> None:
+        """Close a plain connection without a word."""
+        assert isinstance(self._wire.stream, trio.SocketStream)
+        self._wire.stream.socket.close()
+
     async def say(self) -> None:
         """Say it."""
         if self._frame is None:
@@ -33,4 +43,5 @@ class Farewell:
             await close_at_once(self._wire.stream)
             return
         with trio.CancelScope(shield=True):
+            await self._wire.end_reading()
             await close_politely(self._wire.stream)

@@ -28,6 +28,7 @@ from proxy.forwarder.broker_side import BrokerSide, BrokerSideFailed
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.wire import ClientWire
+from proxy.runtime.owned_tasks import Starts
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import InFlight, seconds
 
@@ -59,7 +60,8 @@ class HandshakeSession(Protocol):
 class Handshake:
     """One client's; see the module. ``begin`` and ``end`` once each, and ``take`` each CONNECT and AUTH_RESPONSE.
 
-    ``handshakes`` counts it for as long as it is not decided what the connection will be.
+    ``handshakes`` counts it for as long as it is not decided what the connection will be; ``tasks`` are for what takes
+    time.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Handshake:
         broker: BrokerSide,
         machine: ClientMachine,
         wire: ClientWire,
+        tasks: Starts,
         handshakes: InFlight,
     ) -> None:
         self.target = ""
@@ -83,17 +86,16 @@ class Handshake:
         self._broker = broker
         self._machine = machine
         self._wire = wire
+        self._tasks = tasks
         self._handshakes = handshakes
         self._is_counted = False
         self._started = client.accepted_at
         self._started_at_unix_ms = int(time.time() * 1000)
         self._connect: CommandConnect
         self._authentication: Authentication | None = None
-        self._nursery: trio.Nursery
 
-    def begin(self, nursery: trio.Nursery) -> None:
-        """``nursery``: for what takes time."""
-        self._nursery = nursery
+    def begin(self) -> None:
+        """The client has come."""
         self._is_counted = True
         self._handshakes.begin()
 
@@ -128,7 +130,7 @@ class Handshake:
         if command.type == BaseCommand.CONNECT and not self._take_connect(command):
             return
         if self._authentication is not None:
-            self._nursery.start_soon(self._authenticate, self._authentication, command)
+            self._tasks.start_soon(self._authenticate, self._authentication, command)
         else:
             self._accepted(ANONYMOUS)
 
@@ -179,15 +181,15 @@ class Handshake:
         self._session.accepted(self._connect, identity)
         if self.target:
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
-                self._nursery.start_soon(self._open_broker, identity)
+                self._tasks.start_soon(self._open_broker, identity)
         elif self._backends.profile_is_fresh:
             self._connected(self._backends.profile)
         else:
             self._session.wait()
-            self._nursery.start_soon(self._connected_later)
+            self._tasks.start_soon(self._connected_later)
 
     def _measure(self, stage: str, since: float) -> None:
-        self._metrics.handshake_seconds.labels(stage=stage).observe(trio.current_time() - since)
+        self._metrics.handshake_seconds[stage].observe(trio.current_time() - since)
 
     # ---- what the client came for
 
@@ -214,3 +216,5 @@ class Handshake:
             self._measure("broker", started)
             self._measure("total", self._started)
             self._session.begin_relay()
+        else:  # the client has gone in this very moment
+            await self._broker.close()

@@ -21,6 +21,7 @@ from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.wire import ClientWire
 from proxy.runtime.logs import get_logger
+from proxy.runtime.owned_tasks import Starts
 from proxy.runtime.rpc_client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.tasks import InFlight
 from proxy.runtime.turn import current_turn
@@ -60,7 +61,7 @@ class LookupMode:
         backends: Backends,
         metrics: ForwarderMetrics,
         client_address: str,
-        nursery: trio.Nursery,
+        tasks: Starts,
         wire: ClientWire,
         on_room: Callable[[], None],
         on_corrupt: Callable[[RemoteProtocolError], None],
@@ -69,7 +70,7 @@ class LookupMode:
         self._backends = backends
         self._metrics = metrics
         self._client_address = client_address
-        self._nursery = nursery
+        self._tasks = tasks
         self._wire = wire
         self._on_room = on_room
         self._on_corrupt = on_corrupt
@@ -111,16 +112,16 @@ class LookupMode:
             return
         self.under_way.begin()
         self._bytes += len(request) + TOPIC_LIST_BYTES
-        self._nursery.start_soon(self._list_topics, self._new_batch([request]))
+        self._tasks.start_soon(self._list_topics, self._new_batch([request]))
 
     def flush(self) -> None:
         """Send on what was taken in since the last time: nothing more is there to be read."""
-        if not self._batch:
+        if not self._batch or self._closed:
             return
         requests, self._batch = self._batch, []
         batch = self._new_batch(requests)
         if not self._ask_now(batch):
-            self._nursery.start_soon(self._ask_later, batch)
+            self._tasks.start_soon(self._ask_later, batch)
 
     def _new_batch(self, requests: list[bytes]) -> "_Batch":
         return _Batch(requests, self._turn.now + self._backends.answer_timeout_s)
@@ -142,7 +143,7 @@ class LookupMode:
         if self._closed:
             return
         if reply is None or reply.status != _OK:
-            self._nursery.start_soon(self._ask_later, batch)
+            self._tasks.start_soon(self._ask_later, batch)
         else:
             self._deliver(batch, reply.response, more=reply.more)
 

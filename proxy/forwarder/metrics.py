@@ -34,18 +34,20 @@ class ForwarderMetrics:
             "Relays taken over from a predecessor that was killed, crashed, or was replaced.",
             registry=registry,
         )
-        self.ended_connections = Counter(
+        ended_connections = Counter(
             "pulsar_proxy_ended_connections", "Clients' connections that ended, by cause.", ["cause"], registry=registry
         )
-        for cause in Cause:
-            self.ended_connections.labels(cause=cause.value)
-        self.handshake_seconds = Histogram(
+        self.ended_connections = {cause: ended_connections.labels(cause=cause.value) for cause in Cause}
+        handshake_seconds = Histogram(
             "pulsar_proxy_handshake_seconds",
             "Time of a client's handshake, by stage: authentication, broker (dialling and its handshake), total.",
             ["stage"],
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self.handshake_seconds = {
+            stage: handshake_seconds.labels(stage=stage) for stage in ("authentication", "broker", "total")
+        }
         self.broker_failures = Counter(
             "pulsar_proxy_broker_connection_failures",
             "Relays that were not opened, by reason.",

@@ -55,7 +55,11 @@ class Principals:
         self._table.add_session(self.number_of(principal))
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """Prometheus: what those used of whom there was anything."""
+        """Prometheus: what those used of whom there was anything.
+
+        With the moment from which each counter counts (`…_created`), unlike our other counters: these are billed, and
+        what a principal used before its first scrape would be nobody's otherwise.
+        """
         bytes_moved = CounterMetricFamily(
             "pulsar_proxy_principal_bytes",
             "Bytes relayed, by principal and direction.",
@@ -75,8 +79,9 @@ class Principals:
             mine = sums[number]
             if not any(mine):
                 continue
+            since_s = self._table.principal_since_s(number)
             for way, direction in enumerate(_DIRECTIONS):
-                bytes_moved.add_metric([name, direction], mine[way])
-                messages.add_metric([name, direction], mine[2 + way])
-            sessions.add_metric([name], mine[4])
+                bytes_moved.add_metric([name, direction], mine[way], created=since_s)
+                messages.add_metric([name, direction], mine[2 + way], created=since_s)
+            sessions.add_metric([name], mine[4], created=since_s)
         yield from (bytes_moved, messages, sessions)

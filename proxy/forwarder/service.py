@@ -3,6 +3,7 @@
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -22,7 +23,7 @@ from proxy.forwarder.admission import Admission
 from proxy.forwarder.authentication import ClientEnd
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
-from proxy.forwarder.doors import doors
+from proxy.forwarder.doors import Door, doors
 from proxy.forwarder.keeping import RelayKeeper
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import Relays
@@ -30,12 +31,13 @@ from proxy.forwarder.renewal import recall
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.congestion import use_for_accepted
 from proxy.runtime.connection_count import ConnectionCounters
+from proxy.runtime.deadlines import Deadlines
 from proxy.runtime.descriptors import adopt_socket
 from proxy.runtime.dialing import tune_socket
 from proxy.runtime.logs import get_logger
 from proxy.runtime.near_expiry import SessionEnd, near_expiry
 from proxy.runtime.rpc_server import Handler
-from proxy.runtime.tasks import InFlight, close_politely, seconds
+from proxy.runtime.tasks import InFlight, close_at_once, close_politely, seconds
 from proxy.runtime.tls import TlsFailed
 from proxy.runtime.worker import WorkerContext
 
@@ -62,6 +64,8 @@ class ForwarderService:
         self._lookup = context.rpc_pool(Role.LOOKUP)
         self._backends = Backends(context.config, self._auth, self._lookup)
         self._doors = doors(context.config)
+        self._deadlines = Deadlines()
+        self._clients: trio.Nursery
         self._relays: Relays
         self._listeners: list[socket.socket]
         self._sessions: set[ClientSession] = set()
@@ -88,6 +92,7 @@ class ForwarderService:
         nursery = self._context.nursery
         nursery.start_soon(self._auth.run)
         nursery.start_soon(self._lookup.run)
+        nursery.start_soon(self._deadlines.run)
         await self._start_relays()
         nursery.start_soon(self._serve)
 
@@ -119,8 +124,11 @@ class ForwarderService:
             get_logger().info("took over the relays of a predecessor", relays=len(left.relays))
 
     def _relay_ended(self, about: StoredRelay) -> None:
-        self._admission.leave(ip_of(about.client_address))
-        self._metrics.ended_connections.labels(cause=Cause.RELAY_ENDED.value).inc()
+        self._connection_ended(ip_of(about.client_address), Cause.RELAY_ENDED)
+
+    def _connection_ended(self, ip: str, cause: Cause) -> None:
+        self._admission.leave(ip)
+        self._metrics.ended_connections[cause].inc()
 
     async def configure(self, config: Config) -> None:
         """New settings for connections that come from now on."""
@@ -133,6 +141,7 @@ class ForwarderService:
         """What is set for a listener, the connections that it accepts have from their beginning."""
         for listener, door in zip(self._listeners, self._doors, strict=False):  # a drain has closed them
             if listener.fileno() >= 0:
+                tune_socket(listener)
                 use_for_accepted(listener, door.congestion_control)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
@@ -182,60 +191,81 @@ class ForwarderService:
 
     async def _serve(self) -> None:
         with self._serving:
-            async with trio.open_nursery() as clients:
-                with self._accepting:
-                    async with trio.open_nursery() as nursery:
-                        for index, listener in enumerate(self._listeners):
-                            serve = partial(self._serve_client, index)
-                            nursery.start_soon(accept_clients, listener, self._admission, serve, clients)
+            async with trio.open_nursery() as self._clients:
+                try:
+                    with self._accepting:
+                        async with trio.open_nursery() as nursery:
+                            for index, listener in enumerate(self._listeners):
+                                nursery.start_soon(
+                                    accept_clients, listener, self._admission, partial(self._take_in, index)
+                                )
+                    await trio.sleep_forever()
+                finally:
+                    for session in list(self._sessions):
+                        session.shut_down()
 
-    async def _serve_client(self, index: int, stream: trio.SocketStream) -> None:
-        try:
-            ip, port = stream.socket.getpeername()[:2]
-            tune_socket(stream.socket)
-        except OSError:  # it has gone again
-            await trio.aclose_forcefully(stream)
-            return
+    def _take_in(self, index: int, stream: trio.SocketStream, peer: tuple[str, int]) -> None:
+        """A client that came in at a listener."""
         if self._accepting.cancel_called:  # in the very instant of a drain, which would not wait for it
-            await trio.aclose_forcefully(stream)
+            stream.socket.close()
             return
-        address = str(HostPort(ip, port))
+        ip, port = peer
+        door, address = self._doors[index], str(HostPort(ip, port))
         refusal = self._admission.refusal(ip)
         if refusal is not None:
-            await self._turn_away(stream, address, refusal, mute=self._doors[index].speaks_tls)
+            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=door.speaks_tls))
             return
         self._metrics.new_connections.inc()
         self._admission.enter(ip)
-        session: ClientSession | None = None
+        self._in_flight.begin()
+        client = ClientEnd(address, trio.current_time(), b"", index)
+        if door.speaks_tls:
+            self._clients.start_soon(self._enter_by_tls, door, stream, client, ip)
+        else:
+            self._begin(stream, client, ip)
+
+    async def _enter_by_tls(self, door: Door, transport: trio.SocketStream, client: ClientEnd, ip: str) -> None:
+        timeout_s = seconds(self._backends.config.limits.handshake_timeout_ms)
         cause = Cause.SHUT_DOWN
+        entered = False
         try:
-            with self._in_flight:
-                session = await self._new_session(index, stream, address)
-                self._sessions.add(session)
-                await session.run()
-                cause = session.cause
+            stream, certificate = await door.enter(transport, timeout_s=timeout_s)
+            entered = not self._accepting.cancel_called  # a drain that began in the meantime has not seen it
+            if not entered:
+                await close_at_once(stream)
         except TlsFailed as error:
-            get_logger().warning("no TLS with a client", client=address, reason=str(error))
+            get_logger().warning("no TLS with a client", client=client.address, reason=str(error))
             cause = Cause.TLS_FAILED
         except Exception as error:  # noqa: BLE001 -- a defect that one client meets must not end all the others
-            get_logger().error("a client's connection met a defect", client=address, exc_info=error)
+            get_logger().error("a client's connection met a defect", client=client.address, exc_info=error)
             cause = Cause.DEFECT
         finally:
-            if session is not None:
-                self._sessions.discard(session)
-            if session is None or not session.became_relay:  # which ends in its own time: see _relay_ended
-                self._admission.leave(ip)
-                self._metrics.ended_connections.labels(cause=cause.value).inc()
+            if not entered:
+                self._connection_ended(ip, cause)
+                self._in_flight.end()
+        if entered:
+            self._begin(stream, replace(client, certificate=certificate), ip)
 
-    async def _new_session(self, index: int, transport: trio.SocketStream, address: str) -> ClientSession:
-        backends, accepted_at = self._backends, trio.current_time()
-        timeout_s = seconds(backends.config.limits.handshake_timeout_ms)
-        stream, certificate = await self._doors[index].enter(transport, timeout_s=timeout_s)
-        if self._accepting.cancel_called:  # a drain that began in the meantime has not seen it
-            await trio.aclose_forcefully(stream)
-            raise TlsFailed("this forwarder takes no more clients")
-        client = ClientEnd(address, accepted_at, certificate, index)
-        return ClientSession(stream, client, backends, self._relays, self._metrics, handshakes=self._handshakes)
+    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEnd, ip: str) -> None:
+        session = ClientSession(
+            stream,
+            client,
+            self._backends,
+            self._relays,
+            self._metrics,
+            handshakes=self._handshakes,
+            nursery=self._clients,
+            deadlines=self._deadlines,
+            on_end=partial(self._ended, ip),
+        )
+        self._sessions.add(session)
+        session.begin()
+
+    def _ended(self, ip: str, session: ClientSession) -> None:
+        self._sessions.discard(session)
+        if not session.became_relay:  # which ends in its own time: see _relay_ended
+            self._connection_ended(ip, session.cause)
+        self._in_flight.end()
 
     async def _turn_away(self, stream: trio.SocketStream, client: str, reason: str, *, mute: bool) -> None:
         """``mute``: a word to this client would cost a TLS handshake."""

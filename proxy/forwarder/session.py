@@ -1,10 +1,12 @@
 """One client's connection, from accept to close: performs what proto.client_machine decides.
 
-Frames come by callback (proxy.forwarder.wire), and whatever can be done at once is done there: no task is woken for a
-lookup. The session's own task sleeps until the connection ends or a deadline passes; what takes time (a round of
-authentication, opening the broker's side) is a task beside it, so that a PING is answered and a client that leaves is
-noticed at any moment. Those tasks report back with events.
+Frames come by callback (proxy.forwarder.wire), and whatever can be done at once is done there: a client that connects,
+asks and leaves costs no task at all. What takes time (a round of authentication, opening the broker's side, a last word
+before the close) is a task, beside which a PING is answered and a client that leaves is noticed at any moment. Those
+tasks report back with events.
 """
+
+from collections.abc import Callable
 
 import trio
 
@@ -26,15 +28,19 @@ from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import RelayNotBegun, Relays
 from proxy.forwarder.renewal import Renewal
 from proxy.forwarder.wire import ClientSlow, ClientWire
+from proxy.runtime.deadlines import Deadlines
 from proxy.runtime.logs import get_logger
+from proxy.runtime.owned_tasks import OwnedTasks
 from proxy.runtime.tasks import InFlight, seconds
+from proxy.runtime.turn import current_turn
 
 
 class ClientSession:
-    """See the module. ``run`` once; ``drain`` may be called meanwhile.
+    """See the module. ``begin`` it once, then ``drain`` or ``shut_down``; when it has ended, it calls ``on_end``.
 
-    ``handshakes`` counts it for as long as it is not decided what the connection will be. ``became_relay``: how ``run``
-    ended; if so, the connection is no longer this session's. ``renewal``: how long it lasts (KIP-368).
+    ``handshakes`` counts it for as long as it is not decided what the connection will be. ``nursery`` is for what takes
+    time. ``became_relay``: how it ended; if so, the connection is no longer this session's. ``renewal``: how long it
+    lasts (KIP-368).
     """
 
     def __init__(
@@ -46,20 +52,31 @@ class ClientSession:
         metrics: ForwarderMetrics,
         *,
         handshakes: InFlight,
+        nursery: trio.Nursery,
+        deadlines: Deadlines,
+        on_end: Callable[["ClientSession"], None],
     ) -> None:
         self.address = client.address
         self.became_relay = False
-        self.cause = Cause.SHUT_DOWN  # unless another is found: whoever is cancelled was in the way of a drain
+        self.cause = Cause.SHUT_DOWN
         self.identity = ANONYMOUS
+        self.is_over = False
         self._backends = backends
         self._relays = relays
         self._limits = limits = backends.config.limits
         self._metrics = metrics
-        self._wire = ClientWire(
-            stream, max_frame_bytes=limits.max_command_bytes, write_timeout_ms=limits.keep_alive_interval_ms
+        self._nursery = nursery
+        self._on_end = on_end
+        self._turn = current_turn()
+        self._tasks = tasks = OwnedTasks(nursery, self._met_defect)
+        self._wire = wire = ClientWire(
+            stream,
+            tasks,
+            max_frame_bytes=limits.max_command_bytes,
+            write_timeout_ms=limits.keep_alive_interval_ms,
         )
-        self._farewell = Farewell(self._wire)
-        self._machine = ClientMachine()
+        self._farewell = Farewell(wire)
+        self._machine = machine = ClientMachine()
         self._broker = BrokerSide(backends, client.address)
         self._handshake = Handshake(
             self,
@@ -67,25 +84,25 @@ class ClientSession:
             backends,
             metrics,
             broker=self._broker,
-            machine=self._machine,
-            wire=self._wire,
+            machine=machine,
+            wire=wire,
+            tasks=tasks,
             handshakes=handshakes,
         )
         self.renewal = Renewal(backends, client, relays, metrics)
-        self._deadline = client.accepted_at + seconds(limits.handshake_timeout_ms)
+        self._lookup_mode = LookupMode(
+            backends, metrics, client.address, tasks, wire, self._take_frames, self._client_corrupt
+        )
+        self._handshake_until = client.accepted_at + seconds(limits.handshake_timeout_ms)
+        self._deadline = deadlines.new(self._deadline_passed)
         self._keep_alive_s = seconds(limits.keep_alive_interval_ms)
         self._pinged_at = float("-inf")
-        self._over = trio.Event()
-        self._defect: Exception | None = None
         self._waits = False
         self._is_full = False
         self._has_said_all = False
-        self._waiting = trio.CancelScope()
         self._held = b""
         self._draining = False
         self._postponed: Frame | None = None
-        self._nursery: trio.Nursery
-        self._lookup_mode: LookupMode
 
     @property
     def state(self) -> State:
@@ -94,52 +111,20 @@ class ClientSession:
 
     # ---- life
 
-    async def run(self) -> None:
-        """Lead the client through; returns when its connection is closed, or a relay."""
+    def begin(self) -> None:
+        """Lead the client through, until its connection is closed, or a relay."""
         try:
-            async with trio.open_nursery() as self._nursery:
-                self._handshake.begin(self._nursery)
-                self._lookup_mode = LookupMode(
-                    self._backends,
-                    self._metrics,
-                    self.address,
-                    self._nursery,
-                    self._wire,
-                    self._take_frames,
-                    self._client_corrupt,
-                )
-                try:
-                    await self._lead()
-                finally:
-                    self._lookup_mode.close()  # an answer must not start a task in a nursery that is ending
-                    self._stop()
-                self._nursery.cancel_scope.cancel()
-        finally:
-            self._handshake.end()
-            self.renewal.end()
-            if not self.became_relay:  # then both streams are the relay's
-                await self._broker.close()
-                await self._farewell.close()
-
-    async def _lead(self) -> None:
-        self._wire.begin(self._nursery, self._take_frames, self._client_ended)
-        while not self._over.is_set():
-            with trio.CancelScope(deadline=self._deadline) as self._waiting:
-                await self._over.wait()
-            if not self._over.is_set() and trio.current_time() >= self._deadline:
-                self._deadline_passed()
-        if self._defect is not None:
-            raise self._defect
-        if self.state is State.RELAYING:
-            await self._relay()
-        else:
-            await self._farewell.say()
+            self._handshake.begin()
+            self._deadline.set(self._handshake_until)
+            self._wire.begin(self._take_frames, self._client_ended)
+        except Exception as error:  # noqa: BLE001 -- whoever accepts must go on
+            self._met_defect(error)
 
     def drain(self) -> None:
         """Leave as soon as nothing is under way. A relay goes on: its client decides when it ends."""
         self._draining = True
         if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
-            self._nursery.start_soon(self._leave)
+            self._tasks.start_soon(self._leave)
 
     async def _leave(self) -> None:
         await self._lookup_mode.under_way.wait_until_empty(timeout_s=float("inf"))
@@ -148,16 +133,62 @@ class ClientSession:
             await self._wire.until_sent()
             self._end(Cause.SHUT_DOWN)
 
+    def shut_down(self) -> None:
+        """Leave now."""
+        if not self.is_over:
+            self._machine.handle(Event.SHUT_DOWN)
+            self._end(Cause.SHUT_DOWN)
+
     # ---- endings
 
     def _end(self, cause: Cause) -> None:
-        """Note why, and read no more: ``run`` takes it from there."""
+        """Note why, and read no more."""
         self.cause = cause
         self._stop()
 
     def _stop(self) -> None:
         self._wire.pause()
-        self._over.set()
+        self._deadline.clear()
+        if not self.is_over:
+            self.is_over = True
+            self._turn.touch(self)  # whoever noticed the end may still be in the middle of something
+
+    def _met_defect(self, error: Exception) -> None:
+        """What one client meets must not end all the others."""
+        get_logger().error("a client's connection met a defect", client=self.address, exc_info=error)
+        self._end(Cause.DEFECT)
+
+    def push(self) -> None:
+        """The turn in which it ended is over: close, or become a relay."""
+        if self._farewell.can_close_at_once and not self._broker.is_open:
+            self._let_go()
+            self._farewell.close_at_once()
+            self._on_end(self)
+        else:
+            self._nursery.start_soon(self._end_in_time)
+
+    async def _end_in_time(self) -> None:
+        try:
+            if self.state is State.RELAYING:
+                await self._relay()
+            else:
+                await self._farewell.say()
+        except Exception as error:  # noqa: BLE001 -- it ends in any case
+            self._met_defect(error)
+        finally:
+            self._let_go()
+            try:
+                if not self.became_relay:  # then both streams are the relay's
+                    await self._broker.close()
+                    await self._farewell.close()
+            finally:
+                self._on_end(self)
+
+    def _let_go(self) -> None:
+        self._lookup_mode.close()
+        self._tasks.cancel()
+        self._handshake.end()
+        self.renewal.end()
 
     def fail(
         self, event: Event, cause: Cause, code: int, message: str, detail: str = "", *, delay_s: float = 0.0
@@ -192,7 +223,7 @@ class ClientSession:
         match error:
             case None if self._lookup_mode.under_way.count or self._wire.unsent_bytes:
                 self._has_said_all = True
-                self._nursery.start_soon(self._client_has_said_all)
+                self._tasks.start_soon(self._client_has_said_all)
             case None:
                 self._client_gone(Cause.CLIENT_CLOSED)
             case trio.BrokenResourceError():
@@ -200,8 +231,7 @@ class ClientSession:
             case ClientSlow():
                 self._client_gone(Cause.CLIENT_DOES_NOT_READ)
             case _:
-                self._defect = error
-                self._stop()
+                self._met_defect(error)
 
     def _client_gone(self, cause: Cause) -> None:
         if self._machine.handle(Event.CLIENT_CLOSED) is not Action.IGNORE:
@@ -227,26 +257,26 @@ class ClientSession:
                 f"the handshake was not finished within {self._limits.handshake_timeout_ms} ms ({self.state.value})",
             )
         elif self._is_full or self._has_said_all or self._waits:  # nothing is read from it: it may well have answered
-            self._deadline = now + self._keep_alive_s
+            self._deadline.set(now + self._keep_alive_s)
         elif now < self._wire.heard_at + self._keep_alive_s:
-            self._deadline = self._wire.heard_at + self._keep_alive_s
+            self._deadline.set(self._wire.heard_at + self._keep_alive_s)
         elif self._pinged_at > self._wire.heard_at:
             self._machine.handle(Event.DEADLINE)
             self._end(Cause.KEEP_ALIVE_TIMEOUT)
         else:
             self._pinged_at = now
-            self._deadline = now + self._keep_alive_s
+            self._deadline.set(now + self._keep_alive_s)
             self._wire.send(commands.ping())
 
     # ---- reading
 
     def _take_frames(self) -> None:
         """Perform what the frames that are here lead to; those behind one that must wait, wait."""
-        if self._waits or self._over.is_set():
+        if self._waits or self.is_over:
             return
         try:
             has_room, expired = self._has_room(), self.renewal.has_expired
-            while has_room and not self._waits and not self._over.is_set():
+            while has_room and not self._waits and not self.is_over:
                 frame = self._postponed or self._wire.next_frame()
                 self._postponed = None
                 if frame is None:
@@ -302,7 +332,7 @@ class ClientSession:
     def go_on(self) -> None:
         """Take frames again."""
         self._waits = False
-        if not self._over.is_set():
+        if not self.is_over:
             self._wire.resume()
             self._take_frames()
 
@@ -326,8 +356,7 @@ class ClientSession:
         self._lookup_mode.identify(self.identity)
         self.renewal.follow(self, self._handshake.about(self.identity))
         self._wire.send(connected)
-        self._deadline = trio.current_time() + self._keep_alive_s
-        self._waiting.deadline = min(self._waiting.deadline, self._deadline)
+        self._deadline.set(trio.current_time() + self._keep_alive_s)
         if self._draining:
             self.drain()
 
@@ -361,19 +390,14 @@ class ClientSession:
 
     def say_farewell(self, cause: Cause, frame: bytes) -> None:
         """End the connection with this frame, once everything under way has been answered."""
-        if not self._over.is_set():
-            self._nursery.start_soon(self._say_farewell, cause, frame)
+        if not self.is_over:
+            self._tasks.start_soon(self._say_farewell, cause, frame)
 
     async def _say_farewell(self, cause: Cause, frame: bytes) -> None:
         await self._lookup_mode.under_way.wait_until_empty(timeout_s=self._backends.answer_timeout_s)
         if self._machine.handle(Event.DENIED) is Action.FAIL:
             self._farewell.prepare(frame)
             self._end(cause)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended."""
-        return self._over.is_set()
 
     # ---- the relay
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import trio
 
 from proto.frames import Frame, FrameDecoder
+from proxy.runtime.owned_tasks import Starts
 from proxy.runtime.reactor import OnEnd, Reading, current_reactor
 from proxy.runtime.tasks import seconds
 from proxy.runtime.turn import current_turn
@@ -25,12 +26,16 @@ class ClientSlow(Exception):
 class ClientWire:
     """See the module. ``begin`` first; ``on_frames`` is called whenever there may be frames to take.
 
+    ``tasks``: for those that read or write, where there must be some.
     ``on_end`` is called with None at the end of what the client sends, and with what ends the connection: ClientSlow,
     trio.BrokenResourceError, or what ``on_frames`` raised.
     """
 
-    def __init__(self, stream: trio.abc.HalfCloseableStream, *, max_frame_bytes: int, write_timeout_ms: int) -> None:
+    def __init__(
+        self, stream: trio.abc.HalfCloseableStream, tasks: Starts, *, max_frame_bytes: int, write_timeout_ms: int
+    ) -> None:
         self.stream = stream
+        self._tasks = tasks
         self.heard_at = trio.current_time()
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._write_timeout_s = seconds(write_timeout_ms)
@@ -45,21 +50,20 @@ class ClientWire:
         self._reader_ended: trio.Event | None = None
         self._wanted = trio.Event()
         self._paused = False
-        self._nursery: trio.Nursery
         self._on_frames: Callable[[], None]
         self._on_end: OnEnd
 
     # ---- in
 
-    def begin(self, nursery: trio.Nursery, on_frames: Callable[[], None], on_end: OnEnd) -> None:
-        """Begin to read. ``nursery``: for tasks that read or write, where there must be some."""
-        self._nursery, self._on_frames, self._on_end = nursery, on_frames, on_end
+    def begin(self, on_frames: Callable[[], None], on_end: OnEnd) -> None:
+        """Begin to read."""
+        self._on_frames, self._on_end = on_frames, on_end
         reactor = current_reactor()
         if reactor is not None and isinstance(self.stream, trio.SocketStream):
             self._reading = reactor.reading(self.stream.socket.fileno(), self._take, on_end)
         else:
             self._reader_ended = trio.Event()
-            nursery.start_soon(self._read, self._reader_ended)
+            self._tasks.start_soon(self._read, self._reader_ended)
 
     def _take(self, data: bytes | bytearray) -> None:
         self.heard_at = self._turn.now
@@ -138,7 +142,7 @@ class ClientWire:
             del self._unsent[:sent]
         if self._unsent:
             self._has_sender = True
-            self._nursery.start_soon(self._send_rest)
+            self._tasks.start_soon(self._send_rest)
         elif self._paused:
             self._on_frames()  # which may have waited for room
 

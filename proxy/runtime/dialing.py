@@ -127,7 +127,7 @@ async def _connect(address: str, port: int, congestion_control: str) -> trio.Soc
     return trio.SocketStream(sock)
 
 
-def tune_socket(sock: trio.socket.SocketType) -> None:
+def tune_socket(sock: socket.socket | trio.socket.SocketType) -> None:
     """No delay for small frames; and let the kernel notice a peer that vanished without a word."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -18,6 +18,7 @@ The memory is sparse: rows that were never used cost nothing, so what is not fol
 import mmap
 import os
 import sys
+import time
 
 from proxy.runtime.shared_memory import new_shared_memory
 
@@ -77,6 +78,8 @@ _PRINCIPAL_BYTES = 0
 _PRINCIPAL_MESSAGES = 2
 """This and the one before it: of the way to the broker; the next cell is of the way to the client."""
 PRINCIPAL_SESSIONS = 4
+_PRINCIPAL_SINCE = 5
+"""When its first session began, in ms since 1970; 0: it had none."""
 _NAME_BYTES = 7
 _NAME = 8
 NAME_BYTES_MAX = (_CELLS_PER_PRINCIPAL - _NAME) * 8
@@ -272,7 +275,14 @@ class RelayTable:
 
     def add_session(self, number: int) -> None:
         """Count a relay that begins."""
-        self.cells[principal_row(number) + PRINCIPAL_SESSIONS] += 1
+        at = principal_row(number)
+        if not self.cells[at + _PRINCIPAL_SINCE]:
+            self.cells[at + _PRINCIPAL_SINCE] = int(time.time() * 1000)
+        self.cells[at + PRINCIPAL_SESSIONS] += 1
+
+    def principal_since_s(self, number: int) -> float | None:
+        """When a principal's first session began, in seconds since 1970; all its sums were zero before."""
+        return self.cells[principal_row(number) + _PRINCIPAL_SINCE] / 1000 or None
 
     def principal_sums(self, numbers: range) -> dict[int, list[int]]:
         """For each of these principals: bytes and messages of all its relays, [to the broker, to the client] each, then

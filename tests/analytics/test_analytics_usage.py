@@ -112,6 +112,61 @@ def check_examples(spark: SparkSession, tables: Tables) -> None:
     assert growth[0][0] is None
 
 
+def created(series: int, hours: list[int], *moments_ms: int) -> Raw:
+    """The series that tells since when a counter counts; the moments one after the other, the last goes on."""
+    rows = counter(series, hours)
+    later = [moments_ms[-1]] * (len(rows) - len(moments_ms))
+    return [(series, Sample(row.ts, ms / 1000)) for (_, row), ms in zip(rows, [*moments_ms, *later], strict=True)]
+
+
+def test_what_was_used_before_the_first_scrape_is_billed_where_a_series_tells_since_when(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Remote write 1.0 has no start timestamps, but `…_created` is a series like any other."""
+    mark = BYTES.removesuffix("_total") + "_created"
+    names = [("alice", "0"), ("bob", "0"), ("alice", "1"), ("carol", "0"), ("dave", "0")]
+    marked = {who: (index + 1, index + 11) for index, who in enumerate(names)}
+    for (principal, worker), (number, mark_number) in marked.items():
+        mine = labels("c", principal, "to_broker", worker)
+        add_series(spark, tmp_path, (number, BYTES, mine), (mark_number, mark, mine))
+    add_series(spark, tmp_path, (6, BYTES, labels("c", "erin", "to_broker")))
+    first_scrape, week = DAY_MS + HOUR_MS + 13_000, 7 * 24 * HOUR_MS
+    since = {
+        1: [first_scrape - 10_000],
+        2: [first_scrape + 90_000],  # a clock that is ahead
+        3: [first_scrape - 10_000],
+        4: [DAY_MS - week - 1],  # before the lookback: it may be billed already
+        5: [first_scrape - 10_000],
+    }
+    for number, moments in since.items():
+        ingest(spark, tmp_path, counter(number, [1, 2], start=1000.0 * number) + created(number + 10, [1, 2], *moments))
+    ingest(spark, tmp_path, counter(6, [1, 2], start=6000.0))
+    tables = Tables.open(spark, str(tmp_path))
+    run(spark, tmp_path, 4)  # hour 1 is closed, hour 2 will be computed again
+
+    def usage_of(name: str) -> list[int]:
+        rows = table_rows(tables, "usage_hourly")["usage_hourly"]
+        mine = sorted((row["window"], row["bytes_in"]) for row in rows if row["principal"] == name)
+        return [used for _, used in mine]
+
+    first, second = 12 * 7, 12 * 7
+    expected = {
+        "alice": [1000 + 3000 + 2 * first, 2 * second],
+        "bob": [2000 + first, second],
+        "carol": [first - 7, second],
+        "dave": [5000 + first, second],
+        "erin": [first - 7, second],  # nobody knows
+    }
+    assert {name: usage_of(name) for name in expected} == expected
+    # The cluster was restarted, and the new counter is above the old one at its first scrape, in an open hour.
+    restarted = DAY_MS + 3 * HOUR_MS + 1
+    ingest(spark, tmp_path, counter(5, [3], start=900_000.0) + created(15, [3], restarted))
+    ingest(spark, tmp_path, counter(1, [3], start=1000.0 + 24 * 7) + created(11, [3], *since[1]))
+    run(spark, tmp_path, 5)
+    assert usage_of("dave") == [5000 + first, second, 900_000 + first]
+    assert usage_of("alice") == [1000 + 3000 + 2 * first, 2 * second, first]
+
+
 def by_hour(tables: Tables) -> dict[int, tuple[int, bool]]:
     rows = table_rows(tables, "usage_hourly")["usage_hourly"]
     return {(row["window"] - DAY_MS) // HOUR_MS: (row["bytes_in"], row["closed"]) for row in rows}

@@ -4,6 +4,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -22,8 +23,10 @@ def pss_bytes(root: int) -> int:
     """Memory of the tree; what processes share counts once."""
     total = 0
     for pid, _ in _tree(root):
-        found = re.search(r"^Pss: +(\d+) kB$", (_PROC / str(pid) / "smaps_rollup").read_text(), re.MULTILINE)
-        total += int(found[1]) * 1024 if found else 0
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            text = (_PROC / str(pid) / "smaps_rollup").read_text()
+            found = re.search(r"^Pss: +(\d+) kB$", text, re.MULTILINE)
+            total += int(found[1]) * 1024 if found else 0
     return total
 
 

@@ -35,6 +35,7 @@ from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import BrokerLink
+from proxy.runtime.deadlines import Deadlines
 from proxy.runtime.rpc_client import PendingCall
 from proxy.runtime.tasks import FairSlots, InFlight, seconds
 
@@ -373,6 +374,9 @@ class Play:
         ours, theirs = pair() if streams is None else streams
         self.stream = ours
         self.client = Peer(theirs)
+        self.ended = trio.Event()
+        deadlines = Deadlines()
+        nursery.start_soon(deadlines.run)
         self.session = ClientSession(
             ours,
             ClientEnd(CLIENT, trio.current_time(), CERTIFICATE),
@@ -380,24 +384,15 @@ class Play:
             self.relays,
             self.metrics,
             handshakes=self.handshakes,  # type: ignore[arg-type]
+            nursery=nursery,
+            deadlines=deadlines,
+            on_end=lambda _session: self.ended.set(),
         )
-        self.ended = trio.Event()
-        self.error: BaseException | None = None
-        nursery.start_soon(self._run)
-
-    async def _run(self) -> None:
-        try:
-            await self.session.run()
-        except Exception as error:  # noqa: BLE001 -- handed to the test
-            self.error = error
-        finally:
-            self.ended.set()
+        self.session.begin()
 
     async def end(self) -> str:
         """Wait for the session's end; its cause."""
         await self.ended.wait()
-        if self.error is not None:
-            raise self.error
         assert not self.handshakes.count, "however it ended, it is decided"
         return self.session.cause.value
 

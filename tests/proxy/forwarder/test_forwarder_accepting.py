@@ -31,7 +31,9 @@ class Entrance:
         memory = new_shared_counters(forwarders)
         self.admissions = [Admission(Limits(), ConnectionCounters(memory), number) for number in range(forwarders)]
         self.taken: list[int] = []
+        self.addresses: list[tuple[str, int]] = []
         self.clients: list[socket.socket] = []
+        self.streams: list[trio.SocketStream] = []
         self.scopes: list[trio.CancelScope] = []
         self.copies: list[socket.socket] = []
 
@@ -41,15 +43,15 @@ class Entrance:
         scope = trio.CancelScope()
         self.scopes.append(scope)
 
-        async def serve(stream: trio.SocketStream) -> None:
+        def take_in(stream: trio.SocketStream, address: tuple[str, int]) -> None:
             self.taken.append(forwarder)
-            self.admissions[forwarder].enter("127.0.0.1")
-            with stream.socket:
-                await trio.sleep_forever()
+            self.addresses.append(address)
+            self.streams.append(stream)
+            self.admissions[forwarder].enter(address[0])
 
         async def accept() -> None:
             with scope:
-                await accept_clients(copy, self.admissions[forwarder], serve, self.nursery)
+                await accept_clients(copy, self.admissions[forwarder], take_in)
 
         self.nursery.start_soon(accept)
 
@@ -68,6 +70,8 @@ async def entrance(nursery: trio.Nursery) -> AsyncIterator[Entrance]:
     entrance.listener.close()
     for client in entrance.clients:
         client.close()
+    for stream in entrance.streams:
+        stream.socket.close()
 
 
 async def test_clients_are_taken(entrance: Entrance) -> None:
@@ -75,6 +79,7 @@ async def test_clients_are_taken(entrance: Entrance) -> None:
     for _ in range(3):
         await entrance.come()
     assert entrance.taken == [0, 0, 0]
+    assert entrance.addresses == [client.getsockname() for client in entrance.clients]
 
 
 async def test_one_above_its_share_gives_way(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,13 +190,12 @@ async def test_sockets_are_ours_alone_and_do_not_block(entrance: Entrance) -> No
     seen: list[tuple[bool, bool]] = []
     copy = entrance.listener.dup()
 
-    async def serve(stream: trio.SocketStream) -> None:
-        with stream.socket:
-            seen.append((stream.socket.get_inheritable(), os.get_blocking(stream.socket.fileno())))
-            await trio.lowlevel.checkpoint()
+    def take_in(stream: trio.SocketStream, _address: tuple[str, int]) -> None:
+        with stream.socket as client:
+            seen.append((client.get_inheritable(), os.get_blocking(client.fileno())))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(accept_clients, copy, entrance.admissions[0], serve, nursery)
+        nursery.start_soon(accept_clients, copy, entrance.admissions[0], take_in)
         with socket.create_connection(entrance.listener.getsockname()):
             await until(lambda: seen)
         nursery.cancel_scope.cancel()

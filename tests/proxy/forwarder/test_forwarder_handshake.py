@@ -27,8 +27,8 @@ class Shaking:
     def __init__(self, nursery: trio.Nursery, **tables: Any) -> None:
         self.backends = Play(nursery, **tables).backends
         ours, self.theirs = trio.testing.memory_stream_pair()
-        self.wire = ClientWire(ours, max_frame_bytes=1 << 20, write_timeout_ms=1000)
-        self.wire.begin(nursery, lambda: None, lambda _error: None)
+        self.wire = ClientWire(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
+        self.wire.begin(lambda: None, lambda _error: None)
         self.machine = ClientMachine()
         self.told: list[str] = []
         self.handshakes = InFlight()
@@ -40,9 +40,10 @@ class Shaking:
             broker=BrokerSide(self.backends, CLIENT),  # type: ignore[arg-type]
             machine=self.machine,
             wire=self.wire,
+            tasks=nursery,
             handshakes=self.handshakes,
         )
-        self.handshake.begin(nursery)
+        self.handshake.begin()
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_args, **_kwargs: self.told.append(name)
@@ -110,8 +111,8 @@ async def test_whoever_does_not_take_the_last_word_is_not_waited_for(
 ) -> None:
     takes_nothing = trio.testing.MemorySendStream(send_all_hook=trio.sleep_forever)
     stream = trio.StapledStream(takes_nothing, trio.testing.MemoryReceiveStream())
-    wire = ClientWire(stream, max_frame_bytes=1 << 20, write_timeout_ms=1000)
-    wire.begin(nursery, lambda: None, lambda _error: None)
+    wire = ClientWire(stream, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
+    wire.begin(lambda: None, lambda _error: None)
     farewell = Farewell(wire)
     farewell.prepare(b"the last word")
     await farewell.say()
@@ -127,8 +128,8 @@ async def test_a_client_may_read_its_last_word_though_the_process_ends(
 ) -> None:
     """A close with unread bytes would be a reset, and take the word away from it."""
     ours, theirs = trio.testing.memory_stream_pair()
-    wire = ClientWire(ours, max_frame_bytes=1 << 20, write_timeout_ms=1000)
-    wire.begin(nursery, lambda: None, lambda _error: None)
+    wire = ClientWire(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
+    wire.begin(lambda: None, lambda _error: None)
     farewell = Farewell(wire)
     farewell.prepare(b"the last word")
     await farewell.say()

@@ -49,7 +49,7 @@ class Desk:
         self.backends.answer_by, self.backends.short_way = None, short_way
         ours, theirs = streams
         self.client = Peer(theirs)
-        self.wire = ClientWire(ours, max_frame_bytes=1 << 20, write_timeout_ms=5000)
+        self.wire = ClientWire(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=5000)
         self.metrics = ForwarderMetrics(CollectorRegistry())
         self.told: list[bool] = []
         self.corrupt: list[RemoteProtocolError] = []
@@ -64,7 +64,7 @@ class Desk:
             self.corrupt.append,
         )
         self.mode.identify(IDENTITY)
-        self.wire.begin(nursery, self._on_room, self.ends.append)
+        self.wire.begin(self._on_room, self.ends.append)
 
     def _on_room(self) -> None:
         """Answers have come, or have left: a session asks then whether there is room."""

@@ -113,6 +113,32 @@ def test_messages() -> None:
             table.give(relay_id)
 
 
+def created(principals: Principals) -> dict[str, set[float]]:
+    """Principal to the moments from which its counters count."""
+    moments: dict[str, set[float]] = {}
+    for family in principals.collect():
+        for sample in family.samples:
+            if sample.name.endswith("_created"):
+                moments.setdefault(sample.labels["principal"], set()).add(sample.value)
+    return moments
+
+
+def test_counters_tell_since_when_they_count_and_a_successor_the_same(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = RelayTable(memory)
+    principals = Principals(first, 5)
+    for second, name in ((1000.5, "alice"), (1001.25, "bob"), (1002.0, "alice"), (1003.0, OTHER)):
+        monkeypatch.setattr(relay_table.time, "time", lambda second=second: second)
+        relay_id = begin(first, principals, name)
+    expected = {"alice": {1000.5}, "bob": {1001.25}, OTHER: {1003.0}}
+    assert created(principals) == expected
+    first.give(relay_id)
+    assert created(Principals(RelayTable(memory), 5)) == expected
+    families = {sample.name for family in principals.collect() for sample in family.samples}
+    assert {f"pulsar_proxy_principal_{kind}_created" for kind in ("bytes", "messages", "sessions")} <= families
+
+
 def test_a_registry_takes_it() -> None:
     table = RelayTable()
     principals = Principals(table, 5)

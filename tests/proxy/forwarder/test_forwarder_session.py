@@ -277,26 +277,20 @@ async def test_an_answer_at_any_moment_of_the_sessions_end(
     assert await it.end() == "not_allowed"
 
 
-async def test_the_end_from_outside_with_answers_on_their_way(nursery: trio.Nursery) -> None:
-    scope = trio.CancelScope()
-    async with trio.open_nursery() as outer:
-        with scope:
-            async with trio.open_nursery() as inner:
-                it = await Play(inner).in_lookup_mode()
-                it.backends.nursery = nursery
-                it.backends.answer_by = None
-                await it.client.say(lookup("a", 1))
-                await trio.testing.wait_all_tasks_blocked()
-
-                async def late() -> None:
-                    while not it.ended.is_set():
-                        it.backends.sent[0].lose()
-                        await trio.lowlevel.checkpoint()
-                    it.backends.sent[0].answer(0)
-
-                outer.start_soon(late)
-                scope.cancel()
-    assert it.error is None
+async def test_the_end_from_outside_with_answers_on_their_way(play: Start) -> None:
+    it = await play().in_lookup_mode()
+    it.backends.answer_by = None
+    await it.client.say(lookup("a", 1), lookup("b", 2))
+    await trio.testing.wait_all_tasks_blocked()
+    it.session.shut_down()
+    it.session.shut_down()
+    assert await it.end() == "shut_down"
+    [sent] = it.backends.sent
+    sent.answer(0)
+    sent.lose()
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(it.backends.sent) == 1
+    await it.client.must_hear_end()
 
 
 # ---- ping and pong
@@ -1371,9 +1365,26 @@ async def test_a_defect_ends_this_session_and_is_not_hidden(play: Start, monkeyp
         raise ZeroDivisionError
 
     monkeypatch.setattr(it.backends, "forward_now", defect)
-    await it.client.say(lookup())
-    with pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
-        await it.end()
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(lookup())
+        assert await it.end() == "defect"
+    [entry] = logs
+    assert (entry["client"], type(entry["exc_info"])) == (CLIENT, ZeroDivisionError)
+    await it.client.must_hear_end()
+
+
+async def test_a_defect_in_a_task_ends_this_session_and_is_not_hidden(play: Start) -> None:
+    it = play(authentication=AUTHENTICATED)
+
+    async def defect() -> AuthenticateResponse:
+        await trio.lowlevel.checkpoint()
+        raise ZeroDivisionError
+
+    it.backends.authentication.answers = [defect]
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(connect())
+        assert await it.end() == "defect"
+    assert [type(entry["exc_info"]) for entry in logs] == [ZeroDivisionError]
     await it.client.must_hear_end()
 
 

@@ -30,7 +30,7 @@ class Line:
 
     def __init__(self, nursery: trio.Nursery, ours: Any, theirs: Any, *, begins: bool = True) -> None:
         self.nursery = nursery
-        self.wire = ClientWire(ours, max_frame_bytes=1024, write_timeout_ms=PATIENCE_S * 1000)
+        self.wire = ClientWire(ours, nursery, max_frame_bytes=1024, write_timeout_ms=PATIENCE_S * 1000)
         self.client = theirs
         self.frames: list[Frame] = []
         self.calls = 0
@@ -41,7 +41,7 @@ class Line:
             self.begin()
 
     def begin(self) -> None:
-        self.wire.begin(self.nursery, self._on_frames, self._on_end)
+        self.wire.begin(self._on_frames, self._on_end)
 
     def _on_frames(self) -> None:
         self.calls += 1
