@@ -4,14 +4,13 @@ It names whose requests they are, and the auth worker's seal proves it; the rece
 time. Errors of the Envelope are told apart from errors inside: those are part of the embedded response.
 """
 
-import math
 from functools import lru_cache
 
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.lookup_requests import Request, parse_request
 from proto.rpc_pb2 import EnvelopeError, EnvelopeRequest, Principal
-from proto.sealed_principal import SealBroken, unseal
+from proto.sealed_principal import SealBroken, end_of, unseal
 from proto.varints import varint
 
 ENVELOPE_VERSION = 1
@@ -51,11 +50,11 @@ def principal_of(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms:
     if seal_key is None:
         return _NOBODY
     try:
-        principal, expires_at_unix_ms = _unsealed(envelope.sealed_principal, seal_key)
+        principal, end_unix_ms = _unsealed(envelope.sealed_principal, seal_key)
     except SealBroken as error:
         text = f"the sealed principal is {error}"
         raise EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text) from None
-    if expires_at_unix_ms <= now_unix_ms:
+    if end_unix_ms <= now_unix_ms:
         text = "the sealed principal is expired"
         raise EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text)
     if (principal.type, principal.name) != (envelope.principal_type, envelope.principal_name):
@@ -71,8 +70,8 @@ _address = lru_cache(CLIENTS_MAX)(parse_host_port)
 @lru_cache(CLIENTS_MAX)
 def _unsealed(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
     """The principal inside, be its time over or not, and when it is. Raises SealBroken."""
-    principal = unseal(sealed, seal_key, 0)
-    return principal, principal.expires_at_unix_ms if principal.HasField("expires_at_unix_ms") else math.inf
+    principal = unseal(sealed, seal_key)
+    return principal, end_of(principal)
 
 
 def embedded_request(data: bytes) -> tuple[Request, bytes]:

@@ -10,6 +10,7 @@ bytes in, bytes out.
 
 import hashlib
 import hmac
+import math
 
 from google.protobuf.message import DecodeError
 
@@ -22,7 +23,7 @@ _CONTEXT = b"pulsar-trio-proxy sealed principal 1\0"
 
 
 class SealBroken(Exception):
-    """Bytes that are no valid sealed principal: malformed, forged, or expired. Says which."""
+    """Bytes that are no sealed principal: malformed or forged. Says which."""
 
 
 def seal(principal: Principal, key: bytes) -> bytes:
@@ -31,18 +32,20 @@ def seal(principal: Principal, key: bytes) -> bytes:
     return SealedPrincipal(principal=body, mac=_mac(body, key)).SerializeToString()
 
 
-def unseal(data: bytes, key: bytes, now_unix_ms: int) -> Principal:
-    """The principal inside; raises SealBroken."""
+def unseal(data: bytes, key: bytes) -> Principal:
+    """The principal inside, be its time over or not: see ``end_of``. Raises SealBroken."""
     try:
         sealed = SealedPrincipal.FromString(data)
     except DecodeError:
         raise SealBroken("malformed") from None
     if not hmac.compare_digest(sealed.mac, _mac(sealed.principal, key)):
         raise SealBroken("forged")
-    principal = Principal.FromString(sealed.principal)
-    if principal.HasField("expires_at_unix_ms") and principal.expires_at_unix_ms <= now_unix_ms:
-        raise SealBroken("expired")
-    return principal
+    return Principal.FromString(sealed.principal)
+
+
+def end_of(principal: Principal) -> float:
+    """From when on (ms since 1970) nobody may act as this principal any more; infinity: it has no end."""
+    return principal.expires_at_unix_ms if principal.HasField("expires_at_unix_ms") else math.inf
 
 
 def _mac(body: bytes, key: bytes) -> bytes:

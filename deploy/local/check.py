@@ -23,6 +23,8 @@ _TOOLS = {
     "import contract": ("lint-imports",),
 }
 _COVERAGE = ("--cov", "--cov-report=term:skip-covered")
+_SLOWEST = ("--durations=30", "--durations-min=8")
+"""Where the time goes, told at the end."""
 
 
 def _tool(environment: Environment, command: tuple[str, ...]) -> None:
@@ -74,7 +76,7 @@ def main() -> int:
         print(f"\nmake check: failed before the tests: {', '.join(failed)}", flush=True)
         return 1
     print("== tests", flush=True)
-    return become(environment, "pytest", *_COVERAGE, *sys.argv[1:])
+    return become(environment, "pytest", *_COVERAGE, *_SLOWEST, *sys.argv[1:])
 
 
 if __name__ == "__main__":

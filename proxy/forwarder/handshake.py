@@ -1,6 +1,6 @@
 """The way of a client into lookup mode or to a broker: CONNECT, the rounds of authentication, what a verdict leads to.
 
-What takes time (a round, a broker's profile, the broker's side of a relay) is a task beside the session's own, and
+What takes time (a round, a broker's profile, the broker's side of a relay) is a task of the session's, and
 reports back with events of proto.client_machine.
 """
 

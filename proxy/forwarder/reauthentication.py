@@ -101,8 +101,8 @@ class Reauthentication:
 
     def watch(self, followed: Followed) -> None:
         """A relay has begun, or was taken over."""
-        if followed.closing > Closing.SAID:
-            self.closing(followed)
+        if followed.closing > Closing.SAID:  # counted by the predecessor who began it
+            self._nursery.start_soon(self._see_off, followed)
         elif not followed.closing:
             self._schedule(followed)
 
@@ -236,7 +236,7 @@ class Reauthentication:
         if followed.closing is Closing.EXPIRED:
             self._metrics.expired_killed.inc()
         get_logger().info(
-            "a relay is being closed",
+            "a client's session is being closed",
             client=followed.relay.client_address,
             principal=followed.relay.principal,
             reason=followed.closing.name.lower(),

@@ -98,11 +98,12 @@ class Renewal:
 
     # ---- in lookup mode
 
-    def follow(self, client: "LookupClient", about: StoredRelay) -> None:
+    def follow(self, client: "LookupClient", tell_about: Callable[[], StoredRelay]) -> None:
         """Have a client in lookup mode asked in time."""
         session, reauthenticator = self._session, self._reauthenticator
         if session is None or reauthenticator is None or not session.expires:
             return
+        about = tell_about()
         about.session.CopyFrom(session.stored())
         self.followed = Followed(about, session.clock, session.reauthenticate)
         self.followed.line = LookupLine(client, self.followed, self._relays, reauthenticator)

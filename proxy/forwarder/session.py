@@ -7,6 +7,7 @@ tasks report back with events.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -25,6 +26,7 @@ from proxy.forwarder.farewell import Farewell
 from proxy.forwarder.handshake import Handshake
 from proxy.forwarder.lookup_mode import LookupMode
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.patience import Patience
 from proxy.forwarder.relays import RelayNotBegun, Relays
 from proxy.forwarder.renewal import Renewal
 from proxy.forwarder.wire import ClientSlow, ClientWire
@@ -93,10 +95,8 @@ class ClientSession:
         self._lookup_mode = LookupMode(
             backends, metrics, client.address, tasks, wire, self._take_frames, self._client_corrupt
         )
-        self._handshake_until = client.accepted_at + seconds(limits.handshake_timeout_ms)
-        self._deadline = deadlines.new(self._deadline_passed)
-        self._keep_alive_s = seconds(limits.keep_alive_interval_ms)
-        self._pinged_at = float("-inf")
+        self._accepted_at = client.accepted_at
+        self._patience = Patience(deadlines, wire, limits, give_up=self._give_up, is_unheard=self._is_unheard)
         self._waits = False
         self._is_full = False
         self._has_said_all = False
@@ -115,7 +115,7 @@ class ClientSession:
         """Lead the client through, until its connection is closed, or a relay."""
         try:
             self._handshake.begin()
-            self._deadline.set(self._handshake_until)
+            self._patience.begin(self._accepted_at)
             self._wire.begin(self._take_frames, self._client_ended)
         except Exception as error:  # noqa: BLE001 -- whoever accepts must go on
             self._met_defect(error)
@@ -148,7 +148,7 @@ class ClientSession:
 
     def _stop(self) -> None:
         self._wire.pause()
-        self._deadline.clear()
+        self._patience.end()
         if not self.is_over:
             self.is_over = True
             self._turn.touch(self)  # whoever noticed the end may still be in the middle of something
@@ -244,31 +244,23 @@ class ClientSession:
         await self._wire.until_sent()
         self._client_gone(Cause.CLIENT_CLOSED)
 
-    # ---- deadlines
-
-    def _deadline_passed(self) -> None:
-        now = trio.current_time()
-        if self.state is not State.LOOKUP:
-            self.fail(
-                Event.DEADLINE,
-                Cause.HANDSHAKE_TIMEOUT,
-                ServerError.ServiceNotReady,
-                "The handshake took too long",
-                f"the handshake was not finished within {self._limits.handshake_timeout_ms} ms ({self.state.value})",
-            )
-        elif self._is_full or self._has_said_all or self._waits:  # nothing is read from it: it may well have answered
-            self._deadline.set(now + self._keep_alive_s)
-        elif now < self._wire.heard_at + self._keep_alive_s:
-            self._deadline.set(self._wire.heard_at + self._keep_alive_s)
-        elif self._pinged_at > self._wire.heard_at:
+    def _give_up(self) -> None:
+        if self.state is State.LOOKUP:
             self._machine.handle(Event.DEADLINE)
             self._end(Cause.KEEP_ALIVE_TIMEOUT)
-        else:
-            self._pinged_at = now
-            self._deadline.set(now + self._keep_alive_s)
-            self._wire.send(commands.ping())
+            return
+        self.fail(
+            Event.DEADLINE,
+            Cause.HANDSHAKE_TIMEOUT,
+            ServerError.ServiceNotReady,
+            "The handshake took too long",
+            f"the handshake was not finished within {self._limits.handshake_timeout_ms} ms ({self.state.value})",
+        )
 
     # ---- reading
+
+    def _is_unheard(self) -> bool:
+        return self._is_full or self._has_said_all or self._waits
 
     def _take_frames(self) -> None:
         """Perform what the frames that are here lead to; those behind one that must wait, wait."""
@@ -354,9 +346,9 @@ class ClientSession:
     def enter_lookup_mode(self, connected: bytes) -> None:
         """Serve lookups from now on; ``connected`` tells the client."""
         self._lookup_mode.identify(self.identity)
-        self.renewal.follow(self, self._handshake.about(self.identity))
+        self.renewal.follow(self, partial(self._handshake.about, self.identity))
         self._wire.send(connected)
-        self._deadline.set(trio.current_time() + self._keep_alive_s)
+        self._patience.keep_alive()
         if self._draining:
             self.drain()
 

@@ -2,8 +2,7 @@
 
 To wake a Trio task for each chunk costs several times what the chunk itself does. So one task waits for the epoll
 (epolls nest), reads whatever is there from all of its sockets, and gives it to whoever wants it; what they have to say
-leaves at the end of the round (proxy.runtime.turn). Each connection still has a task that owns it, which sleeps until
-the connection ends.
+leaves at the end of the round (proxy.runtime.turn).
 
 What is no plain socket (TLS, a stream in a test) is read by its own task instead, behind the same call.
 """

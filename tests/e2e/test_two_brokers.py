@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -102,6 +104,26 @@ def broker_status(cluster: ProxyCluster, port: int) -> dict[str, Any]:
     workers = [worker for worker in cluster.status()["workers"] if worker["role"] == "lookup"]
     found: list[dict[str, Any]] = [one for one in workers[0]["brokers"] if one["broker"] == f"localhost:{port}"]
     return found[0]
+
+
+def test_a_frozen_broker_keeps_no_lookup_beyond_its_deadline(pair: TwoBrokers, cluster: ProxyCluster) -> None:
+    """It takes connections and bytes, and says nothing. Lookups go to the other one, and nobody waits for ever."""
+    port, pid = pair.mortal.broker_port, pair.mortal.pid
+    assert pid is not None
+    plan = {"clients": 4, "batch": 5, "pause_s": 0.1, "patience_s": LOOKUP_TIMEOUT_S + 2}
+    with Load(cluster.port, TOPICS, **plan) as load:
+        eventually(lambda: len(load.questions) > 200, what="both brokers are asked")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            eventually(lambda: broker_status(cluster, port)["set_aside_s"] > 0, what="it is set aside", within_s=15)
+            with Load(cluster.port, TOPICS, **plan) as load_without_it:
+                eventually(lambda: len(load_without_it.questions) > 200, what="the other one answers", within_s=20)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        eventually(lambda: broker_status(cluster, port)["reachable"], what="it is reachable again", within_s=30)
+    load.assert_well(LOOKUP_TIMEOUT_S + 1.5)
+    asked, failed = load_without_it.assert_well(LOOKUP_TIMEOUT_S + 1.5)
+    assert failed == 0, f"{failed} of {asked}"
 
 
 def test_a_broker_dies_its_topics_move_and_it_comes_back(

@@ -199,6 +199,9 @@ async def test_who_was_being_seen_off_is_seen_off(  # noqa: PLR0917 -- fixtures
     assert error_in(rest[len(message_frame(b"late")) :]).error.message == text
     assert await read_all(lane.broker) == b""
     await until(lambda: second.ended)
+    if not verdict:
+        killed = [one.metrics.expired_killed._value.get() for one in (place.forwarders[0], second)]
+        assert killed == [1, 0], "counted once, by who began it"
 
 
 async def test_a_client_with_a_producer_stays_spared(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
