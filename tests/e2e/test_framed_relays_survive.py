@@ -30,7 +30,7 @@ ABSENCE_S_MAX = 0.4
 a machine starts forwarders more slowly than that, sessions may expire meanwhile: gently, and that is all.
 """
 STREAMS = 10
-KILLS = 30
+KILLS = 20
 SHORTEST_LIFE_S = 1.2
 """Whoever dies within a second of its start is replaced after a pause, in which nobody asks anybody anything."""
 CALM_S = 18

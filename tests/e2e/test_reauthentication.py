@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,139 +20,27 @@ from proto.pulsar_pb2 import BaseCommand
 from .conftest import authentication, running
 from .lab.certificates import Authority
 from .lab.cluster import ProxyCluster, Tables, merged
+from .lab.metrics import Scrape
 from .lab.programs import Outcome, Program, Run
 from .lab.renewing import TOKEN_LIFETIME_S, start
 from .lab.security import NAMESPACE, bad_tokens
-from .lab.sessions import DENIED, EXPIRED, Session, auth_response, challenged_after_s, lookup_frame
-from .lab.waiting import eventually
+from .lab.sessions import (
+    DENIED,
+    EXPIRED,
+    FAILURE,
+    KILLED,
+    NO_REAUTH,
+    SUCCESS,
+    Session,
+    auth_response,
+    challenged_after_s,
+    counting,
+    lookup_frame,
+)
 
 pytestmark = pytest.mark.timeout(240)
 
-SUCCESS = "pulsar_proxy_reauthentication_success_total"
-FAILURE = "pulsar_proxy_reauthentication_failure_total"
-NO_REAUTH = "pulsar_proxy_authentication_no_reauth_total"
-KILLED = "pulsar_proxy_expired_connections_killed_total"
 NEW = "pulsar_proxy_new_connections_total"
-
-# ---- real clients
-
-RENEWALS = 10
-PLAY_S = RENEWALS * TOKEN_LIFETIME_S + 2
-"""No session lives longer than a token: who is still on the same connection after that was renewed so many times."""
-
-CONNECTIONS_EACH = 2
-"""A client has one in lookup mode and one relay."""
-
-Options = dict[str, Any]
-SMALL: Options = {"size": 100, "rate": 200}
-LARGE: Options = {"size": 1_000_000, "rate": 4}
-WITHOUT_RECONNECT: dict[str, tuple[str, Options]] = {
-    "java small": ("java", SMALL),
-    "java large": ("java", LARGE),
-    "go small": ("go", SMALL),
-    "go large": ("go", LARGE),
-    "python consumer": ("python", {**LARGE, "does": "consume"}),
-}
-RECONNECTING: dict[str, tuple[str, Options]] = {"python producer": ("python", {**LARGE, "does": "produce"})}
-
-
-@dataclass
-class Concert:
-    """What became of all clients, and of the two clusters: the one whose clients stay, the one whose client cannot."""
-
-    outcomes: dict[str, Outcome]
-    staying: dict[str, float]
-    leaving: dict[str, float]
-    logs: str
-
-    def result(self, name: str) -> dict[str, Any]:
-        """Of one client, which must have come to its end."""
-        outcome = self.outcomes[name]
-        assert outcome.result["ok"], f"{outcome.result}\n{outcome.log[-4000:]}"
-        return outcome.result
-
-
-@pytest.fixture(scope="module")
-def clusters(secured_broker: Standalone) -> Iterator[tuple[ProxyCluster, ProxyCluster]]:
-    """Two, so that each one's counters can be exact."""
-    tables = authentication(secured_broker)
-    with running(ProxyCluster(tables)) as staying, running(ProxyCluster(tables)) as leaving:
-        yield staying, leaving
-
-
-@pytest.fixture(scope="module")
-def concert(
-    clusters: tuple[ProxyCluster, ProxyCluster], every_client: list[Program], secured_broker: Standalone
-) -> Concert:
-    """All of them at the same time."""
-    staying, leaving = clusters
-    programs = {program.name: program for program in every_client}
-    shared = f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}"
-    runs: dict[str, Run] = {}
-    with ExitStack() as stack:
-        for cluster, players in ((leaving, RECONNECTING), (staying, WITHOUT_RECONNECT)):
-            for name, (library, options) in players.items():
-                if library in programs:
-                    topic = shared if library == "python" else f"{shared}-{name.replace(' ', '-')}"
-                    begun = start(programs[library], cluster.service_url, topic, secured_broker.secret_key, **options)
-                    runs[name] = stack.enter_context(begun)
-        for run in runs.values():
-            run.wait_for_progress(1)
-        before = staying.metrics()
-        time.sleep(PLAY_S)
-        moved = staying.metrics().moved_since(before)
-        with ThreadPoolExecutor(len(runs)) as pool:
-            outcomes = dict(zip(runs, pool.map(Run.stop, runs.values()), strict=True))
-        after = leaving.metrics()
-    left = {name: after.total(name) for name in (SUCCESS, FAILURE, KILLED, NEW)}
-    return Concert(outcomes, moved, left, staying.log_text() + leaving.log_text())
-
-
-def library_of(concert: Concert, name: str) -> None:
-    """Skip where this machine cannot build it; the tests of every client say why."""
-    if name not in concert.outcomes:
-        pytest.skip(f"no program for {name}")
-
-
-@pytest.mark.parametrize("name", WITHOUT_RECONNECT)
-def test_clients_are_renewed_without_a_reconnect(concert: Concert, name: str) -> None:
-    """Ten times and more on each connection; nothing lost, doubled, disordered or changed. (What the Python consumer
-    gets is from a producer that reconnects, and so sends again what was not acknowledged.)
-    """
-    library_of(concert, name)
-    result = concert.result(name)
-    expected = {"missing": 0, "in_order": True, "corrupt": 0, "send_failures": 0}
-    assert {key: result[key] for key in expected} == expected, result
-    assert result["duplicates"] == 0 or name == "python consumer", result
-    assert result["received"] > PLAY_S
-    assert concert.outcomes[name].reconnect_lines == []
-    assert result["minted"] >= CONNECTIONS_EACH * (1 + RENEWALS)
-
-
-def test_the_proxy_has_counted_the_renewals_and_lost_no_connection(concert: Concert) -> None:
-    clients = len(concert.outcomes) - len(RECONNECTING)
-    assert concert.staying[SUCCESS] >= clients * CONNECTIONS_EACH * RENEWALS
-    assert [concert.staying.get(name, 0) for name in (FAILURE, KILLED, NO_REAUTH, NEW)] == [0, 0, 0, 0]
-
-
-def test_a_python_producer_of_large_messages_comes_back_with_a_fresh_token(concert: Concert) -> None:
-    """It writes its answers into the middle of messages, so it is not asked: its relay ends when it is used past its
-    end. The other Python client has got all it sent, and whole.
-    """
-    result = concert.result("python producer")
-    assert result["send_failures"] == 0, result
-    assert concert.result("python consumer")["received"] == result["sent"]
-    assert concert.leaving[KILLED] >= RENEWALS / 2
-    reconnects = concert.leaving[NEW] - CONNECTIONS_EACH
-    assert concert.leaving[KILLED] - reconnects in {0, 1}, concert.leaving  # its last words may come too late
-    assert concert.leaving[FAILURE] == 0
-    assert concert.leaving[SUCCESS] > 0  # in lookup mode there is nothing that it could harm
-
-
-def test_no_token_is_in_a_log(concert: Concert) -> None:
-    """All of them begin with the header, and that is nowhere."""
-    assert "eyJ" not in concert.logs
-
 
 # ---- on the wire
 
@@ -193,18 +81,9 @@ class Stage:
         """One of each, not begun."""
         return [stack.enter_context(kind()) for kind in (self.lookup, self.relay, self.secure_relay)]
 
-    @contextmanager
-    def counting(self, **expected: int) -> Iterator[None]:
-        """What each of KIP-368's counters rises by in the block: success, failure, no_reauth, killed; else 0."""
-        before = self._counters()
-        yield
-        goal = {name: value + expected.get(name, 0) for name, value in before.items()}
-        eventually(lambda: self._counters() == goal, what=f"the counters are {goal}; they were {before}")
-
-    def _counters(self) -> dict[str, float]:
-        scrapes = [cluster.metrics() for cluster in (self.plain, self.secure)]
-        names = {"success": SUCCESS, "failure": FAILURE, "no_reauth": NO_REAUTH, "killed": KILLED}
-        return {short: sum(scrape.total(name) for scrape in scrapes) for short, name in names.items()}
+    def counting(self, **expected: int) -> AbstractContextManager[None]:
+        """What each of KIP-368's counters rises by in the block."""
+        return counting(self.plain, self.secure, **expected)
 
     @property
     def logs(self) -> str:
@@ -228,8 +107,9 @@ def stage(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
     context = ssl.create_default_context(cafile=authority.file)
     with running(ProxyCluster(tables)) as one, running(ProxyCluster(merged(tables, secure))) as other:
         on = Stage(one, other, context, secured_broker)
-        with on.lookup() as client:
-            client.begin().assert_serves()  # whereupon the broker has the topic
+        for kind in (on.lookup, on.relay):
+            with kind() as client:
+                client.begin().assert_serves()  # whereupon the broker has the topic
         yield on
 
 
@@ -366,3 +246,138 @@ def test_a_client_may_come_unasked_once_a_second(stage: Stage) -> None:
             client.answer(alice)
             client.wait_until(1.1 * LIFETIME_S)  # the end that it had before
             client.assert_serves()
+
+
+# ---- real clients
+
+RENEWALS = 10
+PLAY_S = 60
+assert PLAY_S > RENEWALS * TOKEN_LIFETIME_S
+"""No session lives longer than a token: who is still on the same connection after that was renewed so many times."""
+
+CONNECTIONS_EACH = 2
+"""A client has one in lookup mode and one relay."""
+
+Options = dict[str, Any]
+SMALL: Options = {"size": 100, "rate": 200}
+LARGE: Options = {"size": 1_000_000, "rate": 4}
+WITHOUT_RECONNECT: dict[str, tuple[str, Options]] = {
+    "java small": ("java", SMALL),
+    "java large": ("java", LARGE),
+    "go small": ("go", SMALL),
+    "go large": ("go", LARGE),
+    "python consumer": ("python", {**LARGE, "does": "consume"}),
+}
+RECONNECTING: dict[str, tuple[str, Options]] = {"python producer": ("python", {**LARGE, "does": "produce"})}
+
+
+@dataclass
+class Play:
+    """All clients, which are at it; the two clusters: the one whose clients stay, and the one whose client cannot."""
+
+    staying: ProxyCluster
+    leaving: ProxyCluster
+    runs: dict[str, Run]
+    before: Scrape
+    until: float
+
+
+@dataclass
+class Concert:
+    """What became of all clients, and of the two clusters."""
+
+    outcomes: dict[str, Outcome]
+    staying: dict[str, float]
+    leaving: dict[str, float]
+    logs: str
+
+    def result(self, name: str) -> dict[str, Any]:
+        """Of one client, which must have come to its end."""
+        outcome = self.outcomes[name]
+        assert outcome.result["ok"], f"{outcome.result}\n{outcome.log[-4000:]}"
+        return outcome.result
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begin_early(request: pytest.FixtureRequest) -> None:
+    """Where the concert is asked for at all, the clients play while the tests on the wire run."""
+    if any("concert" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("play")
+
+
+@pytest.fixture(scope="module")
+def play(every_client: list[Program], secured_broker: Standalone) -> Iterator[Play]:
+    """All of them at the same time. Two clusters, so that each one's counters can be exact."""
+    tables = authentication(secured_broker)
+    programs = {program.name: program for program in every_client}
+    shared = f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}"
+    runs: dict[str, Run] = {}
+    with ExitStack() as stack:
+        staying, leaving = (stack.enter_context(running(ProxyCluster(tables))) for _ in range(2))
+        for cluster, players in ((leaving, RECONNECTING), (staying, WITHOUT_RECONNECT)):
+            for name, (library, options) in players.items():
+                if library in programs:
+                    topic = shared if library == "python" else f"{shared}-{name.replace(' ', '-')}"
+                    begun = start(programs[library], cluster.service_url, topic, secured_broker.secret_key, **options)
+                    runs[name] = stack.enter_context(begun)
+        for run in runs.values():
+            run.wait_for_progress(1)
+        yield Play(staying, leaving, runs, staying.metrics(), time.monotonic() + PLAY_S)
+
+
+@pytest.fixture(scope="module")
+def concert(play: Play) -> Concert:
+    """When they have played for long enough."""
+    time.sleep(max(0.0, play.until - time.monotonic()))
+    moved = play.staying.metrics().moved_since(play.before)
+    with ThreadPoolExecutor(len(play.runs)) as pool:
+        outcomes = dict(zip(play.runs, pool.map(Run.stop, play.runs.values()), strict=True))
+    after = play.leaving.metrics()
+    left = {name: after.total(name) for name in (SUCCESS, FAILURE, KILLED, NEW)}
+    return Concert(outcomes, moved, left, play.staying.log_text() + play.leaving.log_text())
+
+
+def library_of(concert: Concert, name: str) -> None:
+    """Skip where this machine cannot build it; the tests of every client say why."""
+    if name not in concert.outcomes:
+        pytest.skip(f"no program for {name}")
+
+
+@pytest.mark.parametrize("name", WITHOUT_RECONNECT)
+def test_clients_are_renewed_without_a_reconnect(concert: Concert, name: str) -> None:
+    """Ten times and more on each connection; nothing lost, doubled, disordered or changed. (What the Python consumer
+    gets is from a producer that reconnects, and so sends again what was not acknowledged.)
+    """
+    library_of(concert, name)
+    result = concert.result(name)
+    expected = {"missing": 0, "in_order": True, "corrupt": 0, "send_failures": 0}
+    assert {key: result[key] for key in expected} == expected, result
+    assert result["duplicates"] == 0 or name == "python consumer", result
+    assert result["received"] > PLAY_S
+    assert concert.outcomes[name].reconnect_lines == []
+    assert result["minted"] >= CONNECTIONS_EACH * (1 + RENEWALS)
+
+
+def test_the_proxy_has_counted_the_renewals_and_lost_no_connection(concert: Concert) -> None:
+    clients = len(concert.outcomes) - len(RECONNECTING)
+    assert concert.staying[SUCCESS] >= clients * CONNECTIONS_EACH * RENEWALS
+    assert [concert.staying.get(name, 0) for name in (FAILURE, KILLED, NO_REAUTH, NEW)] == [0, 0, 0, 0]
+
+
+def test_a_python_producer_of_large_messages_comes_back_with_a_fresh_token(concert: Concert) -> None:
+    """It writes its answers into the middle of messages, so it is not asked: its relay ends when it is used past its
+    end. The other Python client has got all it sent, and whole.
+    """
+    result = concert.result("python producer")
+    assert result["send_failures"] == 0, result
+    assert concert.result("python consumer")["received"] == result["sent"]
+    assert concert.leaving[KILLED] >= RENEWALS / 2
+    reconnects = concert.leaving[NEW] - CONNECTIONS_EACH
+    assert concert.leaving[KILLED] - reconnects in {0, 1}, concert.leaving  # its last words may come too late
+    assert concert.leaving[FAILURE] == 0
+    assert concert.leaving[SUCCESS] > 0  # in lookup mode there is nothing that it could harm
+
+
+def test_no_token_is_in_a_log(concert: Concert) -> None:
+    """All of them begin with the header, and that is nowhere."""
+    assert "eyJ" not in concert.logs

@@ -29,10 +29,10 @@ from .lab.programs import Program, Run
 from .lab.renewing import start
 from .lab.schema import LOOKUP_CONNECT
 from .lab.security import NAMESPACE
-from .lab.sessions import auth_response
+from .lab.sessions import FAILURE, KILLED, SUCCESS, auth_response
 from .lab.waiting import eventually
 from .lab.wire import WireClient
-from .test_reauthentication import FAILURE, KILLED, LARGE, SMALL, SUCCESS
+from .test_reauthentication import LARGE, SMALL
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -112,7 +112,7 @@ def test_streams_of_clients_that_renew_survive_their_forwarders_and_auth_workers
         with ThreadPoolExecutor(len(runs)) as pool:
             outcomes = dict(zip(runs, pool.map(Run.stop, runs.values()), strict=True))
     ended = clients_in(log, "a relay has ended")
-    assert ended <= clients_in(log, "a relay is being closed", "reason=expired")
+    assert ended <= clients_in(log, "a client's session is being closed", "reason=expired")
     expected = {"ok": True, "missing": 0, "in_order": True, "corrupt": 0, "send_failures": 0}
     for name, outcome in outcomes.items():
         assert {key: outcome.result.get(key) for key in expected} == expected, f"{name}: {outcome.result}"

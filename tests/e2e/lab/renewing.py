@@ -20,4 +20,4 @@ def renewing(program: Program) -> Program:
 
 def start(program: Program, url: str, topic: str, key: Path, **options: object) -> AbstractContextManager[Run]:
     """One client that produces and consumes until it is stopped, with messages of ``size`` bytes, ``rate`` a second."""
-    return renewing(program).start("renewing", url, topic, key=key, lifetime_s=TOKEN_LIFETIME_S, **options)
+    return renewing(program).start("renewing", url, topic, key=key, **{"lifetime_s": TOKEN_LIFETIME_S, **options})

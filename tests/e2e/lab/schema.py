@@ -29,12 +29,18 @@ CommandPartitionedTopicMetadata string topic=1 uint64 request_id=2 string origin
     string original_auth_data=4 string original_auth_method=5 bool metadata_auto_creation_enabled=6
 CommandPartitionedTopicMetadataResponse uint32 partitions=1 uint64 request_id=2 int32 response=3 int32 error=4
     string message=5
+CommandSubscribe string topic=1 string subscription=2 int32 sub_type=3 uint64 consumer_id=4 uint64 request_id=5
+    int32 initial_position=13
 CommandProducer string topic=1 uint64 producer_id=2 uint64 request_id=3
+CommandSendReceipt uint64 producer_id=1 uint64 sequence_id=2
+CommandFlow uint64 consumer_id=1 uint32 permits=2
+CommandSuccess uint64 request_id=1
 CommandProducerSuccess uint64 request_id=1 string producer_name=2
 CommandError uint64 request_id=1 int32 error=2 string message=3
 CommandPing
 CommandPong
-BaseCommand int32 type=1 CommandConnect connect=2 CommandConnected connected=3 CommandProducer producer=5
+BaseCommand int32 type=1 CommandConnect connect=2 CommandConnected connected=3 CommandSubscribe subscribe=4
+    CommandProducer producer=5 CommandSendReceipt send_receipt=7 CommandFlow flow=11 CommandSuccess success=13
     CommandError error=14 CommandProducerSuccess producer_success=17 CommandPing ping=18 CommandPong pong=19
     CommandPartitionedTopicMetadata partition_metadata=21
     CommandPartitionedTopicMetadataResponse partition_metadata_response=22

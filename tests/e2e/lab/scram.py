@@ -26,8 +26,11 @@ class ScramDialogue:
 
     def connect(self, **fields: Any) -> None:
         """CONNECT with the client's first message."""
-        data = self._scram.get_client_first().encode()
-        self.client.send_connect(auth_method_name=self.mechanism, auth_data=data, **fields)
+        self.client.send_connect(auth_method_name=self.mechanism, auth_data=self.first(), **fields)
+
+    def first(self) -> bytes:
+        """The client's first message."""
+        return str(self._scram.get_client_first()).encode()
 
     def take_first(self) -> None:
         """The server's first message."""

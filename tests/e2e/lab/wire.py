@@ -8,7 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from proto.frames import FrameDecoder, encode_frame
+from proto.frames import Frame, FrameDecoder, encode_frame
 from proto.pulsar_pb2 import BaseCommand
 
 from .schema import Command
@@ -62,10 +62,14 @@ class WireClient:
 
     def receive(self, within_s: float = REPLY_TIMEOUT_S) -> Any:
         """The next command; Ended at the end of the stream, TimeoutError when nothing comes."""
+        return Command.FromString(self.receive_frame(within_s).command)
+
+    def receive_frame(self, within_s: float = REPLY_TIMEOUT_S) -> Frame:
+        """The same, with what stands behind the command."""
         deadline = time.monotonic() + within_s
         while (received := self._decoder.next_frame()) is None:
             self._decoder.receive_data(self._read(deadline))
-        return Command.FromString(received.command)
+        return received
 
     def read_to_end(self, within_s: float = REPLY_TIMEOUT_S) -> bytes:
         """Raw bytes until the other side ends."""

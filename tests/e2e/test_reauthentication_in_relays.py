@@ -1,0 +1,381 @@
+"""Who is asked inside a relay, and by whom, where that is configured: `session.relay_reauthentication`, and forwarded
+credentials, where it is the broker who asks.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local.standalone import Standalone
+from local.tokens import make_token
+
+from proto.frames import Frame
+from proto.pulsar_pb2 import BaseCommand
+
+from .conftest import authentication, running
+from .lab.certificates import Authority
+from .lab.cluster import ProxyCluster, Tables, merged
+from .lab.doors import Doors
+from .lab.programs import Outcome, Program, Run
+from .lab.renewing import start
+from .lab.schema import Command
+from .lab.security import NAMESPACE, grant
+from .lab.sessions import (
+    EXPIRED,
+    FAILURE,
+    KILLED,
+    SUCCESS,
+    Session,
+    at_the_same_time,
+    counting,
+)
+from .lab.wire import Ended
+
+pytestmark = pytest.mark.timeout(120)
+
+CPP = {"client_version": "Pulsar-CPP-v4.2.0"}
+CANNOT_BE_ASKED = {"feature_flags": {"supports_auth_refresh": False}}
+
+
+def fresh_topic() -> str:
+    """One that nobody else uses."""
+    return f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}"
+
+
+def warm_up(cluster: ProxyCluster, broker: Standalone, topic: str) -> None:
+    """The broker has the topic from now on; a topic's first producer may take it longer than sessions live here."""
+    for target in (None, broker):
+        with Session(cluster, broker.token("alice"), topic, broker=target) as client:
+            client.begin(**CANNOT_BE_ASKED)
+            if target is None:
+                client.assert_serves()
+
+
+# ---- session.relay_reauthentication
+
+LIFETIME_S = 2.0
+
+
+@dataclass
+class Relays:
+    """A cluster with one policy, whose sessions end soon; with TLS, too."""
+
+    cluster: Doors
+    broker: Standalone
+    context: ssl.SSLContext
+    topic: str = field(default_factory=fresh_topic)
+
+    def __post_init__(self) -> None:
+        warm_up(self.cluster, self.broker, self.topic)
+
+    def relay(self, *, tls: bool = False) -> Session:
+        """Not begun."""
+        secure = {"tls": self.context, "port": self.cluster.ports[0]} if tls else {}
+        return Session(self.cluster, self.broker.token("alice"), self.topic, broker=self.broker, **secure)
+
+    def lookup(self) -> Session:
+        """Not begun."""
+        return Session(self.cluster, self.broker.token("alice"), self.topic)
+
+
+def with_policy(broker: Standalone, policy: str, directory: Path) -> Iterator[Relays]:
+    """One forwarder is enough."""
+    session = {"connections_max_reauth_ms": int(LIFETIME_S * 1000), "relay_reauthentication": policy}
+    tables: Tables = {"cluster": {"forwarders": 1}, "session": session}
+    authority = Authority(directory, "authority")
+    server = authority.server("proxy")
+    secure = {"tls": {"certificate": server.certificate, "key": server.key}}
+    with running(cluster := Doors(merged(authentication(broker), tables), secure)):
+        yield Relays(cluster, broker, ssl.create_default_context(cafile=authority.file))
+
+
+@pytest.fixture(scope="module")
+def never(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relays]:
+    """Nobody is asked in a relay."""
+    yield from with_policy(secured_broker, "never", tmp_path_factory.mktemp("never"))
+
+
+@pytest.fixture(scope="module")
+def always(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relays]:
+    """Everybody is who can be."""
+    yield from with_policy(secured_broker, "always", tmp_path_factory.mktemp("always"))
+
+
+def test_never_asks_nobody_in_a_relay(never: Relays) -> None:
+    """Whoever could be asked is not; its relay ends when it is used past its end. In lookup mode it is asked."""
+    with ExitStack() as stack, counting(never.cluster, success=1, killed=6):
+        kinds: list[dict[str, Any]] = [{}, CPP, {"producer": False}]
+        relays = [
+            stack.enter_context(never.relay(tls=tls)).begin(**fields) for fields in kinds for tls in (False, True)
+        ]
+        lookup = stack.enter_context(never.lookup()).begin()
+        lookup.wait_for_challenge()
+        lookup.answer(never.broker.token("alice"))
+        for client in relays:
+            client.wait_until(1.1 * LIFETIME_S)
+            assert client.ping().type == BaseCommand.PONG  # and nothing came before it
+            client.use()
+            client.assert_ends_with(EXPIRED)
+        lookup.wait_until(1.1 * LIFETIME_S)
+        lookup.assert_serves()
+
+
+MESSAGES = 40
+MESSAGE_BYTES = 50_000
+LARGE_BYTES = 1_000_000
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["in the kernel", "with TLS"])
+def test_never_ends_relays_between_two_frames(never: Relays, *, tls: bool) -> None:
+    """What had begun by then is taken whole, and its receipt delivered, as is all that the broker had sent before; what
+    comes behind it is not taken. The client was silent, and its receive buffer full.
+    """
+    on = Relays(never.cluster, never.broker, never.context)  # with another topic
+    with on.relay(tls=tls) as client:
+        client.begin().subscribe()
+        sent = [f"message {number}".encode().ljust(MESSAGE_BYTES, b".") for number in range(MESSAGES)]
+        for payload in sent:
+            client.use(payload)
+        client.assert_all_answered()
+        client.let_come(MESSAGES)
+        begun = client.next_use(b"begun".ljust(LARGE_BYTES, b"!"))
+        client.send_bytes(begun[: LARGE_BYTES // 2])
+        client.wait_until(1.1 * LIFETIME_S)
+        client.send_bytes(begun[LARGE_BYTES // 2 :] + client.next_use(b"too late"))
+        got = frames_to_the_end(client)
+    assert [frame.payload[-MESSAGE_BYTES:] for frame in got if kind(frame) == BaseCommand.MESSAGE] == sent
+    receipts = [Command.FromString(frame.command) for frame in got if kind(frame) == BaseCommand.SEND_RECEIPT]
+    assert [command.send_receipt.sequence_id for command in receipts] == [MESSAGES]
+    assert len(got) == MESSAGES + 2
+    assert Command.FromString(got[-1].command).error.message == EXPIRED
+    with on.relay() as reader:
+        reader.begin(producer=False).subscribe(permits=2 * MESSAGES)
+        stored = [reader.receive_frame().payload for _ in range(MESSAGES + 1)]
+        assert [payload[:5] for payload in map(body_of, stored)] == [b"messa"] * MESSAGES + [b"begun"]
+        assert reader.ping().type == BaseCommand.PONG  # and there is no further message
+
+
+def frames_to_the_end(client: Session) -> list[Frame]:
+    """All that still come; the end is between two of them."""
+    frames = []
+    while True:
+        try:
+            frames.append(client.receive_frame())
+        except Ended:
+            assert client.read_to_end() == b""
+            return frames
+
+
+def kind(frame: Frame) -> int:
+    """Its command's type."""
+    return int(Command.FromString(frame.command).type)
+
+
+def body_of(payload: bytes) -> bytes:
+    """Without the metadata, and the size of that before it."""
+    return payload[4 + int.from_bytes(payload[:4], "big") :]
+
+
+def test_always_asks_everybody_who_can_be(always: Relays) -> None:
+    """With a producer or without, built on C++ or not. A client that is asked in the middle of a frame of its own
+    finishes that first.
+    """
+    asked: list[dict[str, Any]] = [{}, CPP, {"producer": False}, {**CPP, "producer": False}]
+    with ExitStack() as stack, counting(always.cluster, success=2 * len(asked), killed=1, no_reauth=1):
+        clients = [
+            stack.enter_context(always.relay(tls=tls)).begin(**fields) for fields in asked for tls in (False, True)
+        ]
+        other = stack.enter_context(always.relay()).begin(**CANNOT_BE_ASKED)
+        at_the_same_time(*(partial(asked_amid_a_frame, always, client) for client in clients))
+        assert other.ping().type == BaseCommand.PONG  # and nothing came before it
+        other.use()
+        other.assert_ends_with(EXPIRED)
+
+
+def asked_amid_a_frame(always: Relays, client: Session) -> None:
+    """Its session goes on past the end that it had."""
+    large = client.next_use(b"x" * LARGE_BYTES)
+    client.send_bytes(large[: len(large) // 2])
+    client.wait_for_challenge()
+    client.send_bytes(large[len(large) // 2 :])
+    client.answer(always.broker.token("alice"))
+    client.wait_until(1.1 * LIFETIME_S)
+    client.use()
+    client.assert_all_answered()
+
+
+# ---- forwarded credentials: the broker asks
+
+TOKEN_LIFETIME_S = 3
+
+
+@dataclass
+class Forwarded:
+    """A cluster that passes clients' credentials on, and its broker, which looks at them."""
+
+    cluster: ProxyCluster
+    broker: Standalone
+    topic: str = field(default_factory=fresh_topic)
+
+    def __post_init__(self) -> None:
+        warm_up(self.cluster, self.broker, self.topic)
+
+    def token(self, role: str = "alice") -> str:
+        """One that ends soon: in two seconds, or nearly three."""
+        return make_token(self.broker.secret_key.read_bytes(), role, TOKEN_LIFETIME_S)
+
+    def relay(self) -> Session:
+        """Not begun."""
+        return Session(self.cluster, self.token(), self.topic, broker=self.broker)
+
+    def lookup(self) -> Session:
+        """Not begun."""
+        return Session(self.cluster, self.token(), self.topic)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def asking_broker(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[Standalone]]:
+    """One that looks for tokens that have ended once a second. It starts while the tests before it run."""
+    conf = {"authenticateOriginalAuthData": "true", "authenticationRefreshCheckSeconds": "1"}
+    broker = Standalone(pulsar_home, tmp_path_factory.mktemp("asking"), secured=True, conf=conf)
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(broker.__enter__)
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def forwarded(asking_broker: Future[Standalone]) -> Iterator[Forwarded]:
+    """The cluster has a maximum, too."""
+    broker = asking_broker.result()
+    grant(broker)
+    tables: Tables = {
+        "cluster": {"forwarders": 1},
+        "brokers": {"forward_authorization_credentials": True},
+        "session": {"connections_max_reauth_ms": int(LIFETIME_S * 1000)},
+    }
+    with running(ProxyCluster(merged(authentication(broker), tables))) as cluster:
+        yield Forwarded(cluster, broker)
+
+
+def test_the_broker_asks_through_the_relay(forwarded: Forwarded) -> None:
+    """And the proxy does not, although its own maximum is shorter; in lookup mode it does."""
+    works = [good_answers, another_users_answer, no_answer, asked_in_lookup_mode]
+    with counting(forwarded.cluster, success=2):
+        at_the_same_time(*(partial(work, forwarded) for work in works))
+
+
+def good_answers(on: Forwarded) -> None:
+    """The connection goes on past the ends of two tokens."""
+    with on.relay() as client:
+        client.begin()
+        for _ in range(2):
+            client.wait_for_challenge(by_broker=True)
+            client.answer(on.token())
+            client.assert_serves()
+
+
+def another_users_answer(on: Forwarded) -> None:
+    """It is the broker who ends it, without a word."""
+    with on.relay() as client:
+        client.begin().wait_for_challenge(by_broker=True)
+        client.answer(on.token("bob"))
+        assert client.wait_for_end() == []
+    assert "Principal cannot change during an authentication refresh" in on.broker.log_path.read_text()
+
+
+def no_answer(on: Forwarded) -> None:
+    """It is the broker who ends it, without a word."""
+    with on.relay() as client:
+        client.begin().wait_for_challenge(by_broker=True)
+        assert client.wait_for_end() == []
+
+
+def asked_in_lookup_mode(on: Forwarded) -> None:
+    """By the proxy; and what is asked from then on, is asked with the fresh token."""
+    with on.lookup() as client:
+        client.begin()
+        for _ in range(2):
+            client.wait_for_challenge()
+            client.answer(on.token())
+        client.wait_until(TOKEN_LIFETIME_S + 0.5)
+        client.assert_serves()
+
+
+# ---- real clients
+
+PLAY_S = 8.0
+RATE = 50
+
+
+@dataclass
+class Played:
+    """What became of one Java client that produced and consumed, and of its cluster's counters."""
+
+    outcome: Outcome
+    moved: dict[str, float]
+
+    def whole(self) -> dict[str, Any]:
+        """The result, in which nothing is missing or changed."""
+        result = self.outcome.result
+        assert result["ok"], f"{result}\n{self.outcome.log[-4000:]}"
+        expected = {"missing": 0, "corrupt": 0, "send_failures": 0}
+        assert {key: result[key] for key in expected} == expected, result
+        assert result["received"] > PLAY_S * RATE / 2
+        return dict(result)
+
+    def without_a_reconnect(self) -> None:
+        """And nothing came twice."""
+        result = self.whole()
+        assert (result["duplicates"], result["in_order"]) == (0, True), result
+        assert self.outcome.reconnect_lines == []
+        assert (self.moved.get(KILLED, 0), self.moved.get(FAILURE, 0)) == (0, 0)
+
+
+@pytest.fixture(scope="module")
+def played(java_client: Program, never: Relays, always: Relays, forwarded: Forwarded) -> dict[str, Played]:
+    """One before each cluster, all at the same time."""
+    places = {"never": never, "always": always, "forwarded": forwarded}
+    before = {name: on.cluster.metrics() for name, on in places.items()}
+    runs: dict[str, Run] = {}
+    with ExitStack() as stack:
+        for name, on in places.items():
+            options = {"size": 10_000, "rate": RATE, "lifetime_s": TOKEN_LIFETIME_S}
+            begun = start(java_client, on.cluster.service_url, fresh_topic(), on.broker.secret_key, **options)
+            runs[name] = stack.enter_context(begun)
+        for run in runs.values():
+            run.wait_for_progress(1)
+        time.sleep(PLAY_S)
+        with ThreadPoolExecutor(len(runs)) as pool:
+            outcomes = dict(zip(runs, pool.map(Run.stop, runs.values()), strict=True))
+        moved = {name: on.cluster.metrics().moved_since(before[name]) for name, on in places.items()}
+    return {name: Played(outcomes[name], moved[name]) for name in places}
+
+
+def test_java_reconnects_where_it_is_never_asked(played: dict[str, Played]) -> None:
+    """Its relay ends each time, gently: nothing is lost."""
+    played["never"].whole()
+    assert played["never"].outcome.reconnect_lines
+    assert played["never"].moved[KILLED] >= PLAY_S / LIFETIME_S / 2
+    assert played["never"].moved[SUCCESS] > 0  # in lookup mode
+
+
+def test_java_stays_where_it_is_always_asked(played: dict[str, Played]) -> None:
+    played["always"].without_a_reconnect()
+    assert played["always"].moved[SUCCESS] >= 2 * (PLAY_S / LIFETIME_S - 1)  # a relay, and a connection in lookup mode
+
+
+def test_java_stays_where_the_broker_asks_it(played: dict[str, Played], forwarded: Forwarded) -> None:
+    """What it was asked in the relay, it was asked by the broker."""
+    played["forwarded"].without_a_reconnect()
+    minted_for_relay = played["forwarded"].outcome.result["minted"] - 2 - played["forwarded"].moved[SUCCESS]
+    assert minted_for_relay >= 2
