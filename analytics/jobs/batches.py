@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ROLLUP_QUEUE = "rollup"
 BROADCAST_ROWS_MAX = 1_000_000
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+_MS_OF_DAY = f"pmod(unix_millis(ts), {DAY_MS})"
 HOURS_MAX = 20_000
 """Of one batch: more than two years of hours are a sender's broken clock or a backfill in too large steps."""
 
@@ -123,7 +125,10 @@ def _of(table: str, rows: DataFrame, batch_id: int) -> DataFrame:
         chosen = rows.where("value is not null").select("series_id", "ts", "start_ts", "value")
     else:
         chosen = rows.where("histogram is not null").select("series_id", "ts", "start_ts", "histogram.*")
-    return chosen.withColumns({"batch_id": F.lit(batch_id), "date": F.to_date("ts"), "hour": F.hour("ts").cast("int")})
+    # Arithmetic: Spark's to_date and hour make a local time of each row first, whatever the time zone.
+    day, rest = F.expr(f"unix_millis(ts) - {_MS_OF_DAY}"), F.expr(f"{_MS_OF_DAY} div {HOUR_MS}")
+    date = F.date_from_unix_date((day / DAY_MS).cast("int"))
+    return chosen.withColumns({"batch_id": F.lit(batch_id), "date": date, "hour": rest.cast("int")})
 
 
 def _add_rows(tables: Tables, change: Transaction, table: str, rows: DataFrame, shape: _Shape) -> int:

@@ -1,8 +1,8 @@
 """Minutes written once, where they were computed: the change that the job `rollup` makes.
 
-`analytics.transforms.rollup.minutes` gives whole rows of rollup_1m and, two or three in an hour and series, states that
-are to be merged first. Both come from one reading of the samples, so one Spark job writes both: the whole rows where
-they become part of the table by a rename, the states beside them.
+`analytics.transforms.rollup.minutes` gives whole rows of rollup_1m, what these add up to, and, two or three in an hour
+and series, states that are to be merged first. All come from one reading of the samples, so one Spark job writes them:
+the whole rows where they become part of the table by a rename, the others beside them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from analytics.tables import commits
 from analytics.tables.schemas import PARTITIONS, ROLLUP_1M
-from analytics.tables.transaction import Transaction
-from analytics.transforms.rollup import OPEN
+from analytics.tables.transaction import WRITING, Transaction, empty
+from analytics.transforms.rollup import ADDED_UP, OPEN, PART, WHOLE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,15 +28,15 @@ class RollupChange(Transaction):
     """A transaction that also takes rows and states as `minutes` gives them."""
 
     def stage_minutes(self, rows: DataFrame) -> tuple[DataFrame, DataFrame]:
-        """Write `minutes` where nobody reads them: the whole rows and the open ones, as they were written."""
+        """Write `minutes` where nobody reads them: what the whole rows add up to and the open ones, as written."""
         columns = [rows[field.name].cast(field.dataType) for field in ROLLUP_1M]
-        writer = rows.select(OPEN, *columns).write.mode("overwrite").partitionBy(OPEN, *PARTITIONS[_TABLE])
-        writer.parquet(self._files.url(self._parts))
-        return self._part("false"), self._part("true")
+        writer = rows.select(PART, *columns).write.mode("overwrite").options(**WRITING)
+        writer.partitionBy(PART, *PARTITIONS[_TABLE]).parquet(self._files.url(self._parts))
+        return self._part(ADDED_UP), self._part(OPEN)
 
     def add_minutes(self) -> None:
         """The whole rows become part of rollup_1m."""
-        directory = f"{self._parts}/{OPEN}=false"
+        directory = f"{self._parts}/{PART}={WHOLE}"
         for number, name in enumerate(self._files.files_below(directory)):
             final = f"{_TABLE}/{name.rpartition('/')[0]}/{self.identity}-whole-{number:05}.parquet"
             self._record.adds[f"{directory}/{name}"] = final
@@ -45,10 +45,10 @@ class RollupChange(Transaction):
     def _parts(self) -> str:
         return f"{self._staging}/minutes"
 
-    def _part(self, is_open: str) -> DataFrame:
-        session, path = self._tables.spark, f"{self._parts}/{OPEN}={is_open}"
+    def _part(self, part: int) -> DataFrame:
+        session, path = self._tables.spark, f"{self._parts}/{PART}={part}"
         if not self._files.exists(path):
-            return session.createDataFrame([], ROLLUP_1M)
+            return empty(session, ROLLUP_1M)
         return session.read.schema(ROLLUP_1M).parquet(self._files.url(path))
 
 

@@ -40,7 +40,6 @@ SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
     # Files of many hours are written side by side: sorting all rows by hour first costs more than the buffers.
     "spark.sql.maxConcurrentOutputFileWriters": "200",
-    "parquet.compression.codec.zstd.level": "1",
 }
 Tails = Callable[["DataFrame", Sequence[datetime]], "DataFrame"]
 
@@ -55,6 +54,7 @@ class Family:
     days: str
     coarser: Callable[[DataFrame, str], DataFrame]
     stage_minutes: Callable[[Block, DataFrame, list[datetime], DataFrame], DataFrame]
+    """Gives rows that add up to the hours."""
     tails: Tails
 
 
@@ -239,25 +239,25 @@ def _stage_counters(block: Block, samples: DataFrame, hours: list[datetime], tai
 
     none: frozenset[int] = frozenset()
     mixed = block.tables.spark.sparkContext.accumulator(none, rollup.HourSet())
-    whole, merged = _stage_minutes(block, samples, tails, mixed)
+    added_up, merged = _stage_minutes(block, samples, tails, mixed)
     if mixed.value:
         again = {_moment(unix_ms) for unix_ms in mixed.value}
         block.job.report.mixed_hours |= again
         tails = tails.unionByName(rollup.single_states(block.tables.read("samples", again)))
         clean = [hour for hour in hours if hour not in again]
-        whole, merged = _stage_minutes(block, block.tables.read("samples", clean), tails)
-    return whole.unionByName(merged)
+        added_up, merged = _stage_minutes(block, block.tables.read("samples", clean), tails)
+    return added_up.unionByName(merged)
 
 
 def _stage_minutes(
     block: Block, samples: DataFrame, others: DataFrame, mixed: Accumulator[frozenset[int]] | None = None
 ) -> tuple[DataFrame, DataFrame]:
-    """Whole rows, and those merged of open ones and of other states and tails. Rows of hours in `mixed` are void."""
+    """What whole rows add up to, and rows merged of open ones, other states and tails. Those of `mixed` are void."""
     from analytics.transforms import rollup
 
-    whole, opened = block.change.stage_minutes(rollup.minutes(samples))
+    added_up, opened = block.change.stage_minutes(rollup.minutes(samples))
     states = rollup.open_states(opened).unionByName(others)
-    return whole, block.change.stage("rollup_1m", rollup.minute_windows(states, block.job.lookback_days, mixed))
+    return added_up, block.change.stage("rollup_1m", rollup.minute_windows(states, block.job.lookback_days, mixed))
 
 
 def _stage_histograms(block: Block, histograms: DataFrame, hours: list[datetime], tails: DataFrame) -> DataFrame:  # noqa: ARG001

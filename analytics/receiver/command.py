@@ -9,6 +9,7 @@ import trio
 
 from analytics.receiver.config import ConfigError, load_config
 from analytics.receiver.logs import configure_logs
+from analytics.receiver.memory import keep_freed_memory
 from analytics.receiver.service import open_spool, serve
 from analytics.spool.records import SpoolError
 
@@ -27,6 +28,7 @@ def receive(config_file: Path) -> None:
         _fail(str(error))
     except OSError as error:
         _fail(f"spool.directory: {error.filename or ''}: {error.strerror}")
+    keep_freed_memory()
     try:
         trio.run(serve, config, writer)
     except ConfigError as error:

@@ -20,11 +20,10 @@ from analytics.receiver.metrics import Metrics
 from analytics.receiver.rates import Rate
 from analytics.receiver.tokens import Digests, is_authorized
 from analytics.receiver.watched import Watched
+from analytics.remote_write.checking import Checker
 from analytics.remote_write.decode import Counts, Request, decode_request, without_series
 from analytics.remote_write.errors import DecodeError, TooLargeError
-from analytics.remote_write.interning import Interner
 from analytics.remote_write.negotiation import UnsupportedError, protocol_version
-from analytics.remote_write.series import NoSeriesTable
 from analytics.remote_write.snappy import compress, decompress
 from analytics.spool.records import pack_record
 
@@ -73,7 +72,7 @@ class WriteEndpoint:
         self._limits = limits
         self._metrics = metrics
         self._clock = clock
-        self._interner = Interner(NoSeriesTable())
+        self._checker = Checker()
         self._samples_rate = Rate(limits.max_samples_per_second, clock)
         self._bytes_rate = Rate(limits.max_bytes_per_second, clock)
 
@@ -147,11 +146,11 @@ class WriteEndpoint:
 
     def _parse(self, version: int, body: bytes) -> _Parsed:
         """Check a request; its body is empty if no series of it can be accepted. Raises _Rejection."""
-        if len(self._interner) > INTERNED_MAX:
-            self._interner.forget()
+        if len(self._checker) > INTERNED_MAX:
+            self._checker.forget()
         try:
             raw = decompress(body, self._limits.max_decompressed_bytes)
-            request = decode_request(raw, version, self._interner)
+            request = decode_request(raw, version, self._checker)
         except TooLargeError as error:
             raise _Rejection("too_large", 413, str(error)) from None
         except DecodeError as error:

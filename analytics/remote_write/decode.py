@@ -146,7 +146,7 @@ def decode_request(raw: bytes, version: int, interner: Interner) -> Request:
     data = buffer(blob)
     found = fields(data, np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1])) if parts else ends, ends)
     if isinstance(split, SplitRequestV2):
-        numbers = interner.numbers_v2(blob, found, list(split.symbols))
+        numbers = interner.numbers_v2(data, found, list(split.symbols))
     else:
         numbers = interner.numbers_v1(blob, found)
     reading = _Reading(data, found, numbers, version)

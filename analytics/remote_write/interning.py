@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from analytics.remote_write.errors import DecodeError
 from analytics.remote_write.series import Labels, SeriesTable, checked_labels, parsed_labels
-from analytics.remote_write.wire import LENGTH_DELIMITED, VARINT, Fields, Integers, packed_numbers
+from analytics.remote_write.wire import LENGTH_DELIMITED, VARINT, Bytes, Fields, Integers, joined, packed_numbers
 
 _LABELS = 1  # the field's number in both versions
 _REFERENCE_BYTES = 4
@@ -51,10 +51,10 @@ class Interner:
         keys = _label_regions(blob, found)
         return self._numbers(self._by_labels, keys, parsed_labels)
 
-    def numbers_v2(self, blob: bytes, found: Fields, symbols: Sequence[str]) -> Integers:
+    def numbers_v2(self, data: Bytes, found: Fields, symbols: Sequence[str]) -> Integers:
         """The same for a 2.0 request with these symbols."""
-        references, behind = _references(blob, found)
-        known = np.array([*map(self._symbol, symbols), _ABSENT], dtype=np.int32)
+        references, behind = label_references(data, found)
+        known = np.array([*self._symbol_numbers(symbols), _ABSENT], dtype=np.int32)
         ids = known[np.minimum(references.view(np.uint32), len(symbols))].tobytes()  # -1 is the largest there
         stops = (behind * _REFERENCE_BYTES).tolist()
         keys = [ids[begin:stop] for begin, stop in zip([0, *stops][:-1], stops, strict=True)]
@@ -70,12 +70,16 @@ class Interner:
             numbers = list(map(known.get, keys))
         return np.array(numbers, dtype=np.int64)
 
-    def _symbol(self, text: str) -> int:
-        number = self._symbols.get(text)
-        if number is None:
-            number = self._symbols[text] = len(self._symbol_texts)
-            self._symbol_texts.append(text)
-        return number
+    def _symbol_numbers(self, symbols: Sequence[str]) -> list[int | None]:
+        """A number for each text that holds until `forget`."""
+        numbers = list(map(self._symbols.get, symbols))
+        if None in numbers:
+            for text in symbols:
+                if text not in self._symbols:
+                    self._symbols[text] = len(self._symbol_texts)
+                    self._symbol_texts.append(text)
+            numbers = list(map(self._symbols.get, symbols))
+        return numbers
 
     def _referenced(self, key: bytes) -> Labels | str:
         numbers = np.frombuffer(key, dtype=np.int32).tolist()
@@ -108,13 +112,12 @@ def _label_regions(blob: bytes, found: Fields) -> list[bytes]:
     return regions
 
 
-def _references(blob: bytes, found: Fields) -> tuple[npt.NDArray[np.int32], Integers]:
+def label_references(data: Bytes, found: Fields) -> tuple[npt.NDArray[np.int32], Integers]:
     """All references of all series, in order (-1: beyond all symbols), and where those of each series end."""
     chunks = found.select(_LABELS, LENGTH_DELIMITED)
-    parts = [blob[begin:end] for begin, end in zip(chunks.begin.tolist(), chunks.end.tolist(), strict=True)]
-    packed = np.frombuffer(b"".join(parts), dtype=np.uint8)
-    references, last = packed_numbers(packed)
     sizes = chunks.end - chunks.begin
+    packed = joined(data, chunks.begin, sizes)
+    references, last = packed_numbers(packed)
     ends = np.cumsum(sizes)
     if (packed[ends[sizes > 0] - 1] >= _MORE).any():
         raise DecodeError("a reference to a symbol is cut off")

@@ -24,6 +24,14 @@ Bytes = npt.NDArray[np.uint8]
 _FEW = 16
 _VARINT_BYTES_MAX = 10
 _MORE = 0x80
+_FEW_BYTES_MAX = 4  # 28 bits
+_WORD_BYTES = 8
+_MORE_IN_WORD = 0x8080_8080_8080_8080
+_PACKING = (  # of the groups of a word's bytes: which stay, which move, by how much
+    (0x007F_007F_007F_007F, 0x7F00_7F00_7F00_7F00, 1),
+    (0x0000_3FFF_0000_3FFF, 0x3FFF_0000_3FFF_0000, 2),
+    (0x0000_0000_0FFF_FFFF, 0x0FFF_FFFF_0000_0000, 4),
+)
 _TAG_MIN, _TAG_MAX = 8, 2**32 - 1
 _FIXED_BYTES = {FIXED64: 8, FIXED32: 4}
 
@@ -84,11 +92,12 @@ class Fields:
     def run(self, number: int, kind: int) -> Run:
         """Where each message's fields of one number and wire type are; zeros for a message that has none."""
         run = Run(*(np.zeros(self.count, dtype=np.int64) for _ in Run._fields))
-        for owner, _, at, _, end, _ in self._chosen(number << 3 | kind):
-            first = np.flatnonzero(run.size[owner] == 0)[::-1]  # of several the first is written last, and stays
-            run.begin[owner[first]] = at[first]
-            run.end[owner] = end
+        chosen = list(self._chosen(number << 3 | kind))
+        for owner, _, at, _, end, _ in chosen:
+            run.end[owner] = end  # of several the last is written last, and stays
             np.add.at(run.size, owner, end - at)
+        for owner, _, at, _, _, _ in reversed(chosen):
+            run.begin[owner[::-1]] = at[::-1]
         return run
 
     def _chosen(self, tag: int) -> Iterator[FieldColumns]:
@@ -128,21 +137,29 @@ def fields(data: Bytes, starts: Integers, ends: Integers) -> Fields:
 
 def _round(data: Bytes, owner: Integers, at: Integers, ends: Integers) -> FieldColumns:
     """The next field of each of these messages. As a rule they are all of one kind, but they need not be."""
+    first = data[at]
+    tag_everywhere = int(first[0])
+    if _TAG_MIN <= tag_everywhere < _MORE and (first == tag_everywhere).all():
+        begin, end, value = _values(data, tag_everywhere & 7, at + 1, ends)
+        tag = np.full_like(at, tag_everywhere)
+    else:
+        tag, begin, end, value = _mixed(data, at, ends)
+    if (end > ends).any():
+        raise DecodeError(_CUT_OFF)
+    return FieldColumns(owner, tag, at, begin, end, value)
+
+
+def _mixed(data: Bytes, at: Integers, ends: Integers) -> tuple[Integers, Integers, Integers, Integers]:
+    """Tags, begins, ends and values of fields that are not all of one kind."""
     tag, begin = varints(data, at)
     if tag.min() < _TAG_MIN or tag.max() > _TAG_MAX:
         raise DecodeError(_BAD_NUMBER)
     kind = tag & 7
-    only = _only(kind)
-    if only is not None:
-        begin, end, value = _values(data, only, begin, ends)
-    else:
-        end, value = np.zeros_like(begin), np.zeros_like(begin)
-        for one in np.unique(kind).tolist():
-            chosen = np.flatnonzero(kind == one)
-            begin[chosen], end[chosen], value[chosen] = _values(data, one, begin[chosen], ends[chosen])
-    if (end > ends).any():
-        raise DecodeError(_CUT_OFF)
-    return FieldColumns(owner, tag, at, begin, end, value)
+    end, value = np.zeros_like(begin), np.zeros_like(begin)
+    for one in np.flatnonzero(np.bincount(kind)).tolist():
+        chosen = np.flatnonzero(kind == one)
+        begin[chosen], end[chosen], value[chosen] = _values(data, one, begin[chosen], ends[chosen])
+    return tag, begin, end, value
 
 
 def _values(data: Bytes, kind: int, begin: Integers, ends: Integers) -> tuple[Integers, Integers, Integers]:
@@ -200,7 +217,11 @@ def _field(text: bytes, at: int) -> tuple[int, int, int, int]:
         raise DecodeError(_CUT_OFF)
     if not _TAG_MIN <= tag <= _TAG_MAX:
         raise DecodeError(_BAD_NUMBER)
-    return tag, begin, end, value - 2**64 if value >= 2**63 else value
+    return tag, begin, end, _signed(value)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
 
 
 def _varint(text: bytes, at: int) -> tuple[int, int]:
@@ -214,19 +235,43 @@ def _varint(text: bytes, at: int) -> tuple[int, int]:
 
 def varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
     """The varints at these offsets as signed numbers of 64 bits, and the offsets behind them; raises DecodeError."""
-    byte = data[at].astype(np.int64)
-    value, end = byte & 0x7F, at + 1
-    more = np.flatnonzero(byte >= _MORE)
-    shift = 7
-    while more.size:
-        if shift == 7 * _VARINT_BYTES_MAX:
-            raise DecodeError(_LONG_VARINT)
-        byte = data[end[more]].astype(np.int64)
-        value[more] |= (byte & 0x7F) << shift
-        end[more] += 1
-        more = more[byte >= _MORE]
-        shift += 7
+    byte = data[at]
+    value, end = byte.astype(np.int64), at + 1
+    if byte.size and byte.max() >= _MORE:
+        more = np.flatnonzero(byte >= _MORE)
+        value[more], size = _long_varints(data, at[more])
+        end[more] += size - 1
     return value, end
+
+
+def _long_varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
+    """Values and sizes of varints of several bytes: those of up to eight bytes all in one go."""
+    word = _words(data)[at]
+    stop = ~word & _MORE_IN_WORD
+    below = (stop & -stop) - 1  # all bits before the one that says: this byte is the last
+    size = (np.bitwise_count(below) >> 3).astype(np.int64) + 1
+    value = word & below & ~np.uint64(_MORE_IN_WORD)
+    for stay, move, by in _PACKING:
+        value = (value & stay) | ((value & move) >> by)
+    value = value.view(np.int64)
+    for place in np.flatnonzero(stop == 0).tolist():
+        value[place], size[place] = _longest_varint(data, int(at[place]))
+    return value, size
+
+
+def _longest_varint(data: Bytes, at: int) -> tuple[int, int]:
+    """Value and size of a varint of nine or ten bytes."""
+    text = data[at : at + _VARINT_BYTES_MAX].tobytes()
+    for size in range(_WORD_BYTES + 1, _VARINT_BYTES_MAX + 1):
+        if text[size - 1] < _MORE:
+            value, _ = _varint(text, 0)
+            return _signed(value), size
+    raise DecodeError(_LONG_VARINT)
+
+
+def _words(data: Bytes) -> npt.NDArray[np.uint64]:
+    """The eight bytes from each offset on, as one number. No copy."""
+    return np.ndarray((data.size - _WORD_BYTES + 1,), np.dtype("<u8"), data, strides=(1,))
 
 
 def packed_numbers(packed: Bytes) -> tuple[npt.NDArray[np.int32], Integers]:
@@ -237,20 +282,30 @@ def packed_numbers(packed: Bytes) -> tuple[npt.NDArray[np.int32], Integers]:
     last = np.flatnonzero(packed < _MORE)
     if packed.size and packed[-1] >= _MORE:
         raise DecodeError(_CUT_OFF)
-    first = np.zeros(last.size, dtype=np.int32)
-    first[1:] = last[:-1] + 1
-    more = last - first
-    numbers = (packed[first] & 0x7F).astype(np.int32)
-    for position in range(1, 4):
-        longer = np.flatnonzero(more >= position)
-        if not longer.size:
-            return numbers, last
-        numbers[longer] |= (packed[first[longer] + position] & 0x7F).astype(np.int32) << (7 * position)
-    numbers[more > 3] = -1  # noqa: PLR2004 -- the fourth byte is the last of 28 bits
+    numbers = packed[last].astype(np.int32)
+    size = np.diff(last, prepend=-1)
+    several = np.flatnonzero(size > 1)
+    if several.size:
+        numbers[several] = _few_byte_numbers(packed, last[several] - size[several] + 1, size[several])
     return numbers, last
+
+
+def _few_byte_numbers(packed: Bytes, first: Integers, size: Integers) -> npt.NDArray[np.int32]:
+    """The varints at these offsets, which have these sizes in bytes; -1 for those of more than four."""
+    numbers = np.zeros(first.size, dtype=np.int32)
+    for position in range(min(int(size.max()), _FEW_BYTES_MAX)):
+        longer = np.flatnonzero(size > position)
+        numbers[longer] |= (packed[first[longer] + position] & 0x7F).astype(np.int32) << (7 * position)
+    numbers[size > _FEW_BYTES_MAX] = -1
+    return numbers
+
+
+def joined(data: Bytes, begin: Integers, size: Integers) -> Bytes:
+    """The bytes of these spans, one span behind the other."""
+    shift = begin - (np.cumsum(size) - size)  # from a byte's place in the result to its place in `data`
+    return data[np.repeat(shift, size) + np.arange(int(size.sum()))]
 
 
 def doubles(data: Bytes, at: Integers) -> npt.NDArray[np.float64]:
     """The 64-bit floating point numbers at these offsets."""
-    gathered: npt.NDArray[np.float64] = data[at[:, np.newaxis] + np.arange(8)].view("<f8")
-    return gathered.reshape(-1)
+    return _words(data)[at].view("<f8")

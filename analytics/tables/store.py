@@ -21,7 +21,7 @@ from analytics.tables import commits, dirty, manifest
 from analytics.tables.filesystem import Entry, Filesystem
 from analytics.tables.partitions import day_of, hour_of_partition, partitions_of
 from analytics.tables.schemas import PARTITIONS, SCHEMAS
-from analytics.tables.transaction import Transaction
+from analytics.tables.transaction import Transaction, empty
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -73,7 +73,7 @@ class Tables:
         paths = [table] if partitions is None else [f"{table}/{name}" for name in partitions]
         present = [self.files.url(path) for path in paths if self.files.exists(path)]
         if not present:
-            return self.spark.createDataFrame([], SCHEMAS[table])
+            return empty(self.spark, SCHEMAS[table])
         return self._reader(table).parquet(*present)
 
     def _reader(self, table: str) -> DataFrameReader:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 
 from analytics.tables import commits
 from analytics.tables.filesystem import FilesystemError
@@ -13,10 +15,20 @@ from analytics.tables.partitions import hour_of_partition, hour_text, partitions
 from analytics.tables.schemas import PARTITIONS, SCHEMAS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from analytics.tables.dirty import Dirty
     from analytics.tables.store import Tables
+
+_VALUES = ("value", "sum", "min", "max", "first_v", "last_v", "entry", "increase")
+WRITING: Final = {
+    # Values are hardly ever the same: a dictionary of them costs time, and makes the files no smaller.
+    **{f"parquet.enable.dictionary#{name}": "false" for name in _VALUES},
+    # Level 3, the default, makes them no smaller either.
+    "parquet.compression.codec.zstd.level": "1",
+}
+"""How Parquet files are written, whatever the session's settings."""
 
 
 class Transaction:
@@ -42,7 +54,7 @@ class Transaction:
         if any(staged.startswith(f"{path}/") for staged in self._record.adds):
             raise ValueError(f"{table}: rows were added in this change before; stage all of them at once")
         columns = [frame[field.name].cast(field.dataType) for field in SCHEMAS[table]]
-        writer = frame.select(*columns).write.mode("overwrite")
+        writer = frame.select(*columns).write.mode("overwrite").options(**WRITING)
         writer.partitionBy(*PARTITIONS[table]).parquet(self._files.url(path))
         return self.staged(table)
 
@@ -108,3 +120,9 @@ class Transaction:
 
 def _partition(path: str) -> str:
     return path.rpartition("/")[0]
+
+
+def empty(spark: SparkSession, schema: StructType) -> DataFrame:
+    """No rows, and Spark knows it: what is computed of them alone costs no job."""
+    columns = (F.lit(None).cast(field.dataType).alias(field.name) for field in schema)
+    return spark.range(0).select(*columns).where(F.lit(False))

@@ -8,16 +8,18 @@ window, from however many chunks, become its row (`window_rows`).
 Most rows of a chunk need not go that way. A *run* is a series' windows in a chunk that follow each other without a gap,
 in one hour. If no other chunk has samples between the run's first and last, all but its first and last window are known
 whole at once; `runs` tells these from the *open* ones, which `window_rows` merges with those of other chunks. Whether
-runs overlap, is found there: every state knows the end of its run.
+runs overlap, is found there: every state knows the end of its run. Since a run is in one hour, its whole windows add up
+to one row of it (`Runs.added_up`): the wider windows need not read them again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from analytics.transforms.counter_state import DAY_MS, HIGH_GRID, LOW_GRID, NO_START, SPLIT_BELOW
 
@@ -58,6 +60,9 @@ class Runs(NamedTuple):
 
     whole: States
     entry: Doubles
+    added_up: States
+    """The whole windows of each run as one."""
+    added_up_entry: Doubles
     open: States
 
 
@@ -146,7 +151,7 @@ def runs(states: States, width_ms: int, run_ms: int) -> Runs:
     Open are the first and the last window of a run, and as a tail the last sample before the last one.
     """
     if not len(states.n):
-        return Runs(states, states.sum, states)
+        return Runs(states, states.sum, states, states.sum, states)
     windows = states.first_ts // width_ms
     follows = np.zeros(len(windows), bool)
     follows[1:] = (
@@ -167,7 +172,11 @@ def runs(states: States, width_ms: int, run_ms: int) -> Runs:
     increase, increase_lo = settled(*_added(whole.increase, whole.increase_lo, gained))
     resets, overlaps = whole.resets + reset, whole.overlaps + overlap
     whole = whole._replace(increase=increase, increase_lo=increase_lo, resets=resets, overlaps=overlaps)
-    return Runs(whole, gained, opened)
+    lengths = np.maximum(ends - begins - 1, 0)
+    stops, some = np.cumsum(lengths), lengths > 0
+    no_more = np.zeros(len(inner)), np.zeros(len(inner), bool), np.zeros(len(inner), bool)
+    added_up = _merged(whole, (stops - lengths)[some], stops[some] - 1, no_more)
+    return Runs(whole, gained, added_up, gained[(stops - lengths)[some]], opened)
 
 
 def window_rows(states: States, width_ms: int, lookback_days: int) -> WindowRows:
@@ -256,11 +265,26 @@ def _unique(series_id: Longs, ts: Longs, value: Doubles, start: Longs) -> tuple[
 
 def _order(series_id: Longs, ts: Longs) -> npt.NDArray[np.intp]:
     """As lexsort((ts, series_id)): series get small numbers first, which sort by radix, several times as fast."""
-    by_time = None if (ts[1:] >= ts[:-1]).all() else np.argsort(ts, kind="stable")
-    series, number = np.unique(series_id if by_time is None else series_id[by_time], return_inverse=True)
-    small = number.astype(np.uint16) if len(series) <= 1 << 16 else number
-    by_series = np.argsort(small, kind="stable")
-    return by_series if by_time is None else by_time[by_series]
+    number = _numbers(series_id)
+    by_series = np.argsort(number, kind="stable")
+    number, ts = number[by_series], ts[by_series]
+    if ((ts[1:] >= ts[:-1]) | (number[1:] != number[:-1])).all():
+        return by_series
+    # Few samples are out of order, and a stable sort of one number takes what is in order as it is.
+    span = int(ts.max()) - int(ts.min()) + 1
+    if span > np.iinfo(np.int64).max // (int(number[-1]) + 1):
+        return by_series[np.lexsort((ts, number))]
+    return by_series[np.argsort(number.astype(np.int64) * span + (ts - ts.min()), kind="stable")]
+
+
+def _numbers(series_id: Longs) -> npt.NDArray[np.integer[Any]]:
+    """Each series' place among the sorted series. A hash table finds the few that there are, sorting all would not."""
+    encoded = pa.array(series_id).dictionary_encode()
+    series = encoded.dictionary.to_numpy()
+    place: npt.NDArray[np.integer[Any]] = np.empty(len(series), np.uint16 if len(series) <= 1 << 16 else np.int64)
+    place[np.argsort(series)] = np.arange(len(series))
+    indices: npt.NDArray[np.int32] = encoded.indices.to_numpy()
+    return place[indices]
 
 
 def _group_starts(series_id: Longs, windows: Longs) -> npt.NDArray[np.intp]:

@@ -1,11 +1,13 @@
 """Samples to windows of a minute, and windows to wider ones, on DataFrames of the schemas `samples` and `rollup_…`.
 
-                       ┌──whole──────────────────────────────────┐
-    samples ──minutes──┴──open──open_states──┐                   ├─▶ rollup_1m ──coarser──▶ rollup_1h ──▶ rollup_1d
-    rollup_1h ─────────tails─────────────────┴──minute_windows───┘
+                       ┌──WHOLE───────────────────────────▶ rollup_1m
+    samples ──minutes──┼──ADDED_UP────────────────────────────────────┬─coarser──▶ rollup_1h ──coarser──▶ rollup_1d
+                       └──OPEN──open_states──┐                        │
+    rollup_1h ─────────tails─────────────────┴──minute_windows──▶ rollup_1m
 
 A Python worker makes windows from each chunk of samples where it was read. Most are whole (see `kernel.runs`) and need
-no more than writing; the others, two or three in an hour and series, are shuffled and merged. Runs and states from
+no more than writing, and in sum one row of an hour; the others, two or three in an hour and series, are shuffled and
+merged. Runs and states from
 different chunks may overlap in time (duplicates in two files, two replicas, late samples); such a window is *mixed*,
 and its hour is to be computed from `single_states`: every sample a state, which cannot overlap.
 """
@@ -21,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark import AccumulatorParam
 from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from analytics.tables.schemas import ROLLUP_1H, ROLLUP_1M
 from analytics.transforms import kernel
@@ -36,10 +39,12 @@ HOUR_MS: Final = 3_600_000
 CHUNK_ROWS: Final = 1 << 20
 """Samples that a worker holds at a time (about 200 bytes each while it computes)."""
 MERGE_ROWS: Final = 1 << 18
-OPEN: Final = "is_open"
+PART: Final = "part"
+WHOLE, OPEN, ADDED_UP = range(3)
+"""In column PART: rows of rollup_1m, states to be merged, and a chunk's whole rows of an hour and series as one."""
 STATES_DDL: Final = ", ".join(f"{name} {'long' if name in LONG_COLUMNS else 'double'}" for name in States._fields)
-WINDOWS_DDL: Final = f"{STATES_DDL}, entry double"
-MINUTES_DDL: Final = f"{WINDOWS_DDL}, {OPEN} boolean"
+_WINDOW: Final = StructType([StructField(field.name, field.dataType) for field in ROLLUP_1M])
+_MINUTES: Final = StructType([*_WINDOW, StructField(PART, IntegerType())])
 
 
 class HourSet(AccumulatorParam[frozenset[int]]):
@@ -55,8 +60,8 @@ class HourSet(AccumulatorParam[frozenset[int]]):
 
 
 def minutes(samples: DataFrame) -> DataFrame:
-    """Rows of rollup_1m and `is_open`; where that is true, a state: `window` is then the end of its run."""
-    return _as_rows(_plain(samples).mapInArrow(_minutes, MINUTES_DDL), with_open=True)
+    """Rows with the columns of rollup_1m and PART. Where that is OPEN, `window` is the end of the state's run."""
+    return _plain(samples).mapInArrow(_minutes, _MINUTES)
 
 
 def open_states(rows: DataFrame) -> DataFrame:
@@ -119,8 +124,7 @@ def minute_windows(
     by_series = states.repartition("series_id").sortWithinPartitions(
         "series_id", "first_ts", F.desc("first_v"), F.desc("first_start")
     )
-    windows = by_series.mapInArrow(partial(_windows, lookback_days=lookback_days, mixed=mixed), WINDOWS_DDL)
-    return _as_rows(windows)
+    return by_series.mapInArrow(partial(_windows, lookback_days=lookback_days, mixed=mixed), _WINDOW)
 
 
 def coarser(rows: DataFrame, unit: str) -> DataFrame:
@@ -164,19 +168,6 @@ def _millis(column: Column | str) -> Column:
     return F.coalesce(F.unix_millis(column), F.lit(0).cast("long"))
 
 
-def _as_rows(states: DataFrame, *, with_open: bool = False) -> DataFrame:
-    """Windows as rows of rollup_1m; `with_open`: of `minutes`, where open rows belong to no partition yet."""
-    first, is_open = F.timestamp_millis("first_ts"), F.col(OPEN) if with_open else F.lit(False)
-    columns = {name: F.timestamp_millis(name) for name in ("first_ts", "last_ts")}
-    for which in ("first", "last"):
-        columns[f"{which}_start_ts"] = F.timestamp_millis(F.nullif(f"{which}_start", F.lit(NO_START)))
-    start = F.expr(f"first_ts - pmod(first_ts, {MINUTE_MS})")
-    columns["window"] = F.timestamp_millis(F.when(is_open, F.col("run_end")).otherwise(start))
-    columns |= {name: F.when(~is_open, of(first)) for name, of in (("date", F.to_date), ("hour", F.hour))}
-    names = ROLLUP_1M.fieldNames() + ([OPEN] if with_open else [])
-    return states.select(*(columns.get(name, F.col(name)).alias(name) for name in names))
-
-
 def _data_columns() -> list[str]:
     return [name for name in ROLLUP_1H.fieldNames() if name != "date"]
 
@@ -203,9 +194,14 @@ def _minutes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for chunk in _chunks(batches, CHUNK_ROWS):
         series_id, ts, value, start = (np.concatenate(columns) for columns in zip(*chunk, strict=True))
         runs = kernel.runs(kernel.partial_states(series_id, ts, value, start, MINUTE_MS), MINUTE_MS, HOUR_MS)
-        for states, entry, is_open in ((runs.whole, runs.entry, False), (runs.open, np.zeros(len(runs.open.n)), True)):
+        parts = {
+            WHOLE: (runs.whole, runs.entry),
+            ADDED_UP: (runs.added_up, runs.added_up_entry),
+            OPEN: (runs.open, np.zeros(len(runs.open.n))),
+        }
+        for part, (states, entry) in parts.items():
             if len(states.n):
-                yield _batch({**states._asdict(), "entry": entry, OPEN: np.full(len(states.n), is_open)})
+                yield _batch({**_row_columns(states, entry, part), PART: pa.array(np.full(len(entry), part, np.int32))})
 
 
 def _windows(
@@ -230,7 +226,7 @@ def _finished(
     rows = kernel.window_rows(states, MINUTE_MS, lookback_days)
     if mixed is not None and rows.mixed.any():
         mixed.add(frozenset((np.unique(rows.states.first_ts[rows.mixed] // HOUR_MS) * HOUR_MS).tolist()))
-    yield _batch({**rows.states._asdict(), "entry": rows.entry})
+    yield _batch(_row_columns(rows.states, rows.entry, WHOLE))
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[list[list[np.ndarray]]]:
@@ -247,5 +243,25 @@ def _chunks(batches: Iterable[pa.RecordBatch], rows_max: int) -> Iterator[list[l
         yield chunk
 
 
-def _batch(columns: dict[str, np.ndarray]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns.values()], names=list(columns))
+def _row_columns(states: States, entry: np.ndarray, part: int) -> dict[str, pa.Array]:
+    """The columns of rollup_1m. States and sums of windows belong to none of its partitions: they have no date."""
+    first, rows = states.first_ts, len(states.n)
+    columns = {name: pa.array(column) for name, column in states._asdict().items()} | {"entry": pa.array(entry)}
+    for end in ("first", "last"):
+        columns[f"{end}_ts"] = _times(getattr(states, f"{end}_ts"))
+        start = getattr(states, f"{end}_start")
+        columns[f"{end}_start_ts"] = _times(start, start == NO_START)
+    columns["window"] = _times(states.run_end if part == OPEN else first // MINUTE_MS * MINUTE_MS)
+    columns |= {"date": pa.nulls(rows, pa.date32()), "hour": pa.nulls(rows, pa.int32())}
+    if part == WHOLE:
+        hours = (first // HOUR_MS).astype(np.int32)
+        columns |= {"date": pa.array(hours // 24).view(pa.date32()), "hour": pa.array(hours % 24)}
+    return {name: columns[name] for name in ROLLUP_1M.fieldNames()}
+
+
+def _times(unix_ms: np.ndarray, is_null: np.ndarray | None = None) -> pa.Array:
+    return pa.array(unix_ms * 1000, mask=is_null).view(pa.timestamp("us", tz="UTC"))
+
+
+def _batch(columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

@@ -10,6 +10,8 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from tests.analytics import local_files
+
 SETTINGS = {
     # Short jobs end before the JVM's better compiler has earned what it costs.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -39,10 +41,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.streaming.checkpointLocation": f"{directory}/checkpoints",
         "spark.local.dir": f"{directory}/local",
     }
-    for key, value in (SETTINGS | places).items():
+    for key, value in (SETTINGS | local_files.SETTINGS | places).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    local_files.use_local_files_without_processes(session)
     yield session
     _end(session)
 

@@ -14,6 +14,7 @@ from receiver_requests import STALE, OneSeries, body, compressed, message_v1, me
 
 from analytics.remote_write import decode as decode_module
 from analytics.remote_write import remote_pb2 as pb
+from analytics.remote_write.checking import Checker
 from analytics.remote_write.decode import Decoder, decode_request, without_series
 from analytics.remote_write.errors import DecodeError, TooLargeError
 from analytics.remote_write.interning import Interner
@@ -135,8 +136,7 @@ FAULTS = {
 def test_a_series_with_impossible_labels_is_left_out_and_told(version: int, case: str) -> None:
     pairs, why = FAULTS[case]
     request = [named("good"), OneSeries(pairs, [(TS, 1.0, 0)] * 3, exemplars=1), named("too")]
-    for table in (SeriesTable(), NoSeriesTable()):
-        interner = Interner(table)
+    for interner in (Interner(SeriesTable()), Interner(NoSeriesTable()), Checker()):
         for _ in range(2):  # also when it is known already
             found = decode_request(raw(version, request), version, interner)
             assert found.faults == {1: why}

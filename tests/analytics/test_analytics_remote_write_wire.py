@@ -65,10 +65,14 @@ def test_every_field_is_found_where_it_is(messages: list[list[Field]]) -> None:
             ]
             assert rows(blob, found.select(number, kind)) == expected
     run = found.run(1, 2)
+    at = 0
     for owner, message in enumerate(messages):
-        sizes = [len(encoded([one])) for one in message if one[:2] == (1, 2)]
-        assert run.size[owner] == sum(sizes)
-        assert run.end[owner] - run.begin[owner] >= sum(sizes)
+        places = [place for place, one in enumerate(message) if one[:2] == (1, 2)]
+        assert run.size[owner] == sum(len(encoded([message[place]])) for place in places)
+        if places:
+            assert run.begin[owner] == at + len(encoded(message[: places[0]]))
+            assert run.end[owner] == at + len(encoded(message[: places[-1] + 1]))
+        at += len(encoded(message))
 
 
 def _signed(payload: bytes) -> int:

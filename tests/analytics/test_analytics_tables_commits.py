@@ -1,6 +1,7 @@
 """A change of the tables is made wholly or not at all, wherever its process is killed."""
 
 import json
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,12 @@ def prepared(spark: SparkSession, root: Path) -> Tables:
     return tables
 
 
+def copied(spark: SparkSession, source: Path, root: Path) -> Tables:
+    """Tables as they were prepared, without what it costs to write them by Spark."""
+    shutil.copytree(source, root)
+    return Tables.open(spark, str(root))
+
+
 def one_change(tables: Tables, identity: str) -> None:
     """Adds, removes, marks and clears."""
     if tables.is_done(identity):
@@ -109,14 +116,15 @@ def test_killed_at_every_step_and_run_again(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = Steps(monkeypatch)
-    tables = prepared(spark, tmp_path / "whole")
+    prepared(spark, tmp_path / "before")
+    tables = copied(spark, tmp_path / "before", tmp_path / "whole")
     steps.kill_after(None)
     one_change(tables, "change")
     total = steps.count
     assert content(tables) == AFTER
     assert total > 7
     for killed_after in range(total):
-        tables = prepared(spark, tmp_path / str(killed_after))
+        tables = copied(spark, tmp_path / "before", tmp_path / str(killed_after))
         steps.kill_after(killed_after)
         with pytest.raises(Killed):
             one_change(tables, "change")

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import cast
+from operator import itemgetter
+from typing import Any, cast
 
 import numpy as np
 from hypothesis import given
@@ -144,6 +145,43 @@ counted = st.tuples(dense, st.randoms()).map(
 @given(counted)
 def test_whole_windows_and_merged_open_ones_equal_the_definition(rows: Raw) -> None:
     assert got_of_runs([run_pieces(rows)]) == (expected(rows), set())
+
+
+@patient
+@given(counted)
+def test_what_whole_windows_add_up_to_stands_for_them(rows: Raw) -> None:
+    """With the open ones it makes the same hours as all windows do."""
+    piece = run_pieces(rows)
+    summed = kernel.WindowRows(piece.added_up, piece.added_up_entry, np.zeros(len(piece.added_up_entry), bool))
+    whole = kernel.WindowRows(piece.whole, piece.entry, np.zeros(len(piece.entry), bool))
+    assert hours_of(got(summed)) == hours_of(got(whole))
+    assert len(piece.added_up.n) <= len(piece.open.n) / 2
+
+
+def hours_of(rows: list[tuple[object, ...]]) -> dict[tuple[object, int], tuple[object, ...]]:
+    """Rows of `got` added up by series and hour: what is first, what is last, sums, extremes."""
+    hours: dict[tuple[object, int], list[tuple[Any, ...]]] = {}
+    for row in sorted(rows, key=itemgetter(0, 1)):
+        hours.setdefault((row[0], cast("int", row[1]) // HOUR_MS), []).append(row)
+    return {
+        key: (
+            *(found[0][1:4], found[-1][4:7], found[0][14], min(row[9] for row in found), max(row[10] for row in found)),
+            *(sum(row[index] for row in found) for index in (7, 8, 11, 12, 13)),
+        )
+        for key, found in hours.items()
+    }
+
+
+def test_only_samples_out_of_order_in_a_span_too_wide_are_sorted_in_two_steps() -> None:
+    ts = np.array([5, 1 << 62, -(1 << 62), 7, 7], np.int64)
+    ids = np.array([1, 2, 2, 1, 0], np.int64)
+    states = kernel.partial_states(ids, ts, ts.astype(float), np.zeros_like(ts), MINUTE_MS)
+    assert list(zip(states.series_id.tolist(), states.first_ts.tolist(), states.n.tolist(), strict=True)) == [
+        (0, 7, 1),
+        (1, 5, 2),
+        (2, -(1 << 62), 1),
+        (2, 1 << 62, 1),
+    ]
 
 
 @patient

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -114,8 +114,11 @@ def ours(spark: SparkSession, root: Path, hours: list[datetime], growth: float) 
         wide = change.stage("rollup_1h", job.COUNTERS.coarser(minutes, "hour"))
         seconds = (minutes_done - begun, time.perf_counter() - minutes_done)
         assert not block.job.report.mixed_hours
-        for frame in (minutes, wide):
-            _compare(frame.agg({"increase": "sum"}).collect()[0][0], growth, "this rollup")
+        _compare(wide.agg({"increase": "sum"}).collect()[0][0], growth, "this rollup")
+        whole, merged = (
+            next(root.glob(f"_staging/*/{name}")) for name in (f"minutes/{rollup.PART}={rollup.WHOLE}", "rollup_1m")
+        )
+        _check([*whole.rglob("*.parquet"), *merged.rglob("*.parquet")], growth, "this rollup")
         raise _Measured
     return seconds
 
@@ -153,16 +156,17 @@ def measure(spark: SparkSession, work: Path, millions: float, rounds: int, only:
             out.mkdir()
             minutes_s, hours_s = contender()
             if name != "this rollup":
-                _check(root / "rollup_1m" if name == "whole job" else out / "1m", growth, name)
+                written = root / "rollup_1m" if name == "whole job" else out / "1m"
+                _check(written.rglob("*.parquet"), growth, name)
             best = results.setdefault(name, {"1m_s": minutes_s, "1h_s": hours_s})
             best["1m_s"], best["1h_s"] = min(best["1m_s"], minutes_s), min(best["1h_s"], hours_s)
             print(f"{millions:g} M {name}: {minutes_s:.2f} s + {hours_s:.2f} s", flush=True)
     return results
 
 
-def _check(path: Path, growth: float, name: str) -> None:
-    files = [pq.read_table(file, columns=["increase"], partitioning=None) for file in path.rglob("*.parquet")]
-    _compare(sum(table["increase"].to_numpy().sum() for table in files), growth, name)
+def _check(files: Iterable[Path], growth: float, name: str) -> None:
+    tables = [pq.read_table(file, columns=["increase"], partitioning=None) for file in files]
+    _compare(sum(table["increase"].to_numpy().sum() for table in tables), growth, name)
 
 
 def _compare(found: float, growth: float, name: str) -> None:
