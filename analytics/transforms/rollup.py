@@ -7,9 +7,9 @@
 
 A Python worker makes windows from each chunk of samples where it was read. Most are whole (see `kernel.runs`) and need
 no more than writing, and in sum one row of an hour; the others, two or three in an hour and series, are shuffled and
-merged. Runs and states from
-different chunks may overlap in time (duplicates in two files, two replicas, late samples); such a window is *mixed*,
-and its hour is to be computed from `single_states`: every sample a state, which cannot overlap.
+merged. Runs and states from different chunks may overlap in time (duplicates in two files, two replicas, late samples);
+such a window is *mixed*, and its hour is to be computed from `single_states`: every sample a state, which cannot
+overlap.
 """
 
 from __future__ import annotations

@@ -64,7 +64,11 @@ def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame, lookback_days:
     """
     rows = _with_starts(hours, series).join(tails, "series_id", "left")
     in_order = Window.partitionBy("series_id").orderBy("window")
-    rows = rows.withColumns({f"tail_{name}": F.coalesce(F.lag(name).over(in_order), f"tail_{name}") for name in _TAIL})
+    is_first = F.row_number().over(in_order) == 1
+    before = {
+        f"tail_{name}": F.when(is_first, F.col(f"tail_{name}")).otherwise(F.lag(name).over(in_order)) for name in _TAIL
+    }
+    rows = rows.withColumns(before)
     increase = F.col("increase") - F.col("entry") + _since_tail(lookback_days)
     return rows.select(
         "series_id",

@@ -106,6 +106,7 @@ def broker_status(cluster: ProxyCluster, port: int) -> dict[str, Any]:
     return found[0]
 
 
+@pytest.mark.usefixtures("owners")  # who would otherwise be chosen while it is frozen
 def test_a_frozen_broker_keeps_no_lookup_beyond_its_deadline(pair: TwoBrokers, cluster: ProxyCluster) -> None:
     """It takes connections and bytes, and says nothing. Lookups go to the other one, and nobody waits for ever."""
     port, pid = pair.mortal.broker_port, pair.mortal.pid
