@@ -106,27 +106,6 @@ def broker_status(cluster: ProxyCluster, port: int) -> dict[str, Any]:
     return found[0]
 
 
-@pytest.mark.usefixtures("owners")  # who would otherwise be chosen while it is frozen
-def test_a_frozen_broker_keeps_no_lookup_beyond_its_deadline(pair: TwoBrokers, cluster: ProxyCluster) -> None:
-    """It takes connections and bytes, and says nothing. Lookups go to the other one, and nobody waits for ever."""
-    port, pid = pair.mortal.broker_port, pair.mortal.pid
-    assert pid is not None
-    plan = {"clients": 4, "batch": 5, "pause_s": 0.1, "patience_s": LOOKUP_TIMEOUT_S + 2}
-    with Load(cluster.port, TOPICS, **plan) as load:
-        eventually(lambda: len(load.questions) > 200, what="both brokers are asked")
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            eventually(lambda: broker_status(cluster, port)["set_aside_s"] > 0, what="it is set aside", within_s=15)
-            with Load(cluster.port, TOPICS, **plan) as load_without_it:
-                eventually(lambda: len(load_without_it.questions) > 200, what="the other one answers", within_s=20)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        eventually(lambda: broker_status(cluster, port)["reachable"], what="it is reachable again", within_s=30)
-    load.assert_well(LOOKUP_TIMEOUT_S + 1.5)
-    asked, failed = load_without_it.assert_well(LOOKUP_TIMEOUT_S + 1.5)
-    assert failed == 0, f"{failed} of {asked}"
-
-
 def test_a_broker_dies_its_topics_move_and_it_comes_back(
     pair: TwoBrokers, cluster: ProxyCluster, owners: dict[str, str], python_client: Program
 ) -> None:
@@ -175,3 +154,27 @@ def all_owned_by_lasting(pair: TwoBrokers) -> bool:
     """Whether no topic belongs to the dead broker any more."""
     admin = pair.lasting.admin()
     return {admin.owner(topic) for topic in TOPICS} == {pair.lasting.service_url}
+
+
+def test_a_frozen_broker_keeps_no_lookup_beyond_its_deadline(pair: TwoBrokers, cluster: ProxyCluster) -> None:
+    """It takes connections and bytes, and says nothing. Lookups go to the other one, and nobody waits for ever.
+
+    Last of all: brokers take a frozen one's topics from it.
+    """
+    port, pid = pair.mortal.broker_port, pair.mortal.pid
+    assert pid is not None
+    plan = {"clients": 4, "batch": 5, "pause_s": 0.1, "patience_s": LOOKUP_TIMEOUT_S + 2}
+    with Load(cluster.port, TOPICS, **plan) as load:
+        eventually(lambda: len(load.questions) > 200, what="both brokers are asked")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            eventually(lambda: broker_status(cluster, port)["set_aside_s"] > 0, what="it is set aside", within_s=15)
+            with Load(cluster.port, TOPICS, **plan) as load_without_it:
+                eventually(lambda: len(load_without_it.questions) > 200, what="the other one answers", within_s=20)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        eventually(lambda: broker_status(cluster, port)["reachable"], what="it is reachable again", within_s=30)
+        eventually(lambda: not broker_status(cluster, port)["set_aside_s"], what="it is used again", within_s=30)
+    load.assert_well(LOOKUP_TIMEOUT_S + 1.5)
+    asked, failed = load_without_it.assert_well(LOOKUP_TIMEOUT_S + 1.5)
+    assert failed == 0, f"{failed} of {asked}"
