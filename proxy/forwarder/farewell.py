@@ -3,7 +3,7 @@
 import trio
 
 from proxy.forwarder.wire import ClientWire
-from proxy.runtime.tasks import close_at_once, close_politely
+from proxy.runtime.tasks import close_at_once, close_now, close_politely
 
 
 class Farewell:
@@ -18,15 +18,9 @@ class Farewell:
         """``frame`` is to be said, ``delay_s`` after the end."""
         self._frame, self._delay_s = frame, delay_s
 
-    @property
-    def can_close_at_once(self) -> bool:
-        """Whether ``close_at_once`` will do."""
-        return self._frame is None and isinstance(self._wire.stream, trio.SocketStream)
-
-    def close_at_once(self) -> None:
-        """Close a plain connection without a word."""
-        assert isinstance(self._wire.stream, trio.SocketStream)
-        self._wire.stream.socket.close()
+    def close_now(self) -> bool:
+        """Close, if there is nothing to say and nothing to wait for; whether it was so."""
+        return self._frame is None and close_now(self._wire.stream)
 
     async def say(self) -> None:
         """Say it."""

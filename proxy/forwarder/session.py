@@ -160,9 +160,8 @@ class ClientSession:
 
     def push(self) -> None:
         """The turn in which it ended is over: close, or become a relay."""
-        if self._farewell.can_close_at_once and not self._broker.is_open:
+        if not self._broker.is_open and self._farewell.close_now():
             self._let_go()
-            self._farewell.close_at_once()
             self._on_end(self)
         else:
             self._nursery.start_soon(self._end_in_time)

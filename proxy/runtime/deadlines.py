@@ -30,12 +30,12 @@ class Deadline:
         """Replace what was set before; in Trio's time."""
         self.clear()
         self.grain = math.ceil(when / GRAIN_S)
-        self._all.add(self, self.grain)
+        self._all.add(self)
 
     def clear(self) -> None:
         """There is none (any more)."""
         if self.grain:
-            self._all.remove(self, self.grain)
+            self._all.remove(self)
             self.grain = 0
 
 
@@ -51,8 +51,9 @@ class Deadlines:
         """One more, which is not set."""
         return Deadline(self, on_passed)
 
-    def add(self, deadline: Deadline, grain: int) -> None:
+    def add(self, deadline: Deadline) -> None:
         """For Deadline only."""
+        grain = deadline.grain
         owners = self._by_grain.get(grain)
         if owners is None:
             owners = self._by_grain[grain] = {}
@@ -61,13 +62,12 @@ class Deadlines:
                 self._sleep.deadline = grain * GRAIN_S
         owners[deadline] = None
 
-    def remove(self, deadline: Deadline, grain: int) -> None:
+    def remove(self, deadline: Deadline) -> None:
         """For Deadline only."""
-        owners = self._by_grain.get(grain)
-        if owners is not None:
-            owners.pop(deadline, None)
-            if not owners:
-                del self._by_grain[grain]
+        owners = self._by_grain[deadline.grain]
+        del owners[deadline]
+        if not owners:
+            del self._by_grain[deadline.grain]
 
     async def run(self) -> None:
         """Wake owners until cancelled."""

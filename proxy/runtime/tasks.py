@@ -28,10 +28,17 @@ async def close_politely(stream: trio.abc.HalfCloseableStream, *, linger_s: floa
     await trio.aclose_forcefully(stream)
 
 
-async def close_at_once(stream: trio.abc.AsyncResource) -> None:
-    """Close without a word. A plain socket needs no scope, no shield and no checkpoint for it."""
+def close_now(stream: trio.abc.AsyncResource) -> bool:
+    """Close a plain socket without a word, which needs no waiting; whether it was one."""
     if isinstance(stream, trio.SocketStream):
         stream.socket.close()
+        return True
+    return False
+
+
+async def close_at_once(stream: trio.abc.AsyncResource) -> None:
+    """Close without a word. A plain socket needs no scope, no shield and no checkpoint for it."""
+    if close_now(stream):
         return
     with trio.CancelScope(shield=True):
         await trio.aclose_forcefully(stream)

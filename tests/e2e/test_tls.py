@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .conftest import running
 from .lab.certificates import OTHER_HOST, Authority, Pair
-from .lab.cluster import HOST, ProxyCluster, Tables, to_toml
+from .lab.cluster import ProxyCluster, Tables
+from .lab.doors import Doors
 from .lab.fakes import FakeBroker
 from .lab.programs import Program
 from .lab.security import NAMESPACE, grant
@@ -36,23 +37,14 @@ ENDED = "pulsar_proxy_ended_connections_total"
 BROKER_FAILURES = "pulsar_proxy_broker_connection_failures_total"
 
 
-class TlsCluster(ProxyCluster):
+class TlsCluster(Doors):
     """A cluster with a listener for everybody: plain, with TLS, and with TLS for those with a certificate."""
 
     def __init__(self, tables: Tables, server: Pair, client_ca: str) -> None:
-        self.tls_port, self.strict_port = free_port(), free_port()
         self.server = server
         tls = {"certificate": server.certificate, "key": server.key, "client_ca": client_ca}
-        self._listeners: tuple[Mapping[str, Any], ...] = (
-            {"bind": f"{HOST}:{self.tls_port}", "tls": tls},
-            {"bind": f"{HOST}:{self.strict_port}", "tls": {**tls, "require_client_certificate": True}},
-        )
-        super().__init__(tables)
-
-    def write_config(self, tables: Tables) -> None:
-        """With all listeners; the file's first is the lab's own."""
-        more = "\n".join(to_toml({"listener": listener}) for listener in self._listeners)
-        self.config_path.write_text(f"{to_toml(tables)}\n{more}")
+        super().__init__(tables, {"tls": tls}, {"tls": {**tls, "require_client_certificate": True}})
+        self.tls_port, self.strict_port = self.ports
 
     def url(self, *, tls: bool) -> str:
         """Where clients connect."""

@@ -106,17 +106,23 @@ async def test_a_broker_that_is_there_too_late_begins_no_relay(nursery: trio.Nur
 # ---- the last word
 
 
-async def test_whoever_does_not_take_the_last_word_is_not_waited_for(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    takes_nothing = trio.testing.MemorySendStream(send_all_hook=trio.sleep_forever)
-    stream = trio.StapledStream(takes_nothing, trio.testing.MemoryReceiveStream())
+async def last_word(stream: trio.abc.HalfCloseableStream, nursery: trio.Nursery) -> Farewell:
+    """Said, as far as the client takes it; nothing more is read from it."""
     wire = ClientWire(stream, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
     wire.begin(lambda: None, lambda _error: None)
     farewell = Farewell(wire)
     farewell.prepare(b"the last word")
     await farewell.say()
     await wire.end_reading()
+    return farewell
+
+
+async def test_whoever_does_not_take_the_last_word_is_not_waited_for(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    takes_nothing = trio.testing.MemorySendStream(send_all_hook=trio.sleep_forever)
+    stream = trio.StapledStream(takes_nothing, trio.testing.MemoryReceiveStream())
+    farewell = await last_word(stream, nursery)
     began = trio.current_time()
     assert began == pytest.approx(1.0)
     await farewell.close()
@@ -128,12 +134,7 @@ async def test_a_client_may_read_its_last_word_though_the_process_ends(
 ) -> None:
     """A close with unread bytes would be a reset, and take the word away from it."""
     ours, theirs = trio.testing.memory_stream_pair()
-    wire = ClientWire(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
-    wire.begin(lambda: None, lambda _error: None)
-    farewell = Farewell(wire)
-    farewell.prepare(b"the last word")
-    await farewell.say()
-    await wire.end_reading()
+    farewell = await last_word(ours, nursery)
     with trio.CancelScope() as ending:
         ending.cancel()
         await farewell.close()
