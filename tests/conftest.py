@@ -4,8 +4,23 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 FORBID_SKIPS = "PULSAR_TRIO_PROXY_FORBID_SKIPS"
+END_TO_END = "tests/e2e/"
+
+
+class ByKind(LoadScopeScheduling):  # type: ignore[misc]  # xdist does not tell its types
+    """For `pytest -n 2`: end-to-end tests in one process, all others in another, so one broker and one Spark each."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return str(nodeid.startswith(END_TO_END))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByKind:
+    """What xdist asks for."""
+    return ByKind(config, log)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)

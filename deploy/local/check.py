@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from local.environment import Environment, clean_environment
 from local.generate import stale
-from local.test import ERRORS, become, prepare
+from local.test import ERRORS, SIDE_BY_SIDE, become, prepare
 from local.wheel import try_wheel
 
 _TOOLS = {
@@ -76,7 +76,7 @@ def main() -> int:
         print(f"\nmake check: failed before the tests: {', '.join(failed)}", flush=True)
         return 1
     print("== tests", flush=True)
-    return become(environment, "pytest", *_COVERAGE, *_SLOWEST, *sys.argv[1:])
+    return become(environment, "pytest", *SIDE_BY_SIDE, *_COVERAGE, *_SLOWEST, *sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from local.distribution import DistributionError, pulsar_home
 from local.environment import Environment, SetupError, clean_environment
 
 ERRORS = (machine.MachineError, SetupError, DistributionError)
+SIDE_BY_SIDE = ("-n", "2")
+"""End-to-end tests wait a lot, the others never: two processes, one for each kind (tests/conftest.py says which)."""
 
 
 def prepare() -> Environment:
@@ -44,7 +46,7 @@ def main() -> int:
     except ERRORS as error:
         print(f"\nmake test: {error}", file=sys.stderr)
         return 1
-    return become(environment, "pytest", *sys.argv[1:])
+    return become(environment, "pytest", *SIDE_BY_SIDE, *sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -364,6 +364,7 @@ def test_what_is_no_hash_of_a_known_form(make: Make, what: str) -> None:
         (b"\n" + ALICE.encode() + ALICE.encode(), "line 3: a user who has a line before"),
         (ALICE.encode() + b"b\xff:x\n", "line 2: not UTF-8"),
     ],
+    ids=["empty", "comment", "no hash", "no name", "tab", "long name", "twice", "bytes"],  # hashes have a random salt
 )
 def test_a_file_that_is_refused(make: Make, content: bytes, said: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -419,7 +419,9 @@ async def test_whatever_stands_beside_a_good_key_it_is_found(entries: list[Any])
         "key",
         [],
     ],
-    ids=str,
+    ids=lambda entry: str(
+        {**entry, "n": ...} if isinstance(entry, dict) and "n" in entry else entry
+    ),  # a random number
 )
 async def test_entries_that_are_no_keys_for_signatures(issuer: FakeIssuer, provider: OidcProvider, entry: Any) -> None:
     issuer.keys = [entry, jwk(rsa_key(1), "second")]
