@@ -35,6 +35,8 @@ LOOKBACK_DAYS: Final = 7
 HOURS_PER_CHANGE: Final = 168
 CHANGES_MAX: Final = 1000
 """In a run: what `ingest` adds meanwhile is rolled up as well, so that it might never end."""
+FILE_BYTES_MAX: Final = 32 << 20
+"""Files up to this size are held in memory as they are, one for each core."""
 _DAY: Final = timedelta(days=1)
 SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "131072",
@@ -53,8 +55,8 @@ class Family:
     hours: str
     days: str
     coarser: Callable[[DataFrame, str], DataFrame]
-    stage_minutes: Callable[[Block, DataFrame, list[datetime], DataFrame], DataFrame]
-    """Gives rows that add up to the hours."""
+    stage_minutes: Callable[[Block, list[datetime], DataFrame], DataFrame]
+    """Of hours and of tails; gives rows that add up to the hours."""
     tails: Tails
 
 
@@ -185,7 +187,7 @@ def _roll(block: Block, family: Family, hours: list[datetime]) -> int:
         return 0
     tables, change = block.tables, block.change
     before = _rows_before(tables, family, hours, block.job.lookback_days)
-    minutes = family.stage_minutes(block, tables.read(family.raw, hours), hours, family.tails(before, hours))
+    minutes = family.stage_minutes(block, hours, family.tails(before, hours))
     days = sorted({midnight(hour) for hour in hours})
     published = tables.read(family.hours, days)
     wide = family.coarser(minutes, "hour")
@@ -234,35 +236,38 @@ def _replace(block: Block, table: str, hours: Iterable[datetime]) -> None:
     block.change.add_staged(table)
 
 
-def _stage_counters(block: Block, samples: DataFrame, hours: list[datetime], tails: DataFrame) -> DataFrame:
+def _stage_counters(block: Block, hours: list[datetime], tails: DataFrame) -> DataFrame:
     from analytics.transforms import rollup
 
     none: frozenset[int] = frozenset()
     mixed = block.tables.spark.sparkContext.accumulator(none, rollup.HourSet())
-    added_up, merged = _stage_minutes(block, samples, tails, mixed)
+    added_up, merged = _stage_minutes(block, hours, tails, mixed)
     if mixed.value:
         again = {_moment(unix_ms) for unix_ms in mixed.value}
         block.job.report.mixed_hours |= again
         tails = tails.unionByName(rollup.single_states(block.tables.read("samples", again)))
         clean = [hour for hour in hours if hour not in again]
-        added_up, merged = _stage_minutes(block, block.tables.read("samples", clean), tails)
+        added_up, merged = _stage_minutes(block, clean, tails)
     return added_up.unionByName(merged)
 
 
 def _stage_minutes(
-    block: Block, samples: DataFrame, others: DataFrame, mixed: Accumulator[frozenset[int]] | None = None
+    block: Block, hours: list[datetime], others: DataFrame, mixed: Accumulator[frozenset[int]] | None = None
 ) -> tuple[DataFrame, DataFrame]:
     """What whole rows add up to, and rows merged of open ones, other states and tails. Those of `mixed` are void."""
     from analytics.transforms import rollup
 
-    added_up, opened = block.change.stage_minutes(rollup.minutes(samples))
+    files, rows = block.tables.contents("samples", hours, bytes_max=FILE_BYTES_MAX)
+    minutes = rollup.minutes_of_files(files).unionByName(rollup.minutes(rows))
+    added_up, opened = block.change.stage_minutes(minutes)
     states = rollup.open_states(opened).unionByName(others)
     return added_up, block.change.stage("rollup_1m", rollup.minute_windows(states, block.job.lookback_days, mixed))
 
 
-def _stage_histograms(block: Block, histograms: DataFrame, hours: list[datetime], tails: DataFrame) -> DataFrame:  # noqa: ARG001
+def _stage_histograms(block: Block, hours: list[datetime], tails: DataFrame) -> DataFrame:
     from analytics.transforms import histogram_rollup
 
+    histograms = block.tables.read("histograms", hours)
     unknown = histograms.where(~histogram_rollup.usable(histograms)).count()
     block.job.report.unknown_histograms += unknown
     rows = histogram_rollup.single_histograms(histograms).unionByName(tails)

@@ -62,6 +62,11 @@ class Filesystem:
         statuses = self._call("list", path, self._fs.listStatus, self._path(path))
         return sorted((_entry(status) for status in statuses), key=lambda entry: entry.name)
 
+    def size_bytes(self, url: str) -> int:
+        """Of a file, by its whole URL."""
+        path = self._hadoop.Path(url)
+        return int(self._call("look for", url, self._fs.getFileStatus, path).getLen())
+
     def names(self, path: str) -> list[str]:
         """The names in a directory, sorted; hidden ones, too."""
         return [entry.name for entry in self.entries(path)]

@@ -8,6 +8,7 @@ from typing import Final
 
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     BooleanType,
     DataType,
     DateType,
@@ -159,3 +160,5 @@ SCHEMAS: Final[dict[str, StructType]] = {
 PARTITIONS: Final[dict[str, tuple[str, ...]]] = {
     name: tuple(field for field in ("date", "hour") if field in schema.fieldNames()) for name, schema in SCHEMAS.items()
 }
+CONTENT: Final = _struct(("content", BinaryType(), True))
+"""Whole files, as `Tables.contents` gives them."""

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from analytics.tables import commits, dirty, manifest
 from analytics.tables.filesystem import Entry, Filesystem
 from analytics.tables.partitions import day_of, hour_of_partition, partitions_of
-from analytics.tables.schemas import PARTITIONS, SCHEMAS
+from analytics.tables.schemas import CONTENT, PARTITIONS, SCHEMAS
 from analytics.tables.transaction import Transaction, empty
 
 if TYPE_CHECKING:
@@ -117,6 +118,18 @@ class Tables:
         """The rows of these files of a partition."""
         urls = [self.files.url(f"{table}/{partition}".rstrip("/") + f"/{name}") for name in names]
         return self._reader(table).parquet(*urls)
+
+    def contents(self, table: str, hours: Iterable[datetime], *, bytes_max: int) -> tuple[DataFrame, DataFrame]:
+        """A snapshot as `read` gives it, but the files up to this size as they are (a row each, column `content`) and
+        the rows of all others: a Python worker reads Parquet several times as fast as Spark hands it rows.
+        """
+        files = [unquote(url) for url in self.read(table, hours).inputFiles()]
+        small = [url for url in files if self.files.size_bytes(url) <= bytes_max]
+        large = sorted(set(files) - set(small))
+        rows = self._reader(table).parquet(*large) if large else empty(self.spark, SCHEMAS[table])
+        if not small:
+            return empty(self.spark, CONTENT), rows
+        return self.spark.read.format("binaryFile").load(small).select("content"), rows
 
     def is_done(self, identity: str) -> bool:
         """Was the change of this name made, before now or by applying what a killed process had committed."""

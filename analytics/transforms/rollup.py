@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
+from pyarrow.parquet import ParquetFile
 from pyspark import AccumulatorParam
 from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 from pyspark.sql.types import IntegerType, StructField, StructType
@@ -38,6 +39,8 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 CHUNK_ROWS: Final = 1 << 20
 """Samples that a worker holds at a time (about 200 bytes each while it computes)."""
+FILE_ROWS: Final = 1 << 17
+_COLUMNS: Final = ["series_id", "ts", "value", "start_ts"]
 MERGE_ROWS: Final = 1 << 18
 PART: Final = "part"
 WHOLE, OPEN, ADDED_UP = range(3)
@@ -62,6 +65,11 @@ class HourSet(AccumulatorParam[frozenset[int]]):
 def minutes(samples: DataFrame) -> DataFrame:
     """Rows with the columns of rollup_1m and PART. Where that is OPEN, `window` is the end of the state's run."""
     return _plain(samples).mapInArrow(_minutes, _MINUTES)
+
+
+def minutes_of_files(contents: DataFrame) -> DataFrame:
+    """The same of whole Parquet files of samples, each a row's `content`."""
+    return contents.mapInArrow(_minutes_of_files, _MINUTES)
 
 
 def open_states(rows: DataFrame) -> DataFrame:
@@ -202,6 +210,28 @@ def _minutes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for part, (states, entry) in parts.items():
             if len(states.n):
                 yield _batch({**_row_columns(states, entry, part), PART: pa.array(np.full(len(entry), part, np.int32))})
+
+
+def _minutes_of_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return _minutes(
+        _plain_batch(rows)
+        for batch in batches
+        for content in batch.column(0)
+        for rows in ParquetFile(pa.BufferReader(content.as_buffer())).iter_batches(FILE_ROWS, columns=_COLUMNS)
+    )
+
+
+def _plain_batch(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """As `_plain`."""
+    times = {name: _unix_ms(rows.column(name)) for name in ("ts", "start_ts") if name in rows.schema.names}
+    start = times.get("start_ts", pa.array(np.zeros(rows.num_rows, np.int64)))
+    columns = [rows.column("series_id"), times["ts"], rows.column("value"), start]
+    return pa.RecordBatch.from_arrays(columns, names=["series_id", "ts", "value", "start"])
+
+
+def _unix_ms(times: pa.Array) -> pa.Array:
+    """Milliseconds since 1970; 0 for null."""
+    return times.cast(pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.int64()).fill_null(0)
 
 
 def _windows(

@@ -109,7 +109,7 @@ def ours(spark: SparkSession, root: Path, hours: list[datetime], growth: float) 
         block = job.Block(job.Job(tables, (job.COUNTERS,), job.LOOKBACK_DAYS, job.Report()), change)
         begun = time.perf_counter()
         tails = rollup.tails(tables.read("rollup_1h", []), hours)
-        minutes = job.COUNTERS.stage_minutes(block, tables.read("samples"), hours, tails)
+        minutes = job.COUNTERS.stage_minutes(block, hours, tails)
         minutes_done = time.perf_counter()
         wide = change.stage("rollup_1h", job.COUNTERS.coarser(minutes, "hour"))
         seconds = (minutes_done - begun, time.perf_counter() - minutes_done)
@@ -188,7 +188,7 @@ def main() -> None:
     curve: dict[float, dict[str, Row]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory) as name:
         spark, work, only = session(options.memory), Path(name), frozenset(options.only)
-        measure(spark, work, 0.2, 1, only)  # Spark's first jobs take seconds longer than any later one
+        measure(spark, work, 1, 2, only)  # Spark's first jobs take seconds longer than any later one
         results = measure(spark, work, options.samples / 1e6, options.rounds, only)
         if options.curve:
             curve = {size: measure(spark, work, size, 1, only) for size in CURVE_MILLIONS}

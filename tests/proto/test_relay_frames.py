@@ -74,6 +74,70 @@ def test_stops() -> None:
     assert walk(set(ALL_STOPS)).walk(STREAM, len(STREAM)) == (0, 6)
 
 
+# Frames of one size are passed many at a time.
+IN_A_ROW = 300
+ROW_FRAME = frame(6, b"x" * 90)
+
+
+@pytest.mark.parametrize("place", [*range(12), 131, 132, 133, 134, 135, IN_A_ROW - 1])
+@pytest.mark.parametrize(
+    ("odd", "expected"),
+    [
+        (frame(ANSWER, b"x" * 90), ANSWER),
+        (frame(6, b"x" * 91), GOES_ON),
+        (frame(6, b"x" * 600), GOES_ON),
+        (frame(18, b"x" * 90), GOES_ON),
+        ((MAX + 1).to_bytes(4, "big") + ROW_FRAME[4:], GOES_ON),
+    ],
+    ids=["stop", "longer", "much longer", "another type", "too large"],
+)
+def test_one_odd_frame_in_a_row_of_frames_that_are_alike(place: int, odd: bytes, expected: int) -> None:
+    frames = [ROW_FRAME] * IN_A_ROW
+    frames[place] = odd
+    stream = bytearray(b"".join(frames))
+    is_no_frame = odd[:4] == (MAX + 1).to_bytes(4, "big")
+    if is_no_frame and not place:
+        with pytest.raises(FrameSizeWrong):
+            walk({ANSWER}).walk(stream, len(stream))
+        return
+    ends_there = expected == ANSWER or is_no_frame
+    passing = place * len(ROW_FRAME) if ends_there else len(stream)
+    assert walk({ANSWER}).walk(stream, len(stream)) == (passing, expected)
+
+
+def test_in_a_row_only_what_is_there_counts() -> None:
+    buffer = bytearray(ROW_FRAME * 20)
+    for size in range(1, len(buffer)):
+        whole, rest = divmod(size, len(ROW_FRAME))
+        beyond = rest >= HEADER_BYTES
+        passing = (whole + beyond) * len(ROW_FRAME)
+        assert walk().walk(buffer, size) == (passing, PART if 0 < rest < HEADER_BYTES else GOES_ON)
+
+
+def test_every_message_of_a_row_is_counted() -> None:
+    one = walk(counts=BaseCommand.MESSAGE)
+    assert one.walk(frame(9, b"x") * IN_A_ROW, IN_A_ROW * len(frame(9, b"x")))[1] == GOES_ON
+    assert one.take_messages() == IN_A_ROW
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([6, 9, 18, ANSWER]), st.integers(0, 2), st.integers(1, 150)), max_size=12),
+    st.integers(0, 500),
+)
+def test_rows_are_walked_as_if_frame_by_frame(rows: list[tuple[int, int, int]], cut: int) -> None:
+    stream = b"".join(frame(kind, bytes(payload)) * count for kind, payload, count in rows)
+    size = max(0, len(stream) - cut)
+    at, stop = 0, GOES_ON
+    while at <= size - HEADER_BYTES and stop == GOES_ON:
+        if stream[at + 9] == ANSWER:
+            stop = ANSWER
+        else:
+            at += 4 + int.from_bytes(stream[at : at + 4], "big")
+    if stop == GOES_ON and at < size:
+        stop = PART
+    assert walk({ANSWER}).walk(stream, size) == (at, stop)
+
+
 @pytest.mark.parametrize("size", [0, 1, 5, MAX + 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 def test_sizes_that_no_frame_has(size: int) -> None:
     bad = size.to_bytes(4, "big") + bytes(20)
