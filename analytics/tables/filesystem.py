@@ -45,6 +45,9 @@ class Filesystem:
             self._fs = path.getFileSystem(configuration)
         except Py4JJavaError as error:
             raise FilesystemError(f"cannot use {root!r}: {_reason(error)}") from error
+        # Of a local disk: Parquet's pages have checksums of their own, and one file less is several processes less (to
+        # set a file's permissions, Hadoop without its native library runs chmod).
+        self._fs.setWriteChecksum(False)
         self.root = str(path.makeQualified(self._fs.getUri(), self._fs.getWorkingDirectory()).toString())
 
     def url(self, path: str) -> str:
@@ -61,11 +64,6 @@ class Filesystem:
             return []
         statuses = self._call("list", path, self._fs.listStatus, self._path(path))
         return sorted((_entry(status) for status in statuses), key=lambda entry: entry.name)
-
-    def size_bytes(self, url: str) -> int:
-        """Of a file, by its whole URL."""
-        path = self._hadoop.Path(url)
-        return int(self._call("look for", url, self._fs.getFileStatus, path).getLen())
 
     def names(self, path: str) -> list[str]:
         """The names in a directory, sorted; hidden ones, too."""

@@ -124,12 +124,12 @@ class Tables:
         the rows of all others: a Python worker reads Parquet several times as fast as Spark hands it rows.
         """
         files = [unquote(url) for url in self.read(table, hours).inputFiles()]
-        small = [url for url in files if self.files.size_bytes(url) <= bytes_max]
-        large = sorted(set(files) - set(small))
+        if not files:
+            return empty(self.spark, CONTENT), empty(self.spark, SCHEMAS[table])
+        found = self.spark.read.format("binaryFile").load(files)
+        large = [row["path"] for row in found.where(found["length"] > bytes_max).select("path").collect()]
         rows = self._reader(table).parquet(*large) if large else empty(self.spark, SCHEMAS[table])
-        if not small:
-            return empty(self.spark, CONTENT), rows
-        return self.spark.read.format("binaryFile").load(small).select("content"), rows
+        return found.where(found["length"] <= bytes_max).select("content"), rows
 
     def is_done(self, identity: str) -> bool:
         """Was the change of this name made, before now or by applying what a killed process had committed."""
