@@ -59,9 +59,10 @@ def make_samples(root: Path, millions: float) -> tuple[list[datetime], float]:
         steps = chance.poisson(rate, (count, SERIES)).astype(float)
         values = np.empty_like(steps)
         for index in range(count):
-            value = np.where(chance.random(SERIES) < 1 / RESET_EVERY, 0.0, value) + steps[index]
+            before, value = value, np.where(chance.random(SERIES) < 1 / RESET_EVERY, 0.0, value) + steps[index]
             values[index] = value
-        growth += steps.sum() - (0 if begin else steps[0].sum())
+            if begin or index:  # a reset after which a counter is no smaller than before is seen by nobody
+                growth += np.where(value < before, value, value - before).sum()
         hour = FIRST + timedelta(hours=len(hours))
         ts = int(hour.timestamp() * 1000) + np.arange(count)[:, None] * STEP_MS + jitter
         rows = [np.broadcast_to(series_id, values.shape).ravel(), ts.ravel(), values.ravel()]
