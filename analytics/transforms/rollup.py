@@ -223,9 +223,9 @@ def _minutes_of_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBa
 
 def _plain_batch(rows: pa.RecordBatch) -> pa.RecordBatch:
     """As `_plain`."""
-    times = {name: _unix_ms(rows.column(name)) for name in ("ts", "start_ts") if name in rows.schema.names}
-    start = times.get("start_ts", pa.array(np.zeros(rows.num_rows, np.int64)))
-    columns = [rows.column("series_id"), times["ts"], rows.column("value"), start]
+    has_starts = "start_ts" in rows.schema.names
+    start = _unix_ms(rows.column("start_ts")) if has_starts else pa.array(np.zeros(rows.num_rows, np.int64))
+    columns = [rows.column("series_id"), _unix_ms(rows.column("ts")), rows.column("value"), start]
     return pa.RecordBatch.from_arrays(columns, names=["series_id", "ts", "value", "start"])
 
 

@@ -22,8 +22,9 @@ COMMAND = Path(sys.executable).with_name("pulsar-proxy-analytics")
 JOB_TIMEOUT_S = 180
 TOKEN = "a-token-of-the-tests-own"
 
-# Short jobs end before the JVM's better compiler has earned what it costs.
-_ENVIRONMENT = os.environ | {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+SHORT_JOBS = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""They end before the JVM's better compiler has earned what it costs."""
+_ENVIRONMENT = os.environ | SHORT_JOBS
 # Several jobs share a Spark session where the test is not about their ends: a session costs seconds.
 _TOGETHER = """\
 import json, sys

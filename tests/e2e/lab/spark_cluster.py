@@ -21,6 +21,7 @@ from local.process import OwnedProcess
 
 import analytics.cli
 
+from .pipeline import SHORT_JOBS
 from .waiting import eventually
 
 _HOME = Path(pyspark.__file__).parent
@@ -69,8 +70,7 @@ class SparkCluster:
             # A master otherwise takes jobs by HTTP, on a port of its own.
             "SPARK_DAEMON_JAVA_OPTS": "-Dspark.master.rest.enabled=false",
             "PYSPARK_PYTHON": str(self.python),
-            # Short jobs end before the JVM's better compiler has earned what it costs.
-            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            **SHORT_JOBS,
         }
 
     def __enter__(self) -> Self:
