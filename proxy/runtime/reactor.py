@@ -91,9 +91,13 @@ class Reading:
 
 
 class Reactor:
-    """See the module. ``may_linger`` says whether nobody else in this process is in a hurry; to be set by who knows."""
+    """See the module. ``may_linger`` says whether nobody else in this process is in a hurry; to be set by who knows.
 
-    def __init__(self) -> None:
+    ``clock``: seconds that only go forward; a test brings its own, since a slow machine may need any time for any step.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._epoll = select.epoll()
         self._alarm = Alarm()
         self._epoll.register(self._alarm, select.EPOLLIN | select.EPOLLET)
@@ -104,7 +108,7 @@ class Reactor:
     @property
     def busy(self) -> bool:
         """Whether something was read a moment ago."""
-        return time.monotonic() - self._served_at < BUSY_GAP_S
+        return self._clock() - self._served_at < BUSY_GAP_S
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -126,7 +130,8 @@ class Reactor:
 
     def _serve(self) -> None:
         """Read what is there; where much goes on, also what comes in the next moment."""
-        now = time.monotonic()
+        clock = self._clock
+        now = clock()
         until = now + LINGER_S
         lingers = now - self._served_at < BUSY_GAP_S and self.may_linger()
         if lingers:
@@ -139,7 +144,7 @@ class Reactor:
                     reading = readings.get(descriptor)
                     if reading is not None:  # else it was ended earlier in this round
                         reading.serve()
-            now = time.monotonic()
+            now = clock()
             if now >= until:
                 break
             # Without a timeout: the alarm ends it.

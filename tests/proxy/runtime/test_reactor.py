@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -43,9 +42,24 @@ class Ear:
         self.ends.append(error)
 
 
+class ManualClock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @pytest.fixture
-async def reactor(nursery: trio.Nursery) -> AsyncIterator[Reactor]:
-    reactor = Reactor()
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def reactor(nursery: trio.Nursery, clock: ManualClock) -> AsyncIterator[Reactor]:
+    reactor = Reactor(clock)
     reactor.may_linger = lambda: False
     nursery.start_soon(reactor.run)
     await settle()
@@ -305,16 +319,32 @@ async def test_what_begins_in_a_round_under_a_number_that_ended_in_it_is_another
 
 
 class SpyOnPolls:
-    """The reactor's epoll, and how long it is waited for."""
+    """The reactor's epoll, and how long it is waited for. Its alarm does not depend on real time: it rings, and the
+    clock moves on, when the reactor waits without a timeout.
+    """
 
-    def __init__(self, reactor: Reactor) -> None:
+    def __init__(self, reactor: Reactor, clock: ManualClock) -> None:
         self._epoll = reactor._epoll
+        self._alarm = reactor._alarm
+        self._clock = clock
         self.timeouts: list[float] = []
+        self.alarms: list[float] = []
         reactor._epoll = self  # type: ignore[assignment]
+        reactor._alarm = self  # type: ignore[assignment]
+
+    def set(self, seconds: float) -> None:
+        """As an Alarm's."""
+        self.alarms.append(seconds)
 
     def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
         self.timeouts.append(timeout)
-        return self._epoll.poll(timeout, most)
+        events = self._epoll.poll(0, most)
+        return events if events or timeout == 0 else self._ring(most)
+
+    def _ring(self, most: int) -> list[tuple[int, int]]:
+        self._clock.now += self.alarms.pop()  # without an alarm nothing would end this
+        self._alarm.ring()
+        return self._epoll.poll(-1, most)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._epoll, name)
@@ -323,7 +353,7 @@ class SpyOnPolls:
 @pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("gap_s", [0.0, 60.0])
 async def test_where_much_goes_on_the_next_bytes_are_waited_for(
-    reactor: Reactor, sockets: Sockets, gap_s: float, allowed: bool
+    reactor: Reactor, clock: ManualClock, sockets: Sockets, gap_s: float, allowed: bool
 ) -> None:
     """Without going back to Trio; and only where nobody else in this process is in a hurry."""
     ear, _reading, theirs = listen(reactor, sockets)
@@ -334,21 +364,26 @@ async def test_where_much_goes_on_the_next_bytes_are_waited_for(
         return allowed
 
     reactor.may_linger = may_linger
-    spy = SpyOnPolls(reactor)
+    theirs.send(b"w")
+    await settle()
+    asked.clear()
+    clock.now += gap_s
+    spy = SpyOnPolls(reactor, clock)
     theirs.send(b"x")
-    reactor._served_at = time.monotonic() + 1 - gap_s  # the second: however slow this machine is
     assert reactor.busy is (not gap_s)
-    began = time.monotonic()
+    began = clock.now
     await settle()
     lingers = allowed and not gap_s
     assert asked == ([] if gap_s else [True]), "after a pause nobody is asked"
     assert spy.timeouts[0] == 0, "what is there comes first"
     assert (-1 in spy.timeouts) is lingers
-    assert not lingers or time.monotonic() - began >= LINGER_S
-    assert ear.data == [b"x"]
+    assert clock.now - began == pytest.approx(LINGER_S if lingers else 0)
+    assert ear.data == [b"w", b"x"]
 
 
-async def test_what_comes_while_it_lingers_is_a_round_of_its_own(reactor: Reactor, sockets: Sockets) -> None:
+async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
+    reactor: Reactor, clock: ManualClock, sockets: Sockets
+) -> None:
     reactor.may_linger = lambda: True
     order: list[str] = []
     ours, theirs = pair(sockets)
@@ -369,7 +404,8 @@ async def test_what_comes_while_it_lingers_is_a_round_of_its_own(reactor: Reacto
         turn.touch(answer)
 
     reactor.reading(ours.fileno(), on_data, Ear().on_end)
-    reactor._served_at = time.monotonic() + 1
+    reactor._served_at = clock.now
+    SpyOnPolls(reactor, clock)
     theirs.send(b"x")
     await settle()
     assert order == ["data", "push"] * 3
