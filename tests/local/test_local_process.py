@@ -18,6 +18,7 @@ _PARENT = """
 import os, signal, sys
 from pathlib import Path
 from local.process import OwnedProcess
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in a shell's background
 OwnedProcess(["sh", "-c", sys.argv[1], sys.argv[2]], log=Path(sys.argv[2] + ".log"))
 with open(sys.argv[2] + ".started", "w"):
     signal.pause()
