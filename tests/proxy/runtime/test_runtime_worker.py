@@ -39,6 +39,9 @@ from proxy.runtime.worker import WorkerContext, service_socket_path, worker_main
 
 FRAME_BYTES_MAX = worker.CONTROL_FRAME_BYTES_MAX
 
+PATIENCE_S = 60
+"""For what takes no time but the machine's: START collects garbage, all that earlier tests have left included."""
+
 
 class FakeService:
     """What a role makes of a worker."""
@@ -147,7 +150,7 @@ class Life:
         return self.services[-1]
 
     async def call(self, method: int, request: Any, response_type: Any = Empty) -> Any:
-        return await self.supervisor.call(method, request, response_type, timeout_s=5)
+        return await self.supervisor.call(method, request, response_type, timeout_s=PATIENCE_S)
 
     async def start(self, *known: Peer, config: Config | None = None, index: int = 1) -> None:
         request = StartRequest(config=encode_config(config or Config()), seal_key=b"key", peers=known, index=index)
