@@ -85,6 +85,8 @@ class TargetRules:
             raise TargetDenied("no_port", f"{error}: a target is host:port") from None
         except AddressInvalid as error:
             raise TargetDenied("malformed", str(error)) from None
+        if not self._brokers.own.hosts:  # SRV records say which ports there are
+            await self._brokers.all_tried()
         self.check_port(broker)
         if self._through_proxy:
             return await self._proxy(broker)
