@@ -81,6 +81,8 @@ class Discovery:
         self.names: dict[str, str] = {}
         """The whole names under which hosts of the URL were found last."""
         self.by_place: dict[Where, Endpoint] = {}
+        self.own: OwnBrokers = known(url.hosts, (), ())
+        self._own_made_of: tuple[frozenset[str], tuple[Where, ...]] = frozenset(), ()
         self._untried = set(self._sources)
         self._news = trio.Event()
         if before is not None:  # a reload: what was found, and what is thought of it, is still true
@@ -215,8 +217,10 @@ class Discovery:
         self.endpoints = tuple(endpoints)
         self.by_place = {(HostPort(one.host, one.port), one.addresses): one for one in endpoints}
         # The hosts of SRV records are whole names.
-        names = self.names.values() if self._hosts else {_plain(one.host) for one in endpoints}
-        self.own: OwnBrokers = known(self._url.hosts, names, self.by_place)
+        names = frozenset(self.names.values() if self._hosts else (_plain(one.host) for one in endpoints))
+        if (names, tuple(self.by_place)) != self._own_made_of:
+            self._own_made_of = names, tuple(self.by_place)
+            self.own = known(self._url.hosts, names, self.by_place)
         self.on_change()
 
 
