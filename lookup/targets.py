@@ -127,11 +127,12 @@ class TargetRules:
 
     def _checked(self, asked: "_Asked", text: str) -> HostPort:
         """Under which name to dial one address of a target; raises TargetDenied."""
-        reason = never_allowed(reached_by(text))
+        reached = reached_by(text)
+        reason = never_allowed(reached)
         if reason is not None:
             raise TargetDenied(reason, f"{asked.broker} is at {text}, which is never allowed")
         name = self._allowed(asked, text)
-        if reached_by(text).is_loopback and not self._loopback_allowed(reached_by(text), asked.own):
+        if reached.is_loopback and not self._loopback_allowed(reached, asked.own):
             detail = "on the proxy's own machine, where no broker of brokers.service_url is"
             where = f"{asked.broker} is at {text}, {detail}"
             raise TargetDenied("loopback", f"{where}, and brokers.allowed_addresses does not name it")
