@@ -4,11 +4,11 @@ The rules are the broker's own (4.0.8, ``AuthorizationService.isValidOriginalPri
 original principal, it must name one, and that one is no proxy itself.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from auth.state import AuthenticationDenied, is_fit_for_a_role
 from proto.connect_rules import INVALID_ROLES, NOT_A_PROXY
+from proxy.config.proxy_roles import ProxyRoles
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,13 @@ class Behind:
     proxy: str = ""
 
 
-def principal_behind(role: str, claim: Claim, proxy_roles: Collection[str]) -> Behind:
-    """Whose connection it is that ``role`` has authenticated; raises AuthenticationDenied."""
-    if role not in proxy_roles:
+def principal_behind(role: str, method: str, claim: Claim, proxy_roles: ProxyRoles) -> Behind:
+    """Whose connection it is that ``role`` has authenticated by ``method``; raises AuthenticationDenied.
+
+    A role that is a proxy's by another method only is a client's like any other. As an original principal it is refused
+    all the same, as a broker refuses it, which knows roles but not methods.
+    """
+    if not proxy_roles.includes(role, method):
         if claim.through_proxy:
             raise AuthenticationDenied(NOT_A_PROXY, f"{role!r} says that it is a proxy")
         if claim.original_principal.strip():
@@ -38,7 +42,7 @@ def principal_behind(role: str, claim: Claim, proxy_roles: Collection[str]) -> B
         return Behind(role)
     if not claim.original_principal.strip():
         raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names no original principal")
-    if claim.original_principal in proxy_roles:
+    if proxy_roles.names(claim.original_principal):
         raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names a proxy as original principal")
     if not is_fit_for_a_role(claim.original_principal):
         raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names an original principal that cannot be one")

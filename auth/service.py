@@ -32,6 +32,7 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.sealed_principal import seal
+from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles
 from proxy.config.types import Config
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
@@ -63,9 +64,10 @@ class AuthService:
     def _configure(self, config: Config) -> None:
         # Build all before keeping any: a reload that fails leaves everything as it was.
         registry = ProviderRegistry(config.authentication, configured_providers)
+        check_proxy_roles(config.authentication, registry.methods)
         broker = broker_authentication(config.brokers.credentials)
         self._registry, self._broker = registry, broker
-        self._proxy_roles = frozenset(config.authentication.proxy_roles)
+        self._proxy_roles = ProxyRoles(config.authentication.proxy_roles)
         self._metrics.providers = registry
         timeout_s = seconds(config.limits.handshake_timeout_ms)
         self._clients: Rounds[_Exchange] = Rounds(lifetime_s=timeout_s)
@@ -158,7 +160,7 @@ class AuthService:
         identity = exchange.state.get_identity()
         if not is_fit_for_a_role(identity.role):
             raise AuthenticationDenied("bad_role", "the role is empty, too long, or has control characters")
-        behind = principal_behind(identity.role, exchange.claim, self._proxy_roles)
+        behind = principal_behind(identity.role, method, exchange.claim, self._proxy_roles)
         principal = Principal(type="User", name=behind.principal, method=method, proxy=behind.proxy)
         if identity.expires_at_unix_ms is not None:
             if identity.expires_at_unix_ms <= time.time() * 1000:

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import trio
 
 from lookup.broker_connection import BrokerConnection
+from lookup.targets import Target
 from proto.addresses import HostPort
 from proto.commands import AUTH_REFRESH
 from proto.connect_rules import BrokerIdentity, OriginalCredentials, proxy_connect
@@ -62,7 +63,8 @@ class Askers:
 
 
 Key = tuple[HostPort, Asker]
-Addresses = Callable[[], Awaitable[tuple[str, ...]]]
+Locate = Callable[[], Awaitable[Target]]
+"""Where a broker is to be dialled, and under which name."""
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ class _Attempt:
 class _Slot:
     """One broker and principal: the connection, and the attempt to open one that is under way."""
 
-    addresses: Addresses
+    locate: Locate
     connection: BrokerConnection | None = None
     attempt: _Attempt | None = None
 
@@ -126,41 +128,41 @@ class BrokerPool:
         if slot is None or connection is None or connection.closed:
             return None
         if connection.renew_at <= now and slot.attempt is None:
-            self._begin(slot, broker, slot.addresses, asker)  # meanwhile this one serves
+            self._begin(slot, broker, slot.locate, asker)  # meanwhile this one serves
         return connection
 
-    async def connection(self, broker: HostPort, addresses: Addresses, asker: Asker) -> BrokerConnection:
+    async def connection(self, broker: HostPort, locate: Locate, asker: Asker) -> BrokerConnection:
         """The connection to a broker on somebody's behalf, opened if need be.
 
-        ``addresses`` is asked for the broker's (checked) addresses only where one must be opened; it may raise, as
-        BrokerLinkFailed is raised where it cannot be opened.
+        ``locate`` is asked for the broker's (checked) name and addresses only where one must be opened; it may raise,
+        as BrokerLinkFailed is raised where it cannot be opened.
         """
         if self._retired:
             raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
         slot = self._slots.get((broker, asker))
         if slot is None:
             self._make_room()
-            slot = self._slots[broker, asker] = _Slot(addresses)
+            slot = self._slots[broker, asker] = _Slot(locate)
         connection = self.open_connection(broker, asker, trio.current_time())
         if connection is not None:
             return connection
-        attempt = slot.attempt or self._begin(slot, broker, addresses, asker)
+        attempt = slot.attempt or self._begin(slot, broker, locate, asker)
         await attempt.done.wait()
         return attempt.outcome()
 
-    def _begin(self, slot: _Slot, broker: HostPort, addresses: Addresses, asker: Asker) -> _Attempt:
+    def _begin(self, slot: _Slot, broker: HostPort, locate: Locate, asker: Asker) -> _Attempt:
         """Open a connection in a task of its own: whoever asked first may give up before it is there, and the others
         must not begin again then.
         """
-        slot.attempt, slot.addresses = _Attempt(), addresses
-        self._nursery.start_soon(self._try_to_open, slot, slot.attempt, broker, addresses, asker)
+        slot.attempt, slot.locate = _Attempt(), locate
+        self._nursery.start_soon(self._try_to_open, slot, slot.attempt, broker, locate, asker)
         return slot.attempt
 
     async def _try_to_open(
-        self, slot: _Slot, attempt: _Attempt, broker: HostPort, addresses: Addresses, asker: Asker
+        self, slot: _Slot, attempt: _Attempt, broker: HostPort, locate: Locate, asker: Asker
     ) -> None:
         try:
-            attempt.connection = await self._open(broker, await addresses(), asker)
+            attempt.connection = await self._open(broker, await locate(), asker)
             old, slot.connection = slot.connection, attempt.connection
             if old is not None:
                 old.retire()
@@ -174,9 +176,9 @@ class BrokerPool:
         if self._retired and slot.connection is not None:
             slot.connection.close()
 
-    async def _open(self, broker: HostPort, addresses: tuple[str, ...], asker: Asker) -> BrokerConnection:
+    async def _open(self, broker: HostPort, target: Target, asker: Asker) -> BrokerConnection:
         configured = self._config.brokers.credentials is not None
-        credentials = credentials_for(self._auth, broker.host, configured=configured)
+        credentials = credentials_for(self._auth, target.broker.host, configured=configured)
 
         def make_connect(method: str, data: bytes) -> CommandConnect:
             return proxy_connect(BrokerIdentity(method, data, asker.principal, asker.credentials), __version__)
@@ -185,10 +187,10 @@ class BrokerPool:
             nonlocal credentials
             if challenge != AUTH_REFRESH:  # a further round
                 return await credentials.answer(challenge)
-            credentials = credentials_for(self._auth, broker.host, configured=configured)
+            credentials = credentials_for(self._auth, target.broker.host, configured=configured)
             return await credentials.answer(None)
 
-        link = await self._greeter.open(broker, addresses, credentials, make_connect)
+        link = await self._greeter.open(target.broker, target.addresses, credentials, make_connect)
         self.profile = link.connected.message
         connection = BrokerConnection(
             broker,

@@ -19,6 +19,7 @@ import trio
 from lookup.discovery import Discovery, Endpoint
 from lookup.health import probe
 from lookup.metrics import BrokerMetrics
+from lookup.own_brokers import OwnBrokers
 from proto.addresses import HostPort, parse_broker_url
 from proxy.config.types import Config
 from proxy.runtime.dialing import Dialer
@@ -119,10 +120,14 @@ class Brokers:
         """Wait until there is a broker, or there is none."""
         await self.discovery.any_found()
 
-    async def addresses(self) -> set[str]:
-        """Where brokers are; waits until all names were asked for."""
+    @property
+    def own(self) -> OwnBrokers:
+        """Which targets are brokers of the URL, by what is known now."""
+        return self.discovery.own
+
+    async def all_tried(self) -> None:
+        """Wait until every name was asked for."""
         await self.discovery.all_tried()
-        return {address for endpoint in self.discovery.endpoints for address in endpoint.addresses}
 
     @property
     def why_none(self) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from lookup.own_brokers import OwnBrokers, known
 from proto.addresses import BrokerUrl, HostPort
 from proxy.runtime.dns import Addresses, ResolutionFailed, Resolver, Service, Services, is_address
 from proxy.runtime.logs import get_logger
@@ -77,12 +78,17 @@ class Discovery:
         self._hosts = {str(host): host for host in url.hosts}
         self._sources = tuple(self._hosts) or url.srv_names[-1:]
         self.found: dict[str, tuple[_Place, ...]] = {}
+        self.names: dict[str, str] = {}
+        """The whole names under which hosts of the URL were found last."""
         self.by_place: dict[Where, Endpoint] = {}
+        self.own: OwnBrokers = known(url.hosts, (), ())
+        self._own_made_of: tuple[frozenset[str], tuple[Where, ...]] = frozenset(), ()
         self._untried = set(self._sources)
         self._news = trio.Event()
         if before is not None:  # a reload: what was found, and what is thought of it, is still true
             self.by_place = before.by_place
             self.found = {name: before.found[name] for name in self._sources if name in before.found}
+            self.names = {name: before.names[name] for name in self._sources if name in before.names}
         for name, host in self._hosts.items():
             if is_address(host.host):
                 self.found[name] = _places(host, (host.host,))
@@ -90,10 +96,14 @@ class Discovery:
         self._rebuild()
 
     async def run(self) -> None:
-        """Look for brokers until cancelled."""
-        async with trio.open_nursery() as nursery:
-            for name in self._sources:
-                nursery.start_soon(self._follow, name)
+        """Look for brokers until cancelled; what was not asked for by then will not be, and nobody waits for it."""
+        try:
+            async with trio.open_nursery() as nursery:
+                for name in self._sources:
+                    nursery.start_soon(self._follow, name)
+        finally:
+            self._untried.clear()
+            self._news.set()
 
     async def any_found(self) -> None:
         """Wait until there is a broker, or every name was asked for."""
@@ -123,6 +133,8 @@ class Discovery:
             else:
                 answer = await self._resolver.addresses(host.host)
                 places, expires_at = _places(host, answer.addresses), answer.expires_at
+                if answer.name:
+                    self.names[name] = answer.name
         except ResolutionFailed as error:
             expires_at = trio.current_time() + ASK_AGAIN_AFTER_FAILURE_S
             self._failed(name, str(error))
@@ -204,6 +216,11 @@ class Discovery:
             endpoints.append(endpoint)
         self.endpoints = tuple(endpoints)
         self.by_place = {(HostPort(one.host, one.port), one.addresses): one for one in endpoints}
+        # The hosts of SRV records are whole names.
+        names = frozenset(self.names.values() if self._hosts else (_plain(one.host) for one in endpoints))
+        if (names, tuple(self.by_place)) != self._own_made_of:
+            self._own_made_of = names, tuple(self.by_place)
+            self.own = known(self._url.hosts, names, self.by_place)
         self.on_change()
 
 
@@ -227,6 +244,10 @@ def _brokers_at(addresses: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 def _absolute(host: str) -> str:
     return host if is_address(host) else f"{host}."
+
+
+def _plain(host: str) -> str:
+    return "" if is_address(host) else host.lower().removesuffix(".")
 
 
 def _shown(places: tuple[_Place, ...]) -> str:

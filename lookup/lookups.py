@@ -4,16 +4,15 @@ PIP-1: "If the downstream broker replies with a redirection, the proxy will have
 reply to client once it has the final response."
 """
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
 
 from lookup.broker_connection import Asked, BrokerConnection, BrokerConnectionLost
-from lookup.broker_pool import Asker, BrokerPool
+from lookup.broker_pool import Asker, BrokerPool, Locate
 from lookup.brokers import Brokers
 from lookup.discovery import Endpoint
-from lookup.targets import TargetDenied, TargetRules
+from lookup.targets import Target, TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
@@ -25,8 +24,6 @@ from proxy.runtime.broker_link import NOT_CONNECTED, BrokerLinkFailed
 from proxy.runtime.logs import Logger, get_logger
 
 REDIRECTS_MAX = 10
-
-Addresses = Callable[[], Awaitable[tuple[str, ...]]]
 
 _OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "tls", "timeout", "handshake"})
 
@@ -162,7 +159,7 @@ class Lookups:
             response = answer.lookup_topic_response
             request.lookup_topic.authoritative = response.authoritative
             broker = self._redirected_to(self._url(response))
-            checked = partial(self._checked_addresses, broker)
+            checked = partial(self._checked, broker)
             answer = await self._ask_twice(self._brokers.named(broker) or broker, checked, request, kind, asker)
         if self.is_final(answer, kind):
             return answer
@@ -185,7 +182,7 @@ class Lookups:
         again = [broker for broker in brokers if broker is lost]
         for broker in first:
             try:
-                return await self._ask(broker, partial(_addresses, broker), command, kind, asker)
+                return await self._ask(broker, partial(_own, broker), command, kind, asker)
             except _Lost as error:
                 failed = error
                 again.append(broker)
@@ -193,26 +190,26 @@ class Lookups:
                 failed = error
         for broker in again:
             try:
-                return await self._ask(broker, partial(_addresses, broker), command, kind, asker)
+                return await self._ask(broker, partial(_own, broker), command, kind, asker)
             except _NextBroker as error:
                 failed = error
         raise LookupFailed(failed.code, failed.message, str(failed))
 
     async def _ask_twice(
-        self, broker: HostPort, addresses: Addresses, command: BaseCommand, kind: LookupKind, asker: Asker
+        self, broker: HostPort, locate: Locate, command: BaseCommand, kind: LookupKind, asker: Asker
     ) -> BaseCommand:
         """Ask the one broker that can answer. A lookup may be asked twice, so a connection that broke is replaced."""
         try:
-            return await self._ask(broker, addresses, command, kind, asker)
+            return await self._ask(broker, locate, command, kind, asker)
         except _Lost:
-            return await self._ask(broker, addresses, command, kind, asker)
+            return await self._ask(broker, locate, command, kind, asker)
 
     async def _ask(
-        self, broker: HostPort, addresses: Addresses, command: BaseCommand, kind: LookupKind, asker: Asker
+        self, broker: HostPort, locate: Locate, command: BaseCommand, kind: LookupKind, asker: Asker
     ) -> BaseCommand:
         """Ask one broker. Raises LookupFailed; where it helps to ask again, or another one, _Lost or _NextBroker."""
         try:
-            connection = await self._pool.connection(broker, addresses, asker)
+            connection = await self._pool.connection(broker, locate, asker)
         except BrokerLinkFailed as error:
             if error.reason not in _OTHER_BROKER_MAY_HELP:
                 raise LookupFailed(error.code, error.message, str(error)) from None
@@ -229,10 +226,10 @@ class Lookups:
         self._brokers.answered(broker)
         return answer
 
-    async def _checked_addresses(self, broker: HostPort) -> tuple[str, ...]:
+    async def _checked(self, broker: HostPort) -> Target:
         """Where a broker is that another one named: only where the rules let us go."""
         try:
-            return (await self._rules.check(str(broker))).addresses
+            return await self._rules.check(str(broker))
         except TargetDenied as error:
             raise _bad_redirect(error) from None
 
@@ -241,7 +238,7 @@ class Lookups:
             raise _bad_redirect(AddressInvalid(f"{url[:300]!r}: see the scheme of brokers.service_url"))
         try:
             broker = parse_service_url(url)[0]
-            self._rules.check_broker(broker)
+            self._rules.check_port(broker)
         except (AddressInvalid, TargetDenied) as error:
             raise _bad_redirect(error) from None
         return broker
@@ -282,9 +279,9 @@ def _request(command: BaseCommand, kind: LookupKind) -> Request:
     return request_of(copy, kind)[0]
 
 
-async def _addresses(broker: Endpoint) -> tuple[str, ...]:
+async def _own(broker: Endpoint) -> Target:
     """Where a broker of the operator's own is."""
-    return broker.addresses
+    return Target(broker, broker.addresses)
 
 
 class _NextBroker(LookupFailed):

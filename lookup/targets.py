@@ -1,8 +1,14 @@
 """Where a client may be relayed to: the rules for ``proxy_to_broker_url`` (PIP-1, step 1).
 
-A client names the broker it wants, so this is the guard against using the proxy to reach anything else. Checked in the
-Java proxy's order: port, host, then every address that the host resolves to; each time anew (PIP-307). The caller dials
-exactly an address that was checked, so no second answer of a name server can lead elsewhere.
+A client names the broker it wants, and the broker is shown the proxy's own credentials: so this is the guard against
+giving them to anybody else, and against using the proxy to reach anything else. A target is allowed if it is a broker
+of ``brokers.service_url`` (see lookup.own_brokers), or if the operator's further rules have it. Each time it is looked
+at afresh (PIP-307): the port, then the host and every address that it resolves to. The caller dials exactly an address
+that was checked, so no second answer of a name server can lead elsewhere.
+
+A target that is a broker only by its address is dialled under the name by which the operator knows that broker: behind
+an address that many share, the name (TLS's server_name) decides who answers, and a certificate for a client's own name
+proves nothing.
 
 Whatever the operator allows, no broker is at an address that is only of this link, or where clouds tell machines their
 secrets, or that is nobody's. The machine's own addresses (loopback) are where other things listen, which trust whoever
@@ -15,11 +21,11 @@ import re
 from dataclasses import dataclass
 
 from lookup.brokers import Brokers
+from lookup.own_brokers import LABELS_MIN, Address, OwnBrokers, exact_address
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
 from proxy.config import types
-from proxy.runtime.dns import ResolutionFailed, Resolver
+from proxy.runtime.dns import ResolutionFailed, Resolver, is_address
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _METADATA_SERVICES = frozenset(
@@ -59,10 +65,11 @@ class TargetRules:
     def __init__(self, config: types.Brokers, resolver: Resolver, brokers: Brokers) -> None:
         self._ports = frozenset(config.allowed_ports)
         self._hosts = [re.compile(fnmatch.translate(pattern.lower())) for pattern in config.allowed_hosts]
-        self._any_address = "*" in config.allowed_addresses
+        self._any_address = "*" in config.allowed_addresses or not config.allowed_addresses
         self._networks: list[Network] = [
             ipaddress.ip_network(network) for network in config.allowed_addresses if network != "*"
         ]
+        self._further = bool(config.allowed_hosts or config.allowed_addresses)
         self._resolver = resolver
         self._brokers = brokers
         self._through_proxy = config.through_proxy
@@ -78,57 +85,140 @@ class TargetRules:
             raise TargetDenied("no_port", f"{error}: a target is host:port") from None
         except AddressInvalid as error:
             raise TargetDenied("malformed", str(error)) from None
-        self.check_broker(broker)
+        if not self._brokers.own.hosts:  # SRV records say which ports there are
+            await self._brokers.all_tried()
+        self.check_port(broker)
         if self._through_proxy:
-            return await self._proxy()
+            return await self._proxy(broker)
         try:
-            addresses = (await self._resolver.addresses(broker.host)).addresses
+            found = await self._resolver.addresses(broker.host)
         except ResolutionFailed as error:
             raise TargetDenied("unknown_host", str(error)) from None
+        if not self._brokers.own.has_host(broker.host):
+            await self._brokers.all_tried()
+        asked = _Asked(broker, found.name, self._brokers.own)
         denied: TargetDenied | None = None
-        allowed = []
-        for address in addresses:
+        allowed: dict[HostPort, list[str]] = {}
+        for address in found.addresses:
             try:
-                await self._check_address(broker, address)
+                allowed.setdefault(self._checked(asked, address), []).append(address)
             except TargetDenied as error:
                 denied = denied or error
-            else:
-                allowed.append(address)
         if not allowed:
             raise denied or TargetDenied("unknown_host", f"{broker} has no address")
-        return Target(broker, tuple(allowed))
+        name, chosen = next(iter(allowed.items()))  # of several brokers the first
+        return Target(name, tuple(chosen))
 
-    async def _proxy(self) -> Target:
+    async def _proxy(self, broker: HostPort) -> Target:
+        """Another proxy of the operator's: no byte goes anywhere else, whatever the client named."""
+        if self._hosts and not self._has_host(broker.host):
+            raise TargetDenied("host", f"{broker}: its host is not in brokers.allowed_hosts")
         await self._brokers.any_found()
         proxy = self._brokers.first()
         if proxy is None:
             raise TargetDenied("unknown_host", self._brokers.why_none)
         return Target(HostPort(proxy.host, proxy.port), proxy.addresses)
 
-    def check_broker(self, broker: HostPort) -> None:
-        """The rules that need no name server; raises TargetDenied."""
-        if broker.port not in self._ports:
-            raise TargetDenied("port", f"{broker}: its port is not in brokers.allowed_ports")
-        if not any(pattern.match(broker.host.lower()) for pattern in self._hosts):
-            raise TargetDenied("host", f"{broker}: its host is not in brokers.allowed_hosts")
+    def check_port(self, broker: HostPort) -> None:
+        """The rule that needs no name server; raises TargetDenied. The ports of another proxy are not brokers'."""
+        own = not self._through_proxy and broker.port in self._brokers.own.ports
+        if not own and broker.port not in self._ports:
+            raise TargetDenied("port", _port_denied(broker))
 
-    async def _check_address(self, broker: HostPort, text: str) -> None:
-        address = reached_by(text)
-        where = f"{broker} is at {text}"
-        reason = never_allowed(address)
+    def _checked(self, asked: "_Asked", text: str) -> HostPort:
+        """Under which name to dial one address of a target; raises TargetDenied."""
+        reached = reached_by(text)
+        reason = never_allowed(reached)
         if reason is not None:
-            raise TargetDenied(reason, f"{where}, which is never allowed")
-        if not self._any_address and not any(address in network for network in self._networks):
-            raise TargetDenied("address", f"{where}, outside brokers.allowed_addresses")
-        if address.is_loopback and not await self._loopback_allowed(address):
+            raise TargetDenied(reason, f"{asked.broker} is at {text}, which is never allowed")
+        name = self._allowed(asked, text)
+        if reached.is_loopback and not self._loopback_allowed(reached, asked.own):
             detail = "on the proxy's own machine, where no broker of brokers.service_url is"
-            raise TargetDenied("loopback", f"{where}, {detail}, and brokers.allowed_addresses does not name it")
+            where = f"{asked.broker} is at {text}, {detail}"
+            raise TargetDenied("loopback", f"{where}, and brokers.allowed_addresses does not name it")
+        return name
 
-    async def _loopback_allowed(self, address: Address) -> bool:
-        """Whether the operator names it, by a network of nothing else; or a configured broker is on this machine."""
-        if any(address in network and network.is_loopback for network in self._networks):
+    def _allowed(self, asked: "_Asked", text: str) -> HostPort:
+        """The same, by the rules that the operator has a say in; raises TargetDenied."""
+        broker = asked.broker
+        if asked.own.has_host(broker.host) or asked.own.has_name(asked.name):
+            return broker
+        further = self._further and self._has_host(broker.host, asked.name) and self._has_address(text)
+        if further and self._hosts and broker.port in self._ports:
+            return broker
+        known = asked.own.broker_at(text, broker.port)
+        if known is not None:
+            return HostPort(known.host, broker.port)
+        if not further:
+            raise self._denied(asked, text)
+        if broker.port not in self._ports:
+            raise TargetDenied("port", _port_denied(broker))
+        return broker
+
+    def _has_host(self, *names: str) -> bool:
+        """Whether brokers.allowed_hosts, where it is set, has a host by one of its names."""
+        plain = [name.lower().removesuffix(".") for name in names if name]
+        return not self._hosts or any(pattern.match(name) for pattern in self._hosts for name in plain)
+
+    def _has_address(self, text: str) -> bool:
+        """Whether brokers.allowed_addresses, where it is set, has an address; and where that is a tunnel's, both of
+        its ends: by public routes for 2002::/16 and 2001::/32 anybody may answer.
+        """
+        if self._any_address:
             return True
-        return any(reached_by(known).is_loopback for known in await self._brokers.addresses())
+        reached, exact = reached_by(text), exact_address(text)
+        both = {reached, exact} if _is_tunnel(exact) else {reached}
+        return all(any(address in network for network in self._networks) for address in both)
+
+    def _denied(self, asked: "_Asked", text: str) -> TargetDenied:
+        """Why not, and what to set if the target is a broker of the operator's all the same."""
+        broker, literal = asked.broker, is_address(asked.broker.host)
+        host_good = self._has_host(broker.host, asked.name)
+        keys = []
+        if not host_good or not (self._further or literal):
+            keys.append(_with("allowed_hosts", pattern_for(asked.name or broker.host), further=bool(self._hosts)))
+        if (literal and not self._further) or not self._has_address(text):
+            address = text.partition("%")[0]
+            keys.append(_with("allowed_addresses", address, further=bool(self._networks)))
+        where = f"{broker} is at {text}, no broker's of brokers.service_url (its hosts, below them, at their addresses)"
+        if self._further:
+            where += f", and not in brokers.{'allowed_addresses' if host_good else 'allowed_hosts'}"
+        advice = f"if it is a broker of yours, set {' and '.join(keys)}"
+        return TargetDenied("address" if self._further and host_good else "host", f"{where}; {advice}")
+
+    def _loopback_allowed(self, address: Address, own: OwnBrokers) -> bool:
+        """Whether the operator names it, by a network of nothing else; or a configured broker is on this machine."""
+        return own.any_on_this_machine or any(address in network and network.is_loopback for network in self._networks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A target, the whole name that its host was found under, and the brokers that are known then."""
+
+    broker: HostPort
+    name: str
+    own: OwnBrokers
+
+
+def _with(key: str, value: str, *, further: bool) -> str:
+    """A key with one more value, as an operator would write it."""
+    return f'brokers.{key} = [{"…, " if further else ""}"{value}"]'
+
+
+def _port_denied(broker: HostPort) -> str:
+    return f"{broker}: its port is neither in brokers.allowed_ports, nor that of a broker of brokers.service_url"
+
+
+def pattern_for(host: str) -> str:
+    """What to write into brokers.allowed_hosts for a broker of this host: for all below the same name, where that is
+    so long that others have no names there; or else for the host alone.
+    """
+    parent = host.lower().removesuffix(".").partition(".")[2]
+    return f"*.{parent}" if parent.count(".") + 1 >= LABELS_MIN and not is_address(host) else host
+
+
+def _is_tunnel(address: Address) -> bool:
+    return isinstance(address, ipaddress.IPv6Address) and bool(address.sixtofour or address.teredo)
 
 
 def reached_by(text: str) -> Address:

@@ -14,6 +14,7 @@ from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
 from proxy.config.errors import ConfigError
 from proxy.config.load import load_config
+from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
 from proxy.runtime.rpc_client import RpcClient, RpcError, connect_unix
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
@@ -121,7 +122,8 @@ async def _prove(config: Config) -> None:
     await trio.lowlevel.checkpoint()
     doors(config)
     Dialer(config.brokers)
-    ProviderRegistry(config.authentication, configured_providers)
+    registry = ProviderRegistry(config.authentication, configured_providers)
+    check_proxy_roles(config.authentication, registry.methods)
     broker_authentication(config.brokers.credentials)
 
 

@@ -25,7 +25,6 @@ bind = "127.0.0.1:{port}"
 
 [brokers]
 service_url = {service_url}
-allowed_ports = {allowed_ports}
 
 [admin]
 bind = "127.0.0.1:{admin_port}"
@@ -38,16 +37,6 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 class ClusterError(Exception):
     """The cluster did not become ready; the text holds the end of its log."""
-
-
-def broker_ports(service_url: str) -> list[int]:
-    """The ports a relay may go to: the usual ones and those that the service URL names."""
-    ports = {6650, 6651}
-    for address in service_url.partition("://")[2].split("/")[0].split(","):
-        port = address.rpartition(":")[2]
-        if port.isdecimal():
-            ports.add(int(port))
-    return sorted(ports)
 
 
 class Cluster:
@@ -75,7 +64,6 @@ class Cluster:
             runtime_dir=json.dumps(str(self._runtime_dir)),
             port=port,
             service_url=json.dumps(service_url),
-            allowed_ports=broker_ports(service_url),
             admin_port=admin_port,
             drain_timeout_ms=_DRAIN_MS,
         )

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
 from proxy.config.errors import ConfigError
+from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles, configured_methods
+from proxy.config.targets import check_targets
 from proxy.config.types import (
     Authentication,
     BrokerCredentials,
@@ -45,6 +47,7 @@ def checked(config: Config) -> Config:
         raise ConfigError("brokers.ejection_time_max_ms: shorter than brokers.ejection_time_ms")
     _check_tls(config)
     _check_credentials(config.brokers)
+    check_targets(config.brokers)
     _check_authentication(config)
     _check_session(config)
     return config
@@ -130,7 +133,9 @@ def _check_who_may_come(config: Config) -> None:
         raise ConfigError("brokers.through_proxy: needs authentication.enabled; the other proxy wants a principal")
     if role and not role.strip():
         raise ConfigError("authentication.anonymous_role: is blank")
-    if role in authentication.proxy_roles:
+    if not authentication.plugins:  # what methods they bring, auth workers know, and `check`
+        check_proxy_roles(authentication, configured_methods(authentication))
+    if ProxyRoles(authentication.proxy_roles).names(role):
         raise ConfigError("authentication.anonymous_role: anybody would be a proxy of authentication.proxy_roles")
 
 

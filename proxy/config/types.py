@@ -131,14 +131,18 @@ class Brokers(Strict, frozen=True):
         `pulsar+ssl+srv://` (`_pulsar-ssl._tcp.name`) TLS is spoken to all brokers
     dns_ttl_max_ms: names are asked for again when the TTL of the answer is over (which counts as at least 1 s), at the
         latest after this long; while DNS fails, brokers' last addresses go on counting
-    allowed_hosts: patterns (`*`, `?`) of broker hosts that a client may be relayed to
-    allowed_addresses: networks (`10.0.0.0/8`) or addresses that a broker host may resolve to; `*` allows all but
-        loopback addresses, which must be named (`127.0.0.0/8`) unless a broker of `service_url` is at one. Link-local,
-        metadata service, multicast and reserved addresses are never allowed
-    allowed_ports: ports that a client may be relayed to
+    allowed_hosts: patterns (`*`, `?`) of further hosts that a client may be relayed to. Brokers of `service_url` need
+        no entry: its hosts, names below one of them (where it has three labels or more, search domains included), and
+        whatever is at an address that they resolve to
+    allowed_addresses: networks (`10.0.0.0/8`) or addresses of further targets. Where `allowed_hosts` is set, too, a
+        target must be in both. Loopback addresses must be named (`127.0.0.0/8`) unless a broker of `service_url` is at
+        one. Link-local, metadata service, multicast and reserved addresses are never allowed. All hosts (`*`) at all
+        addresses are refused where the proxy has credentials to lose (`credentials`, a certificate,
+        `forward_authorization_credentials`): anybody could have them sent to a host of their own
+    allowed_ports: ports that a client may be relayed to, beside those of brokers of `service_url`
     through_proxy: whether `service_url` is another proxy's, behind which the brokers are: relays then go there, too,
-        and that proxy resolves and checks their targets; the role of this proxy must be among its
-        `authentication.proxy_roles`
+        and that proxy resolves and checks their targets (here, `allowed_hosts`, if set, and `allowed_ports` count); the
+        role of this proxy must be among its `authentication.proxy_roles`
     tls: how TLS is spoken to brokers
     credentials: who the proxy is at the brokers; absent: the proxy does not authenticate itself
     forward_authorization_credentials: whether a client's own credentials (of methods with one round, as tokens) are
@@ -162,8 +166,8 @@ class Brokers(Strict, frozen=True):
 
     service_url: NonEmpty = "pulsar://localhost:6650"
     dns_ttl_max_ms: Annotated[int, Meta(ge=1_000, le=2**31 - 1)] = 30_000
-    allowed_hosts: tuple[NonEmpty, ...] = ("*",)
-    allowed_addresses: tuple[NonEmpty, ...] = ("*",)
+    allowed_hosts: tuple[NonEmpty, ...] = ()
+    allowed_addresses: tuple[NonEmpty, ...] = ()
     allowed_ports: tuple[Port, ...] = (6650, 6651)
     through_proxy: bool = False
     tls: BrokerTls = BrokerTls()
@@ -285,7 +289,8 @@ class Authentication(Strict, frozen=True):
     failure_delay_ms: how long a failed authentication waits for its answer, whatever the reason was
     anonymous_role: role of clients that name no method; empty: they are denied
     proxy_roles: roles of proxies before this one: they, and only they, say behind which principal a connection is
-        (`original_principal`), as brokers' `proxyRoles`
+        (`original_principal`), as brokers' `proxyRoles`. `tls:proxy-a` is role `proxy-a` by method `tls` alone,
+        `proxy-a` by any method; a role with a colon needs its method, or `*`, before it (`*:system:proxy`)
     token: the provider for method `token`
     tls: the provider for method `tls`
     basic: the provider for method `basic`

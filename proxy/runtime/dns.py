@@ -62,10 +62,15 @@ class ResolutionFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """A host's IP addresses, and until when (Trio's clock) they count."""
+    """A host's IP addresses, and until when (Trio's clock) they count.
+
+    ``name``: the whole name that they were found under, in lower case and without a final dot: by a search domain it is
+    longer than what was asked for. Empty where it is not known: of an address, and from the system's resolver.
+    """
 
     addresses: tuple[str, ...]
     expires_at: float
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,7 @@ class Resolver:
             return Addresses((str(ipaddress.ip_address(host)),), math.inf)
         listed = (await self._hosts.current()).get(_plain(host))
         if listed is not None:
-            return Addresses(listed, trio.current_time() + TABLE_TTL_S)
+            return Addresses(listed, trio.current_time() + TABLE_TTL_S, _plain(host))
         answer = await self._answer("addresses", host)
         assert isinstance(answer, Addresses)
         return answer
@@ -227,7 +232,8 @@ class Resolver:
         addresses = tuple(dict.fromkeys(record.to_text() for answer in found for record in answer))
         ttl_s = self._bounded(min(answer.chaining_result.minimum_ttl for answer in found))
         whole = len(answers) == FAMILIES
-        return Addresses(addresses, trio.current_time() + (ttl_s if whole else min(ttl_s, FAILED_TTL_S)))
+        name = _plain(found[0].qname.to_text())
+        return Addresses(addresses, trio.current_time() + (ttl_s if whole else min(ttl_s, FAILED_TTL_S)), name)
 
     async def _of_system(self, name: str) -> Addresses:
         try:

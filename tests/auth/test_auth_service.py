@@ -43,6 +43,7 @@ from proxy.config.types import (
     Brokers,
     Config,
     Limits,
+    TlsAuthentication,
     TokenAuthentication,
 )
 from proxy.runtime.descriptors import Descriptors
@@ -709,6 +710,23 @@ async def test_a_reload_makes_and_unmakes_proxies(behind: Worker, secret_file: s
     await behind.service.configure(with_proxies(secret_file, "proxy-b"))
     assert await behind.denial("token", token(sub="proxy-a"), **PROXY) == "not_a_proxy"
     assert (await behind.principal("token", token(sub="proxy-b"), **PROXY)).name == "alice"
+
+
+async def test_a_role_that_is_a_proxys_by_a_certificate_alone(secret_file: str, nursery: trio.Nursery) -> None:
+    """Security: who can have a token made for the role is not the proxy."""
+    worker = Worker(with_proxies(secret_file, "tls:proxy-a", "proxy-b", tls=TlsAuthentication()), nursery)
+    assert await worker.denial("token", token(sub="proxy-a"), **PROXY) == "not_a_proxy"
+    assert await worker.denial("token", token(sub="proxy-a"), original_principal="alice") == "invalid_roles"
+    assert (await worker.principal("token", token(sub="proxy-a"))).proxy == ""
+    assert (await worker.principal("token", token(sub="proxy-b"), **PROXY)).proxy == "proxy-b"
+    await worker.service.configure(with_proxies(secret_file, "token:proxy-a"))
+    assert (await worker.principal("token", token(sub="proxy-a"), **PROXY)).proxy == "proxy-a"
+
+
+async def test_a_proxy_by_a_method_that_has_no_provider(behind: Worker, secret_file: str) -> None:
+    with pytest.raises(ConfigError, match=r"authentication\.proxy_roles: .tls:proxy-a. begins with"):
+        await behind.service.configure(with_proxies(secret_file, "tls:proxy-a"))
+    assert (await behind.principal("token", token(sub="proxy-a"), **PROXY)).name == "alice", "all is as it was"
 
 
 async def test_a_claim_is_the_first_rounds(provider: RoundsProvider, nursery: trio.Nursery) -> None:

@@ -8,13 +8,14 @@ import pytest
 from auth.chain import Behind, Claim, principal_behind
 from auth.state import ROLE_CHARACTERS_MAX, AuthenticationDenied
 from proto.connect_rules import INVALID_ROLES, NOT_A_PROXY
+from proxy.config.proxy_roles import ProxyRoles
 
-PROXIES = frozenset({"proxy-a", "proxy-b"})
+PROXIES, NO_PROXIES = ProxyRoles(["proxy-a", "proxy-b"]), ProxyRoles([])
 
 
-def denial(role: str, claim: Claim, proxies: frozenset[str] = PROXIES) -> AuthenticationDenied:
+def denial(role: str, claim: Claim, proxies: ProxyRoles = PROXIES, method: str = "token") -> AuthenticationDenied:
     with pytest.raises(AuthenticationDenied) as caught:
-        principal_behind(role, claim, proxies)
+        principal_behind(role, method, claim, proxies)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
     return caught.value
@@ -23,29 +24,29 @@ def denial(role: str, claim: Claim, proxies: frozenset[str] = PROXIES) -> Authen
 # ---- clients
 
 
-@pytest.mark.parametrize("proxies", [PROXIES, frozenset[str]()])
-def test_a_client_is_who_it_is(proxies: frozenset[str]) -> None:
-    assert principal_behind("alice", Claim(), proxies) == Behind("alice", proxy="")
+@pytest.mark.parametrize("proxies", [PROXIES, NO_PROXIES], ids=["some", "none"])
+def test_a_client_is_who_it_is(proxies: ProxyRoles) -> None:
+    assert principal_behind("alice", "token", Claim(), proxies) == Behind("alice", proxy="")
 
 
 @pytest.mark.parametrize("blank", [" ", "\t\n", "\u3000"])
 def test_a_client_that_names_nobody(blank: str) -> None:
     """As the broker: what is blank is not there."""
-    assert principal_behind("alice", Claim(original_principal=blank), PROXIES) == Behind("alice")
+    assert principal_behind("alice", "token", Claim(original_principal=blank), PROXIES) == Behind("alice")
 
 
-@pytest.mark.parametrize("proxies", [PROXIES, frozenset[str]()])
+@pytest.mark.parametrize("proxies", [PROXIES, NO_PROXIES], ids=["some", "none"])
 @pytest.mark.parametrize("original", ["bob", "alice", "proxy-a", "admin", " bob"])
-def test_a_client_names_no_original_principal(original: str, proxies: frozenset[str]) -> None:
+def test_a_client_names_no_original_principal(original: str, proxies: ProxyRoles) -> None:
     """Security: not even its own name, as the broker has it."""
     denied = denial("alice", Claim(original_principal=original), proxies)
     assert denied.reason == INVALID_ROLES
     assert "'alice' is no proxy" in str(denied)
 
 
-@pytest.mark.parametrize("proxies", [PROXIES, frozenset[str]()])
+@pytest.mark.parametrize("proxies", [PROXIES, NO_PROXIES], ids=["some", "none"])
 @pytest.mark.parametrize("original", ["", "bob"])
-def test_a_client_does_not_say_that_it_is_a_proxy(original: str, proxies: frozenset[str]) -> None:
+def test_a_client_does_not_say_that_it_is_a_proxy(original: str, proxies: ProxyRoles) -> None:
     """Security: the broker decides by this field whom it talks to."""
     assert denial("alice", Claim(original, through_proxy=True), proxies).reason == NOT_A_PROXY
 
@@ -66,7 +67,9 @@ def test_what_a_stranger_writes_does_not_flood_or_forge_the_log() -> None:
 @pytest.mark.parametrize("through_proxy", [True, False])
 @pytest.mark.parametrize("original", ["alice", "bob", "Ünïcödé 角色", "Proxy-A", "r" * ROLE_CHARACTERS_MAX])
 def test_a_proxy_says_whose_the_connection_is(original: str, through_proxy: bool) -> None:
-    assert principal_behind("proxy-a", Claim(original, through_proxy), PROXIES) == Behind(original, proxy="proxy-a")
+    assert principal_behind("proxy-a", "token", Claim(original, through_proxy), PROXIES) == Behind(
+        original, proxy="proxy-a"
+    )
 
 
 @pytest.mark.parametrize("through_proxy", [True, False])
@@ -92,3 +95,38 @@ def test_a_proxy_that_names_what_no_role_can_be(original: str) -> None:
     denied = denial("proxy-a", Claim(original, through_proxy=True))
     assert denied.reason == INVALID_ROLES
     assert "cannot be one" in str(denied)
+
+
+# ---- proxies by one method alone
+
+
+BOUND = ProxyRoles(["tls:proxy-a", "proxy-b", "*:system:proxy-c"])
+
+
+def test_a_role_that_is_a_proxys_by_one_method_alone() -> None:
+    """Security: whoever can make a token for the role (or a user of the name) is not the proxy with the certificate."""
+    claim = Claim("alice", through_proxy=True)
+    assert principal_behind("proxy-a", "tls", claim, BOUND) == Behind("alice", proxy="proxy-a")
+    for method in ("token", "basic", "sasl", "none", "", "TLS", "*"):
+        assert denial("proxy-a", claim, BOUND, method).reason == NOT_A_PROXY
+        assert denial("proxy-a", Claim("alice"), BOUND, method).reason == INVALID_ROLES
+        assert principal_behind("proxy-a", method, Claim(), BOUND) == Behind("proxy-a"), "a client like any other"
+
+
+@pytest.mark.parametrize("method", ["token", "tls", "sasl"])
+def test_a_role_that_is_a_proxys_by_any_method(method: str) -> None:
+    claim = Claim("alice", through_proxy=True)
+    for role in ("proxy-b", "system:proxy-c"):
+        assert principal_behind(role, method, claim, BOUND) == Behind("alice", proxy=role)
+
+
+@pytest.mark.parametrize("role", ["tls:proxy-a", "*:system:proxy-c", "proxy-c", "system", ":proxy-c"])
+def test_an_entry_is_no_role(role: str) -> None:
+    for method in ("tls", "token", "system", "*"):
+        assert denial(role, Claim("alice", through_proxy=True), BOUND, method).reason == NOT_A_PROXY
+
+
+@pytest.mark.parametrize("original", ["proxy-a", "proxy-b", "system:proxy-c"])
+def test_a_bound_proxy_names_no_proxy(original: str) -> None:
+    """Security: a broker knows roles, not methods, and would take it for a proxy."""
+    assert denial("proxy-a", Claim(original), BOUND, "tls").reason == INVALID_ROLES

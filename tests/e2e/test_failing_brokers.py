@@ -111,17 +111,19 @@ def test_a_target_that_is_not_allowed_is_denied(edge_proxy: ProxyCluster, broker
 
 
 @pytest.mark.parametrize(("rules", "reason"), [
+    ({}, "host"),
     ({"allowed_hosts": ["broker-*.example"]}, "host"),
     ({"allowed_addresses": ["10.0.0.0/8", "fd00::/8"]}, "address"),
 ])  # fmt: skip
 def test_hosts_and_addresses_that_are_not_allowed_are_denied(
     broker: Standalone, rules: dict[str, object], reason: str
 ) -> None:
-    brokers = {"service_url": broker.service_url, "allowed_ports": [broker.broker_port], **rules}
+    """Loopback addresses, where the broker is, but not the broker's."""
+    brokers = {"service_url": broker.service_url, **rules}
     with running(ProxyCluster({"cluster": {"forwarders": 1}, "brokers": brokers})) as cluster:
         before = cluster.metrics()
         with WireClient(cluster.port) as client:
-            answer = client.connect(proxy_to_broker_url=f"localhost:{broker.broker_port}")
+            answer = client.connect(proxy_to_broker_url=f"127.0.0.2:{broker.broker_port}")
             assert answer.error.error == ServerError.ServiceNotReady
             cluster.wait_for_log(client.address, "target_denied")
         name = "pulsar_proxy_denied_targets_total"

@@ -6,20 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from local.cluster import Cluster, ClusterError, broker_ports
-
-
-@pytest.mark.parametrize(
-    ("url", "ports"),
-    [
-        ("pulsar://localhost:6660", [6650, 6651, 6660]),
-        ("pulsar://a:7000,b:7001/", [6650, 6651, 7000, 7001]),
-        ("pulsar+ssl://[::1]:7002", [6650, 6651, 7002]),
-        ("pulsar://broker", [6650, 6651]),
-    ],
-)
-def test_broker_ports(url: str, ports: list[int]) -> None:
-    assert broker_ports(url) == ports
+from local.cluster import Cluster, ClusterError
 
 
 def test_cluster_that_dies(tmp_path: Path) -> None:
@@ -31,6 +18,6 @@ def test_cluster_that_dies(tmp_path: Path) -> None:
         cluster.start()
     cluster.stop()
     config = tomllib.loads(cluster.config_path.read_text())
-    assert config["brokers"]["service_url"] == 'pulsar://"odd'
+    assert config["brokers"] == {"service_url": 'pulsar://"odd'}, "whom a relay may go to is left as it comes"
     assert config["listener"] == [{"bind": "127.0.0.1:1"}]
     assert config["admin"] == {"bind": "127.0.0.1:2"}

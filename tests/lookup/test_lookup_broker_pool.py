@@ -24,6 +24,7 @@ from lookup_fakes import (
 
 from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
 from lookup.broker_pool import RENEWAL_RETRY_S, Askers, BrokerPool
+from lookup.targets import Target
 from proto import commands
 from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, ServerError
@@ -33,14 +34,14 @@ from proxy.runtime.dialing import Dialer
 BROKER = host_port("broker")
 
 
-async def addresses() -> tuple[str, ...]:
+async def here() -> Target:
     await trio.lowlevel.checkpoint()
-    return ("10.0.0.1",)
+    return Target(BROKER, ("10.0.0.1",))
 
 
-async def elsewhere() -> tuple[str, ...]:
+async def elsewhere() -> Target:
     await trio.lowlevel.checkpoint()
-    return ("10.9.9.9",)
+    return Target(BROKER, ("10.9.9.9",))
 
 
 class Pools:
@@ -58,7 +59,7 @@ class Pools:
 
     async def get(self, principal: str = "", host: str = "broker", token: str = "") -> BrokerConnection:
         asker = self.askers.get(principal, OriginalCredentials("token", token) if token else None)
-        return await self.pool.connection(host_port(host), addresses, asker)
+        return await self.pool.connection(host_port(host), here, asker)
 
 
 async def test_a_connection_is_shared(network: Network, nursery: trio.Nursery) -> None:
@@ -133,7 +134,7 @@ async def test_credentials_of_one_text_and_two_methods_are_not_the_same(
 ) -> None:
     pools = Pools(network, nursery)
     token, basic = (pools.askers.get("alice", OriginalCredentials(method, "s3cret")) for method in ("token", "basic"))
-    connections = [await pools.pool.connection(BROKER, addresses, asker) for asker in (token, basic)]
+    connections = [await pools.pool.connection(BROKER, here, asker) for asker in (token, basic)]
     assert connections[0] is not connections[1]
 
 
@@ -164,7 +165,7 @@ async def test_brokers_never_share_a_connection(network: Network, nursery: trio.
     pools = Pools(network, nursery)
     assert await pools.get(host="broker") is not await pools.get(host="other")
     network.brokers["10.0.0.1", 6651] = FakeBroker()
-    assert await pools.pool.connection(host_port("broker", 6651), addresses, pools.anybody) is not await pools.get()
+    assert await pools.pool.connection(host_port("broker", 6651), here, pools.anybody) is not await pools.get()
 
 
 async def test_the_addresses_given_are_those_dialled(network: Network, nursery: trio.Nursery) -> None:
@@ -180,10 +181,10 @@ async def test_addresses_are_asked_for_only_when_a_connection_is_opened(
     pools = Pools(network, nursery)
     asked = 0
 
-    async def counted() -> tuple[str, ...]:
+    async def counted() -> Target:
         nonlocal asked
         asked += 1
-        return await addresses()
+        return await here()
 
     for _ in range(3):
         await pools.pool.connection(BROKER, counted, pools.anybody)
@@ -193,7 +194,7 @@ async def test_addresses_are_asked_for_only_when_a_connection_is_opened(
 async def test_what_the_addresses_raise_passes(network: Network, nursery: trio.Nursery) -> None:
     pools = Pools(network, nursery)
 
-    async def unknown() -> tuple[str, ...]:
+    async def unknown() -> Target:
         await trio.lowlevel.checkpoint()
         raise LookupError("no such host")
 
@@ -549,7 +550,7 @@ async def test_a_connection_is_renewed_at_85_to_95_percent_of_its_credentials_li
     points = []
     for number in range(20):
         pools = Renewing(network, nursery)
-        first = await pools.pool.connection(BROKER, addresses, pools.asker)
+        first = await pools.pool.connection(BROKER, here, pools.asker)
         started = trio.current_time()
         points.append(first.renew_at - started)
         if number == 0:
@@ -563,7 +564,7 @@ async def test_credentials_without_an_end_are_not_renewed(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
 ) -> None:
     pools = Renewing(network, nursery, lifetime_s=0)
-    first = await pools.pool.connection(BROKER, addresses, pools.asker)
+    first = await pools.pool.connection(BROKER, here, pools.asker)
     await trio.sleep(1000)
     assert pools.open() is first
 
@@ -573,13 +574,13 @@ async def test_the_old_one_serves_until_the_new_one_is_there_and_no_request_fail
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None, way: str
 ) -> None:
     pools = Renewing(network, nursery)
-    first = await pools.pool.connection(BROKER, addresses, pools.asker)
+    first = await pools.pool.connection(BROKER, here, pools.asker)
     network.dial_delay_s = 2.0
     pools.broker.script = lambda _request: None
     await trio.sleep(0.96 * LIFETIME_S)
     used = []
     for _ in range(5):
-        used.append(pools.open() if way == "short" else await pools.pool.connection(BROKER, addresses, pools.asker))
+        used.append(pools.open() if way == "short" else await pools.pool.connection(BROKER, here, pools.asker))
         nursery.start_soon(used[-1].request, asked())
         await trio.sleep(0.1)
     assert used == [first] * 5, "nobody waits for the new one"
@@ -602,7 +603,7 @@ async def test_a_renewal_that_fails_is_tried_again_later(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
 ) -> None:
     pools = Renewing(network, nursery)
-    first = await pools.pool.connection(BROKER, addresses, pools.asker)
+    first = await pools.pool.connection(BROKER, here, pools.asker)
     await trio.sleep(0.96 * LIFETIME_S)
     pools.auth.broken = True
     before = len(pools.auth.calls)
@@ -630,7 +631,7 @@ async def test_credentials_that_have_ended_or_nearly_are_no_reason_for_a_storm(
 ) -> None:
     """A broker whose clock is behind, or that does not look, takes them."""
     pools = Renewing(network, nursery, lifetime_s=lifetime_s)
-    await pools.pool.connection(BROKER, addresses, pools.asker)
+    await pools.pool.connection(BROKER, here, pools.asker)
     for _ in range(100):
         await pools.open().request(asked())
         await trio.sleep(0.1)
@@ -641,7 +642,7 @@ async def test_what_nobody_uses_is_not_renewed(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
 ) -> None:
     pools = Renewing(network, nursery, idle_connection_timeout_ms=10**7)
-    await pools.pool.connection(BROKER, addresses, pools.asker)
+    await pools.pool.connection(BROKER, here, pools.asker)
     await trio.sleep(2 * LIFETIME_S)
     assert len(pools.broker.connects) == 1
 
@@ -650,7 +651,7 @@ async def test_a_renewal_under_way_while_the_pool_retires(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
 ) -> None:
     pools = Renewing(network, nursery)
-    await pools.pool.connection(BROKER, addresses, pools.asker)
+    await pools.pool.connection(BROKER, here, pools.asker)
     await trio.sleep(0.96 * LIFETIME_S)
     network.dial_delay_s = 2.0
     pools.open()
@@ -666,7 +667,7 @@ async def test_a_broker_lost_while_its_connection_is_renewed(
 ) -> None:
     """Who asks then waits for the renewal rather than for yet another attempt."""
     pools = Renewing(network, nursery)
-    first = await pools.pool.connection(BROKER, addresses, pools.asker)
+    first = await pools.pool.connection(BROKER, here, pools.asker)
     await trio.sleep(0.96 * LIFETIME_S)
     network.dial_delay_s = 2.0
     pools.open()
@@ -674,7 +675,7 @@ async def test_a_broker_lost_while_its_connection_is_renewed(
     await trio.aclose_forcefully(pools.broker.ends[0].stream)
     await trio.testing.wait_all_tasks_blocked()
     assert pools.pool.open_connection(BROKER, pools.asker, trio.current_time()) is None
-    second = await pools.pool.connection(BROKER, addresses, pools.asker)
+    second = await pools.pool.connection(BROKER, here, pools.asker)
     assert second is not first
     assert not second.closed
     assert len(network.dialled) == 2

@@ -32,9 +32,11 @@ from lookup.lookups import REDIRECTS_MAX, Lookups
 from lookup.metrics import BrokerMetrics
 from lookup.targets import TargetRules
 from proto import commands
+from proto.addresses import HostPort
 from proto.lookup_answers import BrokerAnswer
 from proto.lookups import client_request_id, kind_of, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from proxy.runtime.broker_link import BrokerGreeter
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.dns import Resolver
 from proxy.runtime.tasks import seconds
@@ -44,7 +46,8 @@ class Setup:
     """Lookups under one configuration, over a fake network."""
 
     def __init__(self, network: Network, nursery: trio.Nursery, **tables: dict[str, Any]) -> None:
-        tables.setdefault("brokers", {}).setdefault("service_url", "pulsar://b0:6650")
+        brokers = {"service_url": "pulsar://b0:6650", "allowed_addresses": ["10.0.0.0/8"], **tables.get("brokers", {})}
+        tables["brokers"] = brokers
         config = make_config(**tables)
         self.network = network
         dialer = Dialer(config.brokers)
@@ -221,6 +224,8 @@ async def test_brokers_that_redirect_to_each_other(make: Make) -> None:
     ("url", "brokers"),
     [
         ("pulsar://b1:22", {}),
+        ("pulsar://b1:6650", {"allowed_addresses": []}),
+        ("pulsar://b1:6650", {"allowed_addresses": [], "allowed_hosts": ["b2"]}),
         ("pulsar://b1:6650", {"allowed_hosts": ["b0"]}),
         ("pulsar://b1:6650", {"allowed_addresses": ["10.0.0.1"]}),
         ("pulsar://169.254.169.254:6650", {"allowed_addresses": ["10.0.0.0/8"]}),
@@ -263,14 +268,27 @@ async def test_a_redirect_of_the_other_scheme(make: Make, service_url: str, redi
     assert other.connects == []
 
 
-async def test_a_connection_that_is_there_already_opens_no_way_around_the_rules(make: Make) -> None:
-    """Security: b1 is the operator's own and has a connection; a client's redirect to it is judged all the same."""
-    setup = make(brokers={"service_url": "pulsar://b0,b1", "allowed_hosts": ["b0"]})
-    setup.broker(0, redirect_to("pulsar://b1:6650"))
-    other = setup.broker(1, connect_to("pulsar://b1:6650"))
-    answers = [(await setup.answer()).lookup_topic_response.response for _ in range(4)]
-    assert sorted(answers) == [CONNECT, CONNECT, FAILED, FAILED]
-    assert len(other.requests) == 2
+async def test_a_redirect_to_a_brokers_address_is_dialled_under_the_operators_name(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: who shares an address with a broker (behind SNI) is told apart by the name, which a captured broker, or
+    who can write its metadata, would choose."""
+    setup = make(brokers={"service_url": "pulsar://b0,b1", "allowed_addresses": []})
+    for number in range(2):
+        setup.broker(number, redirect_to("pulsar://evil:6650"))
+    setup.network.names["evil"] = [["10.0.0.2"]]
+    names = []
+    opened = BrokerGreeter.open
+
+    async def noted(self: Any, broker: HostPort, addresses: Any, *others: Any) -> Any:
+        names.append((str(broker), addresses))
+        return await opened(self, broker, addresses, *others)
+
+    monkeypatch.setattr(BrokerGreeter, "open", noted)
+    await setup.failure()
+    assert set(names) <= {("b0:6650", ("10.0.0.1",)), ("b1:6650", ("10.0.0.2",))}
+    assert ("b1:6650", ("10.0.0.2",)) in names
+    assert "evil" in setup.network.resolved
 
 
 async def test_a_redirect_dials_only_the_addresses_that_were_checked(make: Make) -> None:

@@ -112,7 +112,8 @@ class Served:
     """A lookup worker's service over a fake network, spoken to as a forwarder does."""
 
     def __init__(self, nursery: trio.Nursery, **tables: dict[str, Any]) -> None:
-        tables.setdefault("brokers", {}).setdefault("service_url", "pulsar://b0:6650")
+        brokers = {"service_url": "pulsar://b0:6650", "allowed_addresses": ["10.0.0.0/8"], **tables.get("brokers", {})}
+        tables["brokers"] = brokers
         tables.setdefault("authentication", {"enabled": True})
         self.tables = tables
         self.registry = CollectorRegistry()
@@ -806,7 +807,8 @@ async def test_configure_changes_what_begins_from_now_on(serve: Serve, network: 
     served = serve()
     await served.start()
     await served.answer()
-    await served.configure(brokers={"service_url": "pulsar://b1:6650", "allowed_ports": [7000]})
+    rules = {"allowed_addresses": ["10.0.0.1"], "allowed_ports": [7000]}
+    await served.configure(brokers={"service_url": "pulsar://b1:6650", **rules})
     await served.answer()
     assert len(other.requests) == 1
     assert (await served.resolve("b0:6650")).denial == "port"

@@ -46,7 +46,7 @@ class Worker:
         ("b0:22", "port"),
         ("nowhere:6650", "unknown_host"),
         ("metadata:6650", "metadata"),
-        ("127.0.0.1:6650", "loopback"),
+        ("127.0.0.1:6650", "host"),
     ],
 )
 async def test_a_refusal_is_logged_and_counted(
@@ -77,7 +77,7 @@ async def test_names_that_clients_choose_and_the_operators_are_groups_of_their_o
     network: Network, nursery: trio.Nursery
 ) -> None:
     network.names["b0"], network.names["b1"] = [["10.0.0.1"]], [["10.0.0.2"]]
-    worker = Worker(nursery)
+    worker = Worker(nursery, allowed_hosts=["b1"])
     await worker.service.start()
     assert list((await worker.resolve("b1:6650")).addresses) == ["10.0.0.2"]
     await trio.testing.wait_all_tasks_blocked()

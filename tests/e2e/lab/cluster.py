@@ -71,7 +71,14 @@ def _value(value: object) -> str:
 class ProxyCluster:
     """One `serve` with its own ports, runtime directory and log. Use as a context manager, or start and stop."""
 
-    def __init__(self, tables: Tables, *, ready_timeout_s: float = 30.0, unprivileged: bool = False) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        *,
+        ready_timeout_s: float = 30.0,
+        unprivileged: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         # Not pytest's tmp_path: the runtime directory holds Unix sockets, whose paths are limited to 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="ptp-"))
         self._removal = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
@@ -83,6 +90,7 @@ class ProxyCluster:
         self.service_url = f"pulsar://localhost:{self.port}"
         self._ready_timeout_s = ready_timeout_s
         self._prefix = self._without_privileges() if unprivileged else []
+        self._environment = environment
         self._process: OwnedProcess | None = None
         own: Tables = {
             "cluster": {"name": "e2e", "runtime_dir": str(self.runtime_dir), "forwarders": 2},
@@ -115,7 +123,7 @@ class ProxyCluster:
     def start(self, *, ready: bool = True) -> None:
         """Start, and return when it is ready, or, with `ready=False`, when it accepts clients."""
         command = [*self._prefix, sys.executable, "-m", "proxy", "serve", "--config", str(self.config_path)]
-        self._process = process = OwnedProcess(command, log=self.log_path, cwd=ROOT)
+        self._process = process = OwnedProcess(command, log=self.log_path, env=self._environment, cwd=ROOT)
         started_at = time.monotonic()
         while not (self.get("/readyz").status == 200 if ready else self._accepts()):
             if (code := process.exit_code()) is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
 import threading
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +18,17 @@ import dns.rcode
 import dns.rdatatype
 import dns.rrset
 from local.ports import free_port
+
+_SITECUSTOMIZE = """\
+import dns.resolver
+
+
+def read(self, _file):
+    self.nameservers, self.port, self.search = ["127.0.0.1"], {port}, []
+
+
+dns.resolver.BaseResolver.read_resolv_conf = read
+"""
 
 UDP_BYTES_MAX = 512
 """RFC 1035, 2.3.4; what is longer is asked for again over TCP."""
@@ -36,6 +49,12 @@ class NameServer:
     def add(self, name: str, kind: str, *records: str, ttl: int = 1) -> None:
         """Set the records of a name and type."""
         self._records[dns.name.from_text(name).to_text(), kind] = (ttl, list(records))
+
+    def environment(self, directory: Path) -> dict[str, str]:
+        """In which Pythons (dnspython) take this for their only name server; in place of /etc/resolv.conf, which is
+        the machine's."""
+        (directory / "sitecustomize.py").write_text(_SITECUSTOMIZE.format(port=self.port))
+        return {**os.environ, "PYTHONPATH": str(directory)}
 
     def __enter__(self) -> Self:
         for serve in (self._serve_udp, self._serve_tcp):

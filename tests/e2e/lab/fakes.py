@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,13 +22,21 @@ ANSWER_LATEST_S = 100.0
 
 
 class FakeBroker:
-    """Listens and gives every connection to `behaviour`, in a thread of its own."""
+    """Listens and gives every connection to `behaviour`, in a thread of its own; with `tls` once TLS is spoken."""
 
-    def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
+    def __init__(
+        self, behaviour: Behaviour, port: int = 0, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> None:
         self._behaviour = behaviour
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._tls = tls
+        self._listener = socket.create_server((host, port))
         self.port: int = self._listener.getsockname()[1]
         self._connections: list[socket.socket] = []
+
+    @property
+    def visitors(self) -> int:
+        """How many connections there were."""
+        return len(self._connections)
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -51,7 +60,25 @@ class FakeBroker:
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
-            self._behaviour(connection)
+            if self._tls is None:
+                self._behaviour(connection)
+            else:
+                with self._tls.wrap_socket(connection, server_side=True) as wrapped:
+                    self._behaviour(wrapped)
+
+
+class Eavesdropper:
+    """A behaviour: takes whoever comes in, and keeps every byte."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+
+    def __call__(self, connection: socket.socket) -> None:
+        """Serve one connection."""
+        self.heard += connection.recv(1 << 16)
+        connection.sendall(connected())
+        while data := connection.recv(1 << 16):
+            self.heard += data
 
 
 class Recorder:

@@ -1,0 +1,87 @@
+"""Which targets are brokers of ``brokers.service_url``: those that need no further word of the operator.
+
+A target is one by its name (it is a host of the URL, or below one), or by its address (a host of the URL is there).
+Whole names are compared, as DNS has found them: where ``broker`` of the URL is found as ``broker.ns.svc.cluster.local``
+by a search domain, ``evil.broker``, which DNS may find in a top-level domain of that name, is not below it.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from proto.addresses import HostPort
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+LABELS_MIN = 3
+"""Of a host below which names are its brokers', too. Fewer make a top-level domain, a public suffix (``co.uk``) or a
+domain as it is registered, below which others than the brokers have names as well.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBrokers:
+    """What is known of them at one moment; ``known`` makes one.
+
+    ``hosts``: as the URL has them, in lower case; ``names``: the whole names that were found for them.
+    """
+
+    hosts: frozenset[str]
+    names: frozenset[str]
+    ports: frozenset[int]
+    by_address: Mapping[Address, HostPort]
+    by_place: Mapping[tuple[Address, int], HostPort]
+
+    def has_host(self, host: str) -> bool:
+        """Whether the URL has this very host, so that it leads wherever the operator's own word leads."""
+        return host.lower() in self.hosts
+
+    def has_name(self, name: str) -> bool:
+        """Whether a whole name (empty: not known) is that of one of them, or below it."""
+        if name in self.names:
+            return True
+        labels = name.split(".")
+        parents = (".".join(labels[start:]) for start in range(1, len(labels) - LABELS_MIN + 1))
+        return any(parent in self.names for parent in parents)
+
+    def broker_at(self, address: str, port: int) -> HostPort | None:
+        """The broker at an address, under the name that the operator knows it by; of several one with this port."""
+        exact = exact_address(address)
+        return self.by_place.get((exact, port)) or self.by_address.get(exact)
+
+    @property
+    def any_on_this_machine(self) -> bool:
+        """Whether one of them is at a loopback address."""
+        return any(address.is_loopback for address in self.by_address)
+
+
+def known(
+    hosts: Iterable[HostPort], names: Iterable[str], endpoints: Iterable[tuple[HostPort, tuple[str, ...]]]
+) -> OwnBrokers:
+    """What is known by the hosts of a URL, their whole names, and the brokers that were found with their addresses."""
+    by_address: dict[Address, HostPort] = {}
+    by_place: dict[tuple[Address, int], HostPort] = {}
+    ports = set()
+    listed = tuple(hosts)
+    for endpoint, addresses in endpoints:
+        ports.add(endpoint.port)
+        for address in map(exact_address, addresses):
+            by_address.setdefault(address, endpoint)
+            by_place.setdefault((address, endpoint.port), endpoint)
+    return OwnBrokers(
+        hosts=frozenset(host.host.lower() for host in listed),
+        names=frozenset(name for name in names if name),
+        ports=frozenset(ports | {host.port for host in listed}),
+        by_address=by_address,
+        by_place=by_place,
+    )
+
+
+def exact_address(text: str) -> Address:
+    """An address itself: without a scope, and as IPv4 where the kernel makes an IPv4 connection (``::ffff:10.0.0.1``).
+
+    Not the IPv4 address within a tunnel's (6to4, Teredo): there, routers between decide who answers.
+    """
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

@@ -1,0 +1,70 @@
+"""The entries of ``authentication.proxy_roles``: a role by any method, or by one alone (``tls:proxy-a``).
+
+A role with a colon of its own (``system:serviceaccount:ns:proxy``) is written behind a method or ``*``, so that an
+entry can be read in one way only, and a misspelt method is a mistake instead of a role that nobody has.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from proxy.config.errors import ConfigError
+from proxy.config.types import Authentication
+
+ANY_METHOD = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyRole:
+    """A role that is a proxy's when it was authenticated by ``method``, which may be ANY_METHOD."""
+
+    method: str
+    role: str
+
+    @classmethod
+    def parse(cls, entry: str) -> "ProxyRole":
+        """Read one entry: what stands before its first colon is the method."""
+        method, colon, role = entry.partition(":")
+        return cls(method, role) if colon else cls(ANY_METHOD, entry)
+
+
+class ProxyRoles:
+    """Who is a proxy, by all entries."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self._entries = frozenset(map(ProxyRole.parse, entries))
+        self._names = frozenset(entry.role for entry in self._entries)
+
+    def includes(self, role: str, method: str) -> bool:
+        """Whether a client of this role is a proxy, after it was authenticated by this method."""
+        return ProxyRole(ANY_METHOD, role) in self._entries or ProxyRole(method, role) in self._entries
+
+    def names(self, role: str) -> bool:
+        """Whether a role is a proxy's by some method or other."""
+        return role in self._names
+
+
+def check_proxy_roles(authentication: Authentication, methods: Collection[str]) -> None:
+    """Refuse entries that nobody could be by the methods that have a provider. Raises ConfigError."""
+    for entry in authentication.proxy_roles:
+        parsed = ProxyRole.parse(entry)
+        if not parsed.role.strip():
+            raise ConfigError(f'authentication.proxy_roles: "{entry}" names no role')
+        if parsed.method != ANY_METHOD and parsed.method not in methods:
+            raise ConfigError(
+                f'authentication.proxy_roles: "{entry}" begins with "{parsed.method}", a method that has no provider '
+                f"here (there are: {', '.join(sorted(methods))}); a role that has a colon itself, whatever the method, "
+                f'is "{ANY_METHOD}:{entry}"'
+            )
+
+
+def configured_methods(authentication: Authentication) -> frozenset[str]:
+    """The methods of the providers that come with the proxy; what plugins judge is known once they are made."""
+    methods = {
+        "token": authentication.token or authentication.oidc,
+        "tls": authentication.tls,
+        "basic": authentication.basic,
+        "SCRAM-SHA-256": authentication.scram,
+        "SCRAM-SHA-512": authentication.scram,
+        "sasl": authentication.sasl,
+    }
+    return frozenset(method for method, provider in methods.items() if provider is not None)

@@ -1,0 +1,74 @@
+"""Whether the operator's rules for targets would give the proxy's credentials to anybody.
+
+A client names its target, so a rule that a stranger's own host meets sends the credentials there. TLS does not help:
+the stranger has a certificate for that host.
+"""
+
+import ipaddress
+from collections.abc import Iterator
+
+from proxy.config.errors import ConfigError
+from proxy.config.types import Brokers
+
+FIXED_LABELS_MIN = 2
+"""So many whole labels at the end of a pattern are a domain that somebody has registered; below one, anybody may."""
+IPV4_PREFIX_MIN = 8
+IPV6_PREFIX_MIN = 16
+"""Shorter prefixes are nobody's own networks: registries give out no larger ones."""
+_PRIVATE_IPV6 = ipaddress.IPv6Network("fc00::/7")
+
+
+def check_targets(brokers: Brokers) -> None:
+    """Refuse all hosts at all addresses, where there are credentials to lose. Raises ConfigError.
+
+    Another proxy (``through_proxy``) is the only one that gets them, whatever the target is.
+    """
+    secret = _secret(brokers)
+    if secret is None or brokers.through_proxy or not (brokers.allowed_hosts or brokers.allowed_addresses):
+        return
+    hosts = next((pattern for pattern in brokers.allowed_hosts if is_anybodys(pattern)), None)
+    addresses = next(_wide(brokers.allowed_addresses), None)
+    if (brokers.allowed_hosts and hosts is None) or (brokers.allowed_addresses and addresses is None):
+        return
+    key, value = ("allowed_addresses", addresses) if hosts is None else ("allowed_hosts", hosts)
+    other = "allowed_addresses" if key == "allowed_hosts" else "allowed_hosts"
+    raise ConfigError(
+        f'brokers.{key}: with "{value}", and no narrower brokers.{other}, anybody may name a host of their own as the '
+        f"broker (proxy_to_broker_url) and be sent {secret}. Leave both keys out: brokers of brokers.service_url need "
+        'no entry. Or name the brokers, as in brokers.allowed_hosts = ["*.pulsar-broker.ns.svc.cluster.local"] or '
+        'brokers.allowed_addresses = ["10.0.0.0/8"]'
+    )
+
+
+def _secret(brokers: Brokers) -> str | None:
+    """What a broker is shown that is worth something, if there is anything."""
+    if brokers.credentials is not None:
+        return "the proxy's own credentials (brokers.credentials)"
+    if brokers.tls.certificate:
+        return "the proof of the proxy's own certificate (brokers.tls.certificate)"
+    if brokers.forward_authorization_credentials:
+        return "clients' credentials (brokers.forward_authorization_credentials)"
+    return None
+
+
+def is_anybodys(pattern: str) -> bool:
+    """Whether a stranger can make a host name that a pattern of ``allowed_hosts`` has."""
+    last = max(pattern.rfind(character) for character in "*?]")
+    if last < 0:
+        return False
+    whole_labels = pattern[last + 1 :].split(".")[1:]
+    return sum(map(bool, whole_labels)) < FIXED_LABELS_MIN
+
+
+def _wide(networks: tuple[str, ...]) -> Iterator[str]:
+    """What of ``allowed_addresses``, taken together, is wider than any network that is somebody's own."""
+    if "*" in networks:
+        yield "*"
+        return
+    parsed = [ipaddress.ip_network(network) for network in networks]
+    for v4 in ipaddress.collapse_addresses(one for one in parsed if isinstance(one, ipaddress.IPv4Network)):
+        if v4.prefixlen < IPV4_PREFIX_MIN:
+            yield str(v4)
+    for v6 in ipaddress.collapse_addresses(one for one in parsed if isinstance(one, ipaddress.IPv6Network)):
+        if v6.prefixlen < IPV6_PREFIX_MIN and not v6.subnet_of(_PRIVATE_IPV6):
+            yield str(v6)
