@@ -12,6 +12,10 @@ from proxy.runtime.logs import get_logger
 GIVE_WAY_S = 0.002
 """How long a forwarder that has more than its share leaves a new client to the others."""
 
+FULL_LOOK_S = 0.005
+FULL_MAX_S = 1.0
+"""How long one that has no room leaves clients in the queue: for others that have, or until it has some itself."""
+
 NO_DESCRIPTORS_PAUSE_S = 0.1
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -25,8 +29,10 @@ async def accept_clients(
     with listener:  # to accept no more means to keep no client waiting in the queue, either
         while True:
             await trio.lowlevel.wait_readable(listener)
-            if admission.has_more_than_its_share():
-                # If nobody else takes it, since the others are gone or hang, it is still there afterwards.
+            # If nobody else takes it, since the others are gone or hang, it is still there afterwards.
+            if _should_wait(admission):
+                await _wait_for_room(admission)
+            elif admission.has_more_than_its_share():
                 await trio.sleep(GIVE_WAY_S)
             try:
                 sock, address = listener.accept()
@@ -39,3 +45,14 @@ async def accept_clients(
                 continue  # anything else is the one client's, who has gone again
             sock.setblocking(False)
             take_in(trio.SocketStream(trio.socket.from_stdlib_socket(sock)), address[:2])
+
+
+def _should_wait(admission: Admission) -> bool:
+    return admission.is_busy() or (admission.is_full() and admission.others_have_room())
+
+
+async def _wait_for_room(admission: Admission) -> None:
+    """For a bounded time: whoever waits for ever would rather be told."""
+    with trio.move_on_after(FULL_MAX_S):
+        while _should_wait(admission):  # noqa: ASYNC110 -- others' counters can only be looked at
+            await trio.sleep(FULL_LOOK_S)

@@ -35,6 +35,7 @@ from proxy.runtime.reactor import Reactor
 from proxy.runtime.relay_table import RelayTable
 from proxy.runtime.store_channel import StoreChannel, store_sockets
 from proxy.runtime.worker import WorkerContext
+from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Shelf
 
 
@@ -87,7 +88,9 @@ class Served:
 
     async def _keep(self, channel: StoreChannel) -> None:
         with self.real_listener:
-            await self.shelf.serve(channel, lambda: [self.real_listener.fileno()], new=True)
+            await self.shelf.serve(
+                channel, lambda: [self.real_listener.fileno()], new=True, tables=AddressTableExchange().line(0)
+            )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -272,7 +275,7 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
 async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
     served = await serve()
     await served.in_lookup_mode()
-    await served.service.configure(make_config(limits={"max_connections": 2, "handshake_timeout_ms": 3000}))
+    await served.service.configure(make_config(limits={"max_connections": 4, "handshake_timeout_ms": 3000}))
     started = trio.current_time()
     await served.listener.come().must_hear_end()
     assert trio.current_time() - started == pytest.approx(3)
