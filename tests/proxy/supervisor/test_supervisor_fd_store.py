@@ -20,6 +20,7 @@ from proxy.runtime.relay_table import RelayTable, row
 from proxy.runtime.store_channel import (
     DESCRIPTORS_MAX,
     MESSAGE_BYTES_MAX,
+    RECORD_BYTES_MAX,
     StoreChannel,
     close_all,
     store_sockets,
@@ -445,22 +446,20 @@ async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nurs
 async def test_large_records_are_bounded_by_their_bytes(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
     nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
-    await store.say(theirs, *range(1, 8), principal="p" * 50_000)
-    largest = "p" * (MESSAGE_BYTES_MAX - 10)
-    assert StoreMessage(relays=[StoredRelay(id=8, principal=largest)]).ByteSize() == MESSAGE_BYTES_MAX
-    await store.say(theirs, 8, 9, principal=largest)
+    principal = "p" * (RECORD_BYTES_MAX - 5)
+    assert StoredRelay(id=41, principal=principal).ByteSize() == RECORD_BYTES_MAX
+    await store.say(theirs, *range(1, 42), principal=principal)
     theirs.close()
+    await trio.testing.wait_all_tasks_blocked()
     ours, theirs = store.line()
     nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
     got = await inherit(theirs)
     assert all(message.ByteSize() <= MESSAGE_BYTES_MAX for message, _descriptors in got)
     assert [[relay.id for relay in message.relays] for message, _descriptors in got] == [
         [],
-        [1, 2, 3],
-        [4, 5, 6],
-        [7],
-        [8],
-        [9],
+        [*range(1, 20)],
+        [*range(20, 39)],
+        [39, 40, 41],
         [],
     ]
     os.close(got[0][1][0])
@@ -480,7 +479,7 @@ def test_batches() -> None:
 async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
     nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
-    await store.say(theirs, *range(1, 11), principal="p" * 50_000)
+    await store.say(theirs, *range(1, 101), principal="p" * 8_000)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ended = trio.Event()
@@ -498,7 +497,7 @@ async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.N
         await ended.wait()
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert ours.sock.fileno() == -1
-    assert store.kept == 20
+    assert store.kept == 200
     ours, theirs = store.line()
     nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
     got = await inherit(theirs)
@@ -529,3 +528,15 @@ async def test_a_successor_goes_on_with_the_shelf(store: Store, nursery: trio.Nu
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     assert sorted(store.shelf.relays) == [2, 3]
+
+
+async def test_a_record_that_is_too_long_is_not_kept(store: Store) -> None:
+    """Security: a forwarder that was taken over must not fill the supervisor's memory."""
+    with structlog.testing.capture_logs() as logs:
+        await store.told(
+            StoreMessage(relays=[StoredRelay(id=1, principal="x" * RECORD_BYTES_MAX)]),
+            StoreMessage(relays=[StoredRelay(id=2)]),
+        )
+    assert list(store.shelf.relays) == [2]
+    assert [entry["log_level"] for entry in logs] == ["error"]
+    assert store.kept == 2
