@@ -17,6 +17,9 @@ FULL_MAX_S = 1.0
 """How long one that has no room leaves clients in the queue: for others that have, or until it has some itself."""
 
 NO_DESCRIPTORS_PAUSE_S = 0.1
+FULL_TOLD_S = 1.0
+"""How long, after it has waited in vain, it turns clients away at once."""
+
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -26,12 +29,14 @@ async def accept_clients(
     take_in: Callable[[trio.SocketStream, tuple[str, int]], None],
 ) -> None:
     """Accept until cancelled: ``take_in`` gets each client's connection, and its IP address and port."""
+    told_until = float("-inf")
     with listener:  # to accept no more means to keep no client waiting in the queue, either
         while True:
             await trio.lowlevel.wait_readable(listener)
             # If nobody else takes it, since the others are gone or hang, it is still there afterwards.
             if _should_wait(admission):
-                await _wait_for_room(admission)
+                if trio.current_time() >= told_until and not await _wait_for_room(admission):
+                    told_until = trio.current_time() + FULL_TOLD_S
             elif admission.has_more_than_its_share():
                 await trio.sleep(GIVE_WAY_S)
             try:
@@ -51,8 +56,10 @@ def _should_wait(admission: Admission) -> bool:
     return admission.is_busy() or (admission.is_full() and admission.others_have_room())
 
 
-async def _wait_for_room(admission: Admission) -> None:
-    """For a bounded time: whoever waits for ever would rather be told."""
+async def _wait_for_room(admission: Admission) -> bool:
+    """Wait for a bounded time; whether there is room. Otherwise all who are in the queue are told so, at once."""
     with trio.move_on_after(FULL_MAX_S):
         while _should_wait(admission):  # noqa: ASYNC110 -- others' counters can only be looked at
             await trio.sleep(FULL_LOOK_S)
+        return True
+    return False

@@ -250,9 +250,17 @@ async def test_one_without_room_takes_a_client_as_soon_as_there_is_some(
 
 async def test_one_that_is_full_waits_for_a_bounded_time(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others say that they have room, and hang, or lie."""
-    monkeypatch.setattr(accepting, "FULL_MAX_S", 0.02)
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 0.3)
+    monkeypatch.setattr(accepting, "FULL_TOLD_S", 1000)
     let_in_one(entrance)
     entrance.admissions[0].enter("a").is_known()
+    began_at = trio.current_time()
     entrance.open(0)
     await entrance.come()
-    assert entrance.taken == [0]
+    assert trio.current_time() >= began_at + 0.3
+    stranger = entrance.admissions[0]._strangers.longest_silent()
+    assert stranger is not None
+    stranger.is_known()
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
+    await entrance.come()
+    assert entrance.taken == [0, 0], "those behind it in the queue are told at once"
