@@ -138,8 +138,9 @@ class Admission:
         stranger = self._strangers.longest_silent(address)
         if not isinstance(stranger, Place):
             return False
+        close = stranger.evict
         stranger.leave()  # first: to close it may take its time
-        stranger.evict()
+        close()
         return True
 
     def enter(self, address: str) -> Place:

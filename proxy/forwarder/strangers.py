@@ -50,6 +50,7 @@ class Stranger:
                 self._all.remove_silent(self)
             self._all.remove(self)
             self._all = None
+        self.evict = _nobody  # nobody asks for it any more, and it holds on to its session
 
 
 class Strangers:
