@@ -26,6 +26,11 @@ _NOT_THE_CLIENTS_FAULT = frozenset({LOST_EXCHANGE, OVERLOADED, "issuer_unavailab
 
 AUTHENTICATION_UNAVAILABLE = "The proxy cannot authenticate clients at the moment"
 
+KEPT_BYTES_MAX = 1024
+"""The longest of the fields of a CONNECT that are kept for as long as the connection lasts."""
+
+_KEPT = ("auth_method_name", "original_principal", "original_auth_method", "proxy_version")
+
 _PROVED_BY_CONNECTION = frozenset({"tls"})
 """Methods whose data a broker does not look at: it would take the proxy's own certificate for the client's."""
 
@@ -73,6 +78,9 @@ def check_connect(command: BaseCommand, *, proxies_allowed: bool) -> Refusal | N
     ``proxies_allowed``: whether proxies may come, which is then for the auth worker to judge.
     """
     connect = command.connect
+    too_long = next((name for name in _KEPT if len(getattr(connect, name).encode()) > KEPT_BYTES_MAX), None)
+    if too_long is not None:
+        return Refusal(ServerError.NotAllowedError, f"{too_long} is longer than {KEPT_BYTES_MAX} bytes")
     if connect.protocol_version < PROTOCOL_VERSION_MIN:
         return Refusal(
             ServerError.UnsupportedVersionError,
@@ -126,6 +134,18 @@ def broker_connect(
     if through_proxy:
         message.proxy_to_broker_url = client.proxy_to_broker_url
     return _identified(message, identity, proxy_version)
+
+
+def kept_of_connect(connect: CommandConnect) -> CommandConnect:
+    """What of a CONNECT is needed for a later authentication of its client: no credentials, and nothing else of any
+    length.
+    """
+    kept = CommandConnect(protocol_version=connect.protocol_version)
+    for name in (*_KEPT, "auth_method"):
+        if connect.HasField(name):
+            setattr(kept, name, getattr(connect, name))
+    kept.feature_flags.supports_auth_refresh = connect.feature_flags.supports_auth_refresh
+    return kept
 
 
 def proxy_connect(identity: BrokerIdentity, proxy_version: str) -> CommandConnect:

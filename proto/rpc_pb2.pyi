@@ -291,7 +291,7 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class StoreMessage(_message.Message):
-    __slots__ = ("dropped_relays", "dropped_pipes", "table", "relays", "pipes", "complete", "listeners")
+    __slots__ = ("dropped_relays", "dropped_pipes", "table", "relays", "pipes", "complete", "listeners", "address_tables")
     DROPPED_RELAYS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_PIPES_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -299,6 +299,7 @@ class StoreMessage(_message.Message):
     PIPES_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     LISTENERS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_TABLES_FIELD_NUMBER: _ClassVar[int]
     dropped_relays: _containers.RepeatedScalarFieldContainer[int]
     dropped_pipes: _containers.RepeatedScalarFieldContainer[int]
     table: bool
@@ -306,7 +307,8 @@ class StoreMessage(_message.Message):
     pipes: _containers.RepeatedCompositeFieldContainer[StoredPipe]
     complete: bool
     listeners: int
-    def __init__(self, dropped_relays: _Optional[_Iterable[int]] = ..., dropped_pipes: _Optional[_Iterable[int]] = ..., table: _Optional[bool] = ..., relays: _Optional[_Iterable[_Union[StoredRelay, _Mapping]]] = ..., pipes: _Optional[_Iterable[_Union[StoredPipe, _Mapping]]] = ..., complete: _Optional[bool] = ..., listeners: _Optional[int] = ...) -> None: ...
+    address_tables: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dropped_relays: _Optional[_Iterable[int]] = ..., dropped_pipes: _Optional[_Iterable[int]] = ..., table: _Optional[bool] = ..., relays: _Optional[_Iterable[_Union[StoredRelay, _Mapping]]] = ..., pipes: _Optional[_Iterable[_Union[StoredPipe, _Mapping]]] = ..., complete: _Optional[bool] = ..., listeners: _Optional[int] = ..., address_tables: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
     __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session")

@@ -361,8 +361,13 @@ class Relay(Strict, frozen=True):
 class Limits(Strict, frozen=True):
     """Bounds on what strangers can make the cluster do.
 
-    max_connections: clients' connections in the whole cluster
-    max_connections_per_address: clients' connections from one IP address to one forwarder; 0: no limit
+    max_connections: clients' connections in the whole cluster; each forwarder takes in an equal part of them
+    max_connections_per_address: clients' connections from one IP address (of IPv6, one /64 network) to the whole
+        cluster; 0: no limit
+    max_unauthenticated_connections: connections whose client has not authenticated yet (without authentication: has not
+        been answered `Connected` yet), TLS handshakes included, in the whole cluster; half of them from one address.
+        Above it the one that has been silent for longest gives way, of the address with most of them; where none is
+        silent, newcomers wait for a second, and then are told to come again. 0: a quarter of `max_connections`
     max_concurrent_lookups: lookup requests that a lookup worker works on at a time; above it they are answered
         `TooManyRequests`
     max_concurrent_lookups_per_connection: the same for one client's connection
@@ -379,6 +384,7 @@ class Limits(Strict, frozen=True):
 
     max_connections: Positive = 10_000
     max_connections_per_address: NonNegative = 0
+    max_unauthenticated_connections: NonNegative = 0
     max_concurrent_lookups: Positive = 50_000
     max_concurrent_lookups_per_connection: Positive = 5_000
     max_topic_lists_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 64 * MIB

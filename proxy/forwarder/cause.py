@@ -21,6 +21,7 @@ class Cause(enum.StrEnum):
     REAUTHENTICATION_FAILED = "reauthentication_failed"
     LOOKUP_UNAVAILABLE = "lookup_unavailable"
     HANDSHAKE_TIMEOUT = "handshake_timeout"
+    GAVE_WAY = "gave_way"
     KEEP_ALIVE_TIMEOUT = "keep_alive_timeout"
     CLIENT_DOES_NOT_READ = "client_does_not_read"
     RELAY_ENDED = "relay_ended"

@@ -4,7 +4,7 @@ import trio
 
 from proxy.config.types import Config, Listener
 from proxy.runtime.tasks import close_politely
-from proxy.runtime.tls import TlsFailed, TlsStream, listener_context
+from proxy.runtime.tls import ListenerContexts, TlsFailed, TlsStream
 
 
 class Door:
@@ -13,7 +13,7 @@ class Door:
     def __init__(self, key: str, config: Listener) -> None:
         self.congestion_control = config.congestion_control
         self.speaks_tls = config.tls is not None
-        self._tls = None if config.tls is None else listener_context(f"{key}.tls", config.tls)
+        self._tls = None if config.tls is None else ListenerContexts(f"{key}.tls", config.tls)
 
     async def enter(
         self, transport: trio.SocketStream, *, timeout_s: float
@@ -27,8 +27,10 @@ class Door:
         entered = False
         try:
             with trio.fail_after(timeout_s):
-                stream = TlsStream(transport, await self._tls.current(), server_side=True)
+                context = await self._tls.current()
+                stream = TlsStream(transport, context, server_side=True)
                 await stream.handshake()
+                self._tls.used(context, stream.version)
             entered = True
         except trio.TooSlowError:
             raise TlsFailed(f"the TLS handshake was not finished within {timeout_s} s") from None

@@ -13,6 +13,7 @@ class Farewell:
         self._wire = wire
         self._frame: bytes | None = None
         self._delay_s = 0.0
+        self._scope: trio.CancelScope | None = None
 
     def prepare(self, frame: bytes, *, delay_s: float = 0.0) -> None:
         """``frame`` is to be said, ``delay_s`` after the end."""
@@ -26,16 +27,25 @@ class Farewell:
         """Say it."""
         if self._frame is None:
             return
-        await trio.sleep(self._delay_s)
-        self._wire.send(self._frame)
-        if not await self._wire.until_sent():
-            self._frame = None  # nobody listens
+        with trio.CancelScope() as self._scope:
+            await trio.sleep(self._delay_s)
+            self._wire.send(self._frame)
+            if not await self._wire.until_sent():
+                self._frame = None  # nobody listens
+
+    def cut_short(self) -> None:
+        """Close at once: the connection's place is needed."""
+        self._frame = None
+        if self._scope is not None:
+            self._scope.cancel()
 
     async def close(self) -> None:
         """Close; whoever was told something gets the time to read it."""
         if self._frame is None:
             await close_at_once(self._wire.stream)
             return
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True) as self._scope:
             await self._wire.end_reading()
             await close_politely(self._wire.stream)
+        if self._scope.cancelled_caught:
+            await close_at_once(self._wire.stream)

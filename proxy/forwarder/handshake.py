@@ -27,6 +27,7 @@ from proxy.forwarder.backends import Backends
 from proxy.forwarder.broker_side import BrokerSide, BrokerSideFailed
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.strangers import Stranger
 from proxy.forwarder.wire import ClientWire
 from proxy.runtime.owned_tasks import Starts
 from proxy.runtime.rpc_client import RpcError
@@ -61,7 +62,7 @@ class Handshake:
     """One client's; see the module. ``begin`` and ``end`` once each, and ``take`` each CONNECT and AUTH_RESPONSE.
 
     ``handshakes`` counts it for as long as it is not decided what the connection will be; ``tasks`` are for what takes
-    time.
+    time. ``stranger``: how it is counted before its client is known.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Handshake:
         wire: ClientWire,
         tasks: Starts,
         handshakes: InFlight,
+        stranger: Stranger | None = None,
     ) -> None:
         self.target = ""
         """Which broker the client wants, as it was said; empty: none."""
@@ -88,6 +90,7 @@ class Handshake:
         self._wire = wire
         self._tasks = tasks
         self._handshakes = handshakes
+        self._stranger = stranger or Stranger()
         self._is_counted = False
         self._started = client.accepted_at
         self._started_at_unix_ms = int(time.time() * 1000)
@@ -129,6 +132,7 @@ class Handshake:
         """
         if command.type == BaseCommand.CONNECT and not self._take_connect(command):
             return
+        self._stranger.is_served()
         if self._authentication is not None:
             self._tasks.start_soon(self._authenticate, self._authentication, command)
         else:
@@ -166,6 +170,7 @@ class Handshake:
             case Challenge():
                 if self._machine.handle(Event.CHALLENGED) is Action.SEND_CHALLENGE:
                     self._wire.send(verdict.frame)
+                    self._stranger.is_silent()
             case Denial():
                 self._session.fail(
                     Event.DENIED,
@@ -179,6 +184,8 @@ class Handshake:
     def _accepted(self, identity: ClientIdentity) -> None:
         self._measure("authentication", self._started)
         self._session.accepted(self._connect, identity)
+        if self._backends.config.authentication.enabled:
+            self._stranger.is_known()
         if self.target:
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
                 self._tasks.start_soon(self._open_broker, identity)
@@ -200,6 +207,7 @@ class Handshake:
     def _connected(self, profile: CommandConnected | None) -> None:
         if self._machine.handle(Event.ACCEPTED_FOR_LOOKUP) is Action.SEND_CONNECTED:
             connected = lookup_mode_connected(self._connect, profile, SERVER_VERSION)
+            self._stranger.is_known()
             self._session.enter_lookup_mode(commands.connected(connected))
             self._measure("total", self._started)
             self._is_decided()

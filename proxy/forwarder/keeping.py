@@ -5,15 +5,17 @@ to its end before it hands anything to a successor. Nothing is acknowledged.
 """
 
 import errno
+import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
 
 from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
 from proxy.forwarder.pipes import Pipe
-from proxy.runtime.store_channel import StoreChannel, StoreLost, close_all
+from proxy.runtime.logs import get_logger
+from proxy.runtime.store_channel import RECORD_BYTES_MAX, MessageTooLong, StoreChannel, StoreLost, close_all
 
 DROPPED_PER_MESSAGE_MAX = 5_000
 
@@ -56,10 +58,36 @@ class RelayKeeper:
         """Make a relay safe. Raises MessageTooLong, StoreLost, OSError."""
         if not self._keeps:
             return
+        size = relay.ByteSize()
+        if size > RECORD_BYTES_MAX:
+            raise MessageTooLong(
+                f"what would be kept of this client (its role, method and session) has {size} bytes, which is more "
+                f"than {RECORD_BYTES_MAX}"
+            )
         async with self._sending:
             # An id may be new and dropped a moment ago: what was dropped goes first.
             await self._send_dropped()
             await self._channel.send(StoreMessage(relays=[relay]), (client, broker))
+
+    async def publish_addresses(self, table: int) -> None:
+        """Have the other forwarders read a table (proxy.runtime.address_tables). Closes the descriptor."""
+        try:
+            async with self._sending:
+                await self._channel.send(StoreMessage(address_tables=[0]), (table,))
+        except (StoreLost, trio.ClosedResourceError, OSError) as error:
+            get_logger().warning("the other forwarders do not count this one's clients", reason=str(error))
+        finally:
+            os.close(table)
+
+    async def listen(self, on_address_table: Callable[[int, int], None]) -> None:
+        """Take the other forwarders' tables as they come, until the line ends."""
+        try:
+            while (received := await self._channel.receive()) is not None:
+                message, descriptors = received
+                for forwarder, table in zip(message.address_tables, descriptors, strict=False):
+                    on_address_table(forwarder, table)
+        except (trio.ClosedResourceError, OSError):
+            return
 
     def put_pipes(self, pipes: Sequence[Pipe]) -> None:
         """Make pipes safe before anything is in them. Raises OSError where the line has no room now."""

@@ -18,10 +18,18 @@ OTHER = "other"
 ANONYMOUS = "anonymous"
 """Of relays whose client was not authenticated."""
 
+_QUOTE = "principal:"
+"""Stands before a role that reads like one of those two, or like a quoted one: no client shares a row by its name."""
+
 _OTHER = 0
 _ANONYMOUS = 1
 _FIRST = 2
 _DIRECTIONS = ("to_broker", "to_client")
+
+
+def label_of(role: str) -> str:
+    """How a role stands in the label `principal`: different for every role, and for none as the rows of no role."""
+    return f"{_QUOTE}{role}" if role in {OTHER, ANONYMOUS} or role.startswith(_QUOTE) else role
 
 
 class Principals:
@@ -30,7 +38,7 @@ class Principals:
     def __init__(self, table: RelayTable, principals_max: int) -> None:
         self.max = min(principals_max, PRINCIPALS_MAX)
         self._table = table
-        self._numbers = {OTHER: _OTHER, ANONYMOUS: _ANONYMOUS}
+        self._numbers: dict[str, int] = {}
         for number in range(_FIRST, _FIRST + PRINCIPALS_MAX):
             name = table.principal_name(number)
             if not name:
@@ -39,15 +47,16 @@ class Principals:
 
     def number_of(self, principal: str) -> int:
         """The number of a principal's row in the table; "": not authenticated."""
-        name = principal or ANONYMOUS
-        number = self._numbers.get(name)
+        if not principal:
+            return _ANONYMOUS
+        number = self._numbers.get(principal)
         if number is not None:
             return number
-        number = len(self._numbers)
-        if number >= _FIRST + self.max or len(name.encode()) > NAME_BYTES_MAX:
+        number = _FIRST + len(self._numbers)
+        if number >= _FIRST + self.max or len(principal.encode()) > NAME_BYTES_MAX:
             return _OTHER
-        self._table.name_principal(number, name)
-        self._numbers[name] = number
+        self._table.name_principal(number, principal)
+        self._numbers[principal] = number
         return number
 
     def add_session(self, principal: str) -> None:
@@ -74,8 +83,10 @@ class Principals:
         sessions = CounterMetricFamily(
             "pulsar_proxy_principal_sessions", "Relays begun, by principal.", labels=["principal"]
         )
-        sums = self._table.principal_sums(range(len(self._numbers)))
-        for name, number in self._numbers.items():
+        sums = self._table.principal_sums(range(_FIRST + len(self._numbers)))
+        rows = {OTHER: _OTHER, ANONYMOUS: _ANONYMOUS}
+        rows |= {label_of(role): number for role, number in self._numbers.items()}
+        for name, number in rows.items():
             mine = sums[number]
             if not any(mine):
                 continue

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from proto import commands
+from proto.connect_rules import kept_of_connect
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 from proto.relay_frames import frame_bytes_max
@@ -23,8 +24,6 @@ from proxy.forwarder.followed import Closing, Followed
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay_session import MayBeAsked, Reauthenticate, Recall, RelaySession, may_be_asked
 from proxy.forwarder.relays import Relays
-
-_SECRETS = ("auth_data", "original_auth_data")
 
 
 class Renewal:
@@ -149,12 +148,8 @@ def _challenge(connect: CommandConnect) -> bytes:
 
 
 def _context(client: ClientEnd, connect: CommandConnect) -> bytes:
-    without_secrets = CommandConnect()
-    without_secrets.CopyFrom(connect)
-    for field in _SECRETS:
-        without_secrets.ClearField(field)
     stored = StoredClient(
-        connect=without_secrets.SerializeToString(), certificate=client.certificate, listener=client.listener
+        connect=kept_of_connect(connect).SerializeToString(), certificate=client.certificate, listener=client.listener
     )
     return stored.SerializeToString()
 

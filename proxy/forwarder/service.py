@@ -19,7 +19,7 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.config.load import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.accepting import accept_clients
-from proxy.forwarder.admission import Admission
+from proxy.forwarder.admission import Admission, Place, Refusal
 from proxy.forwarder.authentication import ClientEnd
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
@@ -29,6 +29,7 @@ from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import Relays
 from proxy.forwarder.renewal import recall
 from proxy.forwarder.session import ClientSession
+from proxy.runtime.address_tables import AddressTables
 from proxy.runtime.congestion import use_for_accepted
 from proxy.runtime.connection_count import ConnectionCounters
 from proxy.runtime.deadlines import Deadlines
@@ -59,7 +60,8 @@ class ForwarderService:
             gauge = self._metrics.connections_by_state.labels(state=state.value.replace(" ", "_"))
             gauge.set_function(partial(self._count_in, state))
         counters = ConnectionCounters(context.descriptors.connections)
-        self._admission = Admission(context.config.limits, counters, context.index)
+        self._address_tables = AddressTables()
+        self._admission = Admission(context.config.limits, counters, context.index, self._address_tables)
         self._auth = context.rpc_pool(Role.AUTH)
         self._lookup = context.rpc_pool(Role.LOOKUP)
         self._backends = Backends(context.config, self._auth, self._lookup)
@@ -114,20 +116,23 @@ class ForwarderService:
             principals_max=context.config.metrics.principals_max,
         )
         for kept in left.relays:
-            self._admission.enter(ip_of(kept.about.client_address))
+            self._admission.adopt(ip_of(kept.about.client_address))
             self._metrics.adopted_relays.inc()
         self._relays.adopt(left, config)
         context.nursery.start_soon(keeper.run)
+        context.nursery.start_soon(keeper.listen, self._address_tables.read)
+        self._address_tables.begin(lambda table: context.nursery.start_soon(keeper.publish_addresses, table))
         context.nursery.start_soon(self._relays.run)
         context.registry.register(self._relays)
         if left.relays:
             get_logger().info("took over the relays of a predecessor", relays=len(left.relays))
 
     def _relay_ended(self, about: StoredRelay) -> None:
-        self._connection_ended(ip_of(about.client_address), Cause.RELAY_ENDED)
+        self._admission.leave(ip_of(about.client_address))
+        self._metrics.ended_connections[Cause.RELAY_ENDED].inc()
 
-    def _connection_ended(self, ip: str, cause: Cause) -> None:
-        self._admission.leave(ip)
+    def _connection_ended(self, place: Place, cause: Cause) -> None:
+        place.leave()
         self._metrics.ended_connections[cause].inc()
 
     async def configure(self, config: Config) -> None:
@@ -216,23 +221,33 @@ class ForwarderService:
             self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=door.speaks_tls))
             return
         self._metrics.new_connections.inc()
-        self._admission.enter(ip)
+        place = self._admission.enter(ip)
         self._in_flight.begin()
         client = ClientEnd(address, trio.current_time(), b"", index)
         if door.speaks_tls:
-            self._clients.start_soon(self._enter_by_tls, door, stream, client, ip)
+            handshake = trio.CancelScope()
+            place.evict = handshake.cancel
+            self._clients.start_soon(self._enter_by_tls, door, stream, client, place, handshake)
         else:
-            self._begin(stream, client, ip)
+            self._begin(stream, client, place)
 
-    async def _enter_by_tls(self, door: Door, transport: trio.SocketStream, client: ClientEnd, ip: str) -> None:
+    async def _enter_by_tls(
+        self, door: Door, transport: trio.SocketStream, client: ClientEnd, place: Place, handshake: trio.CancelScope
+    ) -> None:
+        """Begin a client's session behind its TLS handshake, which ``handshake`` cancels."""
         timeout_s = seconds(self._backends.config.limits.handshake_timeout_ms)
         cause = Cause.SHUT_DOWN
         entered = False
         try:
-            stream, certificate = await door.enter(transport, timeout_s=timeout_s)
-            entered = not self._accepting.cancel_called  # a drain that began in the meantime has not seen it
-            if not entered:
-                await close_at_once(stream)
+            with handshake:
+                stream, certificate = await door.enter(transport, timeout_s=timeout_s)
+                # A drain that began in the meantime has not seen it.
+                entered = not (self._accepting.cancel_called or handshake.cancel_called)
+                if not entered:
+                    await close_at_once(stream)
+            if handshake.cancel_called:
+                cause = Cause.GAVE_WAY
+                self._log_gave_way(client.address)
         except TlsFailed as error:
             get_logger().warning("no TLS with a client", client=client.address, reason=str(error))
             cause = Cause.TLS_FAILED
@@ -241,12 +256,12 @@ class ForwarderService:
             cause = Cause.DEFECT
         finally:
             if not entered:
-                self._connection_ended(ip, cause)
+                self._connection_ended(place, cause)
                 self._in_flight.end()
         if entered:
-            self._begin(stream, replace(client, certificate=certificate), ip)
+            self._begin(stream, replace(client, certificate=certificate), place)
 
-    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEnd, ip: str) -> None:
+    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEnd, place: Place) -> None:
         session = ClientSession(
             stream,
             client,
@@ -256,29 +271,45 @@ class ForwarderService:
             handshakes=self._handshakes,
             nursery=self._clients,
             deadlines=self._deadlines,
-            on_end=partial(self._ended, ip),
+            on_end=partial(self._ended, place),
+            stranger=place,
         )
         self._sessions.add(session)
         session.begin()
 
-    def _ended(self, ip: str, session: ClientSession) -> None:
+    def _ended(self, place: Place, session: ClientSession) -> None:
         self._sessions.discard(session)
-        if not session.became_relay:  # which ends in its own time: see _relay_ended
-            self._connection_ended(ip, session.cause)
+        if session.became_relay:  # which ends in its own time: see _relay_ended
+            place.becomes_relay()
+        else:
+            self._connection_ended(place, session.cause)
+            if session.cause is Cause.GAVE_WAY:
+                self._log_gave_way(session.address)
         self._in_flight.end()
 
-    async def _turn_away(self, stream: trio.SocketStream, client: str, reason: str, *, mute: bool) -> None:
+    @staticmethod
+    def _log_gave_way(client: str) -> None:
+        get_logger().warning(
+            "a client that had not authenticated was silent for longest and gave way to another; if it was no "
+            "attack, raise limits.max_unauthenticated_connections",
+            client=client,
+        )
+
+    async def _turn_away(self, stream: trio.SocketStream, client: str, reason: Refusal, *, mute: bool) -> None:
         """``mute``: a word to this client would cost a TLS handshake."""
-        self._metrics.rejected_connections.labels(reason=reason).inc()
-        get_logger().warning("a client was turned away", client=client, reason=reason)
+        self._metrics.rejected_connections.labels(reason=reason.value).inc()
+        get_logger().warning("a client was turned away", client=client, reason=reason.value, key=f"limits.{reason}")
         if mute or self._turning_away >= TURNED_AWAY_AT_ONCE_MAX:
             await trio.aclose_forcefully(stream)
             return
         self._turning_away += 1
         try:
             text = f"The proxy has reached its limit ({reason})"
+            # Those who come again soon will find room among the handshakes.
+            again = reason is Refusal.UNAUTHENTICATED
+            code = ServerError.ServiceNotReady if again else ServerError.NotAllowedError
             with trio.move_on_after(1):
-                await stream.send_all(commands.error(NO_REQUEST_ID, ServerError.NotAllowedError, text))
+                await stream.send_all(commands.error(NO_REQUEST_ID, code, text))
             await close_politely(stream)
         except trio.BrokenResourceError:
             await trio.aclose_forcefully(stream)

@@ -29,6 +29,7 @@ from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.patience import Patience
 from proxy.forwarder.relays import RelayNotBegun, Relays
 from proxy.forwarder.renewal import Renewal
+from proxy.forwarder.strangers import Stranger
 from proxy.forwarder.wire import ClientSlow, ClientWire
 from proxy.runtime.deadlines import Deadlines
 from proxy.runtime.logs import get_logger
@@ -42,7 +43,7 @@ class ClientSession:
 
     ``handshakes`` counts it for as long as it is not decided what the connection will be. ``nursery`` is for what takes
     time. ``became_relay``: how it ended; if so, the connection is no longer this session's. ``renewal``: how long it
-    lasts (KIP-368).
+    lasts (KIP-368). ``stranger``: how it is counted before its client is known.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ClientSession:
         nursery: trio.Nursery,
         deadlines: Deadlines,
         on_end: Callable[["ClientSession"], None],
+        stranger: Stranger | None = None,
     ) -> None:
         self.address = client.address
         self.became_relay = False
@@ -68,6 +70,8 @@ class ClientSession:
         self._limits = limits = backends.config.limits
         self._metrics = metrics
         self._nursery = nursery
+        self._stranger = stranger or Stranger()
+        self._stranger.evict = self.give_way
         self._on_end = on_end
         self._turn = current_turn()
         self._tasks = tasks = OwnedTasks(nursery, self._met_defect)
@@ -90,6 +94,7 @@ class ClientSession:
             wire=wire,
             tasks=tasks,
             handshakes=handshakes,
+            stranger=self._stranger,
         )
         self.renewal = Renewal(backends, client, relays, metrics)
         self._lookup_mode = LookupMode(
@@ -139,6 +144,14 @@ class ClientSession:
             self._machine.handle(Event.SHUT_DOWN)
             self._end(Cause.SHUT_DOWN)
 
+    def give_way(self) -> None:
+        """Close at once, since others need the place: this client has been silent before it was known."""
+        if not self.is_over:
+            self._machine.handle(Event.SHUT_DOWN)
+            self._end(Cause.GAVE_WAY)
+        else:
+            self._farewell.cut_short()
+
     # ---- endings
 
     def _end(self, cause: Cause) -> None:
@@ -151,6 +164,8 @@ class ClientSession:
         self._patience.end()
         if not self.is_over:
             self.is_over = True
+            if self.state is not State.RELAYING:
+                self._stranger.is_silent()  # until it is closed, which may take its time
             self._turn.touch(self)  # whoever noticed the end may still be in the middle of something
 
     def _met_defect(self, error: Exception) -> None:
@@ -283,7 +298,7 @@ class ClientSession:
 
     def _has_room(self) -> bool:
         """Whether more may be taken from this client; else it goes on with an answer that leaves."""
-        has_room = self._lookup_mode.has_room
+        has_room = self._lookup_mode.has_room and not self._wire.owes_many_pongs
         if has_room is self._is_full:
             self._is_full = not has_room
             if has_room:
@@ -298,7 +313,7 @@ class ClientSession:
         state = self.state
         match self._machine.handle(event_of(command)):
             case Action.SEND_PONG:
-                self._wire.send(commands.pong())
+                self._wire.send_pong(commands.pong())
             case Action.AUTHENTICATE:
                 self._handshake.take(command)
             case Action.FORWARD_REQUEST:
@@ -410,3 +425,4 @@ class ClientSession:
             await self._farewell.say()
         else:
             self.became_relay = True
+            self._stranger.is_known()

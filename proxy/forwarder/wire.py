@@ -18,6 +18,9 @@ from proxy.runtime.turn import current_turn
 
 RECEIVE_BYTES = 16_384
 
+PONGS_BYTES_MAX = 4_096
+"""PONGs that a client may owe us to read before nothing more is read from it."""
+
 
 class ClientSlow(Exception):
     """The client does not take what is sent to it."""
@@ -42,6 +45,7 @@ class ClientWire:
         self._turn = current_turn()
         self._unsent = bytearray()
         self._sending = 0
+        self._pongs = 0
         self._has_sender = False
         self._all_sent = trio.Event()
         self._broken = False
@@ -124,6 +128,16 @@ class ClientWire:
         """What waits until the client takes it."""
         return len(self._unsent) + self._sending
 
+    @property
+    def owes_many_pongs(self) -> bool:
+        """Whether many PONGs wait for the client to read, so that it should be asked for no more PINGs."""
+        return self._pongs >= PONGS_BYTES_MAX
+
+    def send_pong(self, frame: bytes) -> None:
+        """Answer a PING, which costs a client nothing: of these few may wait."""
+        self._pongs += len(frame)
+        self.send(frame)
+
     def send(self, frames: bytes) -> None:
         """Send whole frames, at the end of the turn or as soon as the client takes them; nobody waits for it."""
         if not self._broken:
@@ -143,8 +157,10 @@ class ClientWire:
         if self._unsent:
             self._has_sender = True
             self._tasks.start_soon(self._send_rest)
-        elif self._paused:
-            self._on_frames()  # which may have waited for room
+        else:
+            self._pongs = 0
+            if self._paused:
+                self._on_frames()  # which may have waited for room
 
     async def _send_rest(self) -> None:
         try:
@@ -153,6 +169,8 @@ class ClientWire:
                 self._sending = len(data)
                 await self._send_in_time(data)
                 self._sending = 0
+                if not self._unsent:
+                    self._pongs = 0
                 self._on_frames()
         except trio.BrokenResourceError as error:  # which nobody else would notice while reading is paused
             self._broken = True

@@ -2,6 +2,9 @@
 
 Each forwarder writes only its own counter and reads all of them, so no lock is needed; a reader may be late by the few
 connections that are being accepted at that very moment. The supervisor zeroes the counter of a forwarder that died.
+
+The counters are hints, and no more: for how long a forwarder leaves a new client to the others. No client is refused
+because of them, since a forwarder that was taken over can write whatever it likes (proxy.forwarder.admission).
 """
 
 import mmap
@@ -23,6 +26,11 @@ class ConnectionCounters:
     def __init__(self, descriptor: int) -> None:
         size = os.fstat(descriptor).st_size
         self._counters = memoryview(mmap.mmap(descriptor, size)).cast("q")
+
+    @property
+    def places(self) -> int:
+        """How many forwarders there are."""
+        return len(self._counters)
 
     def total(self) -> int:
         """Connections in the whole cluster."""

@@ -21,6 +21,9 @@ DESCRIPTORS_MAX = 250
 MESSAGE_BYTES_MAX = 160 * 1024
 """Below the usual send buffer (net.core.wmem_default, 208 KiB), of which a packet must leave some for the kernel."""
 
+RECORD_BYTES_MAX = 8 * 1024
+"""What may be kept of a relay: much of it is what its client said of itself, and the supervisor keeps all of them."""
+
 _INT_BYTES = array.array("i").itemsize
 _TOO_MANY_IN_FLIGHT_PAUSE_S = 0.005
 

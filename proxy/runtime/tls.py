@@ -25,6 +25,7 @@ ANSWERS_BYTES_MAX = 16384
 FLUSH_TIMEOUT_S = 10.0
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_NEVER_RESUMED = "TLSv1.3"  # without tickets
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
 
 
@@ -39,6 +40,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         self, transport: trio.SocketStream, context: ssl.SSLContext, *, server_side: bool, host: str | None = None
     ) -> None:
         self.transport = transport
+        self._context = context  # OpenSSL calls back into it, and would find nothing there (see _front)
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=host)
@@ -60,6 +62,8 @@ class TlsStream(trio.abc.HalfCloseableStream):
                     await self._fill()
                     self._feed(RECEIVE_BYTES)
                 else:
+                    if self._tls.server_side and self._tls.session_reused:
+                        raise TlsFailed("the client resumed a session, whose certificate nobody has checked again")
                     await self._flush()
                     return
         except ssl.SSLError as error:
@@ -68,6 +72,11 @@ class TlsStream(trio.abc.HalfCloseableStream):
             raise TlsFailed(_reason(error)) from None
         except trio.BrokenResourceError as error:
             raise TlsFailed(f"the connection broke off during the TLS handshake: {error.__cause__ or error}") from None
+
+    @property
+    def version(self) -> str:
+        """Which version of TLS is spoken, as ssl.SSLObject.version says it."""
+        return self._tls.version() or ""
 
     def peer_certificate(self) -> bytes:
         """The peer's certificate, checked, as DER; empty: it has none."""
@@ -218,8 +227,8 @@ def listener_context(key: str, config: ListenerTls) -> Watched[ssl.SSLContext]:
 def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.minimum_version]
-    # No session is resumed: its certificate would not be checked again. And a ticket that a client never reads, since
-    # it closes first, becomes a reset behind the last bytes.
+    # No session is resumed (see ListenerContexts). And a ticket that a client never reads, since it closes first,
+    # becomes a reset behind the last bytes.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
     context.num_tickets = 0
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority is one because it is in the file
@@ -229,6 +238,55 @@ def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
             context.load_verify_locations(cafile=config.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED if config.require_client_certificate else ssl.CERT_OPTIONAL
     return context
+
+
+class ListenerContexts:
+    """The contexts of a listener's connections, none of which resumes a session of another: its certificate would not
+    be checked again, although `client_ca` may have changed. Raises ConfigError.
+
+    Tickets are off. TLS 1.2 also resumes by an id, from a cache that OpenSSL keeps in a context, and that Python's ssl
+    has no way to turn off. So a context serves no other connection once TLS 1.2 was spoken on it: those that come later
+    find a new cache. One that began at the same time could still resume the session; its handshake fails
+    (TlsStream.handshake), and succeeds when it comes again.
+
+    To load a certificate takes milliseconds, so what is new each time is only a front: a context with nothing in it,
+    which changes to the loaded one as soon as the client has said its first word.
+    """
+
+    def __init__(self, key: str, config: ListenerTls) -> None:
+        self._watched = listener_context(key, config)
+        self._loaded = self._watched.value
+        self._front = _front(self._loaded)
+
+    async def current(self) -> ssl.SSLContext:
+        """The context for a connection that begins now; tell ``used`` of it after the handshake."""
+        loaded = await self._watched.current()
+        if loaded is not self._loaded:
+            self._loaded, self._front = loaded, _front(loaded)
+        return self._front
+
+    def used(self, context: ssl.SSLContext, version: str) -> None:
+        """A connection has done its handshake with a context, in this version of TLS."""
+        if version != _NEVER_RESUMED and context is self._front:
+            self._front = _front(self._loaded)
+
+
+def _front(loaded: ssl.SSLContext) -> ssl.SSLContext:
+    """A context that becomes another one when a client has said its first word. It must live as long as what it was
+    used for: OpenSSL calls its callback by address.
+    """
+    front = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    front.minimum_version = loaded.minimum_version
+    front.options = loaded.options
+    front.num_tickets = loaded.num_tickets
+    front.verify_flags = loaded.verify_flags
+    front.verify_mode = loaded.verify_mode
+
+    def change(tls: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _front: ssl.SSLContext) -> None:
+        tls.context = loaded
+
+    front.sni_callback = change
+    return front
 
 
 def broker_context(config: BrokerTls) -> Watched[ssl.SSLContext]:

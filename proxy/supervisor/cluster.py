@@ -25,6 +25,7 @@ from proxy.runtime.connection_count import ConnectionCounters, new_shared_counte
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import new_registry
 from proxy.runtime.rpc_client import RpcCallRefused, RpcError
+from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Shelf, keep_nothing
 from proxy.supervisor.legacy import Legacy, place_name, shelf_state
 from proxy.supervisor.slot import Life, Slot, SlotState
@@ -75,6 +76,7 @@ class Cluster:
         if legacy.connections not in {-1, self._connections}:
             os.close(legacy.connections)
         self._counters = ConnectionCounters(self._connections)
+        self._address_tables = AddressTableExchange()
         self._standby = Standby(self._spawn_forwarder)
         places = [*self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
         self.slots = [self._slot(role, index) for role, index in places]
@@ -123,7 +125,7 @@ class Cluster:
 
     def _slot(self, role: Role, index: int) -> Slot:
         if role is Role.FORWARDER:
-            keep_shelf = partial(self._keep_shelf, self.shelves[index])
+            keep_shelf = partial(self._keep_shelf, index)
             return Slot(role, index, self._next_forwarder, self._start_worker, self._worker_ended, keep_shelf)
 
         async def spawn() -> WorkerProcess:
@@ -137,7 +139,7 @@ class Cluster:
     async def _spawn_forwarder(self) -> WorkerProcess:
         return await WorkerProcess.spawn(Role.FORWARDER, connections=self._connections)
 
-    async def _keep_shelf(self, shelf: Shelf, worker: WorkerProcess) -> None:
+    async def _keep_shelf(self, index: int, worker: WorkerProcess) -> None:
         if worker.store is None:
             raise RuntimeError("a forwarder without a line to the fd store")
 
@@ -145,10 +147,11 @@ class Cluster:
         def listeners() -> list[int]:
             return [listener.fileno() for listener in self.listeners if listener.fileno() >= 0]
 
+        tables = self._address_tables.line(index)
         if self.config.relay.crash_safe:
-            orderly = await shelf.serve(worker.store, listeners, new=not worker.inherited)
+            orderly = await self.shelves[index].serve(worker.store, listeners, new=not worker.inherited, tables=tables)
         else:
-            orderly = await keep_nothing(worker.store, listeners, new=not worker.inherited)
+            orderly = await keep_nothing(worker.store, listeners, new=not worker.inherited, tables=tables)
         if not orderly:
             worker.kill()
 
@@ -377,6 +380,7 @@ class Cluster:
         sockets: list[socket.socket] = [*self.listeners, *self._services.values()]
         for sock in sockets:
             sock.close()
+        self._address_tables.close()
 
 
 def _config_for(role: Role, config: Config) -> bytes:

@@ -16,7 +16,15 @@ from google.protobuf.message import DecodeError
 from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
 from proxy.runtime.logs import get_logger
 from proxy.runtime.relay_table import RELAYS_MAX, new_table, table_of_this_form
-from proxy.runtime.store_channel import DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, StoreChannel, StoreLost, close_all
+from proxy.runtime.store_channel import (
+    DESCRIPTORS_MAX,
+    MESSAGE_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    StoreChannel,
+    StoreLost,
+    close_all,
+)
+from proxy.supervisor.address_tables import AddressTableLine
 
 PIPES_MAX = 2 * RELAYS_MAX + 1024
 """One for each direction, and those in hand."""
@@ -44,18 +52,24 @@ class Kept:
         os.close(self.second)
 
 
-async def keep_nothing(channel: StoreChannel, listeners: Listeners, *, new: bool) -> bool:
+async def keep_nothing(channel: StoreChannel, listeners: Listeners, *, new: bool, tables: AddressTableLine) -> bool:
     """Give a forwarder its clients' listeners and no more; whether its line ended in order."""
     with contextlib.closing(channel):
         try:
             if new:
                 numbers = listeners()
                 channel.send_now(StoreMessage(listeners=len(numbers), complete=True), numbers)
+                tables.begin(channel)
             while (received := await channel.receive()) is not None:
-                close_all(received[1])
+                if received[0].address_tables:
+                    tables.take(received[1])
+                else:
+                    close_all(received[1])
         except (StoreLost, DecodeError, OSError) as error:
             _log_lost(error)
             return False
+        finally:
+            tables.end()
     return True
 
 
@@ -72,7 +86,7 @@ class Shelf:
     pipes: dict[int, Kept] = field(default_factory=dict)
     _in_use: trio.Lock = field(default_factory=trio.Lock)
 
-    async def serve(self, channel: StoreChannel, listeners: Listeners, *, new: bool) -> bool:
+    async def serve(self, channel: StoreChannel, listeners: Listeners, *, new: bool, tables: AddressTableLine) -> bool:
         """Keep what a forwarder says until its line has ended; a new one first gets the clients' listeners and what its
         predecessor left. Whether the line ended in order.
 
@@ -83,16 +97,22 @@ class Shelf:
                 try:
                     if new:
                         await self.hand_over(channel, listeners())
-                    await self.keep(channel)
+                        tables.begin(channel)
+                    await self.keep(channel, tables)
                 except (StoreLost, DecodeError, OSError) as error:
                     _log_lost(error)
                     return False
+                finally:
+                    tables.end()
         return True
 
-    async def keep(self, channel: StoreChannel) -> None:
+    async def keep(self, channel: StoreChannel, tables: AddressTableLine) -> None:
         """Do what a forwarder says, until its line has ended and all of it was read."""
         while (received := await channel.receive()) is not None:
-            self.take(*received)
+            if received[0].address_tables:
+                tables.take(received[1])
+            else:
+                self.take(*received)
 
     def take(self, message: StoreMessage, descriptors: list[int]) -> None:
         """Do what one message says. Raises StoreLost where it says what no forwarder would."""
@@ -110,7 +130,12 @@ class Shelf:
         ends = zip(descriptors[::2], descriptors[1::2], strict=True)
         for relay in message.relays:
             _drop(self.relays, relay.id)
-            self.relays[relay.id] = Kept(relay.SerializeToString(), *next(ends))
+            record, (client, broker) = relay.SerializeToString(), next(ends)
+            if len(record) > RECORD_BYTES_MAX:  # one forwarder might fill all memory with a hundred thousand of them
+                close_all((client, broker))
+                get_logger().error("a relay is not crash-safe: its record is too long", bytes=len(record))
+                continue
+            self.relays[relay.id] = Kept(record, client, broker)
         for pipe in message.pipes:
             _drop(self.pipes, pipe.id)
             self.pipes[pipe.id] = Kept(pipe.SerializeToString(), *next(ends))

@@ -6,6 +6,7 @@ from pulsar_bytes import command, decoded, fields
 from proto.commands import parse_command
 from proto.connect_rules import (
     INVALID_ROLES,
+    KEPT_BYTES_MAX,
     LOST_EXCHANGE,
     NOT_A_PROXY,
     BrokerIdentity,
@@ -13,6 +14,7 @@ from proto.connect_rules import (
     broker_connect,
     check_connect,
     denial,
+    kept_of_connect,
     lookup_mode_connected,
     original_credentials,
     proxy_connect,
@@ -280,3 +282,27 @@ def test_a_broker_without_flags_does_not_make_watchers() -> None:
 def test_the_lower_protocol_version_counts(client: int, broker: int | None, told: int) -> None:
     profile = None if broker is None else CommandConnected(protocol_version=broker)
     assert lookup_mode_connected(CommandConnect(protocol_version=client), profile, "v").protocol_version == told
+
+
+@pytest.mark.parametrize("field", ["auth_method_name", "original_principal", "original_auth_method", "proxy_version"])
+def test_what_is_kept_of_a_connect_is_bounded(field: str) -> None:
+    """Security: it is kept for as long as the connection lasts, also by the supervisor."""
+    for size, allowed in ((KEPT_BYTES_MAX, True), (KEPT_BYTES_MAX + 1, False)):
+        message = connect(protocol_version=19)
+        setattr(message.connect, field, "x" * size)
+        refusal = check_connect(message, proxies_allowed=True)
+        assert (refusal is None) == allowed
+    assert refusal is not None
+    assert refusal.code == ServerError.NotAllowedError
+    assert field in refusal.message
+
+
+def test_what_is_kept_of_a_connect() -> None:
+    kept = kept_of_connect(parse_command(command(2, WRITTEN)).connect)
+    assert (kept.auth_method_name, kept.original_principal) == ("client's method", "client's principal")
+    assert (kept.original_auth_method, kept.proxy_version) == ("client's original method", "client's proxy version")
+    assert (kept.protocol_version, kept.auth_method) == (19, 2)
+    assert not kept.auth_data
+    assert not kept.original_auth_data
+    assert b"future" not in kept.SerializeToString()
+    assert not kept_of_connect(CommandConnect(protocol_version=7)).HasField("proxy_version"), "by which it is judged"

@@ -25,6 +25,7 @@ from proxy.forwarder.relay_session import Recall, RelaySession, nobody_judges
 from proxy.forwarder.relays import Relays
 from proxy.runtime.relay_table import PIPE, RelayTable, row
 from proxy.runtime.store_channel import StoreChannel, store_sockets
+from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Shelf
 
 DEFAULTS = RelayConfig()
@@ -373,7 +374,7 @@ class Place:
         return forwarder
 
     async def _serve(self, channel: StoreChannel) -> None:
-        await self.shelf.serve(channel, list, new=True)
+        await self.shelf.serve(channel, list, new=True, tables=AddressTableExchange().line(0))
 
     async def settle(self) -> None:
         """Wait until the store has read what was said."""

@@ -200,3 +200,67 @@ async def test_sockets_are_ours_alone_and_do_not_block(entrance: Entrance) -> No
             await until(lambda: seen)
         nursery.cancel_scope.cancel()
     assert seen == [(False, False)]
+
+
+# ---- one that has no room
+
+
+def let_in_one(entrance: Entrance) -> None:
+    for admission in entrance.admissions:
+        admission.limits = Limits(max_connections=2)
+
+
+async def test_one_that_is_full_leaves_clients_to_one_that_is_not(entrance: Entrance) -> None:
+    let_in_one(entrance)
+    entrance.admissions[0].enter("a").is_known()
+    entrance.open(0)
+    entrance.open(1)
+    await entrance.come()
+    assert entrance.taken == [1]
+
+
+async def test_where_all_are_full_a_client_is_told_at_once(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
+    let_in_one(entrance)
+    for admission in entrance.admissions:
+        admission.enter("a").is_known()
+    entrance.open(0)
+    await entrance.come()
+    assert entrance.taken == [0]
+
+
+@pytest.mark.parametrize("what", ["full", "busy"])
+async def test_one_without_room_takes_a_client_as_soon_as_there_is_some(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
+    [admission, _] = entrance.admissions
+    admission.limits = Limits(max_connections=2 if what == "full" else 100, max_unauthenticated_connections=2)
+    place = admission.enter("a")
+    place.is_served()
+    if what == "full":
+        place.is_known()
+    entrance.open(0)
+    entrance.clients.append(socket.create_connection(entrance.listener.getsockname()))
+    await trio.sleep(4 * accepting.FULL_LOOK_S)
+    assert entrance.taken == []
+    place.leave()
+    await until(lambda: entrance.taken == [0])
+
+
+async def test_one_that_is_full_waits_for_a_bounded_time(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others say that they have room, and hang, or lie."""
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 0.3)
+    monkeypatch.setattr(accepting, "FULL_TOLD_S", 1000)
+    let_in_one(entrance)
+    entrance.admissions[0].enter("a").is_known()
+    began_at = trio.current_time()
+    entrance.open(0)
+    await entrance.come()
+    assert trio.current_time() >= began_at + 0.3
+    stranger = entrance.admissions[0]._strangers.longest_silent()
+    assert stranger is not None
+    stranger.is_known()
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
+    await entrance.come()
+    assert entrance.taken == [0, 0], "those behind it in the queue are told at once"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -205,3 +206,108 @@ def test_each_listener_has_its_own(server: Pair) -> None:
     assert (plain.congestion_control, tls.congestion_control) == ("reno", "system")
     with pytest.raises(ConfigError, match=r"^listener\[1\]\.tls.*/nowhere"):
         some_doors({}, {"tls": {"certificate": "/nowhere", "key": "/nowhere"}})
+
+
+# ---- sessions of TLS are not resumed
+
+
+door_streams: list[Stream] = []
+"""The server's ends: OpenSSL forgets the session of a connection that goes without a close_notify."""
+
+
+async def meet(door: Door, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[TlsStream, str]:
+    """A client that wants to resume a session; its stream, and why it did not come in."""
+    here, there = trio.testing.memory_stream_pair()
+    client = TlsStream(there, context, server_side=False, host="localhost")  # type: ignore[arg-type]
+    if session is not None:
+        client._tls.session = session
+    failure = ""
+
+    async def come() -> None:
+        with contextlib.suppress(TlsFailed):
+            await client.handshake()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come)
+        try:
+            server, _ = await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+            door_streams.append(server)
+        except TlsFailed as error:
+            failure = str(error)
+            nursery.cancel_scope.cancel()
+    return client, failure
+
+
+def resuming_context(authority: Authority, version: ssl.TLSVersion, pair: Pair | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.file)
+    context.maximum_version = version
+    if pair is not None:
+        context.load_cert_chain(pair.certificate, pair.key)
+    return context
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_no_session_is_resumed(authority: Authority, server: Pair, version: ssl.TLSVersion) -> None:
+    """Security: neither by a ticket nor by an id; its certificate would not be checked once more."""
+    door = await looked_at(tls_door(server, client_ca=authority.file))
+    context = resuming_context(authority, version, authority.client("alice"))
+    session = None
+    for _ in range(3):
+        client, failure = await meet(door, context, session)
+        assert failure == ""
+        assert not client._tls.session_reused
+        session = client._tls.session
+        assert session is None or not session.has_ticket
+
+
+async def test_one_that_resumes_a_session_of_the_same_moment_is_refused_once(
+    authority: Authority, server: Pair
+) -> None:
+    """Its connection had begun before the session was there."""
+    door = await looked_at(tls_door(server))
+    assert door._tls is not None
+    front = door._tls._front
+    context = resuming_context(authority, ssl.TLSVersion.TLSv1_2)
+    client, _ = await meet(door, context, None)
+    newer = door._tls._front
+    assert newer is not front, "one for each connection with TLS 1.2"
+    door._tls._front = front
+    _, failure = await meet(door, context, client._tls.session)
+    assert "resumed a session" in failure
+    door._tls._front = newer
+    assert await meet(door, context, client._tls.session) != (client, failure)
+    assert (await meet(door, context, client._tls.session))[1] == ""
+
+
+async def test_tls_1_3_needs_no_context_of_its_own(authority: Authority, server: Pair) -> None:
+    door = await looked_at(tls_door(server))
+    assert door._tls is not None
+    front = door._tls._front
+    await meet(door, resuming_context(authority, ssl.TLSVersion.TLSv1_3), None)
+    assert door._tls._front is front
+
+
+def copy_file(source: str, target: Path) -> None:
+    target.write_bytes(Path(source).read_bytes())
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_who_was_let_in_before_the_authority_changed_is_not_afterwards(
+    authority: Authority,
+    server: Pair,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    version: ssl.TLSVersion,
+) -> None:
+    """Security: with the session that it had before."""
+    monkeypatch.setattr(watched, "LOOK_INTERVAL_S", 0)
+    directory = tmp_path_factory.mktemp("changing")
+    authorities = directory / "ca.pem"
+    copy_file(authority.file, authorities)
+    door = tls_door(server, client_ca=str(authorities), require_client_certificate=True)
+    context = resuming_context(authority, version, authority.client("alice"))
+    client, failure = await meet(door, context, None)
+    assert failure == ""
+    copy_file(Authority(directory, "another").file, authorities)
+    _, failure = await meet(door, context, client._tls.session)
+    assert "certificate is not accepted" in failure

@@ -17,6 +17,7 @@ from proxy.forwarder.authentication import ClientEnd
 from proxy.forwarder.broker_side import BrokerSide
 from proxy.forwarder.farewell import Farewell
 from proxy.forwarder.handshake import Handshake
+from proxy.forwarder.strangers import Stranger, Strangers
 from proxy.forwarder.wire import ClientWire
 from proxy.runtime.tasks import InFlight
 
@@ -32,6 +33,9 @@ class Shaking:
         self.machine = ClientMachine()
         self.told: list[str] = []
         self.handshakes = InFlight()
+        self.strangers = Strangers()
+        self.stranger = Stranger(self.strangers, CLIENT)
+        self.strangers.add(self.stranger)
         self.handshake = Handshake(
             self,
             ClientEnd(CLIENT, trio.current_time(), b"the client's certificate"),
@@ -42,6 +46,7 @@ class Shaking:
             wire=self.wire,
             tasks=nursery,
             handshakes=self.handshakes,
+            stranger=self.stranger,
         )
         self.handshake.begin()
 
@@ -101,6 +106,34 @@ async def test_a_broker_that_is_there_too_late_begins_no_relay(nursery: trio.Nur
     await trio.testing.wait_all_tasks_blocked()
     assert "begin_relay" not in it.told
     assert "fail" not in it.told
+
+
+# ---- whether it may be closed for a newcomer
+
+
+async def test_a_client_that_is_asked_something_is_silent_until_it_answers(nursery: trio.Nursery) -> None:
+    """Security: after half an authentication nobody keeps a place by saying nothing."""
+    it = Shaking(nursery, **ENABLED)
+    it.backends.authentication.answers = [challenge(b"q"), authenticated()]
+    assert it.strangers.any_silent
+    it.machine.state = State.AUTHENTICATING
+    it.handshake.take(connect())
+    assert not it.strangers.any_silent, "the auth worker has to answer"
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.strangers.any_silent
+    it.machine.state = State.AUTHENTICATING
+    it.handshake.take(connect("b0:6650"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.strangers.count == 0, "it is known, whatever its broker does"
+
+
+async def test_without_authentication_it_is_a_stranger_until_it_has_what_it_came_for(nursery: trio.Nursery) -> None:
+    it = Shaking(nursery)
+    it.backends.broker_gate = trio.Event()
+    it.machine.state = State.AUTHENTICATING
+    it.handshake.take(connect("b0:6650"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert (it.strangers.count, it.strangers.any_silent) == (1, False)
 
 
 # ---- the last word

@@ -18,7 +18,15 @@ from proxy.forwarder import keeping
 from proxy.forwarder.keeping import Inheritance, RelayKeeper
 from proxy.forwarder.pipes import SMALL_PIPE_BYTES, Pipe
 from proxy.runtime.relay_table import new_table
-from proxy.runtime.store_channel import DESCRIPTORS_MAX, StoreChannel, StoreLost, close_all, store_sockets
+from proxy.runtime.store_channel import (
+    DESCRIPTORS_MAX,
+    RECORD_BYTES_MAX,
+    MessageTooLong,
+    StoreChannel,
+    StoreLost,
+    close_all,
+    store_sockets,
+)
 
 
 class Line:
@@ -261,3 +269,30 @@ def test_descriptors_that_are_missing(message: StoreMessage, given: int) -> None
 
 def test_a_reserve_fits_one_message() -> None:
     assert DESCRIPTORS_MAX >= 2 * 16
+
+
+async def test_what_is_kept_of_a_client_is_bounded(line: Line, two_ends: tuple[int, int]) -> None:
+    """Security: the supervisor keeps the record of every relay, and much of it is what its client said."""
+    about = about_relay()
+    about.principal = "x" * RECORD_BYTES_MAX
+    with pytest.raises(MessageTooLong, match=str(RECORD_BYTES_MAX)):
+        await line.keeper.put(about, *two_ends)
+    assert await line.hear_nothing()
+
+
+async def test_tables_of_client_addresses(line: Line, nursery: trio.Nursery) -> None:
+    heard: list[tuple[int, int]] = []
+    nursery.start_soon(line.keeper.listen, lambda forwarder, table: heard.append((forwarder, table)))
+    table = new_table()
+    await line.keeper.publish_addresses(table)
+    received = await line.store.receive()
+    assert received is not None
+    message, [copy] = received
+    assert list(message.address_tables) == [0]
+    await line.store.send(StoreMessage(address_tables=[3]), (copy,))
+    await trio.testing.wait_all_tasks_blocked()
+    [(forwarder, got)] = heard
+    assert forwarder == 3
+    close_all((copy, got))
+    await line.keeper.close()
+    await line.keeper.publish_addresses(new_table())

@@ -79,9 +79,19 @@ def test_no_more_names_than_wanted_and_nobody_moves() -> None:
 def test_names_that_are_ours() -> None:
     table = RelayTable()
     principals = Principals(table, 10)
-    for name in ("", ANONYMOUS, OTHER):
+    for name in ("", ANONYMOUS, OTHER, f"principal:{OTHER}"):
         use(table, begin(table, principals, name), 1)
-    assert found(principals) == {ANONYMOUS: (2, 0), OTHER: (1, 0)}
+    expected = {"principal:other": (1, 0), "principal:anonymous": (1, 0), "principal:principal:other": (1, 0)}
+    assert found(principals) == {ANONYMOUS: (1, 0), **expected}
+    assert found(Principals(table, 10)) == {ANONYMOUS: (1, 0), **expected}, "a successor reads the same names"
+
+
+def test_a_role_named_other_is_billed_apart_from_those_beyond_the_bound() -> None:
+    table = RelayTable()
+    principals = Principals(table, 1)
+    for name, size in ((OTHER, 5), ("somebody", 7)):
+        use(table, begin(table, principals, name), size)
+    assert found(principals) == {"principal:other": (5, 0), OTHER: (7, 0)}
 
 
 @pytest.mark.parametrize("name", ["ä" * 5, "x" * relay_table.NAME_BYTES_MAX, "1234567", "12345678", "123456789", "\0"])
@@ -131,7 +141,7 @@ def test_counters_tell_since_when_they_count_and_a_successor_the_same(
     for second, name in ((1000.5, "alice"), (1001.25, "bob"), (1002.0, "alice"), (1003.0, OTHER)):
         monkeypatch.setattr(relay_table.time, "time", lambda second=second: second)
         relay_id = begin(first, principals, name)
-    expected = {"alice": {1000.5}, "bob": {1001.25}, OTHER: {1003.0}}
+    expected = {"alice": {1000.5}, "bob": {1001.25}, f"principal:{OTHER}": {1003.0}}
     assert created(principals) == expected
     first.give(relay_id)
     assert created(Principals(RelayTable(memory), 5)) == expected

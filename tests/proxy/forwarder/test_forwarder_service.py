@@ -17,6 +17,7 @@ from forwarder_fakes import Peer, connect, make_config
 from prometheus_client import CollectorRegistry
 from relay_fakes import Lane, kept_relay, open_lane, read, tcp_pair, until
 
+from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
@@ -35,6 +36,7 @@ from proxy.runtime.reactor import Reactor
 from proxy.runtime.relay_table import RelayTable
 from proxy.runtime.store_channel import StoreChannel, store_sockets
 from proxy.runtime.worker import WorkerContext
+from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Shelf
 
 
@@ -87,7 +89,9 @@ class Served:
 
     async def _keep(self, channel: StoreChannel) -> None:
         with self.real_listener:
-            await self.shelf.serve(channel, lambda: [self.real_listener.fileno()], new=True)
+            await self.shelf.serve(
+                channel, lambda: [self.real_listener.fileno()], new=True, tables=AddressTableExchange().line(0)
+            )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -190,6 +194,67 @@ async def test_the_limit_by_address(serve: Serve, autojump_clock: trio.testing.M
     await served.in_lookup_mode(ip="192.0.2.2")
 
 
+async def test_silent_clients_give_way_to_newcomers_and_known_ones_do_not(serve: Serve) -> None:
+    """Security: strangers who say nothing cannot keep users out."""
+    served = await serve(limits={"max_connections": 20, "max_unauthenticated_connections": 4})
+    user = await served.in_lookup_mode()
+    silent = served.listener.come()
+    with structlog.testing.capture_logs() as logs:
+        later = [await served.in_lookup_mode() for _ in range(5)]
+        await silent.must_hear_end()
+        silent = served.listener.come()
+        await trio.testing.wait_all_tasks_blocked()
+        served.listener.come()
+        await silent.must_hear_end()
+        await trio.testing.wait_all_tasks_blocked()
+    assert len(logs) == 2
+    assert served.value("pulsar_proxy_ended_connections_total", cause="gave_way") == 2
+    for peer in (user, *later):
+        await peer.say(commands.ping())
+        await peer.must_hear(BaseCommand.PONG)
+
+
+async def test_clients_that_the_proxy_works_for_do_not_give_way(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A fleet that comes back at once is not thrown out in the middle of its handshakes."""
+    gate = trio.Event()
+
+    async def slow(_self: object) -> None:
+        await gate.wait()
+
+    monkeypatch.setattr("proxy.forwarder.backends.Backends.broker_profile", slow)
+    served = await serve(limits={"max_unauthenticated_connections": 8})
+    peers = [served.listener.come() for _ in range(2)]
+    for peer in peers:
+        await peer.say(connect())
+    await trio.testing.wait_all_tasks_blocked()
+    code, text = await served.listener.come().must_hear_error()
+    assert code == ServerError.ServiceNotReady, "it comes again"
+    assert "max_unauthenticated_connections" in text
+    name = "pulsar_proxy_rejected_connections_total"
+    assert served.value(name, reason="max_unauthenticated_connections") == 1
+    gate.set()
+    for peer in peers:
+        await peer.must_hear(BaseCommand.CONNECTED)
+
+
+async def test_who_was_denied_gives_way_before_it_has_read_it(
+    serve: Serve, autojump_clock: trio.testing.MockClock
+) -> None:
+    served = await serve(limits={"max_unauthenticated_connections": 2})
+    denied = served.listener.come(lockstep=True)
+    await denied.say(connect(protocol_version=1))
+    await trio.testing.wait_all_tasks_blocked()
+    assert served.value("pulsar_proxy_active_connections") == 1
+    began_at = trio.current_time()
+    served.listener.come()
+    await trio.testing.wait_all_tasks_blocked()
+    assert served.value("pulsar_proxy_active_connections") == 1
+    assert trio.current_time() == began_at
+    assert len(served.service._sessions) == 1
+
+
 async def test_a_storm_is_not_even_told(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -272,7 +337,7 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
 async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
     served = await serve()
     await served.in_lookup_mode()
-    await served.service.configure(make_config(limits={"max_connections": 2, "handshake_timeout_ms": 3000}))
+    await served.service.configure(make_config(limits={"max_connections": 4, "handshake_timeout_ms": 3000}))
     started = trio.current_time()
     await served.listener.come().must_hear_end()
     assert trio.current_time() - started == pytest.approx(3)

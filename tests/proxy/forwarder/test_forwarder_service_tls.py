@@ -7,8 +7,11 @@ from typing import Any
 import structlog.testing
 import trio
 import trio.testing
+from forwarder_fakes import connect
 from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
 
+from proto.pulsar_pb2 import BaseCommand
+from proxy.runtime.tasks import close_at_once
 from proxy.runtime.tls import TlsFailed
 
 
@@ -24,7 +27,11 @@ class FakeDoor:
 
     async def enter(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
         assert timeout_s > 0
-        await self.gate.wait()
+        try:
+            await self.gate.wait()
+        except trio.Cancelled:
+            await close_at_once(transport)
+            raise
         if self._failure is not None:
             await trio.aclose_forcefully(transport)
             raise self._failure
@@ -64,3 +71,28 @@ async def test_a_drain_while_a_client_is_in_the_door(serve: Serve) -> None:  # n
         door.gate.set()
         await peer.must_hear_end()
     assert served.value("pulsar_proxy_active_connections") == 0
+
+
+async def test_a_silent_handshake_gives_way_to_the_next(serve: Serve) -> None:  # noqa: F811
+    served = await serve(limits={"max_unauthenticated_connections": 2})
+    first = await come(served, FakeDoor())
+    assert served.value("pulsar_proxy_active_connections") == 1
+    with structlog.testing.capture_logs() as logs:
+        served.listener.come()
+        await first.must_hear_end()
+        await trio.testing.wait_all_tasks_blocked()
+    assert served.value("pulsar_proxy_active_connections") == 1
+    assert served.value("pulsar_proxy_ended_connections_total", cause="gave_way") == 1
+    assert ["limits.max_unauthenticated_connections" in entry["event"] for entry in logs] == [True]
+
+
+async def test_one_that_gives_way_in_the_moment_when_its_handshake_is_done(serve: Serve) -> None:  # noqa: F811
+    served = await serve(limits={"max_unauthenticated_connections": 2})
+    door = FakeDoor()
+    first = await come(served, door)
+    door.gate.set()
+    second = served.listener.come()
+    await first.must_hear_end()
+    await second.say(connect())
+    await second.must_hear(BaseCommand.CONNECTED)
+    assert served.value("pulsar_proxy_active_connections") == 1

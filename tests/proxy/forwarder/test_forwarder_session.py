@@ -41,6 +41,7 @@ from proto.rpc_pb2 import (
     RefusedRequest,
     Status,
 )
+from proxy.forwarder.wire import PONGS_BYTES_MAX
 from proxy.runtime.reactor import Reactor
 from proxy.runtime.rpc_client import RpcConnectionLost, RpcDeadlineExceeded
 
@@ -321,6 +322,24 @@ async def test_ping_is_answered_while_authenticating_and_while_the_broker_is_awa
     gate.set()
     await trio.testing.wait_all_tasks_blocked()
     assert it.session.state is State.CONNECTING_TO_BROKER
+    await it.client.say(commands.ping())
+    await it.client.must_hear(BaseCommand.PONG)
+
+
+@pytest.mark.parametrize("when", ["before CONNECT", "in lookup mode"])
+async def test_a_client_that_asks_for_pongs_and_does_not_read_them_is_read_no_further(
+    play: Start, nursery: trio.Nursery, when: str
+) -> None:
+    """Security: a PING costs its sender nothing, so few of the answers may wait here."""
+    it = play(lockstep=True)
+    if when == "in lookup mode":
+        await it.in_lookup_mode()
+    pings = 5_000
+    nursery.start_soon(it.client.say, commands.ping() * pings)
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.session._wire.unsent_bytes <= PONGS_BYTES_MAX + len(commands.pong())
+    for _ in range(pings):
+        await it.client.must_hear(BaseCommand.PONG)
     await it.client.say(commands.ping())
     await it.client.must_hear(BaseCommand.PONG)
 

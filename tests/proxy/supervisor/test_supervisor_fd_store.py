@@ -20,11 +20,15 @@ from proxy.runtime.relay_table import RelayTable, row
 from proxy.runtime.store_channel import (
     DESCRIPTORS_MAX,
     MESSAGE_BYTES_MAX,
+    RECORD_BYTES_MAX,
     StoreChannel,
     close_all,
     store_sockets,
 )
+from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Kept, Shelf, _batches, keep_nothing
+
+NO_TABLES = AddressTableExchange().line(0)
 
 
 def open_files() -> int:
@@ -67,7 +71,7 @@ class Store:
             ends += [self.reading, self.writing] * len(message.pipes)
             await theirs.send(message, ends)
         theirs.close()
-        await self.shelf.serve(ours, no_listeners, new=False)
+        await self.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
 
     @property
     def kept(self) -> int:
@@ -164,7 +168,7 @@ async def test_the_sockets_stay_open_after_the_forwarder_died(store: Store) -> N
     await theirs.send(StoreMessage(relays=[StoredRelay(id=1)]), (client.fileno(), client.fileno()))
     client.close()
     theirs.close()
-    await store.shelf.serve(ours, no_listeners, new=False)
+    await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
     peer.setblocking(False)
     with pytest.raises(BlockingIOError):
         peer.recv(1)
@@ -184,7 +188,7 @@ async def test_a_relay_whose_descriptors_did_not_arrive(store: Store) -> None:
     await store.say(theirs, 3)
     theirs.close()
     with structlog.testing.capture_logs() as logs:
-        await store.shelf.serve(ours, no_listeners, new=False)
+        await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
     assert [StoredRelay.FromString(kept.about).target for kept in store.shelf.relays.values()] == ["", ""]
     assert sorted(store.shelf.relays) == [1, 3]
     assert not store.shelf.pipes, "what it says beside is done"
@@ -206,7 +210,7 @@ async def test_clear(store: Store) -> None:
 async def test_the_line_is_closed_in_the_end(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    await store.shelf.serve(ours, no_listeners, new=False)
+    await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
     assert ours.sock.fileno() == -1
 
 
@@ -215,7 +219,7 @@ async def test_the_line_is_closed_in_the_end(store: Store) -> None:
 
 async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
     (first, [descriptor]), (last, nothing) = await inherit(theirs)
     assert (first.table, first.complete, last) == (True, False, StoreMessage(complete=True))
     assert not nothing
@@ -231,7 +235,7 @@ async def test_a_new_one_gets_its_clients_listeners(store: Store, nursery: trio.
     listeners = [store.client.fileno(), store.reading]
     for serve in (store.shelf.serve, keep_nothing):
         ours, theirs = store.line()
-        nursery.start_soon(lambda serve=serve, ours=ours: serve(ours, lambda: listeners, new=True))  # type: ignore[misc]
+        nursery.start_soon(lambda serve=serve, ours=ours: serve(ours, lambda: listeners, new=True, tables=NO_TABLES))  # type: ignore[misc]
         got = await inherit(theirs)
         (first, descriptors), last = got[0], got[-1][0]
         assert (first.listeners, first.table) == (2, serve != keep_nothing)
@@ -249,7 +253,7 @@ async def test_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     ended: list[bool] = []
 
     async def serve(line: StoreChannel, *, new: bool) -> None:
-        ended.append(await keep_nothing(line, lambda: [store.reading], new=new))
+        ended.append(await keep_nothing(line, lambda: [store.reading], new=new, tables=NO_TABLES))
 
     ours, theirs = store.line()
     nursery.start_soon(lambda: serve(ours, new=False))
@@ -274,7 +278,7 @@ async def test_one_that_says_what_nobody_understands(store: Store, what: bytes) 
         ours, theirs = store.line()
         theirs.sock.send(what)
         with structlog.testing.capture_logs() as logs:
-            assert await serve(ours, no_listeners, new=False) is False
+            assert await serve(ours, no_listeners, new=False, tables=NO_TABLES) is False
         assert [entry["log_level"] for entry in logs] == ["error"]
         assert ours.sock.fileno() == -1
         theirs.close()
@@ -283,7 +287,9 @@ async def test_one_that_says_what_nobody_understands(store: Store, what: bytes) 
 async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = store.line()
     with structlog.testing.capture_logs() as logs:
-        assert await store.shelf.serve(ours, lambda: [-1], new=True) is False  # a listener that is closed
+        assert (
+            await store.shelf.serve(ours, lambda: [-1], new=True, tables=NO_TABLES) is False
+        )  # a listener that is closed
     assert len(logs) == 1
     theirs.close()
 
@@ -291,7 +297,7 @@ async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytes
 async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> None:
     ours, theirs = store.line()
     with structlog.testing.capture_logs() as logs:
-        assert await keep_nothing(ours, lambda: [-1], new=True) is False
+        assert await keep_nothing(ours, lambda: [-1], new=True, tables=NO_TABLES) is False
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert ours.sock.fileno() == -1
     theirs.close()
@@ -300,7 +306,7 @@ async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> 
 async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to use up the supervisor's descriptors."""
     ours, theirs = store.line()
-    nursery.start_soon(lambda: keep_nothing(ours, no_listeners, new=False))
+    nursery.start_soon(lambda: keep_nothing(ours, no_listeners, new=False, tables=NO_TABLES))
     await store.say(theirs, *range(1, 51))
     await store.say_pipes(theirs, *range(1, 51))
     await trio.testing.wait_all_tasks_blocked()
@@ -313,16 +319,16 @@ async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, 
 async def test_whether_the_end_was_in_order(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve(ours, no_listeners, new=False) is True
+    assert await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES) is True
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve(ours, no_listeners, new=True) is False
+    assert await store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES) is False
 
 
 async def test_one_that_is_no_new_one_gets_nothing(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
         theirs.sock.recv(1)
@@ -336,10 +342,10 @@ async def test_a_dead_one_is_heard_to_the_end_before_its_successor_gets_anything
     store: Store, nursery: trio.Nursery
 ) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
-    nursery.start_soon(lambda: store.shelf.serve(next_ours, no_listeners, new=True))
+    nursery.start_soon(lambda: store.shelf.serve(next_ours, no_listeners, new=True, tables=NO_TABLES))
     await store.say(theirs, *range(1, 101))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
@@ -365,10 +371,14 @@ async def test_listeners_are_asked_for_once_the_predecessors_line_has_ended(
         return [store.reading]
 
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, lambda: listeners("one that is not new"), new=False))
+    nursery.start_soon(
+        lambda: store.shelf.serve(ours, lambda: listeners("one that is not new"), new=False, tables=NO_TABLES)
+    )
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
-    nursery.start_soon(lambda: store.shelf.serve(next_ours, lambda: listeners("its successor"), new=True))
+    nursery.start_soon(
+        lambda: store.shelf.serve(next_ours, lambda: listeners("its successor"), new=True, tables=NO_TABLES)
+    )
     await store.say(theirs, 1)
     await trio.testing.wait_all_tasks_blocked()
     assert asked == []
@@ -387,7 +397,7 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
     ended: list[bool] = []
 
     async def serve() -> None:
-        ended.append(await store.shelf.serve(ours, no_listeners, new=True))
+        ended.append(await store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
 
     nursery.start_soon(serve)
     await trio.testing.wait_all_tasks_blocked()  # what is handed over lies there, unread
@@ -401,12 +411,12 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
 
 async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
     await store.say(theirs, *range(1, 301), target="broker:6650", principal="me")
     await store.say_pipes(theirs, 5, 6)
     theirs.close()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
     sizes: list[int] = []
     kinds: list[str] = []
     relays: list[StoredRelay] = []
@@ -435,23 +445,21 @@ async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nurs
 
 async def test_large_records_are_bounded_by_their_bytes(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False))
-    await store.say(theirs, *range(1, 8), principal="p" * 50_000)
-    largest = "p" * (MESSAGE_BYTES_MAX - 10)
-    assert StoreMessage(relays=[StoredRelay(id=8, principal=largest)]).ByteSize() == MESSAGE_BYTES_MAX
-    await store.say(theirs, 8, 9, principal=largest)
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    principal = "p" * (RECORD_BYTES_MAX - 5)
+    assert StoredRelay(id=41, principal=principal).ByteSize() == RECORD_BYTES_MAX
+    await store.say(theirs, *range(1, 42), principal=principal)
     theirs.close()
+    await trio.testing.wait_all_tasks_blocked()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
     got = await inherit(theirs)
     assert all(message.ByteSize() <= MESSAGE_BYTES_MAX for message, _descriptors in got)
     assert [[relay.id for relay in message.relays] for message, _descriptors in got] == [
         [],
-        [1, 2, 3],
-        [4, 5, 6],
-        [7],
-        [8],
-        [9],
+        [*range(1, 20)],
+        [*range(20, 39)],
+        [39, 40, 41],
         [],
     ]
     os.close(got[0][1][0])
@@ -470,14 +478,14 @@ def test_batches() -> None:
 
 async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False))
-    await store.say(theirs, *range(1, 11), principal="p" * 50_000)
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    await store.say(theirs, *range(1, 101), principal="p" * 8_000)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ended = trio.Event()
 
     async def serve(line: StoreChannel) -> None:
-        await store.shelf.serve(line, no_listeners, new=True)
+        await store.shelf.serve(line, no_listeners, new=True, tables=NO_TABLES)
         ended.set()
 
     ours, theirs = store.line()
@@ -489,11 +497,11 @@ async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.N
         await ended.wait()
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert ours.sock.fileno() == -1
-    assert store.kept == 20
+    assert store.kept == 200
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
     got = await inherit(theirs)
-    assert relay_ids(got) == list(range(1, 11)), "the next one gets everything"
+    assert relay_ids(got) == list(range(1, 101)), "the next one gets everything"
     os.close(got[0][1][0])
     theirs.close()
 
@@ -502,7 +510,7 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True))
+        nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
         await trio.testing.wait_all_tasks_blocked()
         theirs.close()
     assert list(store.shelf.relays) == [1]
@@ -512,7 +520,7 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
 async def test_a_successor_goes_on_with_the_shelf(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
     got = await inherit(theirs)
     os.close(got[0][1][0])
     await store.say(theirs, 3)
@@ -520,3 +528,15 @@ async def test_a_successor_goes_on_with_the_shelf(store: Store, nursery: trio.Nu
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     assert sorted(store.shelf.relays) == [2, 3]
+
+
+async def test_a_record_that_is_too_long_is_not_kept(store: Store) -> None:
+    """Security: a forwarder that was taken over must not fill the supervisor's memory."""
+    with structlog.testing.capture_logs() as logs:
+        await store.told(
+            StoreMessage(relays=[StoredRelay(id=1, principal="x" * RECORD_BYTES_MAX)]),
+            StoreMessage(relays=[StoredRelay(id=2)]),
+        )
+    assert list(store.shelf.relays) == [2]
+    assert [entry["log_level"] for entry in logs] == ["error"]
+    assert store.kept == 2

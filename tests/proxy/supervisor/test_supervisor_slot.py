@@ -17,6 +17,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import Method, StartRequest, StoredRelay, StoreMessage
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.store_channel import close_all
+from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Shelf
 from proxy.supervisor.slot import (
     AWAKE_TIMEOUT_S,
@@ -79,7 +80,9 @@ class ForwarderPlace(Place):
 
     async def _keep_shelf(self, worker: FakeWorker) -> None:
         assert worker.store is not None
-        await self.shelf.serve(worker.store, no_listeners, new=not worker.inherited)
+        await self.shelf.serve(
+            worker.store, no_listeners, new=not worker.inherited, tables=AddressTableExchange().line(0)
+        )
 
     async def _spawn(self) -> FakeWorker:
         worker = await super()._spawn()
