@@ -10,6 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from proto import commands
+from proto.command_heads import KEEP_ALIVE_FRAMES
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 from proto.relay_frames import frame_bytes_max
@@ -77,6 +78,7 @@ class Renewal:
             answer_bytes_max=config.limits.max_command_bytes,
             counts_messages=config.metrics.count_messages,
             failure_delay_ms=config.authentication.failure_delay_ms,
+            grace_ms=config.session.grace_ms,
             context=_context(self._client, connect),
         )
 
@@ -115,12 +117,18 @@ class Renewal:
         followed = self.followed
         return followed is not None and self._relays.now() >= _clock(followed).expires_at_s
 
-    def use(self, command: BaseCommand) -> Use:
-        """What may become of a command, now that the session has expired. Begins to close it, where that is due."""
+    def use(self, frame: Frame) -> Use:
+        """What may become of a command, now that the session has expired. Begins to close it, where that is due.
+        Raises CommandCorrupt.
+        """
         followed = self.followed
-        if followed is None or command.type == BaseCommand.AUTH_RESPONSE:
+        if (
+            followed is None
+            or frame.encode() in KEEP_ALIVE_FRAMES
+            or commands.parse_command(frame.command).type == BaseCommand.AUTH_RESPONSE
+        ):
             return Use.GO_ON
-        use = _clock(followed).use(self._relays.now(), command.type)
+        use = _clock(followed).use(self._relays.now())
         if use is Use.CLOSE:
             followed.line.close(Closing.EXPIRED)
         return use

@@ -352,8 +352,8 @@ async def test_a_failure_closes(place: Place, lane: Lane, now: Now, judges: Judg
     [
         answer(method="basic"),
         answer(bytes(ANSWER_BYTES_MAX)),
-        encode_frame(b"\x08\x25\xff\xff\xff"),
-        encode_frame(b"\x08\x25\x08\x06"),
+        encode_frame(b"\x08\x25\xaa\x02\x03\xff\xff\xff"),
+        encode_frame(b"\x08\x25\xa2\x02\x00"),
         encode_frame(b"\x08\x25"),
     ],
 )
@@ -417,13 +417,15 @@ async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Jud
 
 
 async def test_idle_past_its_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """Whoever only says that he is there is left alone, for ever; in its grace the broker may send to him."""
     forwarder = await framed(place, lane, now, judges, challenge=b"")
-    now.s += 1000
-    for _ in range(3):
-        await lane.broker.send_all(message_frame(b"m") + PING)
+    now.s += 100
+    for message in (message_frame(b"m"), message_frame(b"m"), b"", b""):
+        await lane.broker.send_all(message + PING)
         await lane.client.send_all(commands.pong() + PING)
-        assert await read(lane.client, len(message_frame(b"m") + PING)) == message_frame(b"m") + PING
+        assert await read(lane.client, len(message + PING)) == message + PING
         assert await read(lane.broker, len(PING) * 2) == commands.pong() + PING
+        now.s += 29.9 if message else 1e6
     ask(forwarder)
     assert forwarder.ended == []
     assert counted(forwarder.metrics.expired_killed) == 0
