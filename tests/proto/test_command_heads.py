@@ -39,7 +39,8 @@ MAX = 5000
 ANSWER = int(BaseCommand.AUTH_RESPONSE)
 PING, PONG = commands.ping(), commands.pong()
 SEND = b"\x08\x06\x32\x04\x08\x01\x10\x05"
-VALUES = frozenset(BaseCommand.Type.values())
+VALUES = frozenset(BaseCommand.Type.values()) - {0}
+"""Of Pulsar's own; ours begin with one that stands for what is not said."""
 
 
 # ---- oracles

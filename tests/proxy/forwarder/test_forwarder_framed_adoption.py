@@ -126,6 +126,34 @@ async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cut", [0, 1, 9, 12])
+async def test_a_ping_past_the_end_and_the_grace(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
+) -> None:
+    """Its beginning is held, like any; the successor knows the end, and the grace that the relay began with."""
+    await begun(place, lane, now, judges, challenge=b"", grace_ms=30_000)
+    ping = commands.ping()
+    now.s += 110
+    await lane.client.send_all(ping + ping[:cut])
+    await lane.broker.send_all(ping + ping[:cut])
+    assert await read(lane.broker, len(ping)) == ping
+    assert await read(lane.client, len(ping)) == ping
+    await trio.sleep(0.01)
+    second = await successor(place, way)
+    await lane.client.send_all(ping[cut:])
+    await lane.broker.send_all(ping[cut:] + message_frame(b"in its grace"))
+    assert await read(lane.broker, len(ping)) == ping
+    expected = ping + message_frame(b"in its grace")
+    assert await read(lane.client, len(expected)) == expected
+    now.s += 30
+    await lane.broker.send_all(message_frame(b"past it"))
+    rest = await read_all(lane.client)
+    assert rest.startswith(message_frame(b"past it"))
+    assert error_in(rest[len(message_frame(b"past it")) :]).error.message == SESSION_EXPIRED
+    assert second.metrics.expired_killed._value.get() == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
 async def test_an_answer_that_was_being_judged(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
     judges.gate = trio.Event()
     await begun(place, lane, now, judges)
