@@ -3,7 +3,8 @@
 Two oracles: protobuf, and a model of LightProto, the parser of Pulsar's broker (4.0.8), as its byte code reads: a
 message ends where a field has *begun* beyond its end, so a field may reach out of it; numbers are cut to 32 bits; of a
 field that stands twice the last counts; what is required and missing throws, and so does what it cannot skip. The model
-was compared with the real parser over a million inputs made as those here (`CommandHeads` in the closing note).
+was compared with the real parser over 1.1 million inputs of ``hostile_frame``: of what that reads to its end both find
+the same type, but for 3 in 100,000, AUTH_RESPONSEs whose own fields the model does not know.
 """
 
 from __future__ import annotations
@@ -441,5 +442,5 @@ class Following(RuleBasedStateMachine):
             assert self.walk.messages >= messages
 
 
-Following.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
+Following.TestCase.settings = settings(max_examples=40, stateful_step_count=15)
 TestFollowing = Following.TestCase
