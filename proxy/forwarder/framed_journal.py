@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from proto.command_heads import PART, FrameWrong
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import GOES_ON
+from proto.relay_frames import ALL_STOPS, GOES_ON
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER, Memo, Phase, SessionClock
 from proxy.forwarder.directions import Direction, Relay
@@ -72,9 +72,13 @@ class FramedJournal:
         framing = self._framing(direction, has_producer=False)
         consumed = consumed_bytes(direction.source)
         passing, stop = 0, GOES_ON
+        if framing.way == TO_BROKER:  # to connect took its time
+            framing.walk.stops = framing.followed.stops_now(TO_BROKER, framing.stops, self._now())
         while passing < len(first) and stop != PART:
             more, stop = framing.walk.walk(first[passing:], len(first) - passing)
             passing += more
+            if framing.walk.stops is ALL_STOPS and stop not in {GOES_ON, PART}:
+                raise FrameWrong("a command past the session's end, which came before the relay began")
             if stop == BaseCommand.PRODUCER:
                 self.note_producer(direction.relay, framing)
             elif stop == BaseCommand.AUTH_RESPONSE:

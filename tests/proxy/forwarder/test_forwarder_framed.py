@@ -414,6 +414,29 @@ async def test_a_command_that_begins_as_another_one_ends_it(
     assert counted(forwarder.metrics.expired_killed) == 0
 
 
+@pytest.mark.parametrize("first", [send_frame(), producer_frame(), PING + send_frame()])
+async def test_what_came_before_a_relay_whose_session_has_ended_by_then(
+    place: Place, lane: Lane, now: Now, judges: Judges, first: bytes
+) -> None:
+    """To connect to the broker took longer than the session: nothing of it is said to the broker."""
+    forwarder = await place.forwarder()
+    ended = session(now, judges, spares_producers=True)
+    now.s += 200
+    with pytest.raises(RelayNotBegun, match="past the session's end"):
+        await forwarder.begin(lane, to_broker=first, session=ended)
+
+
+async def test_a_ping_that_came_before_a_relay_whose_session_has_ended_by_then(
+    place: Place, lane: Lane, now: Now, judges: Judges
+) -> None:
+    forwarder = await place.forwarder()
+    ended = session(now, judges)
+    now.s += 200
+    await forwarder.begin(lane, to_broker=PING, to_client=message_frame(), session=ended)
+    assert await read(lane.broker, len(PING)) == PING
+    assert await read(lane.client, len(message_frame())) == message_frame()
+
+
 async def test_a_broker_is_believed_what_it_begins_with(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     """It decides anyway what its clients get; and a newer one may write what is not known here."""
     await framed(place, lane, now, judges)
