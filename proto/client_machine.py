@@ -218,6 +218,10 @@ TRANSITIONS: Mapping[State, Mapping[Event, Transition]] = MappingProxyType(
 )
 
 
+_ONE_BYTE_MAX = (1 << 7) - 1
+_TWO_BYTES_MAX = (1 << 14) - 1
+
+
 def _tag(field_number: int) -> bytes:
     """Of a field that holds a message; its number takes two bytes."""
     tag = field_number << 3 | 2
@@ -242,11 +246,18 @@ _PLAIN_LOOKUPS = frozenset(
 
 
 def is_plainly_lookup(command: bytes) -> bool:
-    """Whether a serialized command begins as every client writes a request of lookup mode: the type, then its message.
+    """Whether a serialized command is written as every client writes a request of lookup mode: the type, then its
+    message, which ends with the command, so that no other type can follow (proto.command_heads).
 
-    One that does not may still be one: to parse it says so.
+    One that is not may still be one: to parse it says so.
     """
-    return command[:4] in _PLAIN_LOOKUPS
+    if command[:4] not in _PLAIN_LOOKUPS:
+        return False
+    size = len(command) - 5
+    if size <= _ONE_BYTE_MAX:
+        return size >= 0 and command[4] == size
+    size -= 1
+    return _ONE_BYTE_MAX < size <= _TWO_BYTES_MAX and command[4:6] == bytes((size & _ONE_BYTE_MAX | 0x80, size >> 7))
 
 
 def event_of(command: BaseCommand) -> Event:

@@ -6,14 +6,22 @@ of a frame, so these are looked at and the rest is passed over, wherever the byt
 a copy (``FrameWalk``), or in memory (``FrameCutter``).
 
 A frame begins ``[total size u32][command size u32][08 type]``: clients and brokers write a BaseCommand's first field
-first. Whoever does not is understood as something else, which can only harm his own connection: what is taken for an
-answer is parsed whole before anything believes it, and never reaches the broker.
+first. What a client sends is looked at by ``ClientFrameWalk``, which lets no other form pass, for the broker would see
+another command in it than this side (proto.command_heads). What a broker sends is believed to be what it begins with:
+a broker that wanted to deceive could do so in any form.
 """
 
 import struct
 from collections.abc import Set as AbstractSet
 
-from proto.errors import RemoteProtocolError
+from proto.command_heads import (
+    HEAD_BYTES,
+    PART,
+    PLAIN_HEADS,
+    FrameWrong,
+    command_type_at,
+    keep_alive_at,
+)
 from proto.pulsar_pb2 import BaseCommand, CommandConnected
 
 HEADER_BYTES = 10
@@ -22,15 +30,12 @@ HEADER_BYTES = 10
 COUNTED_BYTES = 40
 """By here the fields of a SEND that are read have ended, however large their numbers are."""
 
-PART = -1
-"""Instead of a command's type: its frame has begun, but too little of it is there."""
-
 GOES_ON = 0
 """Instead of a command's type: there is nothing to stop at."""
 
 NO_STOPS: frozenset[int] = frozenset()
 ALL_STOPS = frozenset(range(256))
-"""None or all types of commands to stop at."""
+"""No types of commands to stop at, or all: then only PING and PONG pass, and these only byte for byte."""
 
 _SIZE_BYTES = 4
 _FRAME_SIZE_MIN = HEADER_BYTES - _SIZE_BYTES
@@ -48,6 +53,15 @@ _head = struct.Struct(">I5xB").unpack_from
 _HEAD_COLUMNS = (3, 2, 9, 1, 0)
 """Where the bytes of these two stand in a frame; first those that tell frames apart most often."""
 
+_client_head = struct.Struct(">IQ").unpack_from
+"""A frame's size, and a key of PLAIN_HEADS."""
+
+_CLIENT_HEAD_COLUMNS = (3, 9, 7, 11, 10, 2, 1, 0, 6, 5, 4, 8)
+"""All that those two are made of: a frame that is like one that was judged needs no judging."""
+
+_NOT_PLAIN = 1 << 40
+"""As if the least size of its frame were one that none has."""
+
 _ROW = 3
 """After so many repetitions of a size the next frames are expected to be alike, too."""
 
@@ -55,7 +69,7 @@ _ALIKE_MAX = 128
 """Frames that are looked at in one go, since they may be alike; bounds what it costs where they are not."""
 
 
-class FrameSizeWrong(RemoteProtocolError):
+class FrameSizeWrong(FrameWrong):
     """A frame of a size that none can have: the stream has no further boundary to find."""
 
 
@@ -83,7 +97,7 @@ class FrameWalk:
     def walk(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:
         """How many bytes from the buffer's beginning may pass, up to a boundary, perhaps one beyond ``size``; and what
         is there: the type of a command to stop at, PART or GOES_ON. Messages in frames that may pass are counted.
-        Raises FrameSizeWrong where the first frame is no frame; a later one is only stopped before.
+        Raises FrameWrong where the first frame is no frame; a later one is only stopped before.
         """
         at, head, stops, counts, size_max = 0, _head, self.stops, self._counts, self._size_max
         before = row = 0
@@ -97,13 +111,15 @@ class FrameWalk:
                 raise FrameSizeWrong(f"a frame of {frame} bytes; the limit is {size_max}")
             if command_type in special:
                 if command_type in stops:
-                    return at, command_type
-                if not self._count(buffer, at, size, frame):
+                    keeps_alive = keep_alive_at(buffer, at, size) if stops is ALL_STOPS else 0
+                    if keeps_alive <= 0:
+                        return at, PART if keeps_alive else command_type
+                elif not self._count(buffer, at, size, frame):
                     return at, PART
             elif frame != before:
                 before, row = frame, 0
             elif (row := row + 1) == _ROW:  # messages of one size come in long rows
-                at += _bytes_of_alike(buffer, at, size, frame + _SIZE_BYTES)
+                at += _bytes_of_alike(buffer, at, last - at, frame + _SIZE_BYTES, _HEAD_COLUMNS)
                 row = 0
             at += frame + _SIZE_BYTES
         return at, PART if at < size else GOES_ON
@@ -120,7 +136,7 @@ class FrameWalk:
 
     def first(self, buffer: bytes | bytearray | memoryview, size: int) -> tuple[int, int]:
         """Of the first frame: its length with its size, and the type of its command or PART. Counts nothing.
-        Raises FrameSizeWrong.
+        Raises FrameWrong.
         """
         if size < HEADER_BYTES:
             if size >= _SIZE_BYTES:
@@ -140,20 +156,84 @@ class FrameWalk:
         return messages
 
 
-def _bytes_of_alike(buffer: bytes | bytearray, at: int, size: int, length: int) -> int:
-    """How many bytes the frames take that follow the one at ``at``, of this length, and are as long and of its type.
+class ClientFrameWalk(FrameWalk):
+    """The same for what a client sends: each command's type is known for certain, or its frame is wrong."""
+
+    __slots__ = ()
+
+    def walk(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:  # noqa: C901 -- the hot path
+        """As FrameWalk.walk; needs more of a frame, though never more than HEAD_BYTES_MAX, where none is counted."""
+        at, head, plain_heads, stops, size_max = 0, _client_head, PLAIN_HEADS, self.stops, self._size_max
+        before = row = 0
+        special = stops | {self._counts} if self._counts else stops
+        last = size - HEAD_BYTES
+        known_key, least, command_type, is_special = -1, 0, 0, False
+        while True:
+            while at <= last:
+                frame, key = head(buffer, at)
+                if key != known_key:  # where sizes change, other heads than the last one are still rare
+                    least, command_type = divmod(plain_heads.get(key, _NOT_PLAIN), 256)
+                    known_key, is_special = key, command_type in special
+                if not least <= frame <= size_max:
+                    break
+                if is_special:
+                    if command_type in stops:  # neither PING nor PONG has a plain head
+                        return at, command_type
+                    if not self._count(buffer, at, size, frame):
+                        return at, PART
+                elif frame != before:
+                    before, row = frame, 0
+                elif (row := row + 1) == _ROW:
+                    at += _bytes_of_alike(buffer, at, last - at, frame + _SIZE_BYTES, _CLIENT_HEAD_COLUMNS)
+                    row = 0
+                at += frame + _SIZE_BYTES
+            if at >= size:
+                return at, GOES_ON
+            length, stop = self._look_closer(buffer, at, size)
+            if not length:
+                return at, stop
+            at += length
+            before = 0
+
+    def _look_closer(self, buffer: bytes | bytearray, at: int, size: int) -> tuple[int, int]:
+        """Of the frame at ``at``, with all that a head may be: its length where it may pass, else 0; and what is there,
+        as ``walk`` says it.
+        """
+        if size - at < _SIZE_BYTES:
+            return 0, PART
+        frame = int.from_bytes(buffer[at : at + _SIZE_BYTES], "big")
+        try:
+            self._check(frame)
+            if self.stops is ALL_STOPS and (keeps_alive := keep_alive_at(buffer, at, size)):
+                return (0, PART) if keeps_alive == PART else (keeps_alive, GOES_ON)
+            command_type = command_type_at(buffer, at, size)
+        except FrameWrong:
+            if at:
+                return 0, GOES_ON
+            raise
+        if command_type == PART or command_type in self.stops:
+            return 0, command_type
+        if command_type == self._counts and not self._count(buffer, at, size, frame):
+            return 0, PART
+        return frame + _SIZE_BYTES, GOES_ON
+
+
+def _bytes_of_alike(buffer: bytes | bytearray, at: int, there: int, length: int, columns: tuple[int, ...]) -> int:
+    """How many bytes the frames take that follow the one at ``at``, of this length, and begin as it does in all of
+    these columns. ``there``: how far behind it the last header begins that is there whole.
 
     Not all of them, and only frames whose header is there. One look at a column of headers costs as much as a look at
     one header by itself.
     """
     first = at + length
-    stop = min(size - HEADER_BYTES + 1, first + _ALIKE_MAX * length)
-    alike = _ALIKE_MAX
-    for column in _HEAD_COLUMNS:
-        values = buffer[first + column : stop + column : length]
-        alike = min(alike, len(values) - len(values.lstrip(buffer[at + column : at + column + 1])))
-        if not alike:
-            break
+    alike = max(0, min(_ALIKE_MAX, there // length))
+    for column in columns:
+        values = buffer[first + column : first + column + alike * length : length]
+        one = buffer[at + column : at + column + 1]
+        if values != one * alike:
+            alike -= len(values.lstrip(one))
+            if not alike:
+                break
     return alike * length
 
 
@@ -212,7 +292,7 @@ class FrameCutter:
         self._bytes = self._bytes + data if self._bytes else bytes(data)
 
     def pass_on(self, *, one_frame: bool = False) -> bytes:
-        """Bytes that may pass; ``one_frame``: no further than to the next boundary. Raises FrameSizeWrong."""
+        """Bytes that may pass; ``one_frame``: no further than to the next boundary. Raises FrameWrong."""
         data, left, self.stop = self._bytes, self._left, GOES_ON
         if left < len(data) and not (one_frame and left):
             rest = data[left:] if left else data
@@ -224,18 +304,18 @@ class FrameCutter:
         return passed
 
     def one_frame(self) -> bytes:
-        """Of bytes that may pass, those of the frame that is stopped at. Raises FrameSizeWrong."""
+        """Of bytes that may pass, those of the frame that is stopped at. Raises FrameWrong."""
         length, self.stop = self._walk.first(self._bytes, len(self._bytes))
         passed, self._bytes = self._bytes[:length], self._bytes[length:]
         self._left = length - len(passed)
         return passed
 
     def length_of_next(self) -> int:
-        """Of the frame that is stopped at, its size included. Raises FrameSizeWrong."""
+        """Of the frame that is stopped at, its size included. Raises FrameWrong."""
         return self._walk.first(self._bytes, len(self._bytes))[0]
 
     def take(self) -> bytes | None:
-        """The frame that is stopped at, out of the stream; None until all of it is there. Raises FrameSizeWrong."""
+        """The frame that is stopped at, out of the stream; None until all of it is there. Raises FrameWrong."""
         length = self.length_of_next()
         if len(self._bytes) < length:
             return None

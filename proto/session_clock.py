@@ -3,7 +3,8 @@
 A session lives as long as the client's credential, at most as long as the configuration says. Some time before its end
 (at a random point, so that clients that came together do not come back together) a client that can is asked for
 fresh credentials; an answer that is accepted begins a new life. What has expired is not ended by the clock: only *use*
-ends it, which is any command but an answer to a challenge; and a PING or PONG, which an idle client sends too.
+ends it, which is any command but an answer to a challenge; and a PING or PONG, which an idle client sends too. What
+comes to the client is use, too, once a grace is over: whoever lets himself be sent messages need not say a word.
 
     QUIET ──challenged──▶ CHALLENGED ──answered──▶ JUDGING ──accepted──▶ QUIET, with a new end
       │                       ▲                     │  │ └──lost──▶ QUIET, with the old end
@@ -24,7 +25,6 @@ import math
 from dataclasses import dataclass
 
 from proto.errors import LocalProtocolError
-from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import Principal
 
 CHALLENGE_AT_LEAST = 0.85
@@ -35,8 +35,6 @@ REAUTHENTICATION_INTERVAL_S_MIN = 1.0
 """Nobody is authenticated again faster than this: neither does the proxy ask, nor may a client come by itself."""
 
 NEVER = math.inf
-
-_KEEPS_ALIVE = frozenset({BaseCommand.PING, BaseCommand.PONG})
 
 
 class Phase(enum.IntEnum):
@@ -157,9 +155,11 @@ class SessionClock:
         """When the client is to be asked for fresh credentials; NEVER where it is not, or has been already."""
         return self._challenge_at_s if self.phase is Phase.QUIET else NEVER
 
-    def use(self, now_s: float, command_type: int) -> Use:
-        """What may become of a command of the client's, answers to challenges excepted: these always pass."""
-        if now_s < self._expires_at_s or command_type in _KEEPS_ALIVE:
+    def use(self, now_s: float) -> Use:
+        """What may become of a command of the client's. Answers to challenges, and KEEP_ALIVE_FRAMES
+        (proto.command_heads), always pass.
+        """
+        if now_s < self._expires_at_s:
             return Use.GO_ON
         return Use.HOLD if self.phase is Phase.JUDGING else Use.CLOSE
 

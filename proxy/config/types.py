@@ -328,11 +328,15 @@ class Session(Strict, frozen=True):
         past its end, after which they come back with fresh credentials. `always`: all that say they can be. `never`:
         none; their sessions end in that way. With `brokers.forward_authorization_credentials` it is the brokers who ask
         and end relays, and none of this applies to them
+    grace_ms: a relay over which the broker still sends anything but PING and PONG so long after the session's end is
+        closed, though its client does not use it: a consumer that took many permits before would be served for ever.
+        0: at once. An idle connection is left alone
     """
 
     connections_max_reauth_ms: NonNegative = 0
     methods_max_reauth_ms: dict[NonEmpty, NonNegative] = {}
     relay_reauthentication: Literal["by_client_kind", "always", "never"] = "by_client_kind"
+    grace_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 60_000
 
 
 class Relay(Strict, frozen=True):

@@ -6,14 +6,17 @@ both tell the same judge (proxy.forwarder.reauthentication).
 
 import enum
 import socket
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
+from proto.command_heads import FrameWrong
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import NO_STOPS, FrameWalk
+from proto.relay_frames import ALL_STOPS, NO_STOPS, ClientFrameWalk, FrameWalk
 from proto.rpc_pb2 import StoredRelay
-from proto.session_clock import Failure, SessionClock
-from proxy.forwarder.relay_session import Reauthenticate
+from proto.session_clock import Failure, SessionClock, Use
+from proxy.forwarder.relay_session import Reauthenticate, grace_ms_of
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
+from proxy.runtime.tasks import seconds
 
 
 class Putting(enum.IntEnum):
@@ -38,7 +41,9 @@ class Closing(enum.IntEnum):
     FAILED = 3
     """The client was to authenticate itself again, and did not."""
     CORRUPT = 4
-    """No boundary can be found any more."""
+    """No boundary can be found any more, or none that the broker would find, too."""
+    STILL_SERVED = 5
+    """It has expired and is not used, but past its grace the broker still sends more than PING and PONG."""
 
 
 LOOK_BYTES = 1 << 20
@@ -51,13 +56,13 @@ class Framing:
     ``boundary``: the next one that is known, as an offset in the source's stream; ``left``: bytes up to there;
     ``head``: what is held of the frame that begins there; ``taken``: what is there of the frame that is being taken out
     up to there. ``stopped``: nothing passes behind the next boundary; ``over``: the direction ends there. ``waits``:
-    for a verdict. ``clock``: what commands of this direction are judged by; ``look_bytes``: how much is looked at at a
-    time.
+    for a verdict. ``look_bytes``: how much is looked at at a time. ``followed``, ``way``: which relay's direction it
+    is.
     """
 
     __slots__ = (
         "boundary",
-        "clock",
+        "followed",
         "head",
         "left",
         "look_bytes",
@@ -71,15 +76,17 @@ class Framing:
         "to_put_in",
         "waits",
         "walk",
+        "way",
     )
 
-    def __init__(self, row: int, source: int, walk: FrameWalk, clock: SessionClock | None) -> None:
+    def __init__(self, row: int, source: int, followed: "Followed", way: int, walk: FrameWalk) -> None:
         self.row = row
+        self.followed = followed
+        self.way = way
         # The family is not asked for: see proxy.forwarder.directions.shut_down. Never closed, only detached.
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=source)
         self.walk = walk
         self.stops = walk.stops
-        self.clock = clock
         self.look_bytes = LOOK_BYTES
         self.boundary = self.left = self.seen = 0
         self.head = b""
@@ -103,7 +110,7 @@ class Followed:
     ``discards``: whether the next answer belongs to rounds that died with a predecessor; ``line``: set when it begins.
     """
 
-    __slots__ = ("about", "clock", "closing", "closing_frame", "discards", "line", "reauthenticate", "relay")
+    __slots__ = ("about", "clock", "closing", "closing_frame", "discards", "grace_s", "line", "reauthenticate", "relay")
 
     line: "Line"
 
@@ -115,6 +122,7 @@ class Followed:
         self.closing = Closing.NO
         self.closing_frame = b""
         self.discards = False
+        self.grace_s = seconds(grace_ms_of(relay.session))
 
     def stops(self, way: int, *, has_producer: bool) -> frozenset[int]:
         """What to stop at, as long as it has not expired."""
@@ -129,7 +137,19 @@ class Followed:
         if self.about.counts_messages:
             counts = BaseCommand.SEND if way == TO_BROKER else BaseCommand.MESSAGE
         stops = self.stops(way, has_producer=has_producer)
-        return FrameWalk(frame_bytes_max=self.about.frame_bytes_max, stops=stops, counts=counts)
+        kind = ClientFrameWalk if way == TO_BROKER else FrameWalk
+        return kind(frame_bytes_max=self.about.frame_bytes_max, stops=stops, counts=counts)
+
+    def stops_now(self, way: int, stops: AbstractSet[int], now_s: float) -> AbstractSet[int]:
+        """What to stop at now, where it would be ``stops`` as long as the session has not expired."""
+        clock = self.clock
+        if clock is None or now_s < clock.expires_at_s:
+            return stops
+        if way == TO_BROKER:
+            return ALL_STOPS
+        # What the broker says while the relay is being closed, or before the verdict on an answer, is delivered.
+        is_over = now_s >= clock.expires_at_s + self.grace_s and clock.use(now_s) is Use.CLOSE and not self.closing
+        return ALL_STOPS if is_over else stops
 
 
 class Line(Protocol):
@@ -173,6 +193,9 @@ class Judge(Protocol):
 
     def lost(self, followed: Followed) -> None:
         """An answer to a predecessor."""
+
+    def corrupt(self, followed: Followed, error: FrameWrong) -> None:
+        """What the client or the broker has sent is no frame: the relay is closed."""
 
     def closing(self, followed: Followed) -> None:
         """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""

@@ -19,8 +19,9 @@ import socket
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
+from proto.command_heads import PART, FrameWrong
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import ALL_STOPS, COUNTED_BYTES, PART, FrameSizeWrong
+from proto.relay_frames import COUNTED_BYTES
 from proto.session_clock import Failure, Phase, Use
 from proxy.forwarder.directions import Direction, Relay
 from proxy.forwarder.followed import LOOK_BYTES, Closing, Followed, Framing, Judge, Putting
@@ -28,7 +29,7 @@ from proxy.forwarder.framed_journal import SAYS, FramedJournal
 from proxy.forwarder.framed_line import SplicedLine
 from proxy.forwarder.moving import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, Mover
 from proxy.forwarder.pipes import Pipe
-from proxy.runtime.relay_table import BOUNDARY, MESSAGES, PIPE, PUTTING, RelayTable
+from proxy.runtime.relay_table import BOUNDARY, MESSAGES, PIPE, PUTTING, TO_CLIENT, RelayTable
 
 HEADER_LOOK_BYTES = 64
 LARGE_FRAME_BYTES = 1 << 15
@@ -52,7 +53,7 @@ class Framer:
     # ---- relays in
 
     def follow(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
-        """Follow a relay that has not begun; see FramedJournal.follow. Raises OSError, FrameSizeWrong."""
+        """Follow a relay that has not begun; see FramedJournal.follow. Raises OSError, FrameWrong."""
         self._take_over(relay)
         return self.journal.follow(relay, first_to_broker, first_to_client)
 
@@ -87,8 +88,8 @@ class Framer:
             passing = passing or self._at_boundary(direction, framing)
             if passing and (pipe := mover.empty_pipe(direction)) is not None:
                 self._move(direction, framing, pipe, passing)
-        except FrameSizeWrong:
-            _known(direction)[1].close(Closing.CORRUPT)
+        except FrameWrong as error:
+            self._judge.corrupt(_known(direction)[0], error)
         except Exception as error:  # noqa: BLE001 -- as Mover.pump
             mover.defect(direction, error)
 
@@ -152,13 +153,12 @@ class Framer:
                 return 0
             framing.walk.stops = self._stops(framing)
             passing = framing.walk.walk(self._looked, size)[0]
-        except (OSError, FrameSizeWrong):
+        except (OSError, FrameWrong):
             return 0  # it will be met again
         return self._let_pass(direction, framing, passing, size) if passing else 0
 
     def _stops(self, framing: Framing) -> AbstractSet[int]:
-        clock = framing.clock
-        return framing.stops if clock is None or self._now() < clock.expires_at_s else ALL_STOPS
+        return framing.followed.stops_now(framing.way, framing.stops, self._now())
 
     def _look(self, direction: Direction, framing: Framing) -> int:
         """How many bytes there are to be seen; 0: none for now, or none any more."""
@@ -249,10 +249,13 @@ class Framer:
         followed, line = _known(direction)
         assert followed.clock is not None  # nothing else stops
         length, command_type = framing.walk.first(buffer, size)
+        if framing.way == TO_CLIENT:
+            line.close(Closing.STILL_SERVED)
+            return 0  # now the frame may pass, and is looked at once more
         if command_type == BaseCommand.AUTH_RESPONSE:
             self._begin_to_take(direction, framing, length)
             return 0
-        use = followed.clock.use(self._now(), command_type)
+        use = followed.clock.use(self._now())
         if use is Use.GO_ON:
             if command_type == BaseCommand.PRODUCER:
                 self.journal.note_producer(direction.relay, framing)

@@ -15,8 +15,9 @@ and finds in the relay table, always written *before* the step that it speaks of
 import os
 from collections.abc import Callable
 
+from proto.command_heads import PART, FrameWrong
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import GOES_ON, PART, FrameSizeWrong
+from proto.relay_frames import ALL_STOPS, GOES_ON
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER, Memo, Phase, SessionClock
 from proxy.forwarder.directions import Direction, Relay
@@ -60,7 +61,7 @@ class FramedJournal:
 
     def follow(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
         """Find where the frames of a relay begin that has not begun; what of its first bytes goes to the broker and to
-        the client at once: the beginning of a frame, at the end, is held. Raises OSError, FrameSizeWrong.
+        the client at once: the beginning of a frame, at the end, is held. Raises OSError, FrameWrong.
         """
         self._table.follow(relay.about.id)
         self.write_clock(relay)
@@ -71,13 +72,17 @@ class FramedJournal:
         framing = self._framing(direction, has_producer=False)
         consumed = consumed_bytes(direction.source)
         passing, stop = 0, GOES_ON
+        if framing.way == TO_BROKER:  # to connect took its time
+            framing.walk.stops = framing.followed.stops_now(TO_BROKER, framing.stops, self._now())
         while passing < len(first) and stop != PART:
             more, stop = framing.walk.walk(first[passing:], len(first) - passing)
             passing += more
+            if framing.walk.stops is ALL_STOPS and stop not in {GOES_ON, PART}:
+                raise FrameWrong("a command past the session's end, which came before the relay began")
             if stop == BaseCommand.PRODUCER:
                 self.note_producer(direction.relay, framing)
             elif stop == BaseCommand.AUTH_RESPONSE:
-                raise FrameSizeWrong("an answer before any challenge")
+                raise FrameWrong("an answer before any challenge")
         framing.boundary = consumed - len(first) + passing
         framing.left = max(0, passing - len(first))
         self._cells[framing.row + MESSAGES] = framing.walk.take_messages()
@@ -91,8 +96,7 @@ class FramedJournal:
         followed = direction.relay.followed
         assert followed is not None
         walk = followed.walk(way, has_producer=has_producer)
-        clock = followed.clock if way == TO_BROKER else None
-        direction.framing = Framing(framed_row(direction.relay.about.id, way), direction.source, walk, clock)
+        direction.framing = Framing(framed_row(direction.relay.about.id, way), direction.source, followed, way, walk)
         return direction.framing
 
     # ---- what is written down

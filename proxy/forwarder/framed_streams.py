@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import trio
 
+from proto.command_heads import PART, FrameWrong
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import ALL_STOPS, GOES_ON, PART, FrameCutter, FrameSizeWrong
+from proto.relay_frames import GOES_ON, NO_STOPS, FrameCutter
 from proto.session_clock import Failure, Phase, Use
 from proxy.forwarder.followed import Closing, Followed, Judge
 from proxy.forwarder.relay import CHUNK_BYTES, Count
@@ -92,8 +93,8 @@ class FramedStreams:
         try:
             with self._stopped:
                 await self._pass_all_to_broker(first, count)
-        except FrameSizeWrong:
-            self.close(Closing.CORRUPT)
+        except FrameWrong as error:
+            self._judge.corrupt(self._followed, error)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # see proxy.forwarder.relay
         if self._followed.closing:
@@ -120,10 +121,9 @@ class FramedStreams:
 
     async def _next_to_broker(self) -> bytes:
         """What may pass next; empty: nothing of what is there."""
-        cutter, clock = self._to_broker, self._followed.clock
+        cutter = self._to_broker
         while True:
-            if clock is not None:
-                self._walks[TO_BROKER].stops = ALL_STOPS if self._now() >= clock.expires_at_s else self._stops
+            self._walks[TO_BROKER].stops = self._followed.stops_now(TO_BROKER, self._stops, self._now())
             passing = cutter.pass_on(one_frame=bool(self._followed.closing))
             if passing or cutter.stop in {GOES_ON, PART}:
                 return passing
@@ -137,7 +137,7 @@ class FramedStreams:
         """Do what a command is stopped for; its frame's bytes where it may pass."""
         clock = self._followed.clock
         assert clock is not None  # nothing else stops
-        use = clock.use(self._now(), command_type)
+        use = clock.use(self._now())
         if use is Use.GO_ON:
             if command_type == BaseCommand.PRODUCER:
                 self.has_producer = True
@@ -180,8 +180,8 @@ class FramedStreams:
                 self._note_messages(TO_CLIENT)
                 data = await self._broker.receive_some(CHUNK_BYTES)
             await self._end_to_client(count)
-        except FrameSizeWrong:
-            self.close(Closing.CORRUPT)
+        except FrameWrong as error:
+            self._judge.corrupt(self._followed, error)
             return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             await _end(self._client)
@@ -192,13 +192,23 @@ class FramedStreams:
         while True:
             async with self._speaking:
                 await self._say_at_boundary()
-                passing = self._to_client.pass_on(one_frame=self._to_say is not None)
+                passing = self._next_to_client()
                 if not passing:
                     return
                 await self._client.send_all(passing)
             count(len(passing))
             self.bytes_to_client += len(passing)
             self._moved()
+
+    def _next_to_client(self) -> bytes:
+        """What may pass next; empty: nothing of what is there."""
+        cutter, walk = self._to_client, self._walks[TO_CLIENT]
+        while True:
+            walk.stops = self._followed.stops_now(TO_CLIENT, NO_STOPS, self._now())
+            passing = cutter.pass_on(one_frame=self._to_say is not None)
+            if passing or cutter.stop in {GOES_ON, PART}:
+                return passing
+            self.close(Closing.STILL_SERVED)  # with which nothing is stopped at any more
 
     async def _end_to_client(self, count: Count) -> None:
         rest = self._to_client.take_rest()

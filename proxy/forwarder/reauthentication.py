@@ -3,9 +3,10 @@
 The engine and user space find answers and ends in what they move (proxy.forwarder.framed, framed_streams) and tell them
 here; the session clock decides (proto.session_clock); auth workers judge.
 
-A session that was used past its end, or whose client failed to authenticate again, ends gently: from the next boundary
-on nothing more passes to the broker; what the broker still says, receipts for what it has got among it, is delivered
-until it falls silent for a moment; then the client is told why, at a boundary, and both sides are closed in order.
+A session that was used past its end, over which the broker still sent something past its grace, or whose client failed
+to authenticate again, ends gently: from the next boundary on nothing more passes to the broker; what the broker still
+says, receipts for what it has got among it, is delivered until it falls silent for a moment; then the client is told
+why, at a boundary, and both sides are closed in order.
 """
 
 import heapq
@@ -18,6 +19,7 @@ import trio
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from proto import commands
+from proto.command_heads import FrameWrong
 from proto.commands import NO_REQUEST_ID, CommandCorrupt, parse_command
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import BaseCommand, ServerError
@@ -31,7 +33,7 @@ from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import seconds
 
 SESSION_EXPIRED = "The proxy closes this connection: session expired"
-STREAM_CORRUPT = "The proxy closes this connection: a frame of a size that none can have"
+STREAM_CORRUPT = "The proxy closes this connection: what was sent is no frame of a Pulsar client's or broker's"
 
 QUIET_S = 0.1
 GRACE_S = 1.0
@@ -43,6 +45,7 @@ DUE_MIN = 1_000
 _TEXTS = {
     Closing.EXPIRED: (ServerError.AuthenticationError, SESSION_EXPIRED),
     Closing.FAILED: (ServerError.AuthenticationError, AUTHENTICATION_FAILED),
+    Closing.STILL_SERVED: (ServerError.AuthenticationError, SESSION_EXPIRED),
     Closing.CORRUPT: (ServerError.UnknownError, STREAM_CORRUPT),
 }
 _SIZES_BYTES = 8
@@ -78,7 +81,7 @@ class ReauthenticationMetrics:
         )
         self.expired_killed = Counter(
             "pulsar_proxy_expired_connections_killed",
-            "Clients' connections closed because they were used after their session had expired.",
+            "Clients' connections closed because they were used, or still served, after their session had expired.",
             registry=registry,
         )
 
@@ -231,9 +234,22 @@ class Reauthentication:
 
     # ---- ends
 
+    @staticmethod
+    def corrupt(followed: Followed, error: FrameWrong) -> None:
+        """What the client or the broker has sent is no frame: the relay is closed."""
+        if not followed.closing:
+            get_logger().warning(
+                "a relay's frames cannot be followed",
+                client=followed.relay.client_address,
+                principal=followed.relay.principal,
+                target=followed.relay.target,
+                reason=str(error),
+            )
+        followed.line.close(Closing.CORRUPT)
+
     def closing(self, followed: Followed) -> None:
         """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""
-        if followed.closing is Closing.EXPIRED:
+        if followed.closing in {Closing.EXPIRED, Closing.STILL_SERVED}:
             self._metrics.expired_killed.inc()
         get_logger().info(
             "a client's session is being closed",

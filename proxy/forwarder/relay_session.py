@@ -26,6 +26,9 @@ from proxy.runtime.rpc_client import RpcError
 Reauthenticate = Callable[[BaseCommand], Awaitable[Verdict]]
 Recall = Callable[[StoredRelay], Reauthenticate]
 
+GRACE_MS = 60_000
+"""Of relays that began before there was `session.grace_ms`."""
+
 _CPP = "Pulsar-CPP"
 """How the version begins that the C++ client says, also where Python or Node wrap it (`Pulsar-CPP-v4.2.0`, with
 `-node-client-v1.17.0` behind it, say).
@@ -41,7 +44,8 @@ class RelaySession:
     ``challenge``: the frame that asks for fresh credentials; empty: this client is never asked.
     ``spares_producers``: it is not asked once it has opened a producer.
     ``frame_bytes_max``: see proto.relay_frames.frame_bytes_max; ``answer_bytes_max``: of the client's answers.
-    ``failure_delay_ms``: for how long a failure is not told.
+    ``failure_delay_ms``: for how long a failure is not told. ``grace_ms``: for how long past the session's end the
+    broker may go on sending.
     ``context``: see the module.
     """
 
@@ -55,6 +59,7 @@ class RelaySession:
     spares_producers: bool = False
     counts_messages: bool = False
     failure_delay_ms: int = 0
+    grace_ms: int = GRACE_MS
     context: bytes = b""
 
     @property
@@ -74,6 +79,7 @@ class RelaySession:
             answer_bytes_max=self.answer_bytes_max,
             counts_messages=self.counts_messages,
             failure_delay_ms=self.failure_delay_ms,
+            grace_ms=self.grace_ms,
             context=self.context,
         )
 
@@ -90,6 +96,11 @@ def may_be_asked(connect: CommandConnect, policy: Literal["by_client_kind", "alw
     """What the configuration's ``session.relay_reauthentication`` means for a client."""
     ever = policy != "never" and connect.feature_flags.supports_auth_refresh
     return MayBeAsked(ever, ever and (policy == "always" or not connect.client_version.startswith(_CPP)))
+
+
+def grace_ms_of(session: StoredSession) -> int:
+    """For how long past its end the broker may go on sending."""
+    return session.grace_ms if session.HasField("grace_ms") else GRACE_MS
 
 
 def nobody_judges(_relay: StoredRelay) -> Reauthenticate:

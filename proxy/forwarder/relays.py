@@ -20,7 +20,7 @@ import trio
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from proto.relay_frames import FrameSizeWrong
+from proto.command_heads import FrameWrong
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.directions import Relay, shut_down
@@ -51,7 +51,7 @@ _NOT_BEGUN = (
     OSError,
     StoreLost,
     MessageTooLong,
-    FrameSizeWrong,
+    FrameWrong,
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )

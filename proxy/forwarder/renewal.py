@@ -10,6 +10,7 @@ from functools import partial
 from typing import Protocol
 
 from proto import commands
+from proto.command_heads import KEEP_ALIVE_FRAMES
 from proto.connect_rules import kept_of_connect
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
@@ -76,6 +77,7 @@ class Renewal:
             answer_bytes_max=config.limits.max_command_bytes,
             counts_messages=config.metrics.count_messages,
             failure_delay_ms=config.authentication.failure_delay_ms,
+            grace_ms=config.session.grace_ms,
             context=_context(self._client, connect),
         )
 
@@ -114,12 +116,18 @@ class Renewal:
         followed = self.followed
         return followed is not None and self._relays.now() >= _clock(followed).expires_at_s
 
-    def use(self, command: BaseCommand) -> Use:
-        """What may become of a command, now that the session has expired. Begins to close it, where that is due."""
+    def use(self, frame: Frame) -> Use:
+        """What may become of a command, now that the session has expired. Begins to close it, where that is due.
+        Raises CommandCorrupt.
+        """
         followed = self.followed
-        if followed is None or command.type == BaseCommand.AUTH_RESPONSE:
+        if (
+            followed is None
+            or frame.encode() in KEEP_ALIVE_FRAMES
+            or commands.parse_command(frame.command).type == BaseCommand.AUTH_RESPONSE
+        ):
             return Use.GO_ON
-        use = _clock(followed).use(self._relays.now(), command.type)
+        use = _clock(followed).use(self._relays.now())
         if use is Use.CLOSE:
             followed.line.close(Closing.EXPIRED)
         return use

@@ -13,6 +13,7 @@ import trio
 
 from proto import commands
 from proto.client_machine import Action, ClientMachine, Event, State, event_of, is_plainly_lookup
+from proto.command_heads import check_parsed
 from proto.commands import NO_REQUEST_ID, command_name
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
@@ -308,9 +309,11 @@ class ClientSession:
         return has_room
 
     def _take(self, frame: Frame) -> None:
-        """Perform what a client's command leads to."""
+        """Perform what a client's command leads to. Raises RemoteProtocolError."""
         command = commands.parse_command(frame.command)
         state = self.state
+        if state is State.LOOKUP:
+            check_parsed(command, frame.command)  # a relay's client may not say it otherwise, either
         match self._machine.handle(event_of(command)):
             case Action.SEND_PONG:
                 self._wire.send_pong(commands.pong())
@@ -374,7 +377,7 @@ class ClientSession:
 
     def _may_pass(self, frame: Frame) -> bool:
         """Whether a frame may be taken now that the session has expired: it may come too late, or too early."""
-        use = self.renewal.use(commands.parse_command(frame.command))
+        use = self.renewal.use(frame)
         if use is Use.HOLD:
             self._postponed = frame
             self.wait()

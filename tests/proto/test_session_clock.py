@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from proto.errors import LocalProtocolError
-from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import Principal
 from proto.session_clock import NEVER, Failure, Phase, SessionClock, Use
 
 UNIX_MS = 1_700_000_000_000.0
-SEND = BaseCommand.SEND
 
 
 def alice(lives_s: float | None = None, **fields: Any) -> Principal:
@@ -65,8 +63,8 @@ def test_the_shorter_of_both(lives_s: float | None, at_most_s: float, lifetime_s
     assert session.expires_at_s == 50 + lifetime_s
     assert session.expires == (lifetime_s != NEVER)
     if session.expires:
-        assert session.use(50 + lifetime_s, SEND) is Use.CLOSE
-    assert session.use(session.expires_at_s - 0.001 if session.expires else 1e9, SEND) is Use.GO_ON
+        assert session.use(50 + lifetime_s) is Use.CLOSE
+    assert session.use(session.expires_at_s - 0.001 if session.expires else 1e9) is Use.GO_ON
 
 
 @pytest.mark.parametrize(("fraction", "at_s"), [(0.0, 85), (0.5, 90), (0.9999, 95)])
@@ -94,25 +92,19 @@ def test_nobody_is_asked_faster_than_once_a_second() -> None:
 # ---- being used
 
 
-@pytest.mark.parametrize("command", [SEND, BaseCommand.ACK, BaseCommand.LOOKUP, BaseCommand.CONNECT, 99])
-def test_use_ends_what_has_expired(command: int) -> None:
+def test_use_ends_what_has_expired() -> None:
     session = clock(100)
-    assert session.use(149, command) is Use.GO_ON
-    assert session.use(150, command) is Use.CLOSE
-
-
-@pytest.mark.parametrize("command", [BaseCommand.PING, BaseCommand.PONG])
-def test_an_idle_client_is_left_alone(command: int) -> None:
-    assert clock(100).use(1e9, command) is Use.GO_ON
+    assert session.use(149) is Use.GO_ON
+    assert session.use(150) is Use.CLOSE
 
 
 def test_what_comes_while_an_answer_is_judged_waits_or_goes_on() -> None:
     session = clock(100)
     session.challenged(140)
-    assert session.use(160, SEND) is Use.CLOSE, "asked is not answered"
+    assert session.use(160) is Use.CLOSE, "asked is not answered"
     session.answered(160)
-    assert session.use(149, SEND) is Use.GO_ON
-    assert session.use(161, SEND) is Use.HOLD
+    assert session.use(149) is Use.GO_ON
+    assert session.use(161) is Use.HOLD
 
 
 # ---- authenticating again
@@ -229,7 +221,7 @@ def test_recalled_as_it_was(lives_s: float | None) -> None:
     session = clock(lives_s)
     again = SessionClock.recalled(alice(lives_s), lifetime_ms_max=0, memo=session.memo, now_s=99)
     assert again.memo == session.memo
-    assert again.use(149, SEND) is Use.GO_ON
+    assert again.use(149) is Use.GO_ON
 
 
 def test_whoever_was_being_judged_is_asked_again_at_once() -> None:

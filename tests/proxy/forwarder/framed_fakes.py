@@ -114,3 +114,18 @@ def session(now: Now, judges: Judges, *, lifetime_ms: int = 100_000, **fields: A
 def error_in(frame: bytes) -> BaseCommand:
     """The command of a frame of the proxy's own."""
     return parse_command(frame[8:])
+
+
+def disguised(frame: bytes) -> bytes:
+    """What begins as a PING, and is this to whoever reads on."""
+    size = int.from_bytes(frame[4:8], "big")
+    return encode_frame(b"\x08\x12" + frame[8 : 8 + size], frame[8 + size :])
+
+
+NEARLY_PINGS = [
+    encode_frame(b"\x08\x12\x92\x01\x00", b"a passenger"),
+    encode_frame(b"\x08\x12\x92\x01\x80\x00"),
+    encode_frame(b"\x08\x13\x92\x01\x00"),
+    encode_frame(b"\x08\x12"),
+]
+"""Commands of type PING or PONG, but none that a client writes."""

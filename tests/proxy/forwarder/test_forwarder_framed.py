@@ -14,11 +14,13 @@ from framed_fakes import (
     ANSWER_BYTES_MAX,
     CHALLENGE,
     FRAME_BYTES_MAX,
+    NEARLY_PINGS,
     Judges,
     Now,
     alice,
     answer,
     denied,
+    disguised,
     error_in,
     identity,
     message_frame,
@@ -352,8 +354,8 @@ async def test_a_failure_closes(place: Place, lane: Lane, now: Now, judges: Judg
     [
         answer(method="basic"),
         answer(bytes(ANSWER_BYTES_MAX)),
-        encode_frame(b"\x08\x25\xff\xff\xff"),
-        encode_frame(b"\x08\x25\x08\x06"),
+        encode_frame(b"\x08\x25\xaa\x02\x03\xff\xff\xff"),
+        encode_frame(b"\x08\x25\xa2\x02\x00"),
         encode_frame(b"\x08\x25"),
     ],
 )
@@ -396,6 +398,52 @@ async def test_a_size_that_none_can_have(  # noqa: PLR0917 -- fixtures
         assert await read_all(lane.broker) == b""
 
 
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("after_s", [0, 200])
+async def test_a_command_that_begins_as_another_one_ends_it(
+    place: Place, lane: Lane, now: Now, judges: Judges, after_s: int, *, counts: bool
+) -> None:
+    """Security: neither past the session's end nor past the count."""
+    fields = {"clock": None, "counts_messages": True} if counts else {}
+    forwarder = await framed(place, lane, now, judges, **fields)
+    good = PING if after_s and not counts else send_frame(b"good")
+    now.s += after_s
+    await lane.client.send_all(good + disguised(send_frame(b"bad")) + send_frame())
+    assert await read_all(lane.broker) == good
+    await expect_end(lane, STREAM_CORRUPT)
+    assert counted(forwarder.metrics.expired_killed) == 0
+
+
+@pytest.mark.parametrize("first", [send_frame(), producer_frame(), PING + send_frame()])
+async def test_what_came_before_a_relay_whose_session_has_ended_by_then(
+    place: Place, lane: Lane, now: Now, judges: Judges, first: bytes
+) -> None:
+    """To connect to the broker took longer than the session: nothing of it is said to the broker."""
+    forwarder = await place.forwarder()
+    ended = session(now, judges, spares_producers=True)
+    now.s += 200
+    with pytest.raises(RelayNotBegun, match="past the session's end"):
+        await forwarder.begin(lane, to_broker=first, session=ended)
+
+
+async def test_a_ping_that_came_before_a_relay_whose_session_has_ended_by_then(
+    place: Place, lane: Lane, now: Now, judges: Judges
+) -> None:
+    forwarder = await place.forwarder()
+    ended = session(now, judges)
+    now.s += 200
+    await forwarder.begin(lane, to_broker=PING, to_client=message_frame(), session=ended)
+    assert await read(lane.broker, len(PING)) == PING
+    assert await read(lane.client, len(message_frame())) == message_frame()
+
+
+async def test_a_broker_is_believed_what_it_begins_with(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """It decides anyway what its clients get; and a newer one may write what is not known here."""
+    await framed(place, lane, now, judges)
+    await lane.broker.send_all(disguised(message_frame(b"m")))
+    assert await read(lane.client, len(disguised(message_frame(b"m")))) == disguised(message_frame(b"m"))
+
+
 # ---- the end
 
 
@@ -417,16 +465,90 @@ async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Jud
 
 
 async def test_idle_past_its_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """Whoever only says that he is there is left alone, for ever; in its grace the broker may send to him."""
     forwarder = await framed(place, lane, now, judges, challenge=b"")
-    now.s += 1000
-    for _ in range(3):
-        await lane.broker.send_all(message_frame(b"m") + PING)
+    now.s += 100
+    for message in (message_frame(b"m"), message_frame(b"m"), b"", b""):
+        await lane.broker.send_all(message + PING)
         await lane.client.send_all(commands.pong() + PING)
-        assert await read(lane.client, len(message_frame(b"m") + PING)) == message_frame(b"m") + PING
+        assert await read(lane.client, len(message + PING)) == message + PING
         assert await read(lane.broker, len(PING) * 2) == commands.pong() + PING
+        now.s += 29.9 if message else 1e6
     ask(forwarder)
     assert forwarder.ended == []
     assert counted(forwarder.metrics.expired_killed) == 0
+
+
+@pytest.mark.parametrize("nearly", NEARLY_PINGS)
+async def test_only_a_ping_or_pong_byte_for_byte_says_that_a_client_is_idle(
+    place: Place, lane: Lane, now: Now, judges: Judges, nearly: bytes
+) -> None:
+    await framed(place, lane, now, judges)
+    await lane.client.send_all(nearly)
+    assert await read(lane.broker, len(nearly)) == nearly
+    now.s += 200
+    await lane.client.send_all(PING + nearly)
+    assert await read_all(lane.broker) == PING
+    await expect_end(lane, SESSION_EXPIRED)
+
+
+async def test_a_ping_in_every_two_pieces_past_the_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges)
+    now.s += 200
+    for cut in range(1, len(PING)):
+        for sender, receiver in ((lane.client, lane.broker), (lane.broker, lane.client)):
+            await sender.send_all(PING[:cut])
+            await trio.sleep(0.001)
+            await sender.send_all(PING[cut:])
+            assert await read(receiver, len(PING)) == PING
+
+
+@pytest.mark.parametrize("challenge", [CHALLENGE, b""])
+async def test_what_is_served_past_its_grace_is_closed(
+    place: Place, lane: Lane, now: Now, judges: Judges, challenge: bytes
+) -> None:
+    """A consumer with permits from before its end, which only says that it is there: what comes then is delivered, and
+    it is told why it is closed.
+    """
+    forwarder = await framed(place, lane, now, judges, challenge=challenge, grace_ms=30_000, counts_messages=True)
+    message = message_frame(b"m")
+    for s in (100, 29.9):
+        now.s += s
+        await lane.broker.send_all(message)
+        assert await read(lane.client, len(message)) == message
+    now.s += 1
+    await lane.broker.send_all(PING)
+    await lane.client.send_all(commands.pong())
+    assert await read(lane.client, len(PING)) == PING
+    assert await read(lane.broker, len(PING)) == commands.pong()
+    assert counted(forwarder.metrics.expired_killed) == 0
+    await lane.broker.send_all(message * 3)
+    await expect_end(lane, SESSION_EXPIRED, before=message * 3)
+    assert await read_all(lane.broker) == b""
+    assert counted(forwarder.metrics.expired_killed) == 1
+    assert forwarder.relays._table.messages_total(TO_CLIENT) == 5, "each is counted"
+
+
+async def test_without_a_grace_the_end_is_the_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges, grace_ms=0)
+    now.s += 100
+    await lane.broker.send_all(message_frame(b"m"))
+    await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"m"))
+
+
+async def test_who_has_answered_is_served_until_the_verdict(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges, grace_ms=0)
+    message = message_frame(b"m")
+    judges.gate = trio.Event()
+    now.s += 150
+    await lane.client.send_all(answer())
+    await until(lambda: judges.given == [b"fresh"])
+    await lane.broker.send_all(message)
+    assert await read(lane.client, len(message)) == message
+    judges.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    await lane.broker.send_all(message)
+    assert await read(lane.client, len(message)) == message
 
 
 async def test_a_frame_that_began_in_time_goes_on(place: Place, lane: Lane, now: Now, judges: Judges) -> None:

@@ -30,9 +30,11 @@ from relay_fakes import Lane, Place, open_lane, open_place, read, read_all, unti
 from test_forwarder_adoption import Fuse, fuse, successor  # noqa: F401 -- a fixture
 
 from proto import commands
+from proto.command_heads import HEAD_BYTES
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand
+from proto.relay_frames import HEADER_BYTES
 from proxy.forwarder import followed, reauthentication
 from proxy.forwarder.authentication import Challenge
 from proxy.forwarder.reauthentication import SESSION_EXPIRED
@@ -68,7 +70,7 @@ async def begun(place: Place, lane: Lane, now: Now, judges: Judges, **fields: An
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cut", [0, 1, 4, 9, 10, 11, 25, 40])
+@pytest.mark.parametrize("cut", [0, 1, 4, 9, 10, 11, 12, 25, 40])
 async def test_the_boundary_is_found_again(  # noqa: PLR0917 -- fixtures
     place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
 ) -> None:
@@ -77,8 +79,9 @@ async def test_the_boundary_is_found_again(  # noqa: PLR0917 -- fixtures
     there, back = send_frame(b"t" * 40), message_frame(b"b" * 40)
     await lane.client.send_all(there + there[:cut])
     await lane.broker.send_all(back + back[:cut])
-    passed = cut if cut >= 10 else 0  # the beginning of a header is held
-    assert await read(lane.broker, len(there) + passed) == there + there[:passed]
+    # The beginning of a header is held.
+    passed_there, passed = (cut if cut >= enough else 0 for enough in (HEAD_BYTES, HEADER_BYTES))
+    assert await read(lane.broker, len(there) + passed_there) == there + there[:passed_there]
     assert await read(lane.client, len(back) + passed) == back + back[:passed]
     await trio.sleep(0.01)
     second = await successor(place, way)
@@ -89,12 +92,12 @@ async def test_the_boundary_is_found_again(  # noqa: PLR0917 -- fixtures
     found = await read(lane.client, 2 * len(back) - passed + len(CHALLENGE))
     assert found in {CHALLENGE + rest + back, rest + CHALLENGE + back, rest + back + CHALLENGE}
     await lane.client.send_all(there[cut:] + answer() + there)
-    assert await read(lane.broker, 2 * len(there) - passed) == there[passed:] + there
+    assert await read(lane.broker, 2 * len(there) - passed_there) == there[passed_there:] + there
     await until(lambda: judges.given == [b"fresh"])
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cut", [0, 1, 9, 10, 11, 30, len(answer()) - 1])
+@pytest.mark.parametrize("cut", [0, 1, 9, 10, 12, 13, 30, len(answer()) - 1])
 async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
     place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
 ) -> None:
@@ -111,7 +114,7 @@ async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
     second = await successor(place, way)
     await lane.client.send_all(answer()[cut:] + send_frame(b"behind"))
     assert await read(lane.broker, len(send_frame(b"behind"))) == send_frame(b"behind")
-    if cut >= 10:  # it had begun to be taken out
+    if cut >= 13:  # it had begun to be taken out
         await trio.sleep(0.01)
         assert judges.given == []
         now.s += 1.5
@@ -120,6 +123,34 @@ async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
         await lane.client.send_all(answer())
     await until(lambda: judges.given == [b"fresh"])
     await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cut", [0, 1, 9, 12])
+async def test_a_ping_past_the_end_and_the_grace(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
+) -> None:
+    """Its beginning is held, like any; the successor knows the end, and the grace that the relay began with."""
+    await begun(place, lane, now, judges, challenge=b"", grace_ms=30_000)
+    ping = commands.ping()
+    now.s += 110
+    await lane.client.send_all(ping + ping[:cut])
+    await lane.broker.send_all(ping + ping[:cut])
+    assert await read(lane.broker, len(ping)) == ping
+    assert await read(lane.client, len(ping)) == ping
+    await trio.sleep(0.01)
+    second = await successor(place, way)
+    await lane.client.send_all(ping[cut:])
+    await lane.broker.send_all(ping[cut:] + message_frame(b"in its grace"))
+    assert await read(lane.broker, len(ping)) == ping
+    expected = ping + message_frame(b"in its grace")
+    assert await read(lane.client, len(expected)) == expected
+    now.s += 30
+    await lane.broker.send_all(message_frame(b"past it"))
+    rest = await read_all(lane.client)
+    assert rest.startswith(message_frame(b"past it"))
+    assert error_in(rest[len(message_frame(b"past it")) :]).error.message == SESSION_EXPIRED
+    assert second.metrics.expired_killed._value.get() == 1
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -13,10 +13,12 @@ import trio.testing
 from framed_fakes import (
     ANSWER_BYTES_MAX,
     CHALLENGE,
+    NEARLY_PINGS,
     Judges,
     Now,
     answer,
     denied,
+    disguised,
     error_in,
     identity,
     message_frame,
@@ -193,6 +195,42 @@ async def test_a_size_that_none_can_have(begin: Any, way: str) -> None:
     stage = await begin()
     await getattr(stage, way).send_all(send_frame() + b"\xff" * 20)
     await stage.expect_end(STREAM_CORRUPT, before=send_frame() if way == "broker" else b"")
+
+
+@pytest.mark.parametrize("after_s", [0, 200])
+async def test_a_command_that_begins_as_another_one_ends_it(begin: Any, after_s: int) -> None:
+    stage = await begin(counts_messages=True)
+    stage.now.s += after_s
+    await stage.client.send_all(PING + disguised(send_frame()) + send_frame())
+    await stage.expect_end(STREAM_CORRUPT)
+    assert await stage.read_all(stage.broker) == PING
+
+
+@pytest.mark.parametrize("nearly", NEARLY_PINGS)
+async def test_only_a_ping_or_pong_byte_for_byte_says_that_a_client_is_idle(begin: Any, nearly: bytes) -> None:
+    stage = await begin()
+    stage.now.s += 200
+    for cut in range(1, len(PING)):
+        for sender, receiver in ((stage.client, stage.broker), (stage.broker, stage.client)):
+            await sender.send_all(PING[:cut])
+            await sender.send_all(PING[cut:])
+            assert await stage.read(receiver, len(PING)) == PING
+    await stage.client.send_all(PING + nearly)
+    await stage.expect_end(SESSION_EXPIRED)
+    assert await stage.read_all(stage.broker) == PING
+
+
+async def test_what_is_served_past_its_grace_is_closed(begin: Any) -> None:
+    stage = await begin(challenge=b"", grace_ms=30_000)
+    message = message_frame(b"m")
+    stage.now.s += 129
+    await stage.broker.send_all(message)
+    assert await stage.read(stage.client, len(message)) == message
+    stage.now.s += 2
+    await stage.broker.send_all(PING)
+    assert await stage.read(stage.client, len(PING)) == PING
+    await stage.broker.send_all(message * 3)
+    await stage.expect_end(SESSION_EXPIRED, before=message * 3)
 
 
 async def test_a_producer_is_spared(begin: Any) -> None:

@@ -26,18 +26,19 @@ from forwarder_fakes import (
     lookup,
     make_config,
 )
+from framed_fakes import NEARLY_PINGS
 
 from proto import commands
 from proto.client_machine import State
 from proto.commands import AUTH_REFRESH
 from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
-from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredClient, StoredRelay
+from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredClient, StoredRelay, StoredSession
 from proto.session_clock import Phase
 from proxy.forwarder.authentication import Challenge, ClientEnd, ClientIdentity, Denial
 from proxy.forwarder.followed import Closing
 from proxy.forwarder.reauthentication import SESSION_EXPIRED
-from proxy.forwarder.relay_session import RelaySession
+from proxy.forwarder.relay_session import RelaySession, grace_ms_of
 from proxy.forwarder.renewal import Renewal, recall
 from proxy.runtime.rpc_client import RpcConnectionLost, RpcDeadlineExceeded
 
@@ -522,6 +523,14 @@ async def test_what_keeps_alive_is_no_use(life: Begin, autojump_clock: trio.test
     await it.must_be_over("session_expired", EXPIRED)
 
 
+@pytest.mark.parametrize("nearly", NEARLY_PINGS)
+async def test_nothing_else_does(life: Begin, autojump_clock: trio.testing.MockClock, nearly: bytes) -> None:
+    it = await life(100).enter(refresh=False)
+    await it.at(101)
+    await it.client.say(nearly)
+    await it.must_be_over("session_expired", EXPIRED)
+
+
 async def test_a_client_asked_that_does_not_answer_is_left_alone_until_it_is_used(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -832,8 +841,17 @@ def told(nursery: trio.Nursery) -> Tell:
     return lambda *args, **kwargs: Told(nursery, *args, **kwargs)
 
 
+def test_a_relay_that_began_before_there_was_a_grace() -> None:
+    """An upgrade takes it over."""
+    assert grace_ms_of(StoredSession()) == make_config().session.grace_ms == 60_000
+    assert grace_ms_of(StoredSession(grace_ms=0)) == 0
+
+
 async def test_a_relay_whose_session_can_expire(told: Tell) -> None:
-    tables = {"session": {"connections_max_reauth_ms": 50_000}, "limits": {"max_command_bytes": 12_345}}
+    tables = {
+        "session": {"connections_max_reauth_ms": 50_000, "grace_ms": 7_000},
+        "limits": {"max_command_bytes": 12_345},
+    }
     session = told(**tables).expiring().must_be_told(protocol_version=15)
     assert session.expires
     assert session.clock is not None
@@ -844,6 +862,7 @@ async def test_a_relay_whose_session_can_expire(told: Tell) -> None:
     assert session.answer_bytes_max == 12_345
     assert session.frame_bytes_max > 5_000_000
     assert session.failure_delay_ms == 200
+    assert session.grace_ms == grace_ms_of(session.stored()) == 7_000
     assert not session.counts_messages
     asked = commands.parse_command(session.challenge[8:]).auth_challenge
     assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == ("token", AUTH_REFRESH)

@@ -1056,14 +1056,11 @@ async def test_a_client_is_read_on_once_it_has_taken_a_large_answer(
 # ---- requests that nobody looked into
 
 
-NOT_A_LOOKUP = lookup().SerializeToString() + b"\x08\x12"
-"""Begins as one; but the last type counts, and that is PING."""
-
-TORN = b"\x08\x17\xba\x01\x7f"
-"""Its message is longer than the frame."""
+TORN = b"\x08\x17\xba\x01\x02\x0a\x7f"
+"""A field of its message is longer than the frame."""
 
 
-@pytest.mark.parametrize("corrupt", [NOT_A_LOOKUP, TORN, b"\x08\x17\xba\x01\x00\xff"])
+@pytest.mark.parametrize("corrupt", [TORN, b"\x08\x17\xba\x01\x01\xff"])
 @pytest.mark.parametrize("short_way", [True, False])
 async def test_a_request_that_turns_out_to_be_none_ends_the_connection(
     play: Start, corrupt: bytes, short_way: bool
@@ -1103,7 +1100,7 @@ async def test_room_that_comes_with_the_end_is_nobodys(play: Start, monkeypatch:
     assert resumed == []
 
 
-@pytest.mark.parametrize("corrupt", [NOT_A_LOOKUP, TORN])
+@pytest.mark.parametrize("corrupt", [TORN, b"\x08\x17\xba\x01\x01\xff"])
 async def test_nor_may_it_be_one_above_the_number(play: Start, corrupt: bytes) -> None:
     it = await play(limits={"max_concurrent_lookups_per_connection": 1}).in_lookup_mode()
     it.backends.answer_by = None
@@ -1113,15 +1110,37 @@ async def test_nor_may_it_be_one_above_the_number(play: Start, corrupt: bytes) -
     assert await it.end() == "protocol_error"
 
 
-async def test_a_request_that_a_client_writes_in_another_order_is_one(play: Start) -> None:
-    """Not plainly a lookup: to parse it says so."""
+LOOKUP_BYTES = lookup("topic", 9).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        LOOKUP_BYTES + b"\x08\x12",
+        b"\x08\x12" + LOOKUP_BYTES,
+        LOOKUP_BYTES[2:] + LOOKUP_BYTES[:2],
+        LOOKUP_BYTES + LOOKUP_BYTES[:2],
+        LOOKUP_BYTES + b"\x88\x00\x17",
+        b"\x08\x12\x92\x01\x00" + LOOKUP_BYTES,
+        b"\x08\x97\x00" + LOOKUP_BYTES[2:],
+    ],
+    ids=[
+        "PING behind",
+        "PING before",
+        "last",
+        "twice",
+        "twice, another way",
+        "whole PING before",
+        "longer than needed",
+    ],
+)
+async def test_a_type_that_does_not_stand_first_and_once_ends_the_connection(play: Start, command: bytes) -> None:
+    """Security: to whoever reads the beginning it is another command than to whoever parses it."""
     it = await play().in_lookup_mode()
-    whole = lookup("topic", 9).SerializeToString()
-    turned = whole[2:] + whole[:2]
-    await it.client.say(encode_frame(turned))
-    answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
-    assert answer.request_id == 9
-    assert it.backends.sent[0].requests == [turned], "whole, as it was written"
+    await it.client.say(encode_frame(command))
+    assert (await it.client.must_hear_error())[1].startswith("Not Pulsar: a command whose type")
+    assert await it.end() == "protocol_error"
+    assert it.backends.sent == []
 
 
 # ---- a client in a hurry
