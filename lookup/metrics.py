@@ -33,6 +33,12 @@ class LookupMetrics(Collector):
         self._times = {kind: _Times() for kind in _REQUESTS}
         self._errors: dict[tuple[str, str], int] = {}
         registry.register(self)
+        self._invalid = Counter(
+            "pulsar_proxy_invalid_lookup_requests",
+            "Requests of lookup mode that no broker was shown, as it would close the connection upon them, by reason.",
+            ["request", "reason"],
+            registry=registry,
+        )
         self._envelope_errors = Counter(
             "pulsar_proxy_envelope_errors", "Envelopes that were not accepted.", ["error"], registry=registry
         )
@@ -87,6 +93,10 @@ class LookupMetrics(Collector):
             answers.add_metric(labels, count)
         yield answers
         yield seconds
+
+    def invalid(self, kind: str, reason: str) -> None:
+        """Count a request that is not sent on."""
+        self._invalid.labels(request=kind, reason=reason).inc()
 
     def envelope_error(self, error: str) -> None:
         """Count an Envelope that was not accepted."""

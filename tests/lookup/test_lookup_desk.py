@@ -35,7 +35,7 @@ TIMEOUT_S = 10.0
 
 def topics(request_id: int = 7) -> BaseCommand:
     return BaseCommand(
-        type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": request_id}
+        type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "t/n", "request_id": request_id}
     )
 
 

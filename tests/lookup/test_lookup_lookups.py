@@ -355,7 +355,7 @@ _METADATA = BaseCommand(
     type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 7, "original_principal": "x"}
 )
 _TOPICS = BaseCommand(
-    type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": 7}
+    type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "t/n", "request_id": 7}
 )
 _SCHEMA = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 7})
 
