@@ -8,16 +8,18 @@ differ (fields that come twice, lengths that lie, numbers that are longer than n
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from proto.lookups import LookupKind, client_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.varints import varint
 
-NEWER_FIELDS_BYTES_MAX = 16 * 1024
-"""What one request may hold of fields that are newer than this proxy."""
+NEWER_FIELDS_MAX = 64
+"""Fields that are newer than this proxy, of one request: each is looked at."""
 
 PROPERTIES_MAX = 1024
 """Of one LOOKUP."""
@@ -67,13 +69,15 @@ def _failed_rule(command: BaseCommand, kind: LookupKind) -> _Failed | None:
     body = getattr(command, kind.request_field)
     if not body.HasField(kind.subject_field):
         return "incomplete", ServerError.InvalidTopicName, f"The request has no {kind.subject_field}"
-    if kind.request_field == "lookup_topic" and len(body.properties) > PROPERTIES_MAX:
-        return "too_large", ServerError.NotAllowedError, f"The request has more than {PROPERTIES_MAX} properties"
-    if not body.IsInitialized():
-        return "incomplete", ServerError.NotAllowedError, "A property of the request lacks its key or its value"
+    properties = body.properties if kind.request_field == "lookup_topic" else ()
+    if properties:
+        if len(properties) > PROPERTIES_MAX:
+            return "too_large", ServerError.NotAllowedError, f"The request has more than {PROPERTIES_MAX} properties"
+        if not body.IsInitialized():
+            return "incomplete", ServerError.NotAllowedError, "A property of the request lacks its key or its value"
     if len(command.ListFields()) != len(("type", kind.request_field)):
         return "second_message", ServerError.NotAllowedError, "A command has one message, and this one has another"
-    return _failed_handlers_rule(body, kind) or _failed_newer_fields(command, kind)
+    return _failed_handlers_rule(body, kind) or _failed_newer_fields(command, body, properties)
 
 
 def _failed_handlers_rule(body: Any, kind: LookupKind) -> _Failed | None:
@@ -85,23 +89,19 @@ def _failed_handlers_rule(body: Any, kind: LookupKind) -> _Failed | None:
     return None
 
 
-def _failed_newer_fields(command: BaseCommand, kind: LookupKind) -> _Failed | None:
+def _failed_newer_fields(command: BaseCommand, body: Any, properties: Sequence[Message]) -> _Failed | None:
     """What is wrong with fields that are newer than this proxy, wherever they stand: a broker that does not know them
     either must be able to skip them.
     """
-    known = BaseCommand()
-    known.CopyFrom(command)
-    known.DiscardUnknownFields()
-    if known.ByteSize() == command.ByteSize():
-        return None
-    body = getattr(command, kind.request_field)
-    left = NEWER_FIELDS_BYTES_MAX
-    for message in (command, body, *(body.properties if kind.request_field == "lookup_topic" else ())):
-        data = _newer_fields(message)
-        left -= len(data)
+    left = NEWER_FIELDS_MAX
+    for message in (command, body, *properties):
+        count = len(UnknownFieldSet(message))
+        if not count:
+            continue
+        left -= count
         if left < 0:
             return "too_large", ServerError.NotAllowedError, "The request has too many unknown fields"
-        numbers = _skipped(data)
+        numbers = _skipped(_newer_fields(message))
         if numbers is None:
             return "unknown_field", ServerError.NotAllowedError, "An unknown field of the request cannot be skipped"
         if message is command and any(number <= COMMAND_FIELDS_MAX for number in numbers):
