@@ -15,6 +15,8 @@ from weakref import WeakValueDictionary
 import trio
 
 from lookup.broker_connection import BrokerConnection
+from lookup.losses import Company
+from lookup.suspects import SuspectConnections
 from proto.addresses import HostPort
 from proto.commands import AUTH_REFRESH
 from proto.connect_rules import BrokerIdentity, OriginalCredentials, proxy_connect
@@ -32,6 +34,9 @@ PATIENCE_SHARE = 4
 """A broker that says nothing for this share of a lookup's time is asked whether it is there, and given up after two:
 then half of the time is left for another one.
 """
+
+SUSPECT_SHARE = 4
+"""Beside the pooled connections there may be this share of brokers.pooled_connections_max for suspects."""
 
 RENEWAL_RETRY_S = 5.0
 
@@ -106,6 +111,8 @@ class BrokerPool:
         self._nursery = nursery
         self._slots: dict[Key, _Slot] = {}
         self._shapes = AnswerShapes()
+        suspects_max = max(2, config.brokers.pooled_connections_max // SUSPECT_SHARE)
+        self._suspects = SuspectConnections(nursery, suspects_max)
         self._scope = trio.CancelScope()
         self._retired = False
         self._greeter = BrokerGreeter(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
@@ -148,6 +155,16 @@ class BrokerPool:
         await attempt.done.wait()
         return attempt.outcome()
 
+    async def connection_apart(
+        self, broker: HostPort, addresses: Addresses, asker: Asker, company: Company
+    ) -> BrokerConnection:
+        """A connection for a company of suspects alone (see lookup.suspects). Raises as ``connection`` does."""
+
+        async def open_connection(broker: HostPort, found: tuple[str, ...]) -> BrokerConnection:
+            return await self._open(broker, found, asker)
+
+        return await self._suspects.connection(broker, addresses, open_connection, asker.principal, company)
+
     def _begin(self, slot: _Slot, broker: HostPort, addresses: Addresses, asker: Asker) -> _Attempt:
         """Open a connection in a task of its own: whoever asked first may give up before it is there, and the others
         must not begin again then.
@@ -161,6 +178,7 @@ class BrokerPool:
     ) -> None:
         try:
             attempt.connection = await self._open(broker, await addresses(), asker)
+            self._nursery.start_soon(attempt.connection.run)
             old, slot.connection = slot.connection, attempt.connection
             if old is not None:
                 old.retire()
@@ -175,6 +193,7 @@ class BrokerPool:
             slot.connection.close()
 
     async def _open(self, broker: HostPort, addresses: tuple[str, ...], asker: Asker) -> BrokerConnection:
+        """A connection that shook hands; it is yet to be run."""
         configured = self._config.brokers.credentials is not None
         credentials = credentials_for(self._auth, broker.host, configured=configured)
 
@@ -190,7 +209,7 @@ class BrokerPool:
 
         link = await self._greeter.open(broker, addresses, credentials, make_connect)
         self.profile = link.connected.message
-        connection = BrokerConnection(
+        return BrokerConnection(
             broker,
             link,
             max_frame_bytes=self._config.limits.max_broker_frame_bytes,
@@ -200,8 +219,6 @@ class BrokerPool:
             answer_challenge=answer_challenge if asker.credentials is None else None,
             shapes=self._shapes,
         )
-        self._nursery.start_soon(connection.run)
-        return connection
 
     def _make_room(self) -> None:
         """Bound the slots: of the principal with the most of those that nobody waits on, the one unused for longest

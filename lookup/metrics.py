@@ -142,6 +142,12 @@ class BrokerMetrics:
         self._ejections = Counter(
             "pulsar_proxy_broker_ejections", "Brokers that were set aside, by reason.", ["reason"], registry=registry
         )
+        self._blamed = Counter(
+            "pulsar_proxy_fatal_lookup_requests",
+            "Requests of lookup mode upon which a broker closed a connection that carried nothing else.",
+            ["request"],
+            registry=registry,
+        )
         self._dns_failures = Counter(
             "pulsar_proxy_dns_failures",
             "Names not resolved: brokers' (of brokers.service_url) or targets' (that clients or brokers name).",
@@ -163,6 +169,10 @@ class BrokerMetrics:
     def ejected(self, reason: str) -> None:
         """Count a broker that is set aside."""
         self._ejections.labels(reason=reason).inc()
+
+    def request_blamed(self, kind: str) -> None:
+        """Count a request upon which a broker closed a connection that carried nothing else."""
+        self._blamed.labels(request=kind).inc()
 
     def dns_failed(self, names: str) -> None:
         """Count a name that was not resolved."""
