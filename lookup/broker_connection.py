@@ -75,7 +75,7 @@ class BrokerConnection:
         self.heard_at = self.last_used
         self.closed = False
         self.loss: Loss | None = None
-        """What was under way when it ended; None where that was nothing, or the broker had fallen silent."""
+        """What was under way when the broker ended it; None where that was nothing, or it ended for another reason."""
         self._link = link
         self._turn = current_turn()
         self._keep_alive_s = keep_alive_s
@@ -94,7 +94,7 @@ class BrokerConnection:
         self._scope = trio.CancelScope()
         self._retired = False
         self._retires_once_asked = False
-        self._silent = False
+        self._no_request_to_blame = False
 
     @property
     def idle(self) -> bool:
@@ -160,7 +160,7 @@ class BrokerConnection:
             get_logger().error("a connection for lookups met a defect", broker=str(self.broker), exc_info=group)
         finally:
             self.closed = True
-            if self._pending and not self._silent:
+            if self._pending and not self._no_request_to_blame:
                 self.loss = Loss(self.broker, len(self._pending))
             self._lose(list(self._pending))
             await trio.aclose_forcefully(self._link.stream)
@@ -178,7 +178,7 @@ class BrokerConnection:
 
     def close(self) -> None:
         """End the connection; who still waits gets BrokerConnectionLost."""
-        self.closed = True
+        self.closed = self._no_request_to_blame = True
         self._scope.cancel()
 
     def _lose(self, numbers: list[bytes]) -> None:
@@ -265,7 +265,7 @@ class BrokerConnection:
             else:
                 limit_s, since = self._keep_alive_s, self.heard_at
             if now - since >= 2 * limit_s:
-                self._silent = True  # which no request is to blame for: it would be answered, or the connection closed
+                self._no_request_to_blame = True  # the broker closed nothing
                 raise RemoteProtocolError(f"{self.broker} has been silent for {now - since:.1f} s")
             if now - max(since, self._pinged_at) >= limit_s:
                 self._pinged_at = now

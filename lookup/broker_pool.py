@@ -142,8 +142,7 @@ class BrokerPool:
         ``addresses`` is asked for the broker's (checked) addresses only where one must be opened; it may raise, as
         BrokerLinkFailed is raised where it cannot be opened.
         """
-        if self._retired:
-            raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
+        self._check_not_retired()
         slot = self._slots.get((broker, asker))
         if slot is None:
             self._make_room()
@@ -159,11 +158,16 @@ class BrokerPool:
         self, broker: HostPort, addresses: Addresses, asker: Asker, company: Company
     ) -> BrokerConnection:
         """A connection for a company of suspects alone (see lookup.suspects). Raises as ``connection`` does."""
+        self._check_not_retired()
 
         async def open_connection(broker: HostPort, found: tuple[str, ...]) -> BrokerConnection:
             return await self._open(broker, found, asker)
 
         return await self._suspects.connection(broker, addresses, open_connection, asker.principal, company)
+
+    def _check_not_retired(self) -> None:
+        if self._retired:
+            raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
 
     def _begin(self, slot: _Slot, broker: HostPort, addresses: Addresses, asker: Asker) -> _Attempt:
         """Open a connection in a task of its own: whoever asked first may give up before it is there, and the others

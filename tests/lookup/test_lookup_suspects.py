@@ -10,7 +10,18 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
-from lookup_fakes import CONNECT, FAILED, FakeAuth, FakeBroker, Network, connect_to, lookup, make_config
+from lookup_fakes import (
+    CONNECT,
+    FAILED,
+    FakeAuth,
+    FakeBroker,
+    Network,
+    connect_to,
+    gather,
+    host_port,
+    lookup,
+    make_config,
+)
 from prometheus_client import CollectorRegistry
 
 from lookup.answers import Answers
@@ -20,12 +31,15 @@ from lookup.desk import Desk, Sender
 from lookup.lookups import TO_BLAME, Lookups
 from lookup.losses import Company, Loss, Trial
 from lookup.metrics import BrokerMetrics, LookupMetrics
+from lookup.suspects import UNUSED_S, SuspectConnections
 from lookup.targets import TargetRules
+from proto.addresses import HostPort
 from proto.frames import FrameDecoder
 from proto.lookup_requests import parse_request
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse
 from proxy.config.types import Config
+from proxy.runtime.broker_link import BrokerLinkFailed
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.dns import Resolver
 from proxy.runtime.turn import current_turn
@@ -244,6 +258,92 @@ async def test_who_gives_up_waiting_leaves_no_connection_behind(
     await trio.sleep(60)
     assert len(worker.pool._suspects) == 0
     assert worker.fakes[0].open == 0
+
+
+async def test_a_connection_for_suspects_ends_with_their_answers(
+    make: Make, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Its place is another company's at once."""
+    worker = make(1)
+    await worker.open_connections()
+    worker.ask((1, "fatal"), *[(number, f"t-{number}") for number in range(2, 20)])
+    await settled(worker)
+    await trio.sleep(UNUSED_S / 10)
+    assert len(worker.pool._suspects) == 0
+    assert worker.fakes[0].open == 0
+
+
+class FakeConnection:
+    """A connection to a broker that is open until it is told to retire."""
+
+    def __init__(self) -> None:
+        self.closed = trio.Event()
+        self.retires_once_asked = False
+
+    async def run(self) -> None:
+        await self.closed.wait()
+
+    def retire(self) -> None:
+        self.closed.set()
+
+    def retire_once_asked(self) -> None:
+        self.retires_once_asked = True
+
+
+async def nowhere() -> tuple[str, ...]:
+    await trio.lowlevel.checkpoint()
+    return ("10.0.0.1",)
+
+
+async def test_a_connection_over_which_nobody_asks_any_more_ends(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    suspects, fake = SuspectConnections(nursery, 2), FakeConnection()
+
+    async def open_connection(_broker: HostPort, _addresses: tuple[str, ...]) -> Any:
+        await trio.sleep(2)
+        return fake
+
+    with trio.move_on_after(1):
+        await suspects.connection(host_port("b0"), nowhere, open_connection, "alice", Company())
+    await trio.sleep(1 + UNUSED_S + 0.1)
+    assert fake.closed.is_set()
+    assert len(suspects) == 0
+
+
+async def test_for_those_who_have_given_up_nothing_is_opened(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    suspects, fakes = SuspectConnections(nursery, 1), [FakeConnection(), FakeConnection()]
+    opened: list[str] = []
+
+    async def open_connection(broker: HostPort, _addresses: tuple[str, ...]) -> Any:
+        await trio.lowlevel.checkpoint()
+        opened.append(broker.host)
+        return fakes[len(opened) - 1]
+
+    await suspects.connection(host_port("b0"), nowhere, open_connection, "alice", Company())
+    with trio.move_on_after(UNUSED_S / 2):
+        await suspects.connection(host_port("b1"), nowhere, open_connection, "alice", Company())
+    assert len(suspects) == 2
+    await trio.sleep(2 * UNUSED_S)
+    assert opened == ["b0"]
+    assert len(suspects) == 0
+
+
+async def test_what_goes_wrong_is_told_to_all_who_wait(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    suspects, company = SuspectConnections(nursery, 1), Company()
+
+    async def open_connection(_broker: HostPort, _addresses: tuple[str, ...]) -> Any:
+        await trio.sleep(1)
+        raise BrokerLinkFailed("unreachable", "nobody is there", message="no")
+
+    broker = host_port("b0")
+    ways = [lambda: suspects.connection(broker, nowhere, open_connection, "alice", company)] * 3
+    assert [type(one) for one in await gather(*ways)] == [BrokerLinkFailed] * 3
+    assert len(suspects) == 0
 
 
 # ---- who is to blame
