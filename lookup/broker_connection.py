@@ -5,6 +5,7 @@ from typing import Protocol
 
 import trio
 
+from lookup.losses import Loss
 from proto import commands
 from proto.addresses import HostPort
 from proto.errors import RemoteProtocolError
@@ -39,7 +40,14 @@ class Asked(Protocol):
 
 
 class BrokerConnectionLost(Exception):
-    """The connection ended before the answer came; whether the broker saw the request is unknown."""
+    """The connection ended before the answer came; whether the broker saw the request is unknown.
+
+    ``loss``: the request was under way, and perhaps the broker closed the connection upon it.
+    """
+
+    def __init__(self, message: str, loss: Loss | None = None) -> None:
+        super().__init__(message)
+        self.loss = loss
 
 
 class BrokerConnection:
@@ -66,6 +74,8 @@ class BrokerConnection:
         self.last_used = trio.current_time()
         self.heard_at = self.last_used
         self.closed = False
+        self.loss: Loss | None = None
+        """What was under way when the broker ended it; None where that was nothing, or it ended for another reason."""
         self._link = link
         self._turn = current_turn()
         self._keep_alive_s = keep_alive_s
@@ -83,6 +93,8 @@ class BrokerConnection:
         self._unsent: list[bytes] = []
         self._scope = trio.CancelScope()
         self._retired = False
+        self._retires_once_asked = False
+        self._no_request_to_blame = False
 
     @property
     def idle(self) -> bool:
@@ -95,6 +107,8 @@ class BrokerConnection:
             raise BrokerConnectionLost(f"{self.broker} closed the connection")
         asked.number = number = next(self._numbers)
         self.last_used = now
+        if self._retires_once_asked:
+            self._retired = True
         if not self._pending:
             self._waiting_since = now
             self._asked.set()
@@ -114,6 +128,8 @@ class BrokerConnection:
     def forget(self, asked: Asked) -> None:
         """Nobody waits any more; an answer that still comes is dropped."""
         self._pending.pop(asked.number, None)
+        if self._retires_once_asked and self._retired and not self._pending:
+            self.close()
 
     async def request(self, request: Request) -> BaseCommand:
         """Ask, and wait for the answer. Raises BrokerConnectionLost."""
@@ -125,7 +141,7 @@ class BrokerConnection:
             self.forget(asked)
         if asked.answer is None:
             why = "closed the connection" if self.closed else "does not take requests"
-            raise BrokerConnectionLost(f"{self.broker} {why}")
+            raise BrokerConnectionLost(f"{self.broker} {why}", self.loss)
         return asked.answer
 
     async def run(self) -> None:
@@ -144,6 +160,8 @@ class BrokerConnection:
             get_logger().error("a connection for lookups met a defect", broker=str(self.broker), exc_info=group)
         finally:
             self.closed = True
+            if self._pending and not self._no_request_to_blame:
+                self.loss = Loss(self.broker, len(self._pending))
             self._lose(list(self._pending))
             await trio.aclose_forcefully(self._link.stream)
             get_logger().debug("a connection for lookups has ended", broker=str(self.broker), reason=reason)
@@ -154,9 +172,13 @@ class BrokerConnection:
         if not self._pending:
             self.close()
 
+    def retire_once_asked(self) -> None:
+        """It is there for a few requests only: end once these are answered."""
+        self._retires_once_asked = True
+
     def close(self) -> None:
         """End the connection; who still waits gets BrokerConnectionLost."""
-        self.closed = True
+        self.closed = self._no_request_to_blame = True
         self._scope.cancel()
 
     def _lose(self, numbers: list[bytes]) -> None:
@@ -243,6 +265,7 @@ class BrokerConnection:
             else:
                 limit_s, since = self._keep_alive_s, self.heard_at
             if now - since >= 2 * limit_s:
+                self._no_request_to_blame = True  # the broker closed nothing
                 raise RemoteProtocolError(f"{self.broker} has been silent for {now - since:.1f} s")
             if now - max(since, self._pinged_at) >= limit_s:
                 self._pinged_at = now

@@ -8,14 +8,15 @@ connections end.
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import trio
 
 from lookup.broker_connection import BrokerConnection
-from lookup.targets import Target
+from lookup.losses import Company
+from lookup.suspects import SuspectConnections
+from lookup.targets import Locate, Target
 from proto.addresses import HostPort
 from proto.commands import AUTH_REFRESH
 from proto.connect_rules import BrokerIdentity, OriginalCredentials, proxy_connect
@@ -33,6 +34,9 @@ PATIENCE_SHARE = 4
 """A broker that says nothing for this share of a lookup's time is asked whether it is there, and given up after two:
 then half of the time is left for another one.
 """
+
+SUSPECT_SHARE = 4
+"""Beside the pooled connections there may be this share of brokers.pooled_connections_max for suspects."""
 
 RENEWAL_RETRY_S = 5.0
 
@@ -63,8 +67,6 @@ class Askers:
 
 
 Key = tuple[HostPort, Asker]
-Locate = Callable[[], Awaitable[Target]]
-"""Where a broker is to be dialled, and under which name."""
 
 
 @dataclass(slots=True)
@@ -108,6 +110,8 @@ class BrokerPool:
         self._nursery = nursery
         self._slots: dict[Key, _Slot] = {}
         self._shapes = AnswerShapes()
+        suspects_max = max(2, config.brokers.pooled_connections_max // SUSPECT_SHARE)
+        self._suspects = SuspectConnections(nursery, suspects_max)
         self._scope = trio.CancelScope()
         self._retired = False
         self._greeter = BrokerGreeter(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
@@ -137,8 +141,7 @@ class BrokerPool:
         ``locate`` is asked for the broker's (checked) name and addresses only where one must be opened; it may raise,
         as BrokerLinkFailed is raised where it cannot be opened.
         """
-        if self._retired:
-            raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
+        self._check_not_retired()
         slot = self._slots.get((broker, asker))
         if slot is None:
             self._make_room()
@@ -149,6 +152,21 @@ class BrokerPool:
         attempt = slot.attempt or self._begin(slot, broker, locate, asker)
         await attempt.done.wait()
         return attempt.outcome()
+
+    async def connection_apart(
+        self, broker: HostPort, locate: Locate, asker: Asker, company: Company
+    ) -> BrokerConnection:
+        """A connection for a company of suspects alone (see lookup.suspects). Raises as ``connection`` does."""
+        self._check_not_retired()
+
+        async def open_connection(broker: HostPort, target: Target) -> BrokerConnection:
+            return await self._open(broker, target, asker)
+
+        return await self._suspects.connection(broker, locate, open_connection, asker.principal, company)
+
+    def _check_not_retired(self) -> None:
+        if self._retired:
+            raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
 
     def _begin(self, slot: _Slot, broker: HostPort, locate: Locate, asker: Asker) -> _Attempt:
         """Open a connection in a task of its own: whoever asked first may give up before it is there, and the others
@@ -163,6 +181,7 @@ class BrokerPool:
     ) -> None:
         try:
             attempt.connection = await self._open(broker, await locate(), asker)
+            self._nursery.start_soon(attempt.connection.run)
             old, slot.connection = slot.connection, attempt.connection
             if old is not None:
                 old.retire()
@@ -177,6 +196,7 @@ class BrokerPool:
             slot.connection.close()
 
     async def _open(self, broker: HostPort, target: Target, asker: Asker) -> BrokerConnection:
+        """A connection that shook hands; it is yet to be run."""
         configured = self._config.brokers.credentials is not None
         credentials = credentials_for(self._auth, target.broker.host, configured=configured)
 
@@ -192,7 +212,7 @@ class BrokerPool:
 
         link = await self._greeter.open(target.broker, target.addresses, credentials, make_connect)
         self.profile = link.connected.message
-        connection = BrokerConnection(
+        return BrokerConnection(
             broker,
             link,
             max_frame_bytes=self._config.limits.max_broker_frame_bytes,
@@ -202,8 +222,6 @@ class BrokerPool:
             answer_challenge=answer_challenge if asker.credentials is None else None,
             shapes=self._shapes,
         )
-        self._nursery.start_soon(connection.run)
-        return connection
 
     def _make_room(self) -> None:
         """Bound the slots: of the principal with the most of those that nobody waits on, the one unused for longest

@@ -181,6 +181,10 @@ class Brokers:
             self._set_aside(broker, reason)
             self._choose()
 
+    def request_blamed(self, kind: str) -> None:
+        """A broker closed a connection upon a request, by its kind: which says nothing of the broker."""
+        self._metrics.request_blamed(kind)
+
     def _set_aside(self, endpoint: Endpoint, reason: str) -> None:
         standing = endpoint.standing
         longest_s = seconds(self._config.ejection_time_max_ms)

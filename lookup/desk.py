@@ -10,8 +10,8 @@ from lookup.answers import Answers
 from lookup.broker_connection import BrokerConnection
 from lookup.broker_pool import Asker
 from lookup.lookups import Lookups
+from lookup.losses import Trial
 from lookup.metrics import LookupMetrics
-from proto.addresses import HostPort
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_requests import Request
 from proto.lookups import KINDS, LookupKind, failure
@@ -183,20 +183,22 @@ class Desk:
         if ready is not None:
             self._end(question, ready, connection.heard_at)
         elif answer is None:
-            self._nursery.start_soon(self._go_the_long_way, question, None, connection.broker)
+            trial = Trial()
+            trial.lost(connection.broker, connection.loss)
+            self._nursery.start_soon(self._go_the_long_way, question, None, trial)
         else:
             self._nursery.start_soon(self._go_the_long_way, question, answer.command)
 
     # ---- the long way
 
     async def _go_the_long_way(
-        self, question: Question, answer: BaseCommand | None = None, lost: HostPort | None = None
+        self, question: Question, answer: BaseCommand | None = None, trial: Trial | None = None
     ) -> None:
         lookups, asker, _, _ = question.key
         kind, client, deadline = question.kind, question.sender.client, question.deadline
         try:
             command = question.request.command()
-            answer = await lookups.answer(command, kind, asker, client, answer, deadline=deadline, lost=lost)
+            answer = await lookups.answer(command, kind, asker, client, answer, deadline=deadline, trial=trial)
         except Exception as error:  # noqa: BLE001 -- a defect that one request meets must not end all the others
             get_logger().error("a lookup met a defect", client=client, exc_info=error)
             answer = failure(kind, 0, ServerError.UnknownError, "The proxy met a defect")

@@ -4,15 +4,17 @@ PIP-1: "If the downstream broker replies with a redirection, the proxy will have
 reply to client once it has the final response."
 """
 
+from collections import deque
 from functools import partial
 
 import trio
 
 from lookup.broker_connection import Asked, BrokerConnection, BrokerConnectionLost
-from lookup.broker_pool import Asker, BrokerPool, Locate
+from lookup.broker_pool import Asker, BrokerPool
 from lookup.brokers import Brokers
 from lookup.discovery import Endpoint
-from lookup.targets import Target, TargetDenied, TargetRules
+from lookup.losses import Trial
+from lookup.targets import Locate, Target, TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
@@ -29,6 +31,11 @@ _OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "tls", "timeout", "handshake"
 
 
 TOO_SLOW = "The broker did not answer in time"
+TO_BLAME = "The broker closes the connection upon this request"
+
+TRIES_MAX = 20
+"""How often one request is asked: after each lost connection it is one of half as many suspects, of a million at first.
+"""
 
 
 class LookupFailed(Exception):
@@ -72,11 +79,11 @@ class Lookups:
         return connection
 
     def heard(self, connection: BrokerConnection, answer: BrokerAnswer | None) -> None:
-        """What came of a request the short way says something of the broker."""
-        if answer is None:
-            self._brokers.failed(connection.broker, "lost", connection)
-        else:
+        """What came of a request the short way says something of the broker; but see lookup.suspects."""
+        if answer is not None:
             self._brokers.answered(connection.broker)
+        elif connection.loss is None:
+            self._brokers.failed(connection.broker, "lost", connection)
 
     def forget(self, connection: BrokerConnection, asked: Asked) -> None:
         """An answer that did not come in time is not wanted any more."""
@@ -132,24 +139,32 @@ class Lookups:
         answer: BaseCommand | None = None,
         *,
         deadline: float,
-        lost: HostPort | None = None,
+        trial: Trial | None = None,
     ) -> BaseCommand:
         """The final answer for the client; an error is an answer too.
 
-        ``answer``: what a broker has said already. ``lost``: the broker whose connection broke under the request.
+        ``answer``: what a broker has said already. ``trial``: connections that were lost under the request already.
         """
+        trial = trial or Trial()
         try:
             with trio.fail_at(deadline):
                 if answer is None:
-                    answer = await self._ask_any(command, kind, asker, lost)
-                answer = await self._follow(answer, command, kind, asker)
+                    answer = await self._ask_any(command, kind, asker, trial)
+                answer = await self._follow(answer, command, kind, asker, trial)
         except trio.TooSlowError:
             return self.too_slow(command, kind, asker, client)
         except LookupFailed as failed:
             return self._failed(failed, kind, asker, client, subject_of(command, kind))
+        finally:
+            for loss in trial.settled():
+                self._brokers.failed(loss.broker, "lost", loss)
+            if trial.to_blame:
+                self._brokers.request_blamed(kind.name)
         return self.finished(answer, kind, asker, client)
 
-    async def _follow(self, answer: BaseCommand, command: BaseCommand, kind: LookupKind, asker: Asker) -> BaseCommand:
+    async def _follow(
+        self, answer: BaseCommand, command: BaseCommand, kind: LookupKind, asker: Asker, trial: Trial
+    ) -> BaseCommand:
         """Follow redirects to the final answer; raises LookupFailed."""
         request = BaseCommand()
         request.CopyFrom(command)
@@ -160,7 +175,8 @@ class Lookups:
             request.lookup_topic.authoritative = response.authoritative
             broker = self._redirected_to(self._url(response))
             checked = partial(self._checked, broker)
-            answer = await self._ask_twice(self._brokers.named(broker) or broker, checked, request, kind, asker)
+            named = self._brokers.named(broker) or broker
+            answer = await self._ask_until_found(named, checked, request, kind, asker, trial)
         if self.is_final(answer, kind):
             return answer
         raise LookupFailed(
@@ -169,47 +185,50 @@ class Lookups:
             f"more than {REDIRECTS_MAX} redirects for {command.lookup_topic.topic}",
         )
 
-    async def _ask_any(
-        self, command: BaseCommand, kind: LookupKind, asker: Asker, lost: HostPort | None
-    ) -> BaseCommand:
+    async def _ask_any(self, command: BaseCommand, kind: LookupKind, asker: Asker, trial: Trial) -> BaseCommand:
         """Ask the configured brokers, in turn, until one can be asked: first the one to which no connection was open,
         so that there will be one; last those whose connection broke under the request, since they may hang.
         """
+        lost = trial.lost_at
         await self._brokers.any_found()
         failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, self._brokers.why_none)
-        brokers = list(self._brokers.in_turn(self._not_open.pop(asker, None)))
-        first = [broker for broker in brokers if broker is not lost]
-        again = [broker for broker in brokers if broker is lost]
-        for broker in first:
+        brokers = sorted(self._brokers.in_turn(self._not_open.pop(asker, None)), key=lambda broker: broker is lost)
+        waiting = deque(brokers)
+        tries_left = TRIES_MAX
+        while waiting and tries_left:
+            tries_left -= 1
+            broker = waiting.popleft()
             try:
-                return await self._ask(broker, partial(_own, broker), command, kind, asker)
+                return await self._ask(broker, partial(_own, broker), command, kind, asker, trial)
             except _Lost as error:
                 failed = error
-                again.append(broker)
-            except _NextBroker as error:
-                failed = error
-        for broker in again:
-            try:
-                return await self._ask(broker, partial(_own, broker), command, kind, asker)
+                waiting.append(broker)
             except _NextBroker as error:
                 failed = error
         raise LookupFailed(failed.code, failed.message, str(failed))
 
-    async def _ask_twice(
-        self, broker: HostPort, locate: Locate, command: BaseCommand, kind: LookupKind, asker: Asker
+    async def _ask_until_found(  # noqa: PLR0917 -- the request, and what belongs to it
+        self, broker: HostPort, locate: Locate, command: BaseCommand, kind: LookupKind, asker: Asker, trial: Trial
     ) -> BaseCommand:
-        """Ask the one broker that can answer. A lookup may be asked twice, so a connection that broke is replaced."""
-        try:
-            return await self._ask(broker, locate, command, kind, asker)
-        except _Lost:
-            return await self._ask(broker, locate, command, kind, asker)
+        """Ask the one broker that can answer. A lookup may be asked again, so a connection that broke is replaced."""
+        for _ in range(TRIES_MAX - 1):
+            try:
+                return await self._ask(broker, locate, command, kind, asker, trial)
+            except _Lost:
+                continue
+        return await self._ask(broker, locate, command, kind, asker, trial)
 
-    async def _ask(
-        self, broker: HostPort, locate: Locate, command: BaseCommand, kind: LookupKind, asker: Asker
+    async def _ask(  # noqa: PLR0917 -- the request, and what belongs to it
+        self, broker: HostPort, locate: Locate, command: BaseCommand, kind: LookupKind, asker: Asker, trial: Trial
     ) -> BaseCommand:
         """Ask one broker. Raises LookupFailed; where it helps to ask again, or another one, _Lost or _NextBroker."""
         try:
-            connection = await self._pool.connection(broker, locate, asker)
+            if trial.company is None:
+                connection = await self._pool.connection(broker, locate, asker)
+            else:
+                connection = await self._pool.connection_apart(broker, locate, asker, trial.company)
+        except BrokerConnectionLost as error:
+            raise _Lost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
         except BrokerLinkFailed as error:
             if error.reason not in _OTHER_BROKER_MAY_HELP:
                 raise LookupFailed(error.code, error.message, str(error)) from None
@@ -218,7 +237,11 @@ class Lookups:
         try:
             answer = await connection.request(_request(command, kind))
         except BrokerConnectionLost as error:
-            self._brokers.failed(broker, "lost", connection)
+            if error.loss is None:
+                self._brokers.failed(broker, "lost", connection)
+            if trial.lost(broker, error.loss):
+                detail = f"{broker} closed a connection on which nothing else was asked"
+                raise LookupFailed(ServerError.ServiceNotReady, TO_BLAME, detail) from None
             raise _Lost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
         except trio.Cancelled:
             self._brokers.failed(broker, "timeout", connection)

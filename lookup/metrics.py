@@ -33,6 +33,12 @@ class LookupMetrics(Collector):
         self._times = {kind: _Times() for kind in _REQUESTS}
         self._errors: dict[tuple[str, str], int] = {}
         registry.register(self)
+        self._invalid = Counter(
+            "pulsar_proxy_invalid_lookup_requests",
+            "Requests of lookup mode that no broker was shown, as it would close the connection upon them, by reason.",
+            ["request", "reason"],
+            registry=registry,
+        )
         self._envelope_errors = Counter(
             "pulsar_proxy_envelope_errors", "Envelopes that were not accepted.", ["error"], registry=registry
         )
@@ -88,6 +94,10 @@ class LookupMetrics(Collector):
         yield answers
         yield seconds
 
+    def invalid(self, kind: str, reason: str) -> None:
+        """Count a request that is not sent on."""
+        self._invalid.labels(request=kind, reason=reason).inc()
+
     def envelope_error(self, error: str) -> None:
         """Count an Envelope that was not accepted."""
         self._envelope_errors.labels(error=error).inc()
@@ -132,6 +142,12 @@ class BrokerMetrics:
         self._ejections = Counter(
             "pulsar_proxy_broker_ejections", "Brokers that were set aside, by reason.", ["reason"], registry=registry
         )
+        self._blamed = Counter(
+            "pulsar_proxy_fatal_lookup_requests",
+            "Requests of lookup mode upon which a broker closed a connection that carried nothing else.",
+            ["request"],
+            registry=registry,
+        )
         self._dns_failures = Counter(
             "pulsar_proxy_dns_failures",
             "Names not resolved: brokers' (of brokers.service_url) or targets' (that clients or brokers name).",
@@ -153,6 +169,10 @@ class BrokerMetrics:
     def ejected(self, reason: str) -> None:
         """Count a broker that is set aside."""
         self._ejections.labels(reason=reason).inc()
+
+    def request_blamed(self, kind: str) -> None:
+        """Count a request upon which a broker closed a connection that carried nothing else."""
+        self._blamed.labels(request=kind).inc()
 
     def dns_failed(self, names: str) -> None:
         """Count a name that was not resolved."""

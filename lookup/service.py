@@ -12,7 +12,10 @@ from lookup.metrics import BrokerMetrics, LookupMetrics
 from lookup.targets import TargetDenied, TargetRules
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import EnvelopeRefused, embedded_request, principal_of
+from proto.lookup_answers import ClientAnswer
+from proto.lookups import failure
 from proto.pulsar_pb2 import CommandConnected
+from proto.request_rules import RequestRefused
 from proto.roles import Role
 from proto.rpc_pb2 import (
     BrokerProfileResponse,
@@ -23,6 +26,7 @@ from proto.rpc_pb2 import (
     ResolveTargetRequest,
     ResolveTargetResponse,
 )
+from proto.varints import varint
 from proxy.config.types import Config
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.dns import Resolver
@@ -126,6 +130,8 @@ class LookupService:
                     asked, request_id = embedded_request(embedded)
                 except EnvelopeRefused as refused:
                     answers.refuse(index, self._refused(request, refused), str(refused))
+                except RequestRefused as refused:
+                    self._refuse(refused, index, sender)
                 else:
                     self._desk.ask(asked, request_id, index, sender)
 
@@ -141,6 +147,21 @@ class LookupService:
         self._metrics.envelope_error(name)
         get_logger().warning("an Envelope was refused", client=request.client_address, error=name, reason=str(refused))
         return name
+
+    def _refuse(self, refused: RequestRefused, index: int, sender: Sender) -> None:
+        """Answer its sender alone: upon this request a broker would close the connection that others share."""
+        kind = refused.kind
+        self._metrics.invalid(kind.name, refused.reason)
+        get_logger().warning(
+            "a lookup request was refused: upon it a broker would close the connection",
+            client=sender.client,
+            principal=sender.asker.principal,
+            request=kind.name,
+            reason=refused.reason,
+            detail=str(refused),
+        )
+        answer = ClientAnswer(failure(kind, 0, refused.code, str(refused)))
+        sender.answers.put(index, answer.frame(varint(refused.request_id)))
 
     # ---- relays
 

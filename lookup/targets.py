@@ -18,6 +18,7 @@ reaches them: they are allowed only where brokers are there, or the operator nam
 import fnmatch
 import ipaddress
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from lookup.brokers import Brokers
@@ -57,6 +58,10 @@ class Target:
 
     broker: HostPort
     addresses: tuple[str, ...]
+
+
+Locate = Callable[[], Awaitable[Target]]
+"""Where a broker is to be dialled, and under which name. May raise TargetDenied."""
 
 
 class TargetRules:

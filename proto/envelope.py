@@ -75,7 +75,9 @@ def _unsealed(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
 
 
 def embedded_request(data: bytes) -> tuple[Request, bytes]:
-    """What one of an Envelope's requests asks, and its request id, a varint. Raises EnvelopeRefused."""
+    """What one of an Envelope's requests asks, and its request id, a varint. Raises EnvelopeRefused, and
+    RequestRefused where no broker must see it.
+    """
     try:
         return parse_request(data)
     except KeyError:

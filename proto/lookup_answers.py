@@ -17,6 +17,8 @@ SHAPES_MAX = 1024
 SHAPE_BYTES_MAX = 512
 
 _VARINT, _BYTES = 0, 2
+_MORE = 0x80
+"""A byte of a varint that another one follows has this bit."""
 _HEADER_BYTES = len(encode_frame(b""))
 
 
@@ -83,8 +85,8 @@ class AnswerShapes:
         self._count = 0
 
     def find(self, data: bytes, at: int) -> tuple[BrokerAnswer, bytes, int] | None:
-        """The answer in the frame that begins there, its request id as a varint, and where the frame ends; None where
-        it is no known one, or not all there.
+        """The answer in the frame that begins there, its request id as a varint of NUMBER_BYTES, and where the frame
+        ends; None where it is no known one, not all there, or where the id is not one of the proxy's own.
         """
         place = self._places.get(data[at : at + _HEADER_BYTES])
         if place is None:
@@ -96,7 +98,12 @@ class AnswerShapes:
         answer = answers.get(data[at:begins] + data[ends:end])
         if answer is None or end > len(data):
             return None
-        return answer, data[begins:ends], end
+        number = data[begins:ends]
+        # Other bytes there are a shorter id and fields behind it, or none: then the frame says something else.
+        one, two, three, four, last = number
+        if one & two & three & four < _MORE or not 0 < last < _MORE:
+            return None
+        return answer, number, end
 
     def learn(self, command: bytes, answer: BrokerAnswer) -> None:
         """Know an answer when it comes again; the first time it was this serialized BaseCommand, without a payload."""

@@ -5,9 +5,10 @@ and write a message; in what order and how protobuf's parsers take fields is as 
 
 * Only ``type``, one message, and in it ``topic``, ``request_id`` and a rest, in this order and each of it to the last
   byte, are cut by hand. Everything else is parsed.
-* A rest is taken as it is only where it once came in a request that was parsed, and protobuf wrote topic and rest just
-  the same after the client's word on its identity was taken out. A field list says the same wherever it stands, so
-  that rest has no topic, no id and no identity in it, whatever request it comes in.
+* A rest is taken as it is only where it once came in a request that was parsed and checked (proto.request_rules), and
+  protobuf wrote topic and rest just the same after the client's word on its identity was taken out. A field list says
+  the same wherever it stands, so that rest has no topic, no id, no identity and nothing in it that a broker cannot
+  read, whatever request it comes in. No rule is about the topic itself: brokers answer whatever text stands there.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from proto.commands import parse_command
 from proto.frames import encode_frame
 from proto.lookups import KINDS, LookupKind, client_request_id, forget_asker, kind_of
 from proto.pulsar_pb2 import BaseCommand
+from proto.request_rules import check_request
 from proto.varints import tag, varint
 
 NUMBER_BYTES = 5
@@ -98,8 +100,8 @@ _new_request: Callable[[tuple[LookupKind, bytes, bytes]], Request] = partial(tup
 
 
 def parse_request(data: bytes) -> tuple[Request, bytes]:
-    """What a client's BaseCommand asks, and its request id, a varint. Raises CommandCorrupt, KeyError if it asks for
-    nothing of lookup mode.
+    """What a client's BaseCommand asks, and its request id, a varint. Raises CommandCorrupt, RequestRefused where no
+    broker must see it, KeyError if it asks for nothing of lookup mode.
     """
     entry = _CUT_BY_HAND.get(data[:_PREFIX_BYTES])
     cut = None if entry is None else _cut(data)
@@ -145,7 +147,9 @@ def _cut(data: bytes) -> tuple[bytes, bytes, bytes] | None:
 def _parse(data: bytes) -> tuple[Request, bytes]:
     """See parse_request."""
     command = parse_command(data)
-    return request_of(command, kind_of(command))
+    kind = kind_of(command)
+    check_request(command, kind)
+    return request_of(command, kind)
 
 
 def request_of(command: BaseCommand, kind: LookupKind) -> tuple[Request, bytes]:

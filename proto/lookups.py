@@ -68,10 +68,14 @@ _FIELD_BY_RESPONSE_TYPE = {
 
 
 def kind_of(command: BaseCommand) -> LookupKind:
-    """The kind of a request of lookup mode. Raises CommandCorrupt where its message is missing, KeyError if none."""
+    """The kind of a request of lookup mode. Raises CommandCorrupt where its message is missing, or the id under which
+    it could be answered; KeyError if it is none.
+    """
     kind = KINDS[command.type]
     if not command.HasField(kind.request_field):
         raise CommandCorrupt(f"{kind.name} without its message")
+    if not getattr(command, kind.request_field).HasField("request_id"):
+        raise CommandCorrupt(f"{kind.name} without a request id")
     return kind
 
 

@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -152,8 +153,16 @@ class CommandAuthResponse(_message.Message):
     protocol_version: int
     def __init__(self, client_version: _Optional[str] = ..., response: _Optional[_Union[AuthData, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
+class KeyValue(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    value: bytes
+    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ...) -> None: ...
+
 class CommandLookupTopic(_message.Message):
-    __slots__ = ("topic", "request_id", "authoritative", "original_principal", "original_auth_data", "original_auth_method", "advertised_listener_name")
+    __slots__ = ("topic", "request_id", "authoritative", "original_principal", "original_auth_data", "original_auth_method", "advertised_listener_name", "properties")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     AUTHORITATIVE_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +170,7 @@ class CommandLookupTopic(_message.Message):
     ORIGINAL_AUTH_DATA_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_AUTH_METHOD_FIELD_NUMBER: _ClassVar[int]
     ADVERTISED_LISTENER_NAME_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     topic: str
     request_id: int
     authoritative: bool
@@ -168,7 +178,8 @@ class CommandLookupTopic(_message.Message):
     original_auth_data: str
     original_auth_method: str
     advertised_listener_name: str
-    def __init__(self, topic: _Optional[str] = ..., request_id: _Optional[int] = ..., authoritative: _Optional[bool] = ..., original_principal: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., advertised_listener_name: _Optional[str] = ...) -> None: ...
+    properties: _containers.RepeatedCompositeFieldContainer[KeyValue]
+    def __init__(self, topic: _Optional[str] = ..., request_id: _Optional[int] = ..., authoritative: _Optional[bool] = ..., original_principal: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., advertised_listener_name: _Optional[str] = ..., properties: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ...) -> None: ...
 
 class CommandLookupTopicResponse(_message.Message):
     __slots__ = ("broker_service_url", "broker_service_url_tls", "response", "request_id", "authoritative", "error", "message", "proxy_through_service_url")
@@ -199,18 +210,20 @@ class CommandLookupTopicResponse(_message.Message):
     def __init__(self, broker_service_url: _Optional[str] = ..., broker_service_url_tls: _Optional[str] = ..., response: _Optional[_Union[CommandLookupTopicResponse.LookupType, str]] = ..., request_id: _Optional[int] = ..., authoritative: _Optional[bool] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ..., proxy_through_service_url: _Optional[bool] = ...) -> None: ...
 
 class CommandPartitionedTopicMetadata(_message.Message):
-    __slots__ = ("topic", "request_id", "original_principal", "original_auth_data", "original_auth_method")
+    __slots__ = ("topic", "request_id", "original_principal", "original_auth_data", "original_auth_method", "metadata_auto_creation_enabled")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_AUTH_DATA_FIELD_NUMBER: _ClassVar[int]
     ORIGINAL_AUTH_METHOD_FIELD_NUMBER: _ClassVar[int]
+    METADATA_AUTO_CREATION_ENABLED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     request_id: int
     original_principal: str
     original_auth_data: str
     original_auth_method: str
-    def __init__(self, topic: _Optional[str] = ..., request_id: _Optional[int] = ..., original_principal: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., original_auth_method: _Optional[str] = ...) -> None: ...
+    metadata_auto_creation_enabled: bool
+    def __init__(self, topic: _Optional[str] = ..., request_id: _Optional[int] = ..., original_principal: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., original_auth_method: _Optional[str] = ..., metadata_auto_creation_enabled: _Optional[bool] = ...) -> None: ...
 
 class CommandPartitionedTopicMetadataResponse(_message.Message):
     __slots__ = ("partitions", "request_id", "response", "error", "message")
@@ -233,12 +246,26 @@ class CommandPartitionedTopicMetadataResponse(_message.Message):
     def __init__(self, partitions: _Optional[int] = ..., request_id: _Optional[int] = ..., response: _Optional[_Union[CommandPartitionedTopicMetadataResponse.LookupType, str]] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CommandGetTopicsOfNamespace(_message.Message):
-    __slots__ = ("request_id", "namespace")
+    __slots__ = ("request_id", "namespace", "mode", "topics_pattern", "topics_hash")
+    class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PERSISTENT: _ClassVar[CommandGetTopicsOfNamespace.Mode]
+        NON_PERSISTENT: _ClassVar[CommandGetTopicsOfNamespace.Mode]
+        ALL: _ClassVar[CommandGetTopicsOfNamespace.Mode]
+    PERSISTENT: CommandGetTopicsOfNamespace.Mode
+    NON_PERSISTENT: CommandGetTopicsOfNamespace.Mode
+    ALL: CommandGetTopicsOfNamespace.Mode
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_PATTERN_FIELD_NUMBER: _ClassVar[int]
+    TOPICS_HASH_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     namespace: str
-    def __init__(self, request_id: _Optional[int] = ..., namespace: _Optional[str] = ...) -> None: ...
+    mode: CommandGetTopicsOfNamespace.Mode
+    topics_pattern: bytes
+    topics_hash: bytes
+    def __init__(self, request_id: _Optional[int] = ..., namespace: _Optional[str] = ..., mode: _Optional[_Union[CommandGetTopicsOfNamespace.Mode, str]] = ..., topics_pattern: _Optional[bytes] = ..., topics_hash: _Optional[bytes] = ...) -> None: ...
 
 class CommandGetTopicsOfNamespaceResponse(_message.Message):
     __slots__ = ("request_id",)
@@ -247,12 +274,14 @@ class CommandGetTopicsOfNamespaceResponse(_message.Message):
     def __init__(self, request_id: _Optional[int] = ...) -> None: ...
 
 class CommandGetSchema(_message.Message):
-    __slots__ = ("request_id", "topic")
+    __slots__ = ("request_id", "topic", "schema_version")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOPIC_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     topic: str
-    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ...) -> None: ...
+    schema_version: bytes
+    def __init__(self, request_id: _Optional[int] = ..., topic: _Optional[str] = ..., schema_version: _Optional[bytes] = ...) -> None: ...
 
 class CommandGetSchemaResponse(_message.Message):
     __slots__ = ("request_id", "error_code", "error_message")

@@ -160,7 +160,8 @@ class Brokers(Strict, frozen=True):
         lookup again
     ejection_time_max_ms: the longest such time
     pooled_connections_max: connections for lookups that one lookup worker may hold; there is one for each pair of
-        broker and principal
+        broker and principal. Beside them there may be a quarter as many for requests upon which a connection was lost:
+        these are asked again apart from all others
     idle_connection_timeout_ms: a connection for lookups that was not used for this long is closed
     """
 

@@ -264,6 +264,7 @@ async def test_a_frozen_broker_is_given_up_after_half_of_a_lookups_time(
     assert 2 * PATIENCE_S <= trio.current_time() - started <= 2 * PATIENCE_S + LOOK_S
     await trio.testing.wait_all_tasks_blocked()
     assert [type(result) for result in line.results] == [BrokerConnectionLost] * 2
+    assert line.connection.loss is None, "which says nothing of the requests"
 
 
 async def test_a_broker_that_only_takes_its_time_is_kept(line: Line, autojump_clock: trio.testing.MockClock) -> None:
@@ -302,6 +303,9 @@ async def test_the_broker_closes_and_all_who_wait_are_told(line: Line) -> None:
     await line.ended.wait()
     await trio.testing.wait_all_tasks_blocked()
     assert [type(result) for result in line.results] == [BrokerConnectionLost, BrokerConnectionLost]
+    assert line.connection.loss is not None
+    assert line.connection.loss.count == 2, "each is a suspect"
+    assert [result.loss for result in line.results] == [line.connection.loss] * 2
     with pytest.raises(BrokerConnectionLost):
         await line.connection.request(asked())
     assert line.connection.idle
@@ -324,6 +328,7 @@ async def test_close_tells_all_who_wait(line: Line) -> None:
     await trio.testing.wait_all_tasks_blocked()
     assert isinstance(line.results[0], BrokerConnectionLost)
     assert await line.broker.read() is None, "the stream is closed"
+    assert line.connection.loss is None, "it was not the broker that closed it"
     with pytest.raises(BrokerConnectionLost):
         await line.connection.request(asked())
 

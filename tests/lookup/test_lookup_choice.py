@@ -25,7 +25,8 @@ from prometheus_client import CollectorRegistry
 
 from lookup.broker_pool import Asker, BrokerPool
 from lookup.brokers import Brokers
-from lookup.lookups import Lookups
+from lookup.lookups import TO_BLAME, Lookups
+from lookup.losses import Trial
 from lookup.metrics import BrokerMetrics
 from lookup.targets import TargetRules
 from proto.lookup_answers import BrokerAnswer
@@ -61,7 +62,7 @@ class Worker:
 
     async def ask(self, asker: Asker | None = None, timeout_s: float = 10) -> Any:
         """As the desk does: the short way, or else the long one."""
-        command, kind = lookup(), kind_of(lookup())
+        command, kind, trial = lookup(), kind_of(lookup()), Trial()
         answers: list[BaseCommand | None] = []
         done = trio.Event()
 
@@ -69,6 +70,8 @@ class Worker:
             assert connection is not None
             self.lookups.heard(connection, answer)
             answers.append(None if answer is None else answer.command)
+            if answer is None:
+                trial.lost(connection.broker, connection.loss)
             done.set()
 
         deadline = trio.current_time() + timeout_s
@@ -84,7 +87,7 @@ class Worker:
             if answers[0] is not None and self.lookups.is_final(answers[0], kind):
                 return answers[0].lookup_topic_response
         known = answers[0] if answers else None
-        answer = await self.lookups.answer(command, kind, asker, CLIENT, known, deadline=deadline)
+        answer = await self.lookups.answer(command, kind, asker, CLIENT, known, deadline=deadline, trial=trial)
         return answer.lookup_topic_response
 
     def failures(self) -> dict[str, int]:
@@ -150,7 +153,7 @@ async def test_a_broker_that_hangs_up_is_set_aside(make: Make) -> None:
     worker.broker(1)
     for _ in range(10):
         assert (await worker.ask()).response == CONNECT
-    assert len(bad.requests) == 2, "each lookup is asked twice where its connection is lost"
+    assert len(bad.requests) == 2, "no request is to blame, since the other broker answers it"
 
 
 async def test_an_open_connection_that_is_lost_is_reported(make: Make) -> None:
@@ -159,10 +162,27 @@ async def test_an_open_connection_that_is_lost_is_reported(make: Make) -> None:
     await worker.ask()
     broker.hang_up_after_requests = 1
     assert (await worker.ask()).response == CONNECT, "the long way"
-    assert worker.failures() == {"b0": 0}, "it has answered since"
-    broker.hang_up_after_requests = 3
+    assert worker.failures() == {"b0": 1}, "no request is to blame"
     await worker.ask()
-    assert worker.failures() == {"b0": 3}
+    await worker.ask()
+    assert worker.failures() == {"b0": 0}, "it has answered since"
+
+
+async def test_what_one_request_is_to_blame_for_counts_against_no_broker(make: Make) -> None:
+    """Or a client could have all of them set aside."""
+    worker = make(ejection_failures=1)
+    brokers = [worker.broker(number) for number in (0, 1)]
+    for _ in range(4):
+        await worker.ask()
+    for _ in range(3):
+        for broker in brokers:
+            broker.hang_up_after_requests = 1
+        response = await worker.ask()
+        assert (response.error, response.message) == (ServerError.ServiceNotReady, TO_BLAME)
+        assert (await worker.ask()).response == CONNECT
+        assert (await worker.ask()).response == CONNECT
+        assert worker.failures() == {"b0": 0, "b1": 0}
+    assert not any(one.standing.set_aside for one in worker.brokers.discovery.endpoints)
 
 
 async def test_no_answer_in_time_is_reported_once_a_connection(

@@ -35,7 +35,7 @@ TIMEOUT_S = 10.0
 
 def topics(request_id: int = 7) -> BaseCommand:
     return BaseCommand(
-        type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": request_id}
+        type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "t/n", "request_id": request_id}
     )
 
 
@@ -48,6 +48,7 @@ class Asked:
 
     broker = BROKER
     heard_at = 0.0
+    loss = None
 
     def __init__(self, lookups: FakeLookups, request: Request, asker: Asker, question: Question) -> None:
         self.command = request.command()
@@ -101,10 +102,10 @@ class FakeLookups:
         return ClientAnswer(copy)
 
     async def answer(
-        self, command: BaseCommand, kind: Any, _asker: Asker, _client: str, answer: Any, *, deadline: float, lost: Any
+        self, command: BaseCommand, kind: Any, _asker: Asker, _client: str, answer: Any, *, deadline: float, trial: Any
     ) -> BaseCommand:
         self.long_way.append((command, answer, deadline))
-        self.lost.append(lost)
+        self.lost.append(None if trial is None else trial.lost_at)
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure

@@ -341,6 +341,7 @@ BAD_REQUESTS: list[tuple[BaseCommand | bytes, int]] = [
     (BaseCommand(), EnvelopeError.ENVELOPE_INVALID_REQUEST),
     (b"\xff\xff\xff\xff", EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION),
     (BaseCommand(type=BaseCommand.LOOKUP), EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION),
+    (b"\x08\x17\xba\x01\x03\x0a\x01t", EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION),  # no request id
 ]
 
 
@@ -357,6 +358,34 @@ async def test_a_request_that_is_not_accepted(
     assert served.value("pulsar_proxy_envelope_errors_total", error=name) == 1
     assert [(entry["client"], entry["error"]) for entry in logs] == [("192.0.2.7:4000", name)]
     assert broker.connects == []
+    assert served.service.status()["lookups_under_way"] == 0
+
+
+async def test_a_request_that_a_broker_would_hang_up_upon_is_its_senders_own_matter(
+    serve: Serve, broker: FakeBroker
+) -> None:
+    """Security: the connection to the broker is shared."""
+    served = serve()
+    nothing = BaseCommand(type=BaseCommand.LOOKUP, lookup_topic={"request_id": 2})
+    namespace = {"namespace": "none", "request_id": 3}
+    topics = BaseCommand(type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=namespace)
+    with structlog.testing.capture_logs() as logs:
+        refused = [nothing.SerializePartialToString(), topics.SerializeToString()]
+        answers = await served.send(lookup("a", 1), *refused, lookup("b", 4)).all()
+    said = [BaseCommand.FromString(one.response) for one in answers]
+    assert [one.lookup_topic_response.request_id for one in said] == [1, 2, 0, 4]
+    assert [one.lookup_topic_response.response for one in said if one.type != BaseCommand.ERROR] == [1, 2, 1]
+    assert (said[1].lookup_topic_response.error, said[1].lookup_topic_response.message) == (
+        ServerError.InvalidTopicName,
+        "The request has no topic",
+    )
+    assert (said[2].error.request_id, said[2].error.error) == (3, ServerError.InvalidTopicName)
+    assert sorted(request.lookup_topic.topic for _, request in broker.requests) == ["a", "b"]
+    count = "pulsar_proxy_invalid_lookup_requests_total"
+    assert served.value(count, request="lookup", reason="incomplete") == 1
+    assert served.value(count, request="get_topics_of_namespace", reason="namespace") == 1
+    warned = [(entry["client"], entry["reason"]) for entry in logs if entry["log_level"] == "warning"]
+    assert warned == [("192.0.2.7:4000", "incomplete"), ("192.0.2.7:4000", "namespace")]
     assert served.service.status()["lookups_under_way"] == 0
 
 
@@ -539,7 +568,7 @@ async def test_above_the_limit_too_many_requests_in_the_requests_own_form(
     body = (await served.answer(metadata)).partition_metadata_response
     assert (body.request_id, body.error) == (8, ServerError.TooManyRequests)
     topics = BaseCommand(
-        type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": 9}
+        type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "t/n", "request_id": 9}
     )
     error = (await served.answer(topics)).error
     assert (error.request_id, error.error) == (9, ServerError.TooManyRequests)

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pulsar_bytes import command, decoded_frame, field, fields, frame, varint
 
@@ -77,6 +77,31 @@ def test_any_other_byte_makes_it_another_answer(at: int) -> None:
     data = bytearray(FRAME)
     data[at] ^= 1
     assert shapes.find(bytes(data), 0) is None
+
+
+NO_NUMBERS = {
+    "an id of one byte and another field": b"\x07\x3a\x02hi",
+    "an id of one byte and a second id": b"\x07" + b"\x20" + varint(2**20),
+    "an id of four bytes": b"\x81\x82\x83\x04\x28",
+    "an id of five bytes that four would hold": b"\x81\x82\x83\x84\x00",
+    "an id of more than five bytes": b"\x81\x82\x83\x84\x85",
+}
+
+
+@pytest.mark.parametrize("place", NO_NUMBERS.values(), ids=NO_NUMBERS)
+def test_what_is_no_id_of_ours_in_the_ids_place_makes_it_another_answer(place: bytes) -> None:
+    shapes, _ = known(connect())
+    assert len(place) == 5
+    assert shapes.find(FRAME[:ID_AT] + place + FRAME[ID_AT + 5 :], 0) is None
+
+
+@given(place=st.binary(min_size=5, max_size=5))
+@example(place=b"\x80\x80\x80\x80\x01")
+def test_only_an_id_of_ours_may_stand_in_the_ids_place(place: bytes) -> None:
+    shapes, _ = known(connect())
+    value = sum((byte & 0x7F) << 7 * index for index, byte in enumerate(place))
+    ours = NUMBER_MIN <= value <= NUMBER_MAX and varint(value) == place
+    assert (shapes.find(FRAME[:ID_AT] + place + FRAME[ID_AT + 5 :], 0) is not None) is ours
 
 
 def test_with_a_payload_it_is_another_frame() -> None:

@@ -24,6 +24,7 @@ from proto.lookup_requests import (
 )
 from proto.lookups import KINDS
 from proto.pulsar_pb2 import BaseCommand
+from proto.request_rules import RequestRefused
 
 LOOKUP, METADATA, TOPICS, SCHEMA = 23, 21, 32, 34
 FIELDS = {
@@ -37,6 +38,11 @@ IDENTITY = {LOOKUP: (4, 5, 6), METADATA: (3, 4, 5), TOPICS: (), SCHEMA: ()}
 IDENTITY_NAMES = ("original_principal", "original_auth_data", "original_auth_method")
 OURS = varint(NUMBER_MIN + 4711)
 TOPIC = (1, "persistent://t/n/topic")
+
+
+def subject(kind: int, size: int = 1) -> str:
+    """What a request is about, in so many characters."""
+    return "n/" + "x" * (size - 2) if kind == TOPICS else "x" * size
 
 
 @pytest.fixture(autouse=True)
@@ -115,7 +121,7 @@ def test_what_clients_write_is_parsed_only_once(kind: int, body: bytes, monkeypa
 @pytest.mark.parametrize("kind", FIELDS)
 @pytest.mark.parametrize("request_id", [0, 1, 127, 128, 2**32, 2**63, 2**64 - 1])
 def test_ids_of_every_size(kind: int, request_id: int) -> None:
-    body = sorted([(ID_FIELD[kind], request_id), (3 - ID_FIELD[kind], "t")])
+    body = sorted([(ID_FIELD[kind], request_id), (3 - ID_FIELD[kind], subject(kind, 3))])
     _, found = check(command(kind, fields(*body)))
     assert found == varint(request_id)
 
@@ -125,7 +131,9 @@ def test_ids_of_every_size(kind: int, request_id: int) -> None:
 )
 @pytest.mark.parametrize("kind", FIELDS)
 def test_topics_of_every_size(kind: int, size: int) -> None:
-    body = sorted([(ID_FIELD[kind], 7), (3 - ID_FIELD[kind], "x" * size)])
+    if kind == TOPICS and size < len("t/n"):
+        return  # no namespace is that short
+    body = sorted([(ID_FIELD[kind], 7), (3 - ID_FIELD[kind], subject(kind, size))])
     check(command(kind, fields(*body)))
 
 
@@ -150,9 +158,8 @@ def test_a_topic_that_is_not_utf8_is_what_protobuf_says_of_it() -> None:
 
 @pytest.mark.parametrize("kind", FIELDS)
 def test_the_message_of_a_request_is_whole_again(kind: int) -> None:
-    data = command(kind, fields(*sorted([(ID_FIELD[kind], 7), (3 - ID_FIELD[kind], "t"), (20, "new")]))) + field(
-        200, "x"
-    )
+    body = sorted([(ID_FIELD[kind], 7), (3 - ID_FIELD[kind], subject(kind, 3)), (20, "new")])
+    data = command(kind, fields(*body)) + field(200, "x")
     request, _ = parse_request(data)
     expected = BaseCommand.FromString(data)
     getattr(expected, FIELDS[kind]).request_id = 0
@@ -205,7 +212,7 @@ def test_no_clients_own_identity_reaches_a_broker(data: bytes) -> None:
     for _ in range(3):
         try:
             request, _ = check(data)
-        except (CommandCorrupt, DecodeError):
+        except (CommandCorrupt, RequestRefused, DecodeError):
             continue
         assert b"admin" not in to_broker(request)
 
@@ -259,11 +266,14 @@ def check_whatever(data: bytes) -> None:
     if plain.type not in FIELDS:
         with pytest.raises(KeyError):
             parse_request(data)
-    elif not plain.HasField(FIELDS[plain.type]):
+    elif not plain.HasField(FIELDS[plain.type]) or not getattr(plain, FIELDS[plain.type]).HasField("request_id"):
         with pytest.raises(CommandCorrupt):
             parse_request(data)
     else:
-        request, _ = check(data)
+        try:
+            request, _ = check(data)
+        except RequestRefused:  # see test_request_rules
+            return
         sent = getattr(BaseCommand.FromString(to_broker(request)), FIELDS[plain.type])
         for name in IDENTITY_NAMES:
             assert name not in sent.DESCRIPTOR.fields_by_name or not sent.HasField(name)

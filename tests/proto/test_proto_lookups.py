@@ -135,7 +135,7 @@ def test_request_ids_at_their_bounds(kind: int, request_id: int) -> None:
 def test_what_a_request_is_about(kind: int) -> None:
     original = parsed(request(kind))
     assert subject_of(original, kind_of(original)) == ("t/n" if kind == TOPICS else "persistent://t/n/topic")
-    empty = parsed(command(kind))
+    empty = parsed(command(kind, fields((REQUESTS[kind][0], CLIENTS))))
     assert subject_of(empty, kind_of(empty)) == ""
 
 

@@ -253,6 +253,7 @@ class Forwarder:
         self.relays: Relays
         self.registry = CollectorRegistry()
         self.gone = trio.Event()
+        self.has_begun = False
         self.was_killed = False
         self._scope = trio.CancelScope()
 
@@ -282,6 +283,7 @@ class Forwarder:
                     self.relays.adopt(self.left, self.config)
                     nursery.start_soon(self.keeper.run)
                     nursery.start_soon(self.relays.run)
+                    self.has_begun = True
                     task_status.started()
                     await trio.sleep_forever()
         except* Killed:
@@ -346,6 +348,11 @@ class Forwarder:
         """The metric of messages."""
         labels = {"principal": principal, "direction": direction}
         return int(self.registry.get_sample_value("pulsar_proxy_principal_messages_total", labels) or 0)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has begun, and was not killed."""
+        return self.has_begun and not self.was_killed
 
     def pipe_of(self, relay_id: int, way: int) -> int:
         """Which pipe the table says is bound."""

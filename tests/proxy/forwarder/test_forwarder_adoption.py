@@ -277,7 +277,7 @@ async def converse_and_die(fuse: Fuse, steps: list[int], seed: int = 1) -> None:
             nursery.start_soon(follow, place, fuse, left)
             sent = await converse(lane, seed)
             # Ended, said to be, and forgotten, by whichever of them.
-            await until(lambda: place.shelf.relays == {} and not place.forwarders[-1].was_killed)
+            await until(lambda: place.shelf.relays == {} and place.forwarders[-1].is_alive)
             fuse.disarm()
             nursery.cancel_scope.cancel()
         last = place.forwarders[-1]

@@ -458,18 +458,19 @@ async def test_a_request_without_its_message(make: Make) -> None:
 
 
 TORN = b"\x08\x17\xba\x01\x02\x0a\x7f"
+NO_REQUEST_ID = b"\x08\x17\xba\x01\x03\x0a\x01t"
 NOT_A_LOOKUP = lookup().SerializeToString() + b"\x08\x12"
 
 
 @both_ways
-@pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP])
+@pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP, NO_REQUEST_ID])
 @pytest.mark.parametrize("whole", [True, False])
 async def test_what_only_began_as_a_request_is_told_to_the_session(
     make: Make, short_way: bool, corrupt: bytes, whole: bool
 ) -> None:
     """The lookup worker refuses it; its neighbours are answered before."""
     desk = make(short_way=short_way)
-    assert is_plainly_lookup(corrupt) is (corrupt is TORN)
+    assert is_plainly_lookup(corrupt) is (corrupt is not NOT_A_LOOKUP)
     for request in (lookup(request_id=1).SerializeToString(), corrupt):
         desk.mode.forward(request)
     desk.mode.flush()
@@ -487,7 +488,7 @@ async def test_what_only_began_as_a_request_is_told_to_the_session(
     assert logs == [], "it is for the session to say"
 
 
-@pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP])
+@pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP, NO_REQUEST_ID])
 async def test_nor_is_it_one_above_the_number(make: Make, corrupt: bytes) -> None:
     desk = make(max_concurrent_lookups_per_connection=1)
     await desk.forward(lookup())
