@@ -7,6 +7,7 @@ time. Errors of the Envelope are told apart from errors inside: those are part o
 from functools import lru_cache
 
 from proto.addresses import AddressInvalid, parse_host_port
+from proto.client_machine import is_plainly_lookup
 from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.lookup_requests import Request, parse_request
 from proto.rpc_pb2 import EnvelopeError, EnvelopeRequest, Principal
@@ -77,12 +78,17 @@ def _unsealed(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
 def embedded_request(data: bytes) -> tuple[Request, bytes]:
     """What one of an Envelope's requests asks, and its request id, a varint. Raises EnvelopeRefused."""
     try:
-        return parse_request(data)
+        parsed = parse_request(data)
     except KeyError:
         text = f"{command_name(parse_command(data).type)} may not be forwarded"
         raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text) from None
     except CommandCorrupt as error:
         raise EnvelopeRefused(EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, str(error)) from None
+    kind = parsed[0].kind
+    if kind.may_be_large and is_plainly_lookup(data):  # so the forwarder has no room for the answer
+        text = f"{kind.name} that begins as another command"
+        raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text)
+    return parsed
 
 
 def embed(request: bytes) -> bytes:
