@@ -187,12 +187,15 @@ class LookupMode:
             with trio.move_on_at(batch.deadline):
                 loan = await self._backends.room.lend(self._owner)
             if loan is None:
+                self._metrics.refused_commands.labels(reason="too_many_requests").inc()
                 self._fail_all(batch, ServerError.TooManyRequests, NO_ROOM, "limits.max_topic_lists_bytes")
                 return
             self._loans.add(loan)
             self._bytes += LARGE_ANSWER_BYTES
         finally:
             self._give(WAITING_BYTES)
+            if loan is None:
+                self._done(batch.take_all())
         await self._ask_large(batch, loan)
 
     async def _ask_large(self, batch: "_Batch", loan: Loan) -> None:

@@ -648,6 +648,21 @@ async def test_who_takes_a_large_answer_in_time_is_not_given_up(
     await desk.nothing_left()
 
 
+async def test_who_leaves_while_it_waits_for_room_leaves_nothing_behind(nursery: trio.Nursery) -> None:
+    async with trio.open_nursery() as session:
+        desk = Desk(session, trio.testing.memory_stream_pair(), **ONE_ANSWER)
+        others = desk.backends.room.lend_now("another client")
+        assert others is not None
+        await desk.forward(topics(1), topics(2))
+        assert desk.backends.room.is_wanted
+        desk.mode.close()
+        session.cancel_scope.cancel()
+    assert not desk.backends.room.is_wanted
+    assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
+    others.give_back()
+    assert desk.backends.room.free_bytes == 1024
+
+
 async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make) -> None:
     for identity, owner in ((IDENTITY, IDENTITY.role), (ANONYMOUS, CLIENT.rpartition(":")[0])):
         desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
@@ -717,6 +732,7 @@ async def test_what_waits_too_long_for_room_is_told_so(
     assert told.request_id == 7
     assert ServerError.TooManyRequests in {answer.error.error, answer.get_schema_response.error_code}
     assert [entry["reason"] for entry in logs] == ["limits.max_topic_lists_bytes"]
+    assert desk.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 1
     assert trio.current_time() == pytest.approx(5.0)
     assert desk.sent == []
     others.give_back()
