@@ -1,5 +1,7 @@
 """The answers to one Envelope's requests, handed back in parts as they come."""
 
+import trio
+
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest
 from proxy.runtime.rpc_server import Answer
 from proxy.runtime.turn import current_turn
@@ -39,6 +41,15 @@ class Answers:
     def push(self) -> None:
         """Send what is there."""
         self._send()
+
+    async def until_sent(self, timeout_s: float) -> None:
+        """Wait until the forwarder has got what was sent so far. One that does not take it in time loses its
+        connection, and with it what is kept for it.
+        """
+        with trio.move_on_after(timeout_s) as waiting:
+            await self._answer.until_sent()
+        if waiting.cancelled_caught:
+            self._answer.break_off("the caller does not take its replies")
 
     def _send(self) -> None:
         self._missing -= len(self._answered) + len(self._refused)

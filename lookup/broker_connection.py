@@ -12,7 +12,7 @@ from proto.errors import RemoteProtocolError
 from proto.frames import FrameDecoder
 from proto.lookup_answers import AnswerShapes, BrokerAnswer
 from proto.lookup_requests import Request, number_of, request_numbers
-from proto.lookups import response_request_id
+from proto.lookups import LookupKind, in_short, response_request_id
 from proto.pulsar_pb2 import BaseCommand
 from proxy.runtime.broker_link import BrokerLink
 from proxy.runtime.logs import get_logger
@@ -23,6 +23,9 @@ from proxy.runtime.turn import current_turn
 
 LOOKS_PER_PATIENCE = 8
 
+SMALL_ANSWER_BYTES_MAX = 16 * 1024
+"""Of an answer for which no room was made: thousands of them may be under way."""
+
 WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024
 
 AnswerChallenge = Callable[[bytes], Awaitable[tuple[str, bytes]]]
@@ -31,6 +34,8 @@ AnswerChallenge = Callable[[bytes], Awaitable[tuple[str, bytes]]]
 class Asked(Protocol):
     """Who waits for an answer."""
 
+    kind: LookupKind
+    """What kind of request it is."""
     number: bytes
     """The id of our own under which it was asked."""
 
@@ -133,7 +138,7 @@ class BrokerConnection:
 
     async def request(self, request: Request) -> BaseCommand:
         """Ask, and wait for the answer. Raises BrokerConnectionLost."""
-        asked = _Waiting()
+        asked = _Waiting(request.kind)
         self.ask(request, asked, trio.current_time())
         try:
             await asked.done.wait()
@@ -237,6 +242,11 @@ class BrokerConnection:
         number = None if request_id is None else number_of(request_id)
         asked = None if number is None else self._pending.pop(number, None)
         if asked is not None:
+            if len(data) > SMALL_ANSWER_BYTES_MAX and not asked.kind.may_be_large:
+                get_logger().warning(
+                    "a broker's answer is too large", broker=str(self.broker), request=asked.kind.name, bytes=len(data)
+                )
+                command = in_short(command, asked.kind)
             answer = BrokerAnswer(command)
             asked.answered(answer)
             if answer.ready is not None:
@@ -285,7 +295,8 @@ class BrokerConnection:
 class _Waiting:
     """A task that waits for an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: LookupKind) -> None:
+        self.kind = kind
         self.number = b""
         self.done = trio.Event()
         self.answer: BaseCommand | None = None

@@ -14,18 +14,17 @@ from lookup.losses import Trial
 from lookup.metrics import LookupMetrics
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_requests import Request
-from proto.lookups import KINDS, LookupKind, failure
+from proto.lookups import LookupKind, failure
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proxy.config.load import topic_lists_max
 from proxy.config.types import Config
+from proxy.runtime.fair_room import FairRoom, Loan, owner_of
 from proxy.runtime.logs import get_logger
-from proxy.runtime.tasks import FairSlots, InFlight, repeat, seconds
+from proxy.runtime.tasks import InFlight, repeat, seconds
 from proxy.runtime.turn import current_turn
 
 OVERDUE_LOOK_S = 0.25
 
-_TOPIC_LISTS = KINDS[BaseCommand.GET_TOPICS_OF_NAMESPACE]
-"""Each is asked by itself: the answer may be too large to keep it for several."""
+NO_ROOM = "The proxy has too many large answers under way"
 
 Key = tuple[Lookups, Asker, bytes, bytes]
 """What is asked of whom, on whose behalf: with a Request's prefix and body."""
@@ -112,7 +111,7 @@ class Desk:
         self._most = config.limits.max_concurrent_lookups
         self._free_for_all = self._most // 2
         self._timeout_s = seconds(config.limits.lookup_timeout_ms)
-        self._lists = FairSlots(topic_lists_max(config))
+        self._room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         self._lookups = lookups
 
     async def run(self) -> None:
@@ -134,17 +133,17 @@ class Desk:
         self._by_principal[principal] = self._by_principal.get(principal, 0) + 1
         lookups = self._lookups
         key = lookups, asker, prefix, body
-        known = self._questions.get(key)
         waiter = sender, index, request_id
+        if kind.may_be_large:  # each is asked by itself: the answer may be too large to keep it for several
+            self._nursery.start_soon(self._ask_large, Question(self, kind, key, waiter, self._timeout_s))
+            return
+        known = self._questions.get(key)
         if known is not None:
             if known.others is None:
                 known.others = []
             known.others.append(waiter)
             return
         question = Question(self, kind, key, waiter, self._timeout_s)
-        if kind is _TOPIC_LISTS:
-            self._nursery.start_soon(self._list_topics, question)
-            return
         question.shared = True
         self._questions[key] = question
         connection = question.connection = lookups.ask_now(request, asker, question, sender.since)
@@ -193,7 +192,8 @@ class Desk:
 
     async def _go_the_long_way(
         self, question: Question, answer: BaseCommand | None = None, trial: Trial | None = None
-    ) -> None:
+    ) -> int:
+        """Answer it; how many bytes the answer has."""
         lookups, asker, _, _ = question.key
         kind, client, deadline = question.kind, question.sender.client, question.deadline
         try:
@@ -203,20 +203,35 @@ class Desk:
             get_logger().error("a lookup met a defect", client=client, exc_info=error)
             answer = failure(kind, 0, ServerError.UnknownError, "The proxy met a defect")
         with self._turn:
-            self._end(question, ClientAnswer(answer), trio.current_time())
+            return self._end(question, ClientAnswer(answer), trio.current_time())
 
-    async def _list_topics(self, question: Question) -> None:
-        """The long way, for an answer that may be large: only so many at a time."""
-        lists, principal = self._lists, question.sender.asker.principal
-        with trio.move_on_at(question.deadline) as waiting:
-            await lists.take(principal)
-        if waiting.cancelled_caught:
-            self._end_too_slow(question)
+    async def _ask_large(self, question: Question) -> None:
+        """The long way, for an answer that may be large: once there is room for it, which is its until it has left."""
+        sender, timeout_s = question.sender, self._timeout_s
+        loan: Loan | None = None
+        with trio.move_on_at(question.deadline):
+            loan = await self._room.lend(owner_of(sender.asker.principal, sender.client))
+        if loan is None:
+            self._end_without_room(question)
             return
         try:
-            await self._go_the_long_way(question)
+            loan.shrink(await self._go_the_long_way(question))
+            await sender.answers.until_sent(timeout_s)
         finally:
-            lists.give(principal)
+            loan.give_back()
+
+    def _end_without_room(self, question: Question) -> None:
+        sender, kind = question.sender, question.kind
+        get_logger().warning(
+            "a lookup waited in vain for room for its answer",
+            client=sender.client,
+            principal=sender.asker.principal,
+            request=kind.name,
+            limit="limits.max_topic_lists_bytes",
+        )
+        with self._turn:
+            answer = ClientAnswer(failure(kind, 0, ServerError.TooManyRequests, NO_ROOM))
+            self._end(question, answer, trio.current_time())
 
     # ---- the end
 
@@ -241,11 +256,13 @@ class Desk:
         with self._turn:
             self._end(question, ClientAnswer(answer), trio.current_time())
 
-    def _end(self, question: Question, answer: ClientAnswer, now: float) -> None:
+    def _end(self, question: Question, answer: ClientAnswer, now: float) -> int:
+        """Hand the answer out; how many bytes it has."""
         if question.shared:
             del self._questions[question.key]
         sender, kind, others = question.sender, question.kind.name, question.others
-        sender.answers.put(question.index, answer.frame(question.request_id))
+        frame = answer.frame(question.request_id)
+        sender.answers.put(question.index, frame)
         self._metrics.answered(kind, answer.error, now - sender.since)
         count = 1
         if others is not None:
@@ -260,3 +277,4 @@ class Desk:
             self._by_principal[principal] = left
         else:
             del self._by_principal[principal]
+        return len(frame)

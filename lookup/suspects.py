@@ -19,7 +19,7 @@ from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
 from lookup.losses import Company
 from lookup.targets import Locate, Target
 from proto.addresses import HostPort
-from proxy.runtime.tasks import FairSlots
+from proxy.runtime.fair_room import FairRoom
 
 UNUSED_S = 1.0
 """A connection that nobody asks over in this time was opened for nothing."""
@@ -32,7 +32,7 @@ class SuspectConnections:
 
     def __init__(self, nursery: trio.Nursery, connections_max: int) -> None:
         self._nursery = nursery
-        self._slots = FairSlots(connections_max)
+        self._room = FairRoom(connections_max, 1)  # a connection is one unit of it
         self._attempts: dict[tuple[HostPort, Company], _Attempt] = {}
 
     def __len__(self) -> int:
@@ -66,14 +66,14 @@ class SuspectConnections:
     ) -> None:
         """From the attempt to the end of the connection: that long it counts."""
         try:
-            await self._slots.take(principal)
+            loan = await self._room.lend(principal)
             try:
                 if attempt.waiting:  # or their time was over before it was their turn
                     attempt.connection = await open_connection(key[0], await locate())
                     attempt.done.set()
                     await self._run(attempt.connection)
             finally:
-                self._slots.give(principal)
+                loan.give_back()
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
             attempt.failure = failure
         finally:

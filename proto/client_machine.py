@@ -241,7 +241,7 @@ _PLAIN_LOOKUPS = frozenset(
     bytes((BaseCommand.DESCRIPTOR.fields_by_name["type"].number << 3, request_type))
     + _tag(BaseCommand.DESCRIPTOR.fields_by_name[kind.request_field].number)
     for request_type, kind in KINDS.items()
-    if request_type != BaseCommand.GET_TOPICS_OF_NAMESPACE  # whose answer may be large: that wants care
+    if not kind.may_be_large  # that wants care
 )
 
 

@@ -14,6 +14,7 @@ from proto.pulsar_pb2 import (
     BaseCommand,
     CommandLookupTopicResponse,
     CommandPartitionedTopicMetadataResponse,
+    ServerError,
 )
 
 _IDENTITY_FIELDS = ("original_principal", "original_auth_data", "original_auth_method")
@@ -32,6 +33,8 @@ class LookupKind:
     """Where the request names its topic or namespace."""
     identity_fields: tuple[str, ...] = ()
     """What the request says about who asks."""
+    may_be_large: bool = False
+    """Whether an honest answer may be of any size: then there must be room for it before it is asked for."""
 
 
 KINDS: Mapping[int, LookupKind] = MappingProxyType(
@@ -53,9 +56,15 @@ KINDS: Mapping[int, LookupKind] = MappingProxyType(
             BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE,
             "get_topics_of_namespace_response",
             "namespace",
+            may_be_large=True,
         ),
         BaseCommand.GET_SCHEMA: LookupKind(
-            "get_schema", "get_schema", BaseCommand.GET_SCHEMA_RESPONSE, "get_schema_response", "topic"
+            "get_schema",
+            "get_schema",
+            BaseCommand.GET_SCHEMA_RESPONSE,
+            "get_schema_response",
+            "topic",
+            may_be_large=True,
         ),
     }
 )
@@ -154,6 +163,15 @@ def failure(kind: LookupKind, request_id: int, code: int, message: str) -> BaseC
             },
         )
     return BaseCommand(type=BaseCommand.ERROR, error={"request_id": request_id, "error": code, "message": message})
+
+
+def in_short(answer: BaseCommand, kind: LookupKind) -> BaseCommand:
+    """Put in short an answer that is larger than an honest one of its kind: its error, if it is one, with another
+    text; the request id is the same.
+    """
+    code = error_of(answer)
+    text = "The broker's answer is too large"
+    return failure(kind, response_request_id(answer) or 0, ServerError.UnknownError if code is None else code, text)
 
 
 def error_of(command: BaseCommand) -> int | None:

@@ -203,11 +203,6 @@ def decode_config(data: bytes) -> Config:
     return msgspec.json.decode(data, type=Config)
 
 
-def topic_lists_max(config: Config) -> int:
-    """How many answers with all topics of a namespace may be in memory at a time."""
-    return max(1, config.limits.max_topic_lists_bytes // config.limits.max_broker_frame_bytes)
-
-
 def forwarder_count(config: Config) -> int:
     """How many forwarders to run."""
     return config.cluster.forwarders or len(os.sched_getaffinity(0))

@@ -376,8 +376,9 @@ class Limits(Strict, frozen=True):
     max_concurrent_lookups: lookup requests that a lookup worker works on at a time; above it they are answered
         `TooManyRequests`
     max_concurrent_lookups_per_connection: the same for one client's connection
-    max_topic_lists_bytes: memory for answers to requests for all topics of a namespace, in each forwarder and in each
-        lookup worker; each under way counts `max_broker_frame_bytes`, and those beyond it wait
+    max_topic_lists_bytes: memory for answers that may be large (all topics of a namespace, schemas), in each forwarder
+        and in each lookup worker. Each under way counts `max_broker_frame_bytes`, once it is there its size, until its
+        client has taken it; requests beyond it wait, in turn by principal or, without one, by IP address
     handshake_timeout_ms: longest time from accepting a client to Connected
     lookup_timeout_ms: longest time for one lookup request, redirects included
     keep_alive_interval_ms: a client in lookup mode that is silent this long is sent a PING, and closed if it says

@@ -19,14 +19,14 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
 )
 from proxy import __version__
-from proxy.config.load import topic_lists_max
 from proxy.config.types import Config
 from proxy.forwarder.authentication import SERVER_VERSION, Authentication, ClientEnd, ClientIdentity
 from proxy.runtime.broker_link import BrokerGreeter, BrokerLink
 from proxy.runtime.credentials import credentials_for
 from proxy.runtime.dialing import Dialer
+from proxy.runtime.fair_room import FairRoom
 from proxy.runtime.rpc_client import PendingCall, RpcError, RpcPool
-from proxy.runtime.tasks import FairSlots, seconds
+from proxy.runtime.tasks import seconds
 
 _ENVELOPE = int(Method.ENVELOPE)  # as a name of its enum it would be searched for each time
 
@@ -54,7 +54,8 @@ class Backends:
         self.answer_timeout_s = seconds(config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
         """How long to wait for the answers to an Envelope."""
         self._answer_timeout_ms = int(self.answer_timeout_s * 1000)
-        self.topic_lists = FairSlots(topic_lists_max(config))
+        self.room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
+        """For answers that may be large."""
         self._greeter = BrokerGreeter(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
         self._auth = auth
         self._lookup = lookup

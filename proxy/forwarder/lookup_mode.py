@@ -20,6 +20,7 @@ from proxy.forwarder.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.wire import ClientWire
+from proxy.runtime.fair_room import Loan, owner_of
 from proxy.runtime.logs import get_logger
 from proxy.runtime.owned_tasks import Starts
 from proxy.runtime.rpc_client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
@@ -29,8 +30,16 @@ from proxy.runtime.turn import current_turn
 BYTES_MAX = 4 * 1024 * 1024
 """Requests under way and answers not yet sent that one client may make us keep."""
 
-TOPIC_LIST_BYTES = 512 * 1024
-"""What a request for a topic list counts beforehand, since its answer may be large."""
+LARGE_ANSWER_BYTES = 512 * 1024
+"""What a request counts beforehand, and until its answer has left, whose answer may be large."""
+
+WAITING_BYTES = BYTES_MAX // 2
+"""The same while it waits for room: only two of a client's do, and the others stay unread."""
+
+DELIVERY_SHARE = 2
+"""A client that has not taken a large answer in this share of a lookup's time is given up if others wait for room."""
+
+DELIVERY_LOOK_S = 0.25
 
 UNAVAILABLE = "The proxy's lookup service is not available"
 _CODES: Mapping[int | None, int] = {
@@ -43,7 +52,7 @@ _OK = int(Status.OK)  # as names of their enums they would be searched for each 
 _ENVELOPE_OK = int(EnvelopeError.ENVELOPE_OK)
 
 TOO_MANY = "Too many lookups under way in this connection"
-TOO_MANY_LISTS = "The proxy has too many topic lists under way"
+NO_ROOM = "The proxy has too many large answers under way"
 NO_LONGER_VALID = "The credential of this connection is no longer valid"
 
 
@@ -54,6 +63,9 @@ class LookupMode:
     is a serialized BaseCommand, and nobody looks into it here unless it fails. Above the number a request is answered
     TooManyRequests. Above the bytes nothing more is read from this client until some of its answers have left: it feels
     that, and nobody else; ``on_room`` is called then. ``on_corrupt``: for a request that turns out to be none.
+
+    A request whose answer may be large is asked by itself, once there is room for the answer (Backends.room), which is
+    its until the client has taken it.
     """
 
     def __init__(  # noqa: PLR0917 -- what belongs to one session
@@ -79,13 +91,16 @@ class LookupMode:
         self._closed = False
         self._full = False
         self._bytes = 0
+        self._loans: set[Loan] = set()
         self._batch: list[bytes] = []
         self._identity = ANONYMOUS
+        self._owner = owner_of("", client_address)
         self._head = b""
 
     def identify(self, identity: ClientIdentity) -> None:
         """Whose requests these are, from now on."""
         self._identity = identity
+        self._owner = owner_of(identity.role, self._client_address)
         self._head = self._backends.envelope_head(identity, self._client_address)
 
     @property
@@ -106,13 +121,18 @@ class LookupMode:
 
     def forward_parsed(self, command: BaseCommand, request: bytes) -> None:
         """The same, where it was parsed already. Raises CommandCorrupt where its message is missing."""
-        kind_of(command)
-        if command.type != BaseCommand.GET_TOPICS_OF_NAMESPACE or self.under_way.count >= self._most:
+        if not kind_of(command).may_be_large or self.under_way.count >= self._most:
             self.forward(request)
             return
         self.under_way.begin()
-        self._bytes += len(request) + TOPIC_LIST_BYTES
-        self._tasks.start_soon(self._list_topics, self._new_batch([request]))
+        loan = self._backends.room.lend_now(self._owner)
+        self._bytes += len(request) + (WAITING_BYTES if loan is None else LARGE_ANSWER_BYTES)
+        batch = self._new_batch([request])
+        if loan is None:
+            self._tasks.start_soon(self._wait_for_room, batch)
+        else:
+            self._loans.add(loan)
+            self._tasks.start_soon(self._ask_large, batch, loan)
 
     def flush(self) -> None:
         """Send on what was taken in since the last time: nothing more is there to be read."""
@@ -129,6 +149,8 @@ class LookupMode:
     def close(self) -> None:
         """The client has gone: what is under way is nobody's business any more."""
         self._closed = True
+        for loan in self._loans:  # of which some may belong to tasks that will not begin
+            loan.give_back()
 
     # ---- the short way: no task waits for the answers
 
@@ -159,22 +181,56 @@ class LookupMode:
         finally:
             self._done(batch.take_all())
 
-    async def _list_topics(self, batch: "_Batch") -> None:
-        """The answer may be large, and its client slow to take it: of all clients only so many at a time."""
-        lists, role = self._backends.topic_lists, self._identity.role
+    async def _wait_for_room(self, batch: "_Batch") -> None:
+        loan: Loan | None = None
         try:
-            with trio.move_on_at(batch.deadline) as waiting:
-                await lists.take(role)
-            if waiting.cancelled_caught:
-                self._fail_all(batch, ServerError.TooManyRequests, TOO_MANY_LISTS, "limits.max_topic_lists_bytes")
+            with trio.move_on_at(batch.deadline):
+                loan = await self._backends.room.lend(self._owner)
+            if loan is None:
+                self._metrics.refused_commands.labels(reason="too_many_requests").inc()
+                self._fail_all(batch, ServerError.TooManyRequests, NO_ROOM, "limits.max_topic_lists_bytes")
                 return
-            try:
-                await self._ask_later(batch)
-                await self._wire.until_sent()
-            finally:
-                lists.give(role)
+            self._loans.add(loan)
+            self._bytes += LARGE_ANSWER_BYTES
         finally:
-            self._give(TOPIC_LIST_BYTES)
+            self._give(WAITING_BYTES)
+            if loan is None:
+                self._done(batch.take_all())
+        await self._ask_large(batch, loan)
+
+    async def _ask_large(self, batch: "_Batch", loan: Loan) -> None:
+        """The answer may be large, and its client slow to take it."""
+        try:
+            await self._ask_later(batch)
+            loan.shrink(batch.answer_bytes)
+            if self._wire.unsent_bytes:
+                await self._until_taken(self._wire.queued_bytes)
+        finally:
+            self._loans.discard(loan)
+            loan.give_back()
+            self._give(LARGE_ANSWER_BYTES)
+
+    async def _until_taken(self, position: int) -> None:
+        """Wait until the client has taken what was sent up to there. While nobody else wants the room, its time is that
+        of any write; else it is short.
+        """
+        room, patience_s = self._backends.room, self._backends.answer_timeout_s / DELIVERY_SHARE
+        is_late_at = trio.current_time() + patience_s
+        while True:
+            with trio.move_on_after(DELIVERY_LOOK_S) as look:
+                await self._wire.until_taken(position)
+            if not look.cancelled_caught:
+                return
+            if room.is_wanted and trio.current_time() >= is_late_at:
+                get_logger().warning(
+                    "a client does not take a large answer, and others wait for room",
+                    client=self._client_address,
+                    principal=self._identity.role,
+                    waited_s=patience_s,
+                    limit="limits.max_topic_lists_bytes",
+                )
+                self._wire.give_up()
+                return
 
     async def _ask(self, batch: "_Batch") -> None:
         """Ask a lookup worker, and another one for what is left where it dies. Raises RpcError."""
@@ -217,7 +273,9 @@ class LookupMode:
         if len(numbers) != len(answered) or not numbers <= waiting.keys():
             self._fail_all(batch, *_envelope_error(None), "a reply with an answer to nothing, or a second one")
             return
-        self._wire.send(response.frames)
+        frames = response.frames
+        batch.answer_bytes += len(frames)
+        self._wire.send(frames)
         self._done([waiting.pop(number) for number in numbers])
         for refused in response.refused:
             self._refused(batch, refused)
@@ -283,9 +341,11 @@ class LookupMode:
 class _Batch:
     """Requests that travel in one Envelope; ``waiting``: those without an answer, by their number."""
 
-    __slots__ = ("deadline", "waiting")
+    __slots__ = ("answer_bytes", "deadline", "waiting")
 
     def __init__(self, requests: Sequence[bytes], deadline: float) -> None:
+        self.answer_bytes = 0
+        """How much has been sent to the client in answer to them."""
         self.deadline = deadline
         self.waiting = dict(enumerate(requests))
 

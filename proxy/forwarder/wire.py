@@ -46,8 +46,10 @@ class ClientWire:
         self._unsent = bytearray()
         self._sending = 0
         self._pongs = 0
+        self._sent_bytes = 0
         self._has_sender = False
         self._all_sent = trio.Event()
+        self._moved = trio.Event()
         self._broken = False
         self._reading: Reading | None = None
         self._reader = trio.CancelScope()
@@ -154,6 +156,7 @@ class ClientWire:
             except OSError:  # no room, or an end, which the task will meet, too
                 sent = 0
             del self._unsent[:sent]
+            self._sent_bytes += sent
         if self._unsent:
             self._has_sender = True
             self._tasks.start_soon(self._send_rest)
@@ -169,8 +172,11 @@ class ClientWire:
                 self._sending = len(data)
                 await self._send_in_time(data)
                 self._sending = 0
+                self._sent_bytes += len(data)
+                del data
                 if not self._unsent:
                     self._pongs = 0
+                self._tell_who_waits()
                 self._on_frames()
         except trio.BrokenResourceError as error:  # which nobody else would notice while reading is paused
             self._broken = True
@@ -182,14 +188,36 @@ class ClientWire:
             self._has_sender = False
             self._all_sent.set()
             self._all_sent = trio.Event()
+            self._tell_who_waits()
+
+    def _tell_who_waits(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
 
     async def _send_in_time(self, data: bytearray) -> None:
         """Shielded: to be cancelled halfway would leave half a frame on the wire, with a relay's bytes behind it."""
         with trio.move_on_after(self._write_timeout_s, shield=True) as scope:
             await self.stream.send_all(data)
         if scope.cancelled_caught:
-            self._broken = True  # whatever came behind half a frame would be read as its other half
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Send nothing more to a client that does not take it: what came behind half a frame would be read as its
+        other half.
+        """
+        if not self._broken:
+            self._broken = True
             self._on_end(ClientSlow())
+
+    @property
+    def queued_bytes(self) -> int:
+        """How much was sent so far, be it under way or gone: a position for ``until_taken``."""
+        return self._sent_bytes + len(self._unsent) + self._sending
+
+    async def until_taken(self, position: int) -> None:
+        """Wait until everything up to a position has left, or will not leave any more."""
+        while self._sent_bytes < position and not self._broken:
+            await self._moved.wait()
 
     async def until_sent(self) -> bool:
         """Wait until everything has left; whether it has, rather than that the client would not take it."""

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import trio
 from google.protobuf.message import DecodeError
@@ -21,13 +22,29 @@ RPC_FRAME_OVERHEAD_BYTES = 64 * 1024
 
 CALLS_PER_CONNECTION_MAX = 20_000
 
+WAITING_BYTES_MAX = 32 * 1024 * 1024
+"""Replies that wait for room in the buffer of a caller that does not read them; above it its connection is closed."""
+
 _OK = int(Status.OK)  # as a name of its enum it would be searched for each time
 
 Handler = Callable[[bytes, Caller], Awaitable[bytes]]
 """Takes the serialized request and the caller, gives the serialized response; raises RpcRefused."""
 
-Answer = Callable[[bytes, bool], None]
-"""Takes a part of the response, and whether more follow it; may be called at any time, by anybody, until the last."""
+
+class Answer(Protocol):
+    """Takes a response in parts, each with whether more follow it; at any time, from anybody, until the last."""
+
+    def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- what every part comes with
+        """Reply with a part."""
+        ...
+
+    async def until_sent(self) -> None:
+        """Wait until the caller's end of the connection has all parts so far, or is no more."""
+        ...
+
+    def break_off(self, reason: str) -> None:
+        """Close the caller's connection; whatever is kept for it is dropped."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +69,16 @@ class RpcRefused(Exception):
 class RpcServer:
     """Serves methods on connections. One instance may serve many connections and listeners at a time."""
 
-    def __init__(self, handlers: Mapping[int, Handler | InParts], *, max_frame_bytes: int) -> None:
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler | InParts],
+        *,
+        max_frame_bytes: int,
+        max_waiting_bytes: int = WAITING_BYTES_MAX,
+    ) -> None:
         self._handlers = handlers
         self._max_frame_bytes = max_frame_bytes
+        self._max_waiting_bytes = max_waiting_bytes
         self._accepting = trio.CancelScope()
         self.connections = InFlight()
 
@@ -82,7 +106,7 @@ class RpcServer:
 
     async def serve_connection(self, stream: trio.abc.HalfCloseableStream, caller: Caller) -> None:
         """Serve one caller until it goes away; its unfinished calls are cancelled then."""
-        connection = _Connection(self._handlers, caller, stream, self._max_frame_bytes)
+        connection = _Connection(self._handlers, caller, stream, self._max_frame_bytes, self._max_waiting_bytes)
         try:
             with self.connections:
                 await connection.run()
@@ -104,25 +128,49 @@ class _Connection:
         caller: Caller,
         stream: trio.abc.HalfCloseableStream,
         max_frame_bytes: int,
+        max_waiting_bytes: int,
     ) -> None:
         self._handlers = handlers
+        self._max_waiting_bytes = max_waiting_bytes
         self._caller = caller
         self._stream = stream
         self._decoder = RpcDecoder(max_frame_bytes=max_frame_bytes)
         self._writer = BatchedWriter(stream, max_buffered_bytes=8 * max_frame_bytes)
         self._calls = 0
         self._over = False
-        self._backlog: deque[bytes] = deque()
+        self._backlog: deque[tuple[bytes, bool]] = deque()
+        """Parts of replies that wait for room, and whether each is the last one of its call."""
+        self._backlog_taken = 0
+        self._backlog_written = 0
+        self._waiting_bytes = 0
+        self._moved = trio.Event()
+        self._broken_off = ""
         self._scopes: dict[int, trio.CancelScope] = {}
+        self._nursery: trio.Nursery
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._writer.run)
             try:
                 await self._read(nursery)
             finally:
-                self._over = True  # an answer must not start a task in a nursery that is ending
+                self._end()
             nursery.cancel_scope.cancel()
+        if self._broken_off:
+            raise WriterFull(self._broken_off)
+
+    def _end(self) -> None:
+        self._over = True  # an answer must not start a task in a nursery that is ending
+        self._writer.end()
+        self._moved.set()
+
+    def break_off(self, reason: str) -> None:
+        """End the connection: its caller does not take what is said to it."""
+        if not self._over:
+            self._broken_off = reason
+            self._end()
+            self._nursery.cancel_scope.cancel()
 
     async def _read(self, nursery: trio.Nursery) -> None:
         def on_data(data: bytes | bytearray) -> None:
@@ -146,55 +194,72 @@ class _Connection:
             get_logger().error(
                 "a worker asked for what its role may not", caller=self._caller.role.value, method=_name(call.method)
             )
-            self._writer.write(
-                _reply(call, Status.CLUSTER_AUTHORIZATION_FAILED, f"{self._caller.role} may not {_name(call.method)}")
-            )
+            self._refuse(call, Status.CLUSTER_AUTHORIZATION_FAILED, f"{self._caller.role} may not {_name(call.method)}")
         elif handler is None:
-            self._writer.write(_reply(call, Status.UNSUPPORTED_VERSION, f"{_name(call.method)} is not served here"))
+            self._refuse(call, Status.UNSUPPORTED_VERSION, f"{_name(call.method)} is not served here")
         elif self._calls >= CALLS_PER_CONNECTION_MAX:
-            self._writer.write(_reply(call, Status.TOO_MANY_REQUESTS, "too many calls in flight"))
+            self._refuse(call, Status.TOO_MANY_REQUESTS, "too many calls in flight")
         else:
             self._calls += 1
             if isinstance(handler, InParts):
-                self._begin_in_parts(handler, call, nursery)
+                self._begin_in_parts(handler, call)
             else:
                 nursery.start_soon(self._run_call, handler, call)
 
-    def _begin_in_parts(self, handler: InParts, call: Call, nursery: trio.Nursery) -> None:
-        over = False
+    def _refuse(self, call: Call, status: int, detail: str) -> None:
+        self.write_in_turn(_reply(call, status, detail), ends_call=False)
 
-        def answer(part: bytes, more: bool) -> None:  # noqa: FBT001 -- an Answer
-            nonlocal over
-            if over or self._over:
-                return
-            if not more:
-                over = True
-                self._calls -= 1
-            self._write_in_turn(_reply(call, _OK, "", part, more=more), nursery)
-
+    def _begin_in_parts(self, handler: InParts, call: Call) -> None:
+        answer = _PartsAnswer(self, call)
         try:
             handler.handle(call.request, self._caller, answer)
         except Exception as error:  # noqa: BLE001 -- see _run_call
-            if not over:
-                over = True
-                self._calls -= 1
-                self._write_in_turn(_failure(call, error), nursery)
+            answer.fail(error)
 
-    def _write_in_turn(self, reply: bytes, nursery: trio.Nursery) -> None:
-        """Write, or wait for room behind those that wait already: the parts of a reply must keep their order."""
+    def write_in_turn(self, reply: bytes, *, ends_call: bool) -> None:
+        """Write, or wait for room behind those that wait already: the parts of a reply must keep their order. A call
+        is under way until the last part is written.
+        """
+        if self._over:
+            return
         if not self._backlog:
             try:
                 self._writer.write(reply)
             except WriterFull:
-                self._backlog.append(reply)
-                nursery.start_soon(self._write_backlog)
-        else:
-            self._backlog.append(reply)
+                pass
+            else:
+                self._calls -= ends_call
+                return
+        if self._may_wait(len(reply)):
+            self._backlog.append((reply, ends_call))
+            self._backlog_taken += 1
+            if len(self._backlog) == 1:
+                self._nursery.start_soon(self._write_backlog)
+
+    def _may_wait(self, size_bytes: int) -> bool:
+        """Count a reply that waits; above the bound the connection ends, and nothing waits."""
+        self._waiting_bytes += size_bytes
+        if self._waiting_bytes > self._max_waiting_bytes:
+            self.break_off("the caller does not take its replies")
+        return not self._over
 
     async def _write_backlog(self) -> None:
         while self._backlog:
-            await self._writer.write_when_there_is_room(self._backlog[0])
+            reply, ends_call = self._backlog[0]
+            await self._writer.write_when_there_is_room(reply)
             self._backlog.popleft()
+            self._backlog_written += 1
+            self._waiting_bytes -= len(reply)
+            self._calls -= ends_call
+            self._moved.set()
+            self._moved = trio.Event()
+
+    async def until_sent(self) -> None:
+        """Wait until all parts of replies so far have left, or the connection is over."""
+        end = self._backlog_taken
+        while self._backlog_written < end and not self._over:
+            await self._moved.wait()
+        await self._writer.until_sent()
 
     async def _run_call(self, handler: Handler, call: Call) -> None:
         wanted = self._scopes[call.correlation_id] = trio.CancelScope()
@@ -206,9 +271,39 @@ class _Connection:
         except Exception as error:  # noqa: BLE001 -- one bad call must not end the connection of all the others
             reply = _failure(call, error)
         # A caller that reads slowly makes its calls wait here, and count as under way; nobody else's.
-        await self._writer.write_when_there_is_room(reply)
+        if self._may_wait(len(reply)):
+            await self._writer.write_when_there_is_room(reply)
+            self._waiting_bytes -= len(reply)
         self._calls -= 1
         self._scopes.pop(call.correlation_id, None)
+
+
+class _PartsAnswer:
+    """An Answer: the reply to one call."""
+
+    __slots__ = ("_call", "_connection", "_over")
+
+    def __init__(self, connection: _Connection, call: Call) -> None:
+        self._connection = connection
+        self._call = call
+        self._over = False
+
+    def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- an Answer
+        if not self._over:
+            self._over = not more
+            self._connection.write_in_turn(_reply(self._call, _OK, "", part, more=more), ends_call=not more)
+
+    def fail(self, error: Exception) -> None:
+        """Reply that the call failed, unless it was answered."""
+        if not self._over:
+            self._over = True
+            self._connection.write_in_turn(_failure(self._call, error), ends_call=True)
+
+    async def until_sent(self) -> None:
+        await self._connection.until_sent()
+
+    def break_off(self, reason: str) -> None:
+        self._connection.break_off(reason)
 
 
 def _failure(call: Call, error: Exception) -> bytes:

@@ -25,6 +25,9 @@ class BatchedWriter:
         self._wake = trio.Event()
         self._sent = trio.Event()
         self._sending = False
+        self._under_way_bytes = 0
+        self._sent_bytes = 0
+        self._over = False
         self._turn = current_turn()
 
     @property
@@ -50,6 +53,7 @@ class BatchedWriter:
                 sent = 0
             if sent:
                 del self._buffer[:sent]
+                self._sent_bytes += sent
                 self._tell_of_room()
         if self._buffer:
             self._wake.set()
@@ -60,6 +64,17 @@ class BatchedWriter:
             await self._sent.wait()
         self.write(data)
 
+    async def until_sent(self) -> None:
+        """Wait until all that is queued now has left, or ``end`` says that it will not."""
+        end = self._sent_bytes + self._under_way_bytes + len(self._buffer)
+        while self._sent_bytes < end and not self._over:
+            await self._sent.wait()
+
+    def end(self) -> None:
+        """Nothing leaves any more."""
+        self._over = True
+        self._tell_of_room()
+
     async def run(self) -> None:
         """Send what ``push`` could not, until cancelled or the stream breaks (trio.BrokenResourceError)."""
         while True:
@@ -68,8 +83,12 @@ class BatchedWriter:
             self._sending = True
             while self._buffer:
                 batch, self._buffer = self._buffer, bytearray()
+                self._under_way_bytes = len(batch)
                 self._tell_of_room()
                 await self._stream.send_all(batch)
+                self._under_way_bytes = 0
+                self._sent_bytes += len(batch)
+                self._tell_of_room()
             self._sending = False
 
     def _tell_of_room(self) -> None:

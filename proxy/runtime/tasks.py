@@ -1,6 +1,5 @@
 """Small Trio pieces that several rooms need."""
 
-from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -83,63 +82,6 @@ class InFlight:
                     self._empty = trio.Event()
                 await self._empty.wait()
         return self.count == 0
-
-
-class FairSlots:
-    """So many may work at a time; whose turn is next goes round among those who wait, each owner as one.
-
-    No owner by itself gets the last slot, however many it asks for and however long it keeps them: that one is for
-    somebody else. (An owner without a name is everybody.)
-    """
-
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._most = max(1, count - 1)
-        self._held: Counter[str] = Counter()
-        self._waiting: OrderedDict[str, deque[trio.Event]] = OrderedDict()
-
-    async def take(self, owner: str) -> None:
-        """Wait for a slot; ``give`` it back."""
-        if self._free and self._may_have_one(owner):
-            self._lend(owner)
-            return
-        turn = trio.Event()
-        self._waiting.setdefault(owner, deque()).append(turn)
-        try:
-            await turn.wait()
-        except trio.Cancelled:
-            if turn.is_set():  # it came in the very moment
-                self.give(owner)
-            else:
-                self._leave(owner, turn)
-            raise
-
-    def give(self, owner: str) -> None:
-        """Give a slot back: it is the next one's."""
-        self._free += 1
-        self._held[owner] -= 1
-        if not self._held[owner]:
-            del self._held[owner]
-        following = next((one for one in self._waiting if self._may_have_one(one)), None)
-        if following is not None:
-            turns = self._waiting.pop(following)
-            self._lend(following)
-            turns.popleft().set()
-            if turns:
-                self._waiting[following] = turns  # at the end
-
-    def _may_have_one(self, owner: str) -> bool:
-        return not owner or self._held[owner] < self._most
-
-    def _lend(self, owner: str) -> None:
-        self._free -= 1
-        self._held[owner] += 1
-
-    def _leave(self, owner: str, turn: trio.Event) -> None:
-        turns = self._waiting[owner]
-        turns.remove(turn)
-        if not turns:
-            del self._waiting[owner]
 
 
 class Backoff:

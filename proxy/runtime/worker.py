@@ -28,7 +28,14 @@ from proxy.runtime.metrics import exposition, new_registry
 from proxy.runtime.peers import Caller, PeerTable
 from proxy.runtime.reactor import Reactor
 from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
-from proxy.runtime.rpc_server import RPC_FRAME_OVERHEAD_BYTES, Handler, InParts, RpcRefused, RpcServer
+from proxy.runtime.rpc_server import (
+    RPC_FRAME_OVERHEAD_BYTES,
+    WAITING_BYTES_MAX,
+    Handler,
+    InParts,
+    RpcRefused,
+    RpcServer,
+)
 from proxy.runtime.tasks import seconds
 
 CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -170,7 +177,11 @@ class _Worker:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         self._service = service
         if self._descriptors.service >= 0:
-            self._server = RpcServer(service.handlers(), max_frame_bytes=context.rpc_frame_bytes_max())
+            self._server = RpcServer(
+                service.handlers(),
+                max_frame_bytes=context.rpc_frame_bytes_max(),
+                max_waiting_bytes=WAITING_BYTES_MAX + config.limits.max_topic_lists_bytes,
+            )
             listener = adopt_listener(self._descriptors.service)
             self._nursery.start_soon(self._server.serve_listener, listener, self._peers.identify)
         _tame_collector(self._role)

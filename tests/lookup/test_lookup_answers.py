@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +18,17 @@ class Reply:
 
     def __init__(self) -> None:
         self.parts: list[tuple[EnvelopeResponse, bool]] = []
+        self.sent = trio.Event()
+        self.broken_off = ""
 
     def __call__(self, part: bytes, more: bool) -> None:
         self.parts.append((EnvelopeResponse.FromString(part), more))
+
+    async def until_sent(self) -> None:
+        await self.sent.wait()
+
+    def break_off(self, reason: str) -> None:
+        self.broken_off = reason
 
     @property
     def indices(self) -> list[list[int]]:
@@ -125,3 +134,26 @@ def test_whatever_sizes_come_when_all_arrive_once_in_order_and_in_bounds(turns: 
             assert sum(found) <= PART_BYTES_MAX or len([size for size in found if size]) == 1
 
     trio.run(main)
+
+
+async def test_who_takes_its_answers_keeps_its_connection(reply: Reply, nursery: trio.Nursery) -> None:
+    answers = Answers(1, reply)
+    answers.put(0, b"large")
+    nursery.start_soon(answers.until_sent, 5.0)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(nursery.child_tasks) == 1
+    reply.sent.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not nursery.child_tasks
+    assert not reply.broken_off
+
+
+async def test_a_forwarder_that_takes_no_answers_loses_its_connection(
+    reply: Reply, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: it would keep the room of others' large answers."""
+    answers = Answers(1, reply)
+    answers.put(0, b"large")
+    await answers.until_sent(5.0)
+    assert trio.current_time() == pytest.approx(5.0)
+    assert reply.broken_off

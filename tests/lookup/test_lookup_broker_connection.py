@@ -11,13 +11,18 @@ import trio.testing
 from lookup_fakes import CONNECT, BrokerEnd, asked, connected, gather, host_port, lookup, lookup_response
 
 from lookup import broker_connection
-from lookup.broker_connection import LOOKS_PER_PATIENCE, BrokerConnection, BrokerConnectionLost
+from lookup.broker_connection import (
+    LOOKS_PER_PATIENCE,
+    SMALL_ANSWER_BYTES_MAX,
+    BrokerConnection,
+    BrokerConnectionLost,
+)
 from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame
 from proto.lookup_answers import AnswerShapes, BrokerAnswer
 from proto.lookup_requests import number_of
-from proto.pulsar_pb2 import BaseCommand
+from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.broker_link import BrokerLink
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.turn import Turn, current_turn
@@ -552,3 +557,47 @@ async def test_a_connection_that_retires_ends_even_where_its_last_request_is_giv
     line.nursery.start_soon(answer_pings)
     with trio.fail_after(2 * KEEP_ALIVE_S):
         await line.ended.wait()
+
+
+# ---- answers for which no room was made
+
+
+@pytest.mark.parametrize(
+    ("url_bytes", "error"), [(SMALL_ANSWER_BYTES_MAX // 2, 0), (2 * SMALL_ANSWER_BYTES_MAX, ServerError.UnknownError)]
+)
+async def test_a_lookup_has_no_large_answer(line: Line, url_bytes: int, error: int) -> None:
+    """Security: thousands may be under way, so that a broker, or who has taken it over, could fill the memory."""
+    url = "pulsar://" + "b" * url_bytes
+    with structlog.testing.capture_logs() as logs:
+        line.ask("large")
+        await line.answer(await line.request(), url)
+        await trio.testing.wait_all_tasks_blocked()
+    [result] = line.results
+    if url_bytes < SMALL_ANSWER_BYTES_MAX:
+        assert result == url
+    else:
+        assert isinstance(result, BaseCommand)
+        assert result.lookup_topic_response.error == error
+        assert result.lookup_topic_response.message == "The broker's answer is too large"
+        assert result.ByteSize() < 200
+        assert [(entry["request"], entry["bytes"] > url_bytes) for entry in logs] == [("lookup", True)]
+    line.ask("next")
+    await line.answer(await line.request(), "pulsar://b:1")
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.results[1] == "pulsar://b:1", "the connection goes on"
+
+
+async def test_a_schema_may_be_large(line: Line) -> None:
+    schema = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 10})
+    answers: list[BaseCommand] = []
+
+    async def one() -> None:
+        answers.append(await line.connection.request(asked(schema)))
+
+    assert line.nursery is not None
+    line.nursery.start_soon(one)
+    request = await line.request()
+    body = {"request_id": request.get_schema.request_id, "error_message": "x" * 2 * SMALL_ANSWER_BYTES_MAX}
+    await line.broker.say(BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE, get_schema_response=body))
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(answers[0].get_schema_response.error_message) == 2 * SMALL_ANSWER_BYTES_MAX

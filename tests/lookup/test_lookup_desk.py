@@ -39,6 +39,13 @@ def topics(request_id: int = 7) -> BaseCommand:
     )
 
 
+def schema(request_id: int = 9) -> BaseCommand:
+    return BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": request_id})
+
+
+LARGE = pytest.mark.parametrize("request_of", [topics, schema])
+"""What may have a large answer."""
+
 BROKER = object()
 INDEX = 3
 
@@ -127,12 +134,21 @@ class Setup:
         self.askers = Askers()
         self.registry = CollectorRegistry()
         self.nursery = nursery
+        self.sent = trio.Event()
+        """Whether the forwarder has got the answers."""
+        self.sent.set()
         self.heard: list[tuple[str, int, int | None]] = []
         """Whose request, its id, and the error."""
         config = make_config(limits={"lookup_timeout_ms": int(TIMEOUT_S * 1000), **limits})
         self.desk = Desk(config, self.lookups, LookupMetrics(self.registry), nursery)  # type: ignore[arg-type]
 
-    def ask(self, command: BaseCommand | None = None, who: str | Asker = "alice", name: str = "") -> None:
+    def ask(
+        self,
+        command: BaseCommand | None = None,
+        who: str | Asker = "alice",
+        name: str = "",
+        address: str = "192.0.2.7:4000",
+    ) -> None:
         request, request_id = parse_request((command or lookup()).SerializeToString())
         asker = who if isinstance(who, Asker) else self.askers.get(who)
 
@@ -147,9 +163,12 @@ class Setup:
             assert request_id is not None
             self.heard.append((name or asker.principal, request_id, error_of(answer)))
 
-        answers: Any = SimpleNamespace(put=put)
+        async def until_sent(_timeout_s: float) -> None:
+            await self.sent.wait()
+
+        answers: Any = SimpleNamespace(put=put, until_sent=until_sent)
         with self.turn:
-            self.desk.ask(request, request_id, INDEX, Sender(asker, "192.0.2.7:4000", answers))
+            self.desk.ask(request, request_id, INDEX, Sender(asker, address, answers))
 
     def reload(self, **limits: int) -> FakeLookups:
         """Another configuration; gives the old brokers."""
@@ -190,7 +209,7 @@ async def test_what_several_ask_at_once_is_asked_once_and_each_gets_its_own_id(m
     it.nothing_left()
 
 
-@pytest.mark.parametrize("command", [lookup(), METADATA, SCHEMA])
+@pytest.mark.parametrize("command", [lookup(), METADATA])
 async def test_on_the_long_way_too(make: Make, command: BaseCommand) -> None:
     it = make()
     it.lookups.open = False
@@ -262,11 +281,12 @@ async def test_what_a_client_says_of_itself_is_forgotten_and_tells_nobody_apart(
         assert not body.HasField(field)
 
 
-async def test_topic_lists_are_asked_apart(make: Make) -> None:
+@LARGE
+async def test_what_may_be_large_is_asked_apart(make: Make, request_of: Callable[[int], BaseCommand]) -> None:
     """To keep a large answer for each of those who wait would not be bounded."""
     it = make()
     for number in range(3):
-        it.ask(topics(number))
+        it.ask(request_of(number))
     await trio.testing.wait_all_tasks_blocked()
     assert it.lookups.asked == []
     assert len(it.lookups.long_way) == 3
@@ -535,25 +555,65 @@ async def test_on_the_long_way_a_question_keeps_its_own_time(
     it.nothing_left()
 
 
-async def test_a_topic_list_waits_for_room_and_not_for_ever(make: Make, autojump_clock: trio.testing.MockClock) -> None:
+@LARGE
+async def test_what_may_be_large_waits_for_room_and_not_for_ever(
+    make: Make, autojump_clock: trio.testing.MockClock, request_of: Callable[[int], BaseCommand]
+) -> None:
     it = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
     for number in range(3):
-        it.ask(topics(number))
+        it.ask(request_of(number))
     it.ask(lookup(request_id=99))
     assert len(it.lookups.asked) == 1, "other requests do not wait for it"
     await trio.sleep(1)
     assert len(it.lookups.long_way) == 2, "one principal leaves the last to others"
-    await trio.sleep(TIMEOUT_S)
-    assert [error for _, _, error in it.heard] == [ServerError.ServiceNotReady]
+    with structlog.testing.capture_logs() as logs:
+        await trio.sleep(TIMEOUT_S)
+    assert [error for _, _, error in it.heard] == [ServerError.TooManyRequests]
+    assert [entry["limit"] for entry in logs] == ["limits.max_topic_lists_bytes"]
     it.lookups.gate.set()
     await trio.sleep(0.1)
     assert len(it.heard) == 3
-    it.ask(topics())
+    it.ask(request_of(7))
     await trio.sleep(0.1)
     assert len(it.heard) == 4
     it.lookups.asked[0].answer()
     it.nothing_left()
-    assert it.desk._lists._free == 3
+    assert it.desk._room.free_bytes == 3 * 1024
+
+
+@LARGE
+async def test_a_large_answer_keeps_its_room_until_the_forwarder_has_it(
+    make: Make, request_of: Callable[[int], BaseCommand]
+) -> None:
+    it = make(max_topic_lists_bytes=1024, max_broker_frame_bytes=1024)
+    it.lookups.gate.set()
+    it.sent = trio.Event()
+    for number in range(2):
+        it.ask(request_of(number), "")
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(it.heard) == len(it.lookups.long_way) == 1, "the other one waits"
+    it.sent.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(it.heard) == 2
+    assert it.desk._room.free_bytes == 1024
+    it.nothing_left()
+
+
+@LARGE
+async def test_without_authentication_one_address_does_not_hold_up_another(
+    make: Make, request_of: Callable[[int], BaseCommand]
+) -> None:
+    it = make(max_topic_lists_bytes=4 * 1024, max_broker_frame_bytes=1024)
+    for number in range(10):
+        it.ask(request_of(number), "", address=f"192.0.2.1:{4000 + number}")
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(it.lookups.long_way) == 3
+    it.ask(request_of(100), "", address="192.0.2.2:4000")
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(it.lookups.long_way) == 4
+    it.lookups.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    it.nothing_left()
 
 
 async def test_topic_lists_of_one_principal_do_not_hold_up_anothers(make: Make) -> None:

@@ -96,6 +96,12 @@ class EnvelopeReply:
         if not more:
             self._over.set()
 
+    async def until_sent(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def break_off(self, reason: str) -> None:
+        pytest.fail(reason)
+
     @property
     def over(self) -> bool:
         return self._over.is_set()
@@ -469,13 +475,16 @@ async def test_answers_of_one_chunk_travel_in_one_part(serve: Serve, broker: Fak
 async def test_a_large_answer_travels_alone(serve: Serve, broker: FakeBroker) -> None:
     served = serve()
     await served.answer()
-    broker.script = lambda request: lookup_response(
-        request,
-        CONNECT,
-        "pulsar://b0:6650",
-        message="x" * (2 * PART_BYTES_MAX if request.lookup_topic.topic == "t1" else 1),
-    )
-    reply = served.send(*(lookup(f"t{number}", number) for number in range(3)))
+    schema = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 10})
+
+    def script(request: BaseCommand) -> BaseCommand:
+        if request.type == BaseCommand.LOOKUP:
+            return lookup_response(request, CONNECT, "pulsar://b0:6650")
+        body = {"request_id": request.get_schema.request_id, "error_message": "x" * 2 * PART_BYTES_MAX}
+        return BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE, get_schema_response=body)
+
+    broker.script = script
+    reply = served.send(lookup("t0", 0), schema, lookup("t2", 2))
     assert len(await reply.all()) == 3
     assert [1] in [[embedded.index for embedded in embedded_in(part)] for part, _ in reply.parts]
 

@@ -237,7 +237,7 @@ async def test_connections_for_suspects_are_bounded_and_taken_in_turn(
     most = 0
     while not await worker.desk.under_way.wait_until_empty(timeout_s=0.01):
         assert trio.current_time() < deadline
-        most = max(most, worker.pool._suspects._slots._held.total())
+        most = max(most, worker.pool._suspects._room._held.total())
     assert 0 < most <= 10
     assert {number for number, (response, _, _) in worker.told.items() if response == CONNECT} == set(range(30))
     await trio.sleep(5)

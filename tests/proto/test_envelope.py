@@ -117,6 +117,17 @@ def test_a_command_that_may_not_be_forwarded(kind: int) -> None:
     assert caught.value.error == EnvelopeError.ENVELOPE_INVALID_REQUEST
 
 
+@pytest.mark.parametrize("kind", [BaseCommand.GET_TOPICS_OF_NAMESPACE, BaseCommand.GET_SCHEMA])
+def test_a_request_for_much_that_begins_as_one_for_little(kind: int) -> None:
+    """Security: the forwarder took it for what it begins as, and has no room for its answer."""
+    command = BaseCommand(type=kind)
+    getattr(command, KINDS[kind].request_field).request_id = 8
+    assert embedded_request(command.SerializeToString())[0].kind is KINDS[kind]
+    with pytest.raises(EnvelopeRefused, match="begins as another command") as caught:
+        embedded_request(LOOKUP.SerializeToString() + command.SerializeToString())
+    assert caught.value.error == EnvelopeError.ENVELOPE_INVALID_REQUEST
+
+
 @pytest.mark.parametrize("inner", [b"\xff\xff\xff\xff", BaseCommand(type=BaseCommand.LOOKUP).SerializeToString()])
 def test_inner_bytes_that_cannot_be_parsed(inner: bytes) -> None:
     with pytest.raises(EnvelopeRefused) as caught:

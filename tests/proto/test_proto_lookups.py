@@ -10,6 +10,7 @@ from proto.lookups import (
     client_request_id,
     error_of,
     failure,
+    in_short,
     kind_of,
     response_request_id,
     set_response_request_id,
@@ -205,6 +206,18 @@ def test_a_failure(kind: int, expected: tuple[int, dict[int, int | bytes]]) -> N
 def test_every_code_survives_a_failure(kind: int, code: int) -> None:
     answer = parsed(failure(KINDS[kind], 0, code, "").SerializeToString())
     assert error_of(answer) == code
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize("code", [None, 6, 4711])
+def test_an_answer_in_short_keeps_its_id_and_its_code(kind: int, code: int | None) -> None:
+    answer = parsed(command(ANSWERS[kind], fields((ANSWER_ID_FIELD[kind], CLIENTS))))
+    if code is not None:
+        answer = failure(KINDS[kind], CLIENTS, code, "x" * 100_000)
+    short = in_short(answer, KINDS[kind])
+    assert response_request_id(short) == CLIENTS
+    assert error_of(short) == (0 if code is None else code)
+    assert short.ByteSize() < 100
 
 
 @pytest.mark.parametrize("kind", REQUESTS)

@@ -9,6 +9,7 @@ from typing import Any
 
 from proto.frames import FrameDecoder, encode_frame
 from proto.pulsar_pb2 import BaseCommand
+from proto.varints import varint
 
 from .fakes import connected
 from .schema import LOOKUP_CONNECT, Command
@@ -17,14 +18,18 @@ from .wire import frame
 _TOPICS_TAG = 0x12
 """Field 2 of Pulsar's CommandGetTopicsOfNamespaceResponse, strings."""
 
+_SCHEMA_TAG = 0x22
+"""Field 4 of Pulsar's CommandGetSchemaResponse, a message that nobody reads here."""
+
 
 class CountingBroker:
-    """A behaviour for FakeBroker. ``list_bytes``: about how large the answer with all topics of a namespace is.
+    """A behaviour for FakeBroker. ``list_bytes``: about how large the answer with all topics of a namespace is;
+    ``schema_bytes``: how large the schema of every topic is.
 
     It answers nothing as long as ``may_answer`` is not set.
     """
 
-    def __init__(self, list_bytes: int = 0) -> None:
+    def __init__(self, list_bytes: int = 0, schema_bytes: int = 0) -> None:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.asked: Counter[str] = Counter()
@@ -34,6 +39,7 @@ class CountingBroker:
         self._lock = threading.Lock()
         name = b"persistent://public/many/a-topic-with-a-name-of-a-usual-length-"
         topics = (name + b"%08d" % number for number in range(list_bytes // (len(name) + 10)))
+        self._schema = bytes([_SCHEMA_TAG]) + varint(schema_bytes) + bytes(schema_bytes)
         self._topics = b"".join(bytes([_TOPICS_TAG, len(topic)]) + topic for topic in topics)
 
     @property
@@ -65,6 +71,8 @@ class CountingBroker:
                 return self._found(command.lookup_topic)
             case BaseCommand.GET_TOPICS_OF_NAMESPACE:
                 return self._list(BaseCommand.FromString(data).get_topics_of_namespace)
+            case BaseCommand.GET_SCHEMA:
+                return self._schema_of(BaseCommand.FromString(data).get_schema)
         return b""
 
     def _count(self, name: str) -> None:
@@ -87,6 +95,13 @@ class CountingBroker:
         answer = BaseCommand(type=BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE)
         answer.get_topics_of_namespace_response.request_id = request.request_id
         answer.get_topics_of_namespace_response.MergeFromString(self._topics)
+        return encode_frame(answer.SerializeToString())
+
+    def _schema_of(self, request: Any) -> bytes:
+        self._count(request.topic)
+        answer = BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE)
+        answer.get_schema_response.request_id = request.request_id
+        answer.get_schema_response.MergeFromString(self._schema)
         return encode_frame(answer.SerializeToString())
 
 

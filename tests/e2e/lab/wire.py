@@ -23,10 +23,11 @@ class Ended(Exception):
 
 
 class WireClient:
-    """One connection. Everything that waits has a deadline."""
+    """One connection, from ``source`` if that is given. Everything that waits has a deadline."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", *, source: str = "", timeout_s: float = 5.0) -> None:
-        self._socket = socket.create_connection((host, port), timeout=timeout_s, source_address=(source, 0))
+        origin = (source, 0) if source else None
+        self._socket = socket.create_connection((host, port), timeout=timeout_s, source_address=origin)
         own_host, own_port = self._socket.getsockname()[:2]
         self.address = f"{own_host}:{own_port}"
         """As the proxy's log should name us."""

@@ -28,7 +28,6 @@ from proto.rpc_pb2 import (
     Status,
     StoredRelay,
 )
-from proxy.config.load import topic_lists_max
 from proxy.config.types import Config
 from proxy.forwarder.authentication import Authentication, ClientEnd, ClientIdentity
 from proxy.forwarder.backends import Backends
@@ -36,8 +35,9 @@ from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import BrokerLink
 from proxy.runtime.deadlines import Deadlines
+from proxy.runtime.fair_room import FairRoom
 from proxy.runtime.rpc_client import PendingCall
-from proxy.runtime.tasks import FairSlots, InFlight, seconds
+from proxy.runtime.tasks import InFlight, seconds
 
 CLIENT = "192.0.2.7:4000"
 CERTIFICATE = b"the client's certificate"
@@ -258,7 +258,7 @@ class FakeBackends:
     def __init__(self, config: Config, nursery: trio.Nursery) -> None:
         self.config = config
         self.nursery = nursery
-        self.topic_lists = FairSlots(topic_lists_max(config))
+        self.room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         self.short_way = True
         self.sent: list[SentEnvelope] = []
         self.answer_by: Answerer | None = self.answer_at_once

@@ -19,7 +19,6 @@ from proto.errors import RemoteProtocolError
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse, RefusedRequest, Status
-from proxy.config.load import topic_lists_max
 from proxy.forwarder import lookup_mode
 from proxy.forwarder.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.lookup_mode import LookupMode
@@ -431,8 +430,8 @@ async def test_no_worker_at_all(
 
 async def test_failures_have_the_requests_own_form(make: Make) -> None:
     desk = make(short_way=False)
-    await desk.forward(METADATA, SCHEMA)
-    await desk.forward(topics())
+    await desk.forward(METADATA)
+    await desk.forward(topics(), SCHEMA)
     with structlog.testing.capture_logs() as logs:
         for sent in desk.sent:
             sent.refuse(Status.REQUEST_TIMED_OUT)
@@ -443,7 +442,7 @@ async def test_failures_have_the_requests_own_form(make: Make) -> None:
     assert (error.request_id, error.error) == (7, ServerError.ServiceNotReady)
     schema = answers[BaseCommand.GET_SCHEMA_RESPONSE].get_schema_response
     assert (schema.request_id, schema.error_code) == (7, ServerError.ServiceNotReady)
-    assert {entry["kinds"] for entry in logs} == {"get_schema,partitions_metadata", "get_topics_of_namespace"}
+    assert {entry["kinds"] for entry in logs} == {"get_schema", "partitions_metadata", "get_topics_of_namespace"}
     await desk.nothing_left()
 
 
@@ -521,11 +520,20 @@ async def test_who_has_no_room_is_told_when_there_is_some(make: Make, monkeypatc
     await desk.nothing_left()
 
 
-async def test_a_topic_list_counts_beforehand(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+LARGE = pytest.mark.parametrize("command", [topics(), SCHEMA])
+"""What may have a large answer."""
+
+ONE_ANSWER = {"max_topic_lists_bytes": 1024, "max_broker_frame_bytes": 1024}
+"""Room for one large answer at a time."""
+
+
+@LARGE
+async def test_a_large_answer_counts_beforehand(
+    make: Make, monkeypatch: pytest.MonkeyPatch, command: BaseCommand
+) -> None:
     """In the very moment: a chunk may bring hundreds of these requests."""
-    monkeypatch.setattr(lookup_mode, "BYTES_MAX", lookup_mode.TOPIC_LIST_BYTES)
+    monkeypatch.setattr(lookup_mode, "BYTES_MAX", lookup_mode.LARGE_ANSWER_BYTES)
     desk = make()
-    command = topics()
     desk.mode.forward_parsed(command, command.SerializeToString())
     assert not desk.mode.has_room
     await trio.testing.wait_all_tasks_blocked()
@@ -536,24 +544,146 @@ async def test_a_topic_list_counts_beforehand(make: Make, monkeypatch: pytest.Mo
     assert desk.told[-1:] == [True]
 
 
-async def test_a_topic_list_keeps_its_slot_until_it_has_left(make: Make) -> None:
-    desk = make(max_topic_lists_bytes=1024, max_broker_frame_bytes=1024)
-    gate = trio.Event()
-    send_all = desk.wire.stream.send_all
+async def test_of_one_client_only_two_requests_wait_for_room(make: Make) -> None:
+    """All others stay unread, however many it writes: whoever waits costs a task."""
+    desk = make(**ONE_ANSWER)
+    others = await desk.backends.room.lend("another client")
+    command = topics()
+    for waiting in range(2):
+        assert desk.mode.has_room, waiting
+        desk.mode.forward_parsed(command, command.SerializeToString())
+    assert not desk.mode.has_room
+    others.give_back()
+    await trio.testing.wait_all_tasks_blocked()
+    assert desk.mode.has_room
+    for _ in range(2):
+        desk.sent[-1].answer(0)
+        await trio.testing.wait_all_tasks_blocked()
+    await desk.hear(2)
+    await desk.nothing_left()
+    assert desk.backends.room.free_bytes == 1024
 
-    async def slowly(data: bytes) -> None:
-        await gate.wait()
-        await send_all(data)
 
-    desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
-    await desk.forward(topics())
+class Gate:
+    """A client that takes what is sent to it only when told."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.opened = trio.Event()
+        send_all = desk.wire.stream.send_all
+
+        async def slowly(data: bytes) -> None:
+            await self.opened.wait()
+            await send_all(data)
+
+        desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
+
+
+@LARGE
+async def test_a_large_answer_keeps_its_room_until_it_has_left(make: Make, command: BaseCommand) -> None:
+    desk = make(max_topic_lists_bytes=4 << 20, max_broker_frame_bytes=2 << 20)
+    gate = Gate(desk)
+    await desk.forward(command)
+    room = desk.backends.room
+    assert room.free_bytes == 2 << 20
     desk.sent[0].answer(0, padding=1 << 20)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.backends.topic_lists._free == 0
-    gate.set()
+    assert 0 < (3 << 20) - room.free_bytes < 100, "now that it is there, it takes what it needs"
+    gate.opened.set()
     await desk.hear()
     await desk.nothing_left()
-    assert desk.backends.topic_lists._free == 1
+    assert room.free_bytes == 4 << 20
+
+
+async def test_a_small_answer_behind_a_large_one_does_not_keep_the_room(make: Make) -> None:
+    desk = make(max_topic_lists_bytes=4 << 20, max_broker_frame_bytes=2 << 20)
+    gate = Gate(desk)
+    await desk.forward(topics(1))
+    desk.sent[0].answer(0, padding=1 << 20)
+    await trio.testing.wait_all_tasks_blocked()
+    await desk.forward(lookup(request_id=2))
+    desk.sent[1].answer(0, padding=1 << 20)
+    await trio.testing.wait_all_tasks_blocked()
+    gate.opened.set()
+    gate.opened = trio.Event()
+    await desk.hear()
+    await trio.testing.wait_all_tasks_blocked()
+    assert desk.backends.room.free_bytes == 4 << 20
+    gate.opened.set()
+    await desk.hear()
+    await desk.nothing_left()
+
+
+@LARGE
+async def test_who_does_not_take_a_large_answer_is_given_up_once_others_wait(
+    make: Make, autojump_clock: trio.testing.MockClock, command: BaseCommand
+) -> None:
+    """Security: to ask and not to read must not keep others from their answers."""
+    desk = make(**ONE_ANSWER, lookup_timeout_ms=1000)
+    desk.wire._write_timeout_s = 60
+    Gate(desk)
+    await desk.forward(command)
+    desk.sent[0].answer(0, padding=1 << 20)
+    await trio.sleep(30)
+    assert desk.ends == [], "nobody wants its room"
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(desk.backends.room.lend, "another client")
+            await trio.sleep(0.5)
+            assert [type(error) for error in desk.ends] == [ClientSlow]
+    assert [(entry["client"], entry["limit"]) for entry in logs] == [(CLIENT, "limits.max_topic_lists_bytes")]
+
+
+async def test_who_takes_a_large_answer_in_time_is_not_given_up(
+    make: Make, autojump_clock: trio.testing.MockClock
+) -> None:
+    desk = make(**ONE_ANSWER, lookup_timeout_ms=3000)
+    gate = Gate(desk)
+    await desk.forward(topics())
+    desk.sent[0].answer(0, padding=1 << 20)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.backends.room.lend, "another client")
+        await trio.sleep(1.5)
+        assert desk.ends == []
+        gate.opened.set()
+        await desk.hear()
+    await desk.nothing_left()
+
+
+async def test_who_leaves_while_it_waits_for_room_leaves_nothing_behind(nursery: trio.Nursery) -> None:
+    async with trio.open_nursery() as session:
+        desk = Desk(session, trio.testing.memory_stream_pair(), **ONE_ANSWER)
+        others = desk.backends.room.lend_now("another client")
+        assert others is not None
+        await desk.forward(topics(1), topics(2))
+        assert desk.backends.room.is_wanted
+        desk.mode.close()
+        session.cancel_scope.cancel()
+    assert not desk.backends.room.is_wanted
+    assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
+    others.give_back()
+    assert desk.backends.room.free_bytes == 1024
+
+
+async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make) -> None:
+    for identity, owner in ((IDENTITY, IDENTITY.role), (ANONYMOUS, CLIENT.rpartition(":")[0])):
+        desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
+        desk.mode.identify(identity)
+        await desk.forward(topics())
+        assert list(desk.backends.room._held) == [owner]
+
+
+async def test_room_that_was_lent_to_a_task_that_never_began_comes_back(nursery: trio.Nursery) -> None:
+    """The session ended in the same moment."""
+
+    class NoTasks:
+        def start_soon(self, *_: object) -> None: ...
+
+    desk = Desk(nursery, trio.testing.memory_stream_pair(), **ONE_ANSWER)
+    desk.mode._tasks = NoTasks()
+    desk.mode.forward_parsed(topics(), topics().SerializeToString())
+    assert desk.backends.room.free_bytes == 0
+    desk.mode.close()
+    assert desk.backends.room.free_bytes == 1024
 
 
 async def test_too_many_are_answered_so_and_the_others_go_on(make: Make) -> None:
@@ -568,37 +698,47 @@ async def test_too_many_are_answered_so_and_the_others_go_on(make: Make) -> None
     await desk.nothing_left()
 
 
-async def test_topic_lists_travel_alone_and_only_so_many_at_a_time(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup_mode, "TOPIC_LIST_BYTES", 0)
+@LARGE
+async def test_what_may_be_large_travels_alone_and_only_so_much_at_a_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch, command: BaseCommand
+) -> None:
+    monkeypatch.setattr(lookup_mode, "LARGE_ANSWER_BYTES", 0)
     desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
-    await desk.forward(topics(1), lookup(request_id=2), topics(3), topics(4))
+    await desk.forward(command, lookup(request_id=2), command, command)
     assert sorted(len(sent.requests) for sent in desk.sent) == [1, 1, 1]
-    lists = [sent for sent in desk.sent if sent.topics == [""]]
-    assert len(lists) == 2, "the third one waits: the last slot is for others"
+    large = [sent for sent in desk.sent if sent.topics == [""]]
+    assert len(large) == 2, "the third one waits: the last room is for others"
     assert desk.mode.under_way.count == 4
-    lists[0].answer(0)
+    large[0].answer(0)
     await trio.testing.wait_all_tasks_blocked()
     assert len(desk.sent) == 4
     for sent in desk.sent:
-        if sent is not lists[0]:
+        if sent is not large[0]:
             sent.answer(0)
     await desk.hear(4)
     await desk.nothing_left()
-    assert desk.backends.topic_lists._free == 3
+    assert desk.backends.room.free_bytes == 3 * 1024
 
 
-async def test_a_topic_list_that_waits_too_long_is_told_so(make: Make, autojump_clock: trio.testing.MockClock) -> None:
-    desk = make(max_topic_lists_bytes=1024, max_broker_frame_bytes=1024, lookup_timeout_ms=4000)
-    await desk.backends.topic_lists.take("another client")
-    with structlog.testing.capture_logs():
-        await desk.forward(topics())
+@LARGE
+async def test_what_waits_too_long_for_room_is_told_so(
+    make: Make, autojump_clock: trio.testing.MockClock, command: BaseCommand
+) -> None:
+    desk = make(**ONE_ANSWER, lookup_timeout_ms=4000)
+    others = await desk.backends.room.lend("another client")
+    with structlog.testing.capture_logs() as logs:
+        await desk.forward(command)
         [answer] = await desk.hear()
-    assert (answer.error.request_id, answer.error.error) == (7, ServerError.TooManyRequests)
+    told = answer.error if answer.type == BaseCommand.ERROR else answer.get_schema_response
+    assert told.request_id == 7
+    assert ServerError.TooManyRequests in {answer.error.error, answer.get_schema_response.error_code}
+    assert [entry["reason"] for entry in logs] == ["limits.max_topic_lists_bytes"]
+    assert desk.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 1
     assert trio.current_time() == pytest.approx(5.0)
     assert desk.sent == []
-    desk.backends.topic_lists.give("another client")
+    others.give_back()
     await desk.nothing_left()
-    assert desk.backends.topic_lists._free == 1
+    assert desk.backends.room.free_bytes == 1024
 
 
 async def test_a_large_answer_counts_until_it_has_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -730,4 +870,4 @@ async def test_counters_are_right_when_the_session_ends(nursery: trio.Nursery, a
         session.cancel_scope.cancel()
         nursery.start_soon(desk.client.read_all)
     assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
-    assert desk.backends.topic_lists._free == topic_lists_max(desk.backends.config)
+    assert desk.backends.room.free_bytes == desk.backends.config.limits.max_topic_lists_bytes

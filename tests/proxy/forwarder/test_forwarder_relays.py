@@ -42,7 +42,7 @@ from proxy.forwarder.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relays import RelayNotBegun, Relays, splice_works
 from proxy.runtime import relay_table
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
-from proxy.runtime.store_channel import MESSAGE_BYTES_MAX, StoreLost
+from proxy.runtime.store_channel import RECORD_BYTES_MAX, StoreLost
 from proxy.runtime.tls import TlsStream, broker_context, listener_context
 
 
@@ -250,10 +250,10 @@ async def other_lane(place: Place) -> Lane:
     return lane
 
 
-async def test_a_message_that_is_too_long_for_the_store(place: Place, lane: Lane) -> None:
+async def test_a_record_that_is_too_long_for_the_store(place: Place, lane: Lane) -> None:
     it = await place.forwarder()
-    with pytest.raises(RelayNotBegun, match="in one message"):
-        await it.begin(lane, to_client=b"connected", about=about_relay(principal="x" * MESSAGE_BYTES_MAX))
+    with pytest.raises(RelayNotBegun, match=f"more than {RECORD_BYTES_MAX}"):
+        await it.begin(lane, to_client=b"connected", about=about_relay(principal="x" * RECORD_BYTES_MAX))
     await still_the_callers(lane)
     await it.begin(lane)
 

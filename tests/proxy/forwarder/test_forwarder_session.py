@@ -992,7 +992,7 @@ async def test_topic_lists_count_for_the_answers_that_they_may_bring(
     play: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.forwarder.lookup_mode.BYTES_MAX", 1000)
-    monkeypatch.setattr("proxy.forwarder.lookup_mode.TOPIC_LIST_BYTES", 600)
+    monkeypatch.setattr("proxy.forwarder.lookup_mode.LARGE_ANSWER_BYTES", 600)
     it = await play().in_lookup_mode()
     it.backends.answer_by = None
     topics = BaseCommand(

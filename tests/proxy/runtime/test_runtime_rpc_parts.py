@@ -18,7 +18,7 @@ from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy.runtime import rpc_server
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcCallRefused, RpcClient, RpcConnectionLost, RpcResponseCorrupt
-from proxy.runtime.rpc_server import Answer, InParts, RpcRefused, RpcServer
+from proxy.runtime.rpc_server import WAITING_BYTES_MAX, Answer, InParts, RpcRefused, RpcServer
 from proxy.runtime.turn import current_turn
 
 
@@ -330,9 +330,17 @@ class Scripted:
 class Line:
     """A server of one handler in parts, and its caller, written frame by frame."""
 
-    def __init__(self, nursery: trio.Nursery, *, narrow: bool = False, max_frame_bytes: int = FRAME_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        *,
+        narrow: bool = False,
+        max_frame_bytes: int = FRAME_BYTES_MAX,
+        max_waiting_bytes: int = WAITING_BYTES_MAX,
+    ) -> None:
         self.handler = Scripted()
-        server = RpcServer({Method.ENVELOPE: InParts(self.handler)}, max_frame_bytes=max_frame_bytes)
+        handlers = {Method.ENVELOPE: InParts(self.handler)}
+        server = RpcServer(handlers, max_frame_bytes=max_frame_bytes, max_waiting_bytes=max_waiting_bytes)
         pair = trio.testing.lockstep_stream_pair if narrow else trio.testing.memory_stream_pair
         self.stream, theirs = pair()
         self._decoder = RpcDecoder(max_frame_bytes=1 << 24)
@@ -508,6 +516,87 @@ async def test_parts_keep_their_order_where_the_caller_reads_slowly(nursery: tri
         ends += not reply.more
     expected = [b"%03d" % number for number in range(40)] + [b"end"]
     assert heard == {1: expected, 2: expected}
+
+
+async def test_who_reads_no_replies_loses_its_connection(nursery: trio.Nursery) -> None:
+    """Security: a caller that was taken over must not fill its worker's memory."""
+    line = Line(nursery, narrow=True, max_frame_bytes=100, max_waiting_bytes=1000)
+    await line.call(1)
+    answer = line.handler.answers[0]
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(17):  # eight frames in the buffer, one on its way, and 1000 bytes that wait
+            answer(b"x" * 90, True)
+            await trio.testing.wait_all_tasks_blocked()
+        assert not line.ended.is_set()
+        for _ in range(3):
+            answer(b"x" * 90, True)
+        await line.ended.wait()
+    assert [entry["reason"] for entry in logs] == ["the caller does not take its replies"]
+    answer(b"", False)
+
+
+async def test_a_call_is_under_way_until_its_reply_is_written(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.runtime.rpc_server.CALLS_PER_CONNECTION_MAX", 20)
+    line = Line(nursery, narrow=True, max_frame_bytes=100)
+    for number in range(20):
+        await line.call(number)
+        line.handler.answers[number](b"x" * 90, False)
+    for _ in range(20):
+        await line.read()
+    await line.call(20)
+    assert len(line.handler.asked) == 21, "all were read"
+    for number in range(21, 80):
+        await line.call(number)
+        for answer in line.handler.answers[20:]:
+            answer(b"x" * 90, False)
+    assert len(line.handler.asked) < 60
+    replies = [await line.read() for _ in range(60)]
+    assert {reply.status for reply in replies} == {Status.OK, Status.TOO_MANY_REQUESTS}
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+async def test_who_waits_until_it_is_sent(nursery: trio.Nursery, narrow: bool) -> None:
+    line = Line(nursery, narrow=narrow, max_frame_bytes=100)
+    await line.call(1)
+    answer = line.handler.answers[0]
+    for _ in range(20):  # more than the buffer takes
+        answer(b"x" * 90, True)
+    sent: list[int] = []
+
+    async def wait(number: int) -> None:
+        await answer.until_sent()
+        sent.append(number)
+
+    nursery.start_soon(wait, 20)
+    await trio.testing.wait_all_tasks_blocked()
+    assert sent == ([] if narrow else [20])
+    answer(b"x" * 90, False)
+    if narrow:
+        for number in range(20):
+            assert sent == [] or number > 10
+            await line.read()
+            await trio.testing.wait_all_tasks_blocked()
+    assert sent == [20]
+
+
+async def test_who_waits_until_it_is_sent_hears_of_the_end(nursery: trio.Nursery) -> None:
+    line = Line(nursery, narrow=True, max_frame_bytes=100)
+    await line.call(1)
+    answer = line.handler.answers[0]
+    for _ in range(20):
+        answer(b"x" * 90, True)
+    with structlog.testing.capture_logs() as logs:
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(answer.until_sent)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(waiting.child_tasks) == 1
+            answer.break_off("enough")
+        await line.ended.wait()
+        await answer.until_sent()
+        answer.break_off("twice")
+    assert [entry["reason"] for entry in logs] == ["enough"]
 
 
 async def test_a_connection_that_ends_drops_what_waits_for_room(nursery: trio.Nursery) -> None:

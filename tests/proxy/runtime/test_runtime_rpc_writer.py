@@ -305,3 +305,44 @@ async def test_a_push_does_not_overtake_what_is_being_sent(nursery: trio.Nursery
             heard += await theirs.receive_some(65536)
         assert heard == b"a" * 500_000 + b"b"
         nursery.cancel_scope.cancel()
+
+
+async def test_who_waits_until_it_is_sent_waits_for_what_is_queued_then(nursery: trio.Nursery) -> None:
+    stream = Recorder()
+    writer = BatchedWriter(stream, max_buffered_bytes=1000)
+    nursery.start_soon(writer.run)
+    await writer.until_sent()
+    done: list[str] = []
+
+    async def wait(name: str) -> None:
+        await writer.until_sent()
+        done.append(name)
+
+    for word in ("first", "second"):
+        writer.write(word.encode())
+        nursery.start_soon(wait, word)
+        await trio.testing.wait_all_tasks_blocked()
+    assert done == []
+    stream.gate.set()
+    stream.gate = trio.Event()
+    await trio.testing.wait_all_tasks_blocked()
+    assert done == ["first"]
+    writer.end()
+    await trio.testing.wait_all_tasks_blocked()
+    assert done == ["first", "second"], "it never will be"
+    nursery.cancel_scope.cancel()
+
+
+async def test_over_a_socket_too(nursery: trio.Nursery) -> None:
+    async with socket_pair() as (ours, theirs):
+        writer = BatchedWriter(ours, max_buffered_bytes=8 << 20)
+        nursery.start_soon(writer.run)
+        writer.write(b"x" * (4 << 20))
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(writer.until_sent)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(waiting.child_tasks) == 1
+            while waiting.child_tasks:
+                received(theirs)
+                await trio.testing.wait_all_tasks_blocked(0.001)
+        nursery.cancel_scope.cancel()

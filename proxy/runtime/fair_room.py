@@ -1,0 +1,143 @@
+"""Room in bytes for answers whose size nobody knows before they come: lent before one is asked for, until it has left.
+
+Each is lent room for the largest that may come, and gives back what it does not need once it is there. Whose turn is
+next goes round among the owners who wait, each as one.
+"""
+
+import ipaddress
+from collections import Counter, OrderedDict, deque
+
+import trio
+
+from proto.addresses import AddressInvalid, parse_host_port
+
+_IPV6_NETWORK_BITS = 64
+"""So much of an IPv6 address is its network's: one machine may have all the rest."""
+
+
+def owner_of(principal: str, client_address: str) -> str:
+    """Name who shares the room as one: a principal, or, where there is none, all that comes from one IP address.
+
+    ``client_address``: with its port. Of IPv6 the network counts (64 bits).
+    """
+    if principal:
+        return principal
+    try:
+        host = parse_host_port(client_address).host
+    except AddressInvalid:  # a stream in a test
+        return client_address
+    if ":" not in host:
+        return host
+    mapped = ipaddress.IPv6Address(host).ipv4_mapped
+    if mapped is not None:
+        return str(mapped)
+    return str(ipaddress.ip_network((host, _IPV6_NETWORK_BITS), strict=False))
+
+
+class Loan:
+    """Room that was lent to an owner, for one answer."""
+
+    __slots__ = ("_room", "owner", "size_bytes")
+
+    def __init__(self, room: "FairRoom", owner: str, size_bytes: int) -> None:
+        self._room = room
+        self.owner = owner
+        self.size_bytes = size_bytes
+
+    def shrink(self, size_bytes: int) -> None:
+        """Keep only so much, now that the answer's size is known; never more than was lent."""
+        freed_bytes = self.size_bytes - size_bytes
+        if freed_bytes > 0:
+            self.size_bytes = size_bytes
+            self._room.take_back(self.owner, freed_bytes)
+
+    def give_back(self) -> None:
+        """Keep nothing; to do it twice is harmless."""
+        self.shrink(0)
+
+
+class FairRoom:
+    """``total_bytes`` of room (or whatever else is counted), of which ``largest_bytes`` are lent at a time, and in any
+    case to one.
+
+    No owner by itself gets the last that could be lent, however many it asks for and however long it keeps them: that
+    one is for somebody else.
+    """
+
+    def __init__(self, total_bytes: int, largest_bytes: int) -> None:
+        self._free_bytes = max(total_bytes, largest_bytes)
+        self._largest_bytes = largest_bytes
+        self._most_bytes = max(largest_bytes, self._free_bytes - largest_bytes)
+        self._held: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, deque[_Turn]] = OrderedDict()
+
+    @property
+    def free_bytes(self) -> int:
+        """How much is not lent."""
+        return self._free_bytes
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits."""
+        return bool(self._waiting)
+
+    def lend_now(self, owner: str) -> Loan | None:
+        """Lend room if there is some; nobody is passed over, since who waits could not have had it."""
+        return self._lend(owner) if self._may_have_some(owner) else None
+
+    async def lend(self, owner: str) -> Loan:
+        """Wait for room; ``Loan.give_back`` it."""
+        loan = self.lend_now(owner)
+        if loan is not None:
+            return loan
+        turn = _Turn()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        try:
+            await turn.came.wait()
+        except trio.Cancelled:
+            if turn.loan is not None:  # it came in the very moment
+                turn.loan.give_back()
+            else:
+                self._leave(owner, turn)
+            raise
+        assert turn.loan is not None
+        return turn.loan
+
+    def take_back(self, owner: str, size_bytes: int) -> None:
+        """Take back room of an owner's (a Loan's business), and lend it to who is next."""
+        self._free_bytes += size_bytes
+        self._held[owner] -= size_bytes
+        if not self._held[owner]:
+            del self._held[owner]
+        while (following := next(filter(self._may_have_some, self._waiting), None)) is not None:
+            turns = self._waiting.pop(following)
+            turn = turns.popleft()
+            turn.loan = self._lend(following)
+            turn.came.set()
+            if turns:
+                self._waiting[following] = turns  # at the end
+
+    def _may_have_some(self, owner: str) -> bool:
+        largest_bytes = self._largest_bytes
+        return self._free_bytes >= largest_bytes and self._held[owner] + largest_bytes <= self._most_bytes
+
+    def _lend(self, owner: str) -> Loan:
+        self._free_bytes -= self._largest_bytes
+        self._held[owner] += self._largest_bytes
+        return Loan(self, owner, self._largest_bytes)
+
+    def _leave(self, owner: str, turn: "_Turn") -> None:
+        turns = self._waiting[owner]
+        turns.remove(turn)
+        if not turns:
+            del self._waiting[owner]
+
+
+class _Turn:
+    """Somebody who waits, until a loan has come."""
+
+    __slots__ = ("came", "loan")
+
+    def __init__(self) -> None:
+        self.came = trio.Event()
+        self.loan: Loan | None = None
