@@ -2,7 +2,8 @@
 
 A client names the broker it wants, so this is the guard against using the proxy to reach anything else. Checked in the
 Java proxy's order: port, host, then every address that the host resolves to; each time anew (PIP-307). The caller dials
-exactly an address that was checked, so no second answer of a name server can lead elsewhere.
+exactly an address that was checked, so no second answer of a name server can lead elsewhere. What a name resolves to is
+kept for its TTL, and may be used for as long again (10 s at most) while it is asked for in the background.
 
 Whatever the operator allows, no broker is at an address that is only of this link, or where clouds tell machines their
 secrets, or that is nobody's. The machine's own addresses (loopback) are where other things listen, which trust whoever
@@ -15,9 +16,10 @@ import re
 from dataclasses import dataclass
 
 from lookup.brokers import Brokers
+from lookup.target_names import ResolvesTargets
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
 from proxy.config import types
-from proxy.runtime.dns import ResolutionFailed, Resolver
+from proxy.runtime.dns import ResolutionFailed
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -56,7 +58,7 @@ class Target:
 class TargetRules:
     """The operator's rules, ready for use."""
 
-    def __init__(self, config: types.Brokers, resolver: Resolver, brokers: Brokers) -> None:
+    def __init__(self, config: types.Brokers, resolver: ResolvesTargets, brokers: Brokers) -> None:
         self._ports = frozenset(config.allowed_ports)
         self._hosts = [re.compile(fnmatch.translate(pattern.lower())) for pattern in config.allowed_hosts]
         self._any_address = "*" in config.allowed_addresses
@@ -67,8 +69,10 @@ class TargetRules:
         self._brokers = brokers
         self._through_proxy = config.through_proxy
 
-    async def check(self, text: str) -> Target:
+    async def check(self, text: str, owner: str = "") -> Target:
         """Where to dial for the target that a client or a redirecting broker names; raises TargetDenied.
+
+        ``owner``: for whom, where it is a client; names are resolved for owners in turn.
 
         With ``brokers.through_proxy`` that is a proxy of the operator's, which checks the target's addresses itself.
         """
@@ -82,7 +86,7 @@ class TargetRules:
         if self._through_proxy:
             return await self._proxy()
         try:
-            addresses = (await self._resolver.addresses(broker.host)).addresses
+            addresses = (await self._resolver.addresses(broker.host, owner=owner)).addresses
         except ResolutionFailed as error:
             raise TargetDenied("unknown_host", str(error)) from None
         denied: TargetDenied | None = None

@@ -318,7 +318,7 @@ async def test_threads_are_bounded_and_those_left_behind_count(
         assert await reason(made.new_auth_state(ClientContext("a")), TICKET) == "timeout"
         assert trio.current_time() == pytest.approx(10, abs=0.01)
         assert await trio.to_thread.run_sync(partial(hold.begun.wait, 10))
-        assert made._limiter.statistics().borrowed_tokens == 1
+        assert made._threads.statistics().borrowed_tokens == 1
         kerberos.calls.clear()
         before = trio.current_time()
         assert await reason(made.new_auth_state(ClientContext("b")), TICKET) == "timeout"

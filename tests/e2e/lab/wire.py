@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 import socket
 import time
 from types import TracebackType
@@ -25,8 +26,9 @@ class Ended(Exception):
 class WireClient:
     """One connection. Everything that waits has a deadline."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self._socket = socket.create_connection((host, port), timeout=5)
+    def __init__(self, port: int, host: str = "127.0.0.1", *, source: str = "") -> None:
+        """``source``: the address to come from; empty: the kernel's choice."""
+        self._socket = socket.create_connection((host, port), timeout=5, source_address=(source, 0) if source else None)
         own_host, own_port = self._socket.getsockname()[:2]
         self.address = f"{own_host}:{own_port}"
         """As the proxy's log should name us."""
@@ -102,6 +104,10 @@ class WireClient:
         if not data:
             raise Ended("end of stream")
         return data
+
+    def has_heard(self) -> bool:
+        """Whether anything is there to be received, an end included."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     # ---- a little dialogue
 
