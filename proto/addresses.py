@@ -120,8 +120,8 @@ def client_network(client_address: str) -> str:
     """What a client's ``address:port`` counts for where clients have equal shares: its IPv4 address, or the /64 of its
     IPv6 address, all of which one client may have (RFC 6177). What is no address counts for itself.
     """
+    host = client_address.rpartition(":")[0].strip("[]").partition("%")[0]  # a scope names an interface
     try:
-        host = parse_host_port(client_address).host
         address = ipaddress.ip_address(host)
     except ValueError:
         return client_address
