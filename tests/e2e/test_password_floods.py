@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from local.standalone import Standalone
 from passlib.hash import bcrypt
 
 from proto.pulsar_pb2 import BaseCommand
 
-from .conftest import authentication, running
-from .lab.cluster import ProxyCluster
+from .conftest import running
+from .lab.cluster import ProxyCluster, Tables
+from .lab.fakes import FakeBroker, LookupBroker
+from .lab.schema import LOOKUP_CONNECT
 from .lab.strangers import Strangers
 from .lab.waiting import eventually
 from .lab.wire import WireClient
@@ -29,17 +30,21 @@ USERS = ("alice", "bob", "carol")
 
 
 @pytest.fixture(scope="module")
-def proxy(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyCluster]:
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyCluster]:
     """A cluster of one auth worker that checks one password at a time."""
     file = tmp_path_factory.mktemp("users") / "users"
     hashes = bcrypt.using(rounds=COST)
     file.write_text("".join(f"{user}:{hashes.hash(PASSWORD)}\n" for user in USERS))
-    tables = authentication(secured_broker)
-    tables["authentication.basic"] = {"file": str(file), "threads_max": 1}
-    tables["cluster"] = {"auth_workers": 1}
-    tables["limits"] = {"handshake_timeout_ms": 30_000}
-    with running(ProxyCluster(tables)) as cluster:
-        yield cluster
+    with FakeBroker(LookupBroker({"response": LOOKUP_CONNECT})) as broker:
+        tables: Tables = {
+            "cluster": {"auth_workers": 1},
+            "brokers": {"service_url": f"pulsar://127.0.0.1:{broker.port}"},
+            "limits": {"handshake_timeout_ms": 30_000},
+            "authentication": {"enabled": True},
+            "authentication.basic": {"file": str(file), "threads_max": 1},
+        }
+        with running(ProxyCluster(tables, ready_timeout_s=90)) as cluster:
+            yield cluster
 
 
 def is_let_in(proxy: ProxyCluster, user: str, source: str) -> bool:
