@@ -20,6 +20,7 @@ from lookup.discovery import Discovery, Endpoint
 from lookup.health import probe
 from lookup.metrics import BrokerMetrics
 from lookup.own_brokers import OwnBrokers
+from lookup.target_names import BrokerNames
 from proto.addresses import HostPort, parse_broker_url
 from proxy.config.types import Config
 from proxy.runtime.dialing import Dialer
@@ -60,6 +61,7 @@ class Brokers:
         self._next_return = math.inf
         self._by_name: dict[HostPort, Endpoint] = {}
         url = parse_broker_url(self._config.service_url)
+        self.names: BrokerNames = BrokerNames(url, None if before is None else before.names)
         known: Discovery | None = None if before is None else before.discovery
         self.discovery: Discovery = Discovery(url, resolver, known)
         self.discovery.on_change = self._choose
@@ -140,6 +142,7 @@ class Brokers:
         now = trio.current_time()
         endpoints = self.discovery.endpoints
         for endpoint in endpoints:
+            self.names.learn(endpoint.host)
             if endpoint.standing.set_aside and endpoint.standing.set_aside_until <= now:
                 self._bring_back(endpoint, "its time is over")
         up = [endpoint for endpoint in endpoints if not endpoint.standing.set_aside] or endpoints

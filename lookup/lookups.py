@@ -264,6 +264,7 @@ class Lookups:
             self._rules.check_port(broker)
         except (AddressInvalid, TargetDenied) as error:
             raise _bad_redirect(error) from None
+        self._brokers.names.learn(broker.host)
         return broker
 
     def _url(self, response: CommandLookupTopicResponse) -> str:
@@ -287,6 +288,7 @@ class Lookups:
                 "The topic's broker cannot be reached by the proxy",
                 f"the broker has no address {kind} TLS: see the scheme of brokers.service_url",
             )
+        self._brokers.names.learn_url(url)  # its clients ask for it next, as the target of a relay
         response.broker_service_url = response.broker_service_url_tls = url
         response.proxy_through_service_url = True
 

@@ -9,7 +9,9 @@ from lookup.brokers import Brokers
 from lookup.desk import Desk, Sender
 from lookup.lookups import Lookups
 from lookup.metrics import BrokerMetrics, LookupMetrics
+from lookup.target_names import TargetResolver
 from lookup.targets import TargetDenied, TargetRules
+from proto.addresses import client_network
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import EnvelopeRefused, embedded_request, principal_of
 from proto.lookup_answers import ClientAnswer
@@ -55,13 +57,16 @@ class LookupService:
         """Build everything that depends on the configuration, on top of what is known of the brokers."""
         dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
         self._config = config
-        self._brokers = Brokers(config, dialer, self._resolver("brokers"), self._broker_metrics, brokers)
-        self._rules = TargetRules(config.brokers, self._resolver("targets"), self._brokers)
+        configured = self._resolver("brokers")
+        self._brokers = Brokers(config, dialer, configured, self._broker_metrics, brokers)
+        known, others = self._resolver("known_targets"), self._resolver("targets")
+        targets = TargetResolver(self._brokers.names, configured=configured, known=known, others=others)
+        self._rules = TargetRules(config.brokers, targets, self._brokers)
         self._pool = BrokerPool(config, dialer, self._auth, self._context.nursery, profile=profile)
         return Lookups(config, self._pool, self._rules, self._brokers)
 
     def _resolver(self, names: str) -> Resolver:
-        """Of one group of names: the operator's, or those that clients choose."""
+        """Of one group of names: the operator's, those below them or said by brokers, or any that clients choose."""
         brokers = self._config.brokers
         return Resolver(
             self._context.nursery,
@@ -169,7 +174,7 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            target = await self._rules.check(request.target)
+            target = await self._rules.check(request.target, self._owner(request))
         except TargetDenied as denied:
             self._metrics.target_denied(denied.reason)
             get_logger().warning(
@@ -185,6 +190,15 @@ class LookupService:
             response.host, response.port = target.broker.host, target.broker.port
             response.addresses.extend(target.addresses)
         return response.SerializeToString()
+
+    def _owner(self, request: ResolveTargetRequest) -> str:
+        """Who has turns of their own among those whose targets are resolved: a principal; those who are nobody, or
+        the anonymous role as anybody may be, by their addresses. (The forwarder says so. It decides an order only.)
+        """
+        authentication = self._config.authentication
+        if authentication.enabled and request.principal_name not in {"", authentication.anonymous_role}:
+            return f"principal {request.principal_name}"
+        return f"address {client_network(request.client_address)}"
 
     async def _broker_profile(self, _data: bytes, _caller: Caller) -> bytes:
         response = BrokerProfileResponse()

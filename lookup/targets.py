@@ -4,7 +4,8 @@ A client names the broker it wants, and the broker is shown the proxy's own cred
 giving them to anybody else, and against using the proxy to reach anything else. A target is allowed if it is a broker
 of ``brokers.service_url`` (see lookup.own_brokers), or if the operator's further rules have it. Each time it is looked
 at afresh (PIP-307): the port, then the host and every address that it resolves to. The caller dials exactly an address
-that was checked, so no second answer of a name server can lead elsewhere.
+that was checked, so no second answer of a name server can lead elsewhere. What a name resolves to is kept for its TTL,
+and may be used for as long again (10 s at most) while it is asked for in the background.
 
 A target that is a broker only by its address is dialled under the name by which the operator knows that broker: behind
 an address that many share, the name (TLS's server_name) decides who answers, and a certificate for a client's own name
@@ -23,9 +24,10 @@ from dataclasses import dataclass
 
 from lookup.brokers import Brokers
 from lookup.own_brokers import LABELS_MIN, Address, OwnBrokers, exact_address
+from lookup.target_names import ResolvesTargets
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
 from proxy.config import types
-from proxy.runtime.dns import ResolutionFailed, Resolver, is_address
+from proxy.runtime.dns import ResolutionFailed, is_address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -67,7 +69,7 @@ Locate = Callable[[], Awaitable[Target]]
 class TargetRules:
     """The operator's rules, ready for use."""
 
-    def __init__(self, config: types.Brokers, resolver: Resolver, brokers: Brokers) -> None:
+    def __init__(self, config: types.Brokers, resolver: ResolvesTargets, brokers: Brokers) -> None:
         self._ports = frozenset(config.allowed_ports)
         self._hosts = [re.compile(fnmatch.translate(pattern.lower())) for pattern in config.allowed_hosts]
         self._any_address = "*" in config.allowed_addresses or not config.allowed_addresses
@@ -79,8 +81,10 @@ class TargetRules:
         self._brokers = brokers
         self._through_proxy = config.through_proxy
 
-    async def check(self, text: str) -> Target:
+    async def check(self, text: str, owner: str = "") -> Target:
         """Where to dial for the target that a client or a redirecting broker names; raises TargetDenied.
+
+        ``owner``: for whom, where it is a client; names are resolved for owners in turn.
 
         With ``brokers.through_proxy`` that is a proxy of the operator's, which checks the target's addresses itself.
         """
@@ -96,7 +100,7 @@ class TargetRules:
         if self._through_proxy:
             return await self._proxy(broker)
         try:
-            found = await self._resolver.addresses(broker.host)
+            found = await self._resolver.addresses(broker.host, owner=owner)
         except ResolutionFailed as error:
             raise TargetDenied("unknown_host", str(error)) from None
         if not self._brokers.own.has_host(broker.host):

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 _PORT_MAX = 65535
+_CLIENT_PREFIX_BITS = 64
 _HOST_MAX = 253  # DNS: RFC 1035, section 2.3.4
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?\Z")
 _PORT = re.compile(r"[0-9]{1,5}\Z")
@@ -113,6 +114,22 @@ def parse_broker_url(url: str) -> BrokerUrl:
 def speaks_tls(url: str) -> bool:
     """Whether a service URL, or what names the brokers, asks for TLS."""
     return url.startswith(_TLS_URLS)
+
+
+def client_network(client_address: str) -> str:
+    """What a client's ``address:port`` counts for where clients have equal shares: its IPv4 address, or the /64 of its
+    IPv6 address, all of which one client may have (RFC 6177). What is no address counts for itself.
+    """
+    host = client_address.rpartition(":")[0].strip("[]").partition("%")[0]  # a scope names an interface
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return client_address
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, _CLIENT_PREFIX_BITS), strict=False))
 
 
 def _shown(text: str) -> str:

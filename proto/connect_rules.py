@@ -61,13 +61,18 @@ class OriginalCredentials:
     data: str = field(repr=False)
 
 
+def is_clients_fault(reason: str) -> bool:
+    """Whether a denial says something about the client: otherwise it should come again."""
+    return reason not in _NOT_THE_CLIENTS_FAULT
+
+
 def denial(reason: str) -> Refusal:
     """What a client is told of a denial: as little as the brokers do."""
     if reason == INVALID_ROLES:
         return Refusal(ServerError.AuthorizationError, "Invalid roles.")
     if reason == NOT_A_PROXY:
         return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
-    if reason in _NOT_THE_CLIENTS_FAULT:  # says nothing about the client, which should come again
+    if not is_clients_fault(reason):
         return Refusal(ServerError.ServiceNotReady, AUTHENTICATION_UNAVAILABLE)
     return Refusal(ServerError.AuthenticationError, AUTHENTICATION_FAILED)
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from passlib.hash import (  # type: ignore[import-untyped]
     sha512_crypt,
 )
 
+from auth.checks import Checks
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, is_fit_for_a_role
-from proto.connect_rules import OVERLOADED
 from proxy.config.errors import ConfigError
 from proxy.config.types import BasicAuthentication
 from proxy.runtime.watched import Watched
@@ -29,9 +30,6 @@ from proxy.runtime.watched import Watched
 KEY = "authentication.basic.file"
 DATA_BYTES_MAX = 1024
 """User and password together. The cost of some hashes grows with the password's length, and that is a stranger's."""
-
-CHECKS_PER_THREAD_MAX = 128
-"""Running or waiting. With bcrypt's usual cost the last one of them still ends within a handshake's time."""
 
 BCRYPT_PASSWORD_BYTES_MAX = 72
 
@@ -79,35 +77,33 @@ class BasicProvider:
         # Its first use sets it up, which threads must not do at one time.
         bcrypt.set_backend()
         self._users = Watched(KEY, [config.file], lambda: _read(config.file))
-        self._limiter = trio.CapacityLimiter(config.threads_max)
-        self._checks = 0
-        self._checks_max = config.threads_max * CHECKS_PER_THREAD_MAX
+        self._checks = Checks(slots=config.threads_max, key="authentication.basic.threads_max")
+        self._threads = trio.CapacityLimiter(config.threads_max)
 
     def new_auth_state(self, client: ClientContext) -> AuthState:
         """A state for one client."""
         return OneStageAuthState(self, client)
 
-    async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
+    async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """Judge ``user:password``."""
         user, password = _user_and_password(data)
         users = await self._users.current()
+        proved_user = user if self._checks.was_proved(user, password) else ""
+        check = partial(self._check, users, user, password)
+        return await self._checks.run(client, check, proved_user=proved_user)
+
+    async def _check(self, users: _Users, user: str, password: bytes) -> Identity:
         entry = users.entries.get(user)
-        matches = await self._check(entry or users.stand_in, password)
+        checked = entry or users.stand_in
+        matches = await trio.to_thread.run_sync(checked.matches, password, limiter=self._threads)
+        if entry is not None and matches:
+            self._checks.note_proof(user, password)
+            return Identity(user)
+        self._checks.forget_proof(user, password)
         if entry is None:
             # Not by name: somebody may have typed the password first.
             raise AuthenticationDenied("unknown_user", "a user that is not in the file")
-        if not matches:
-            raise AuthenticationDenied("bad_password", f"user {user!r}")
-        return Identity(user)
-
-    async def _check(self, entry: _Entry, password: bytes) -> bool:
-        if self._checks >= self._checks_max:
-            raise AuthenticationDenied(OVERLOADED, f"{self._checks} passwords wait to be checked")
-        self._checks += 1
-        try:
-            return await trio.to_thread.run_sync(entry.matches, password, limiter=self._limiter)
-        finally:
-            self._checks -= 1
+        raise AuthenticationDenied("bad_password", f"user {user!r}")
 
 
 def _user_and_password(data: bytes) -> tuple[str, bytes]:

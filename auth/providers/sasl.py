@@ -17,6 +17,7 @@ from functools import partial
 
 import trio
 
+from auth.checks import Checks
 from auth.gss import NO_LAYER, acceptor_credentials, check_keytab, gssapi, in_thread, text_of
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity
 from proxy.config.types import SaslAuthentication
@@ -45,28 +46,36 @@ class SaslProvider:
         check_keytab("authentication.sasl.keytab", config.principal, config.keytab)
         self._config = config
         self._allowed = re.compile(config.allowed_principals)
-        self._limiter = trio.CapacityLimiter(config.threads_max)
+        self._checks = Checks(slots=config.threads_max, key="authentication.sasl.threads_max")
+        self._threads = trio.CapacityLimiter(config.threads_max)
 
-    def new_auth_state(self, client: ClientContext) -> AuthState:  # noqa: ARG002 -- the interface's
+    def new_auth_state(self, client: ClientContext) -> AuthState:
         """A state for one client."""
-        return _SaslAuthState(_Acceptor(self._config, self._allowed), self._limiter)
+        return _SaslAuthState(_Acceptor(self._config, self._allowed), client, self._checks, self._threads)
 
 
 class _SaslAuthState(Identified):
-    """One exchange: each round in a thread, by a deadline."""
+    """One exchange: each round in a thread, in turn with those of other clients' addresses, by a deadline."""
 
-    def __init__(self, acceptor: "_Acceptor", limiter: trio.CapacityLimiter) -> None:
+    def __init__(
+        self, acceptor: "_Acceptor", client: ClientContext, checks: Checks, threads: trio.CapacityLimiter
+    ) -> None:
         # None while a round is under way and once it has failed: no other round meets a thread that was left behind.
         self._acceptor: _Acceptor | None = acceptor
-        self._limiter = limiter
+        self._client = client
+        self._checks = checks
+        self._threads = threads
 
     async def authenticate(self, data: bytes) -> bytes | None:
         """Take one round's data."""
         acceptor, self._acceptor = self._acceptor, None
         if acceptor is None:
             raise AuthenticationDenied("unexpected_round", "data after the exchange was over")
+        # A thread that is left behind gives its place in line back, but goes on to count among the threads.
+        step = partial(in_thread, partial(acceptor.step, data), self._threads, timeout_s=ROUND_TIMEOUT_S)
         try:
-            challenge = await in_thread(partial(acceptor.step, data), self._limiter, timeout_s=ROUND_TIMEOUT_S)
+            with trio.fail_after(ROUND_TIMEOUT_S):
+                challenge = await self._checks.run(self._client, step)
         except trio.TooSlowError:
             raise AuthenticationDenied("timeout", f"not judged within {ROUND_TIMEOUT_S:g} s") from None
         if challenge is None:

@@ -130,7 +130,8 @@ class Brokers(Strict, frozen=True):
         records of `_pulsar._tcp.name`, or else of the name itself, by priority and weight. With `pulsar+ssl://` and
         `pulsar+ssl+srv://` (`_pulsar-ssl._tcp.name`) TLS is spoken to all brokers
     dns_ttl_max_ms: names are asked for again when the TTL of the answer is over (which counts as at least 1 s), at the
-        latest after this long; while DNS fails, brokers' last addresses go on counting
+        latest after this long; while DNS fails, brokers' last addresses go on counting. For the target of a relay an
+        answer serves for as long again, 10 s at most, while the name is asked for in the background
     allowed_hosts: patterns (`*`, `?`) of further hosts that a client may be relayed to. Brokers of `service_url` need
         no entry: its hosts, names below one of them (where it has three labels or more, search domains included), and
         whatever is at an address that they resolve to
@@ -222,7 +223,7 @@ class BasicAuthentication(Strict, frozen=True):
 
     file: users, as `htpasswd` writes them: bcrypt (`htpasswd -B`), and the older forms that Pulsar takes: apr1, crypt
         with SHA-256, SHA-512, MD5 and DES. Read again when it changes
-    threads_max: passwords that one auth worker checks at a time
+    threads_max: passwords that one auth worker checks at a time; 127 times as many may wait, in turn by client address
     """
 
     file: NonEmpty

@@ -2,7 +2,7 @@
 
 Each group of names has a Resolver of its own, with bounds of its own: names that clients choose may be many and slow,
 and must not keep the operator's from being resolved. Within a group all who ask for a name at a time share one query,
-which none of them can cancel for the others.
+and names are asked for in turn by owner (proxy.runtime.dns_questions).
 
 What DNS does not know, the system's resolver may (nsswitch.conf has more sources). It blocks a thread for as long as
 it likes and asks DNS once more, so it is asked for the operator's names only: for names that clients choose, anyone
@@ -13,9 +13,7 @@ is, and is asked for both, in a bounded number of threads.
 import ipaddress
 import math
 import socket
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -25,26 +23,30 @@ import dns.exception
 import dns.resolver
 import trio
 
-from proto.addresses import AddressInvalid, HostPort, parse_host_port
+from proto.addresses import AddressInvalid, parse_host_port
+from proxy.runtime.dns_answers import Addresses, Answer, ResolutionFailed, Service, Services
+from proxy.runtime.dns_questions import FAILED_TTL_S, Questions
 from proxy.runtime.watched import Watched
+
+__all__ = [
+    "Addresses",
+    "ResolutionFailed",
+    "Resolver",
+    "Service",
+    "Services",
+    "getaddrinfo",
+    "is_address",
+]
 
 RESOLV_CONF = "/etc/resolv.conf"
 HOSTS = "/etc/hosts"
 
 THREADS_MAX = 16
 """In the system's resolver, for one group of names."""
-QUERIES_MAX = 64
-"""Names of one group that are asked for at a time; more of them wait for their turn, within their time."""
-WAITING_MAX = 1024
-"""Names of one group that are asked for or wait; more are not taken in."""
-KEPT_MAX = 4096
-"""Answers of one group that are kept."""
 SERVICES_MAX = 256
 """SRV records that count, of one name."""
 
 TTL_MIN_S = 1.0
-FAILED_TTL_S = 2.0
-"""How long it is believed that a name has no addresses, or (by half an answer) that it has only those of one family."""
 TABLE_TTL_S = 5.0
 """How long an answer counts that came without a TTL: from /etc/hosts or the system's resolver."""
 OTHER_FAMILY_WAIT_S = 0.5
@@ -54,53 +56,6 @@ UNKNOWN = "is not known, or has no address"
 
 Family = Literal["AAAA", "A"]
 FAMILIES = 2
-
-
-class ResolutionFailed(Exception):
-    """A name without an address, or without services; says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """A host's IP addresses, and until when (Trio's clock) they count.
-
-    ``name``: the whole name that they were found under, in lower case and without a final dot: by a search domain it is
-    longer than what was asked for. Empty where it is not known: of an address, and from the system's resolver.
-    """
-
-    addresses: tuple[str, ...]
-    expires_at: float
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """One SRV record (RFC 2782)."""
-
-    target: HostPort
-    priority: int
-    weight: int
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """A name's SRV records, and until when (Trio's clock) they count."""
-
-    services: tuple[Service, ...]
-    expires_at: float
-
-
-Answer = Addresses | Services
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A question, and what came of it once it is done."""
-
-    done: trio.Event = field(default_factory=trio.Event)
-    answer: Answer | None = None
-    failure: str = ""
-    expires_at: float = math.inf
 
 
 class Resolver:
@@ -119,82 +74,38 @@ class Resolver:
         knows_more: bool,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        self._nursery = nursery
         self._timeout_s = timeout_s
         self._ttl_max_s = ttl_max_s
         self._knows_more = knows_more
-        self._on_failure = on_failure
         self._servers = Watched("dns", (RESOLV_CONF,), _read_resolv_conf)
         self._hosts = Watched("hosts", (HOSTS,), _read_hosts)
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
-        self._waiting = 0
-        self._queries = trio.CapacityLimiter(QUERIES_MAX)
+        self._questions = Questions(nursery, self._ask, timeout_s=timeout_s, on_failure=on_failure)
         self._threads = trio.CapacityLimiter(THREADS_MAX)
 
-    async def addresses(self, host: str) -> Addresses:
-        """All IP addresses of a host, each once; an IP address is its own. Raises ResolutionFailed."""
+    async def addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
+        """All IP addresses of a host, each once; an IP address is its own. Raises ResolutionFailed.
+
+        ``owner``: for whom; empty: for the operator. ``may_be_stale``: whether an answer that has just expired will do.
+        """
         if is_address(host):
             return Addresses((str(ipaddress.ip_address(host)),), math.inf)
         listed = (await self._hosts.current()).get(_plain(host))
         if listed is not None:
             return Addresses(listed, trio.current_time() + TABLE_TTL_S, _plain(host))
-        answer = await self._answer("addresses", host)
+        answer = await self._questions.answer("addresses", host, owner, may_be_stale=may_be_stale)
         assert isinstance(answer, Addresses)
         return answer
 
     async def services(self, name: str) -> Services:
         """The SRV records of a name, none where it says that there is no such service. Raises ResolutionFailed."""
-        answer = await self._answer("services", name)
+        answer = await self._questions.answer("services", name, "", may_be_stale=False)
         assert isinstance(answer, Services)
         return answer
 
-    # ---- each question once
-
-    async def _answer(self, what: str, name: str) -> Answer:
-        key = (what, name.lower())
-        entry = self._entries.get(key)
-        if entry is None or entry.expires_at <= trio.current_time():
-            entry = self._begin(key)
-        await entry.done.wait()
-        if entry.answer is None:
-            raise ResolutionFailed(entry.failure)
-        return entry.answer
-
-    def _begin(self, key: tuple[str, str]) -> _Entry:
-        """Ask, in a task of its own: whoever asked first may give up before the others do. Raises ResolutionFailed."""
-        if self._waiting >= WAITING_MAX:
-            self._on_failure()
-            raise ResolutionFailed(f"{key[1]}: too many names are being asked for")
-        self._waiting += 1
-        self._entries.pop(key, None)
-        entry = self._entries[key] = _Entry()
-        self._nursery.start_soon(self._ask, key, entry)
-        return entry
-
-    async def _ask(self, key: tuple[str, str], entry: _Entry) -> None:
-        what, name = key
-        entry.failure = f"{name}: no answer within {self._timeout_s} s"
-        try:
-            with trio.move_on_after(self._timeout_s):
-                async with self._queries:
-                    entry.answer = await (self._services(name) if what == "services" else self._addresses(name))
-        except ResolutionFailed as error:
-            entry.failure = f"{name}: {error}"
-        finally:
-            if entry.answer is None:
-                entry.expires_at = trio.current_time() + FAILED_TTL_S
-                self._on_failure()
-            else:
-                entry.expires_at = entry.answer.expires_at
-            self._waiting -= 1
-            entry.done.set()
-            self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        while len(self._entries) - self._waiting > KEPT_MAX:
-            del self._entries[next(key for key, entry in self._entries.items() if entry.done.is_set())]
-
     # ---- where answers come from
+
+    async def _ask(self, what: str, name: str) -> Answer:
+        return await (self._services(name) if what == "services" else self._addresses(name))
 
     async def _addresses(self, name: str) -> Addresses:
         servers = await self._servers.current()

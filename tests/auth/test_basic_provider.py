@@ -1,5 +1,6 @@
 """Users and passwords: htpasswd's forms, what is refused of a file, and that nobody learns who exists."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from passlib.hash import apr_md5_crypt, bcrypt, des_crypt, md5_crypt, sha256_crypt, sha512_crypt
 
+from auth.checks import CHECKS_PER_SLOT_MAX
 from auth.providers import basic
-from auth.providers.basic import BCRYPT_PASSWORD_BYTES_MAX, CHECKS_PER_THREAD_MAX, DATA_BYTES_MAX, BasicProvider
+from auth.providers.basic import BCRYPT_PASSWORD_BYTES_MAX, DATA_BYTES_MAX, BasicProvider
 from auth.registry import configured_providers
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
 from proxy.config.errors import ConfigError
@@ -289,15 +291,15 @@ async def test_so_many_at_a_time_and_so_many_waiting(make: Make, gate: Gate) -> 
             outcomes.append(denied.reason)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(2 * CHECKS_PER_THREAD_MAX):
+        for _ in range(2 * CHECKS_PER_SLOT_MAX):
             nursery.start_soon(one)
-        await until(lambda: provider._checks == 2 * CHECKS_PER_THREAD_MAX and gate.running == 2)
+        await until(lambda: provider._checks.waiting == 2 * (CHECKS_PER_SLOT_MAX - 1) and gate.running == 2)
         assert outcomes == []
         await one()
         assert outcomes == ["overloaded"]
         assert (await denial(provider, login("nobody"))).reason == "overloaded"
         gate.go.set()
-    assert outcomes[1:] == ["alice"] * (2 * CHECKS_PER_THREAD_MAX)
+    assert outcomes[1:] == ["alice"] * (2 * CHECKS_PER_SLOT_MAX)
     assert gate.most == 2
     assert (await provider.identify(login("alice"), CLIENT)).role == "alice"
 
@@ -309,10 +311,78 @@ async def test_who_gives_up_waits_no_longer(make: Make, gate: Gate) -> None:
         await until(lambda: gate.running == 1)
         with trio.CancelScope() as scope:
             scope.cancel()
-            await provider._check(provider._users.value.stand_in, b"x")
-        assert provider._checks == 1
+            await provider.identify(login("bob"), CLIENT)
+        assert provider._checks.waiting == 0
         gate.go.set()
-    assert provider._checks == 0
+
+
+# ---- turns
+
+
+class Line:
+    """A provider of one thread that is busy, and passwords that wait; says in which order they were checked."""
+
+    def __init__(self, provider: BasicProvider, gate: Gate, nursery: trio.Nursery) -> None:
+        self.provider = provider
+        self._gate = gate
+        self._nursery = nursery
+
+    async def wait(self, data: bytes, address: str) -> None:
+        before = self.provider._checks.waiting
+        self._nursery.start_soon(self._judge, data, ClientContext(address))
+        await until(lambda: self.provider._checks.waiting > before or (self._gate.running == 1 and before == 0))
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def _judge(self, data: bytes, client: ClientContext) -> None:
+        with contextlib.suppress(AuthenticationDenied):
+            await self.provider.identify(data, client)
+
+
+async def test_addresses_have_their_passwords_checked_in_turn(make: Make, gate: Gate) -> None:
+    async with trio.open_nursery() as nursery:
+        line = Line(make(threads_max=1), gate, nursery)
+        for word in ("w0", "w1", "w2", "w3"):
+            await line.wait(login("alice", word), "10.0.0.66:1")
+        await line.wait(login("alice", "good"), "10.0.0.1:1")
+        gate.go.set()
+    # The stranger's first one was running, and had failed when the next one's turn came.
+    assert [password for *_, password in gate.asked] == [b"w0", b"good", b"w1", b"w2", b"w3"]
+
+
+async def test_a_user_who_was_let_in_goes_before_strangers_at_its_own_address(make: Make, gate: Gate) -> None:
+    gate.go.set()
+    provider = make(threads_max=1)
+    assert await provider.identify(login("alice"), CLIENT)
+    gate.asked.clear()
+    gate.go.clear()
+    async with trio.open_nursery() as nursery:
+        line = Line(provider, gate, nursery)
+        for word in ("w0", "w1", "w2"):
+            await line.wait(login("alice", word), CLIENT.address)
+        await line.wait(login("alice"), CLIENT.address)
+        gate.go.set()
+    assert [password for *_, password in gate.asked] == [b"w0", PASSWORD.encode(), b"w1", b"w2"]
+
+
+async def test_a_password_that_was_right_once_lets_nobody_in(
+    make: Make, autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    """Security: what is remembered of a login is good for a place in the line."""
+    provider = make()
+    assert await provider.identify(login("alice"), CLIENT)
+    await trio.sleep(LOOK_INTERVAL_S)
+    (tmp_path / "users").write_text(f"alice:{FAST.hash('new')}\n")
+    assert provider._checks.was_proved("alice", PASSWORD.encode())
+    assert (await denial(provider, login("alice"))).reason == "bad_password"
+    assert not provider._checks.was_proved("alice", PASSWORD.encode())
+
+
+async def test_a_wrong_password_takes_nothing_from_its_user(make: Make) -> None:
+    """Security: or strangers could."""
+    provider = make()
+    assert await provider.identify(login("alice"), CLIENT)
+    assert (await denial(provider, login("alice", "wrong"))).reason == "bad_password"
+    assert provider._checks.was_proved("alice", PASSWORD.encode())
 
 
 # ---- the file

@@ -318,12 +318,27 @@ async def test_threads_are_bounded_and_those_left_behind_count(
         assert await reason(made.new_auth_state(ClientContext("a")), TICKET) == "timeout"
         assert trio.current_time() == pytest.approx(10, abs=0.01)
         assert await trio.to_thread.run_sync(partial(hold.begun.wait, 10))
-        assert made._limiter.statistics().borrowed_tokens == 1
+        assert made._threads.statistics().borrowed_tokens == 1
         kerberos.calls.clear()
         before = trio.current_time()
         assert await reason(made.new_auth_state(ClientContext("b")), TICKET) == "timeout"
         assert trio.current_time() - before == pytest.approx(10, abs=0.01)
         assert kerberos.calls == []
+
+
+async def test_exchanges_have_their_turns_by_address(kerberos: FakeKerberos, config: SaslAuthentication) -> None:
+    """Strangers' tickets must not keep a user's waiting: here they wait in the same line as passwords do."""
+    made = provider(config, threads_max=1)
+    with Slow(kerberos, "step") as hold:
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(made.new_auth_state(ClientContext(f"10.0.0.66:{number}")).authenticate, TICKET)
+            await trio.to_thread.run_sync(partial(hold.begun.wait, 10))
+            nursery.start_soon(made.new_auth_state(ClientContext("10.0.0.1:1")).authenticate, TICKET)
+            await trio.testing.wait_all_tasks_blocked()
+            waiting = {owner.name: len(turns) for owner, turns in made._checks._queue._waiting.items()}
+            assert waiting == {"10.0.0.66": 2, "10.0.0.1": 1}
+            nursery.cancel_scope.cancel()
 
 
 # ---- the configuration

@@ -106,6 +106,7 @@ async def test_the_answer_comes_under_the_clients_id_and_through_the_proxy(make:
     # A client picks by whether it speaks TLS to the proxy; the URL must be the one that the proxy dials.
     assert response.broker_service_url == response.broker_service_url_tls == "pulsar://b5:6650"
     assert response.authoritative
+    assert setup.brokers.names.is_known("b5"), "as the target that the client asks for next"
 
 
 async def test_a_broker_with_tls_only_cannot_be_reached(make: Make) -> None:
@@ -159,6 +160,14 @@ async def test_the_principal_goes_with_the_connection(make: Make) -> None:
 
 
 # ---- redirects
+
+
+async def test_a_name_in_a_redirect_is_known_as_a_brokers(make: Make) -> None:
+    setup = make()
+    setup.broker(0, redirect_to("pulsar://b1:6650", authoritative=True))
+    setup.broker(1, connect_to("pulsar://b2:6650"))
+    await setup.answer()
+    assert [setup.brokers.names.is_known(name) for name in ("b1", "b2", "b3")] == [True, True, False]
 
 
 async def test_a_redirect_is_followed_inside(make: Make) -> None:

@@ -16,14 +16,16 @@ from proto.roles import Role
 from proto.rpc_pb2 import Method, ResolveTargetRequest, ResolveTargetResponse
 from proxy.config.errors import ConfigError
 from proxy.runtime.descriptors import Descriptors
+from proxy.runtime.dns import Addresses
 from proxy.runtime.peers import Caller
 from proxy.runtime.worker import WorkerContext
 
 
 class Worker:
-    def __init__(self, nursery: trio.Nursery, **brokers: Any) -> None:
+    def __init__(self, nursery: trio.Nursery, *, authentication: dict[str, Any] | None = None, **brokers: Any) -> None:
         self.registry = CollectorRegistry()
-        config = make_config(brokers={"service_url": "pulsar://b0:6650", **brokers})
+        tables: dict[str, Any] = {} if authentication is None else {"authentication": authentication}
+        config = make_config(brokers={"service_url": "pulsar://b0:6650", **brokers}, **tables)
         descriptors = Descriptors(channel=-1, liveness=-1)
         no_reactor: Any = None
         self.service = LookupService(
@@ -33,8 +35,10 @@ class Worker:
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"pulsar_proxy_{name}", labels)
 
-    async def resolve(self, target: str) -> ResolveTargetResponse:
-        request = ResolveTargetRequest(target=target, client_address="192.0.2.7:4000", principal_name="alice")
+    async def resolve(
+        self, target: str, *, client: str = "192.0.2.7:4000", principal: str = "alice"
+    ) -> ResolveTargetResponse:
+        request = ResolveTargetRequest(target=target, client_address=client, principal_name=principal)
         handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
         return ResolveTargetResponse.FromString(await handler(request.SerializeToString(), Caller(Role.FORWARDER, 1)))
 
@@ -82,6 +86,55 @@ async def test_names_that_clients_choose_and_the_operators_are_groups_of_their_o
     assert list((await worker.resolve("b1:6650")).addresses) == ["10.0.0.2"]
     await trio.testing.wait_all_tasks_blocked()
     assert not network.threads["b0"] & network.threads["b1"]
+
+
+async def test_a_brokers_own_name_is_in_the_operators_group(network: Network, nursery: trio.Nursery) -> None:
+    network.names["b0"] = [["10.0.0.1"]]
+    worker = Worker(nursery)
+    await worker.service.start()
+    await trio.testing.wait_all_tasks_blocked()
+    assert list((await worker.resolve("b0:6650")).addresses) == ["10.0.0.1"]
+    assert network.resolved == ["b0"], "the discovery's answer serves"
+
+
+IN = {"enabled": True, "token": {"secret_key": "unused"}}
+
+
+@pytest.mark.parametrize(
+    ("authentication", "client", "principal", "owner"),
+    [
+        (IN, "10.0.0.1:1", "alice", "principal alice"),
+        (IN, "10.0.0.1:1", "", "address 10.0.0.1"),
+        ({**IN, "anonymous_role": "anyone"}, "10.0.0.1:1", "anyone", "address 10.0.0.1"),
+        ({**IN, "anonymous_role": "anyone"}, "10.0.0.1:1", "alice", "principal alice"),
+        (None, "10.0.0.1:1", "alice", "address 10.0.0.1"),
+        (None, "[2001:db8::1]:1", "", "address 2001:db8::/64"),
+    ],
+)
+async def test_names_are_resolved_in_turn_by_principal_or_address(
+    network: Network,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    authentication: dict[str, Any] | None,
+    client: str,
+    principal: str,
+    owner: str,
+) -> None:
+    owners: list[str] = []
+    network.names["b0"] = [["10.0.0.1"]]
+    worker = Worker(nursery, authentication=authentication)
+    await worker.service.start()
+    await trio.testing.wait_all_tasks_blocked()  # the brokers' own names were asked for
+
+    async def answer(_self: Any, _what: str, _name: str, owner: str, **_: Any) -> Any:
+        owners.append(owner)
+        await trio.lowlevel.checkpoint()
+        return Addresses(("10.0.0.1",), 0.0)
+
+    monkeypatch.setattr("proxy.runtime.dns_questions.Questions.answer", answer)
+    await worker.resolve("invented:6650", client=client, principal=principal)
+    assert owners == [owner]
 
 
 async def test_status_and_metrics(

@@ -11,6 +11,7 @@ from proto.addresses import (
     BrokerUrl,
     HostPort,
     PortMissing,
+    client_network,
     parse_broker_url,
     parse_host_port,
     parse_service_url,
@@ -311,3 +312,20 @@ def test_a_service_url_is_parsed_or_invalid_and_nothing_else(url: str) -> None:
         return
     assert addresses
     assert all(0 < address.port <= 65535 for address in addresses)
+
+
+@pytest.mark.parametrize(
+    ("client_address", "network"),
+    [
+        ("10.0.0.1:1234", "10.0.0.1"),
+        ("[2001:db8:0:1:2:3:4:5]:1234", "2001:db8:0:1::/64"),
+        ("[::1]:1234", "::/64"),
+        ("[::ffff:10.0.0.1]:1234", "10.0.0.1"),
+        ("[fe80::1%eth0]:1234", "fe80::/64"),
+        ("10.0.0.1:0", "10.0.0.1"),
+        ("somebody", "somebody"),
+        ("", ""),
+    ],
+)
+def test_what_a_client_counts_for(client_address: str, network: str) -> None:
+    assert client_network(client_address) == network

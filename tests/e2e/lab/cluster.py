@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -78,7 +78,9 @@ class ProxyCluster:
         ready_timeout_s: float = 30.0,
         unprivileged: bool = False,
         environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
+        """``prefix``: a command that runs the cluster's own command, which follows it."""
         # Not pytest's tmp_path: the runtime directory holds Unix sockets, whose paths are limited to 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="ptp-"))
         self._removal = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
@@ -89,7 +91,7 @@ class ProxyCluster:
         self.runtime_dir = self.directory / "run"
         self.service_url = f"pulsar://localhost:{self.port}"
         self._ready_timeout_s = ready_timeout_s
-        self._prefix = self._without_privileges() if unprivileged else []
+        self._prefix = self._without_privileges() if unprivileged else list(prefix)
         self._environment = environment
         self._process: OwnedProcess | None = None
         own: Tables = {

@@ -35,16 +35,27 @@ UDP_BYTES_MAX = 512
 
 
 class NameServer:
-    """``add`` records at any time. Listens on ``port`` of 127.0.0.1."""
+    """``add`` records at any time. Listens on ``port`` of ``host``, by default a free one of 127.0.0.1.
 
-    def __init__(self) -> None:
+    ``silent_zone``: names below it get no answer, as if their owner's name server were very slow.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, silent_zone: str = "") -> None:
         self._records: dict[tuple[str, str], tuple[int, list[str]]] = {}
+        self._silent_suffix = f".{silent_zone}." if silent_zone else ""
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.port = free_port()
-        self._udp.bind(("127.0.0.1", self.port))
-        self._tcp = socket.create_server(("127.0.0.1", self.port))
+        self.host, self.port = host, port or free_port()
+        self._udp.bind((host, self.port))
+        self._tcp = socket.create_server((host, self.port))
         self.asked: list[tuple[str, str, str]] = []
         """Transport, name and type of each question."""
+
+    def silent_names(self) -> set[str]:
+        """The names below ``silent_zone`` that somebody has asked for."""
+        return {name for _, name, _ in list(self.asked) if self._is_silent(name)}
+
+    def _is_silent(self, name: str) -> bool:
+        return bool(self._silent_suffix) and name.endswith(self._silent_suffix)
 
     def add(self, name: str, kind: str, *records: str, ttl: int = 1) -> None:
         """Set the records of a name and type."""
@@ -76,6 +87,8 @@ class NameServer:
                 if not data:  # shut down
                     return
                 response = self._response(data, "udp")
+                if self._is_silent(response.question[0].name.to_text().lower()):
+                    continue
                 wire = response.to_wire()
                 if len(wire) > UDP_BYTES_MAX:
                     response.answer.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 import socket
 import time
 from types import TracebackType
@@ -103,6 +104,10 @@ class WireClient:
         if not data:
             raise Ended("end of stream")
         return data
+
+    def has_heard(self) -> bool:
+        """Whether anything is there to be received, an end included."""
+        return bool(select.select([self._socket], [], [], 0)[0])
 
     # ---- a little dialogue
 

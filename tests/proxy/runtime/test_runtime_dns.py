@@ -20,17 +20,16 @@ from fake_dns import Names
 
 from proto.addresses import HostPort
 from proxy.runtime import dns as runtime_dns
-from proxy.runtime import watched
+from proxy.runtime import dns_questions, watched
 from proxy.runtime.dns import (
-    FAILED_TTL_S,
     OTHER_FAMILY_WAIT_S,
-    QUERIES_MAX,
     THREADS_MAX,
     ResolutionFailed,
     Resolver,
     Service,
     getaddrinfo,
 )
+from proxy.runtime.dns_questions import FAILED_TTL_S, QUERIES_MAX, QUERIES_PER_OWNER_MAX
 
 
 @pytest.fixture
@@ -261,20 +260,37 @@ async def test_that_a_name_is_unknown_is_believed_for_a_moment(
 async def test_no_more_than_so_many_answers_are_kept(
     names: Names, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime_dns, "KEPT_MAX", 3)
+    monkeypatch.setattr(dns_questions, "KEPT_MAX", 3)
     group = Group(nursery)
-    names.server.add("b", "A", "10.0.0.1")
     for name in ("b", "n1", "n2", "n3"):
-        with trio.move_on_after(5):
-            await outcome(group, name)
-    assert len(group.resolver._entries) == 3
+        names.server.add(name, "A", "10.0.0.1")
+        await group.at(name)
+    assert len(group.resolver._questions._kept) == 3
     await group.at("b")
     assert names.server.count("b") == 2, "the oldest went"
 
 
-async def outcome(group: Group, name: str) -> Any:
+async def test_names_without_addresses_push_no_answer_out(
+    names: Names, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: there are as many of them as a client likes."""
+    monkeypatch.setattr(dns_questions, "KEPT_MAX", 3)
+    monkeypatch.setattr(dns_questions, "FAILURES_KEPT_MAX", 2)
+    group = Group(nursery)
+    names.server.add("b", "A", "10.0.0.1")
+    await group.at("b")
+    for number in range(9):
+        await group.failure(f"n{number}")
+    await group.failure("n8")
+    assert (len(group.resolver._questions._failures), names.server.count("n8.")) == (2, 1)
+    await group.at("b")
+    assert names.server.count("b") == 1
+    assert (len(group.resolver._questions._kept), len(group.resolver._questions._under_way)) == (1, 0)
+
+
+async def outcome(group: Group, name: str, owner: str = "") -> Any:
     try:
-        return await group.at(name)
+        return (await group.resolver.addresses(name, owner=owner)).addresses
     except ResolutionFailed as error:
         return error
 
@@ -324,17 +340,209 @@ async def test_a_flood_of_slow_names_is_bounded_and_does_not_delay_another_group
     clients, operator = Group(nursery), Group(nursery, knows_more=True)
     async with trio.open_nursery() as askers:
         for number in range(5000):
-            askers.start_soon(outcome, clients, f"n{number}")
+            askers.start_soon(outcome, clients, f"n{number}", f"owner {number % 500}")
         await trio.sleep(1)
         assert names.server.at_once == 2 * QUERIES_MAX
         assert await operator.at("broker") == ("10.0.0.1",)
         assert trio.current_time() == pytest.approx(1.1)
-        assert clients.resolver._waiting == runtime_dns.WAITING_MAX
-        assert "too many names" in await clients.failure("one-more")
+        assert clients.resolver._questions._line.count == dns_questions.WAITING_MAX
+        late = await outcome(clients, "one-more", "owner 7")
+        assert "one-more: too many names" in str(late)
     assert trio.current_time() == pytest.approx(5), "who waits for a turn waits no longer than others"
     names.server.delay_s = lambda *_: 0
     names.server.add("late", "A", "10.0.0.2")
     assert await clients.at("late") == ("10.0.0.2",), "it is over when it is over"
+
+
+async def test_an_owners_slow_names_delay_no_other_owner(
+    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: whatever a client invents, another one's names are asked for at once."""
+    names.server.delay_s = lambda name, _kind: 0.1 if name.startswith("good") else math.inf
+    for name in ("good1", "good2"):
+        names.server.add(name, "A", "10.0.0.1")
+    group = Group(nursery)
+    async with trio.open_nursery() as askers:
+        for owner in ("evil", "worse", "worst"):
+            for number in range(400):
+                askers.start_soon(outcome, group, f"{owner}{number}", owner)
+            await trio.testing.wait_all_tasks_blocked()
+        assert names.server.at_once == 2 * (QUERIES_PER_OWNER_MAX * 3)
+        assert await outcome(group, "good1", "alice") == ("10.0.0.1",)
+        assert trio.current_time() == pytest.approx(0.1)
+        # Nor does a name that somebody else has let wait wait among theirs.
+        askers.start_soon(outcome, group, "good2", "evil")
+        await trio.testing.wait_all_tasks_blocked()
+        assert names.server.count("good2") == 0
+        assert await outcome(group, "good2", "alice") == ("10.0.0.1",)
+        assert trio.current_time() == pytest.approx(0.2)
+        askers.cancel_scope.cancel()
+
+
+async def test_the_more_owners_have_many_queries_the_fewer_each_gets(
+    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    names.server.delay_s = lambda *_: math.inf
+    group = Group(nursery)
+    async with trio.open_nursery() as askers:
+        at_once = []
+        for owner in range(8):
+            for number in range(20):
+                askers.start_soon(outcome, group, f"n{owner}-{number}", f"owner {owner}")
+            await trio.testing.wait_all_tasks_blocked()
+            at_once.append(names.server.at_once // 2)
+        assert at_once == [16, 32, 48, 56, 60, 62, 63, 64]
+        askers.cancel_scope.cancel()
+
+
+async def test_a_name_that_joins_anothers_line_late_has_its_own_time(
+    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    names.server.delay_s = lambda name, _kind: 1 if name == "good." else math.inf
+    names.server.add("good", "A", "10.0.0.1")
+    group = Group(nursery)
+    async with trio.open_nursery() as askers:
+        for number in range(QUERIES_PER_OWNER_MAX):
+            askers.start_soon(outcome, group, f"n{number}", "evil")
+        await trio.testing.wait_all_tasks_blocked()
+        askers.start_soon(outcome, group, "good", "evil")
+        await trio.sleep(4.5)
+        assert await outcome(group, "good", "alice") == ("10.0.0.1",)
+        askers.cancel_scope.cancel()
+
+
+async def test_a_name_that_was_not_asked_for_in_its_time_is_not_known_to_have_none(
+    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: or who lets a name wait among slow ones of its own would take it from everybody for a while."""
+    names.server.delay_s = lambda name, _kind: 0 if name == "good." else math.inf
+    names.server.add("good", "A", "10.0.0.1")
+    group = Group(nursery)
+    async with trio.open_nursery() as askers:
+        for number in range(200):
+            askers.start_soon(outcome, group, f"n{number}", "evil")
+            await trio.testing.wait_all_tasks_blocked()
+        assert "good: no answer within" in str(await outcome(group, "good", "evil"))
+        assert names.server.count("good") == 0
+        assert await outcome(group, "good", "alice") == ("10.0.0.1",)
+        askers.cancel_scope.cancel()
+
+
+async def test_where_nobody_wants_a_name_any_more_it_is_not_asked_for(
+    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    names.server.delay_s = lambda *_: math.inf
+    group = Group(nursery)
+    async with trio.open_nursery() as askers:
+        for number in range(100):
+            askers.start_soon(outcome, group, f"n{number}", "evil")
+        await trio.testing.wait_all_tasks_blocked()
+        askers.start_soon(outcome, group, "last", "evil")
+        await trio.testing.wait_all_tasks_blocked()
+        askers.cancel_scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    questions = group.resolver._questions
+    assert (questions._line.count, len(questions._under_way)) == (0, QUERIES_PER_OWNER_MAX)
+    await trio.sleep(6)
+    assert names.server.count("last") == 0
+    assert (len(questions._under_way), len(questions._kept), len(questions._failures)) == (0, 0, 16)
+    names.server.delay_s = lambda *_: 0
+    names.server.add("last", "A", "10.0.0.1")
+    assert await outcome(group, "last", "evil") == ("10.0.0.1",), "it was never known to have none"
+
+
+async def test_where_too_many_wait_the_owner_with_most_loses_its_newest(
+    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dns_questions, "WAITING_MAX", 4)
+    names.server.delay_s = lambda *_: math.inf
+    group = Group(nursery)
+    lost: dict[str, str] = {}
+
+    async def ask(name: str, owner: str) -> None:
+        lost[name] = str(await outcome(group, name, owner))
+
+    async with trio.open_nursery() as askers:
+        for number in range(QUERIES_PER_OWNER_MAX + 4):
+            askers.start_soon(ask, f"e{number}", "evil")
+            await trio.testing.wait_all_tasks_blocked()
+        monkeypatch.setattr(dns_questions, "QUERIES_PER_OWNER_MAX", 0)  # so that the others wait, too
+        askers.start_soon(ask, "e2", "alice")
+        askers.start_soon(ask, "a1", "alice")
+        await trio.testing.wait_all_tasks_blocked()
+        assert lost == {"e19": "e19: too many names are being asked for"}
+        askers.start_soon(ask, "e18", "bob")
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(lost) == 1, "it waits for somebody else's turn now"
+        askers.cancel_scope.cancel()
+
+
+# ---- answers that have just expired
+
+
+async def stale(group: Group, name: str) -> Any:
+    try:
+        return (await group.resolver.addresses(name, owner="alice", may_be_stale=True)).addresses
+    except ResolutionFailed as error:
+        return str(error)
+
+
+async def test_an_answer_that_has_just_expired_is_given_while_it_is_renewed(
+    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    names.server.add("b", "A", "10.0.0.1", ttl=5)
+    group = Group(nursery)
+    assert await stale(group, "b") == ("10.0.0.1",)
+    names.server.add("b", "A", "10.0.0.2", ttl=5)
+    names.server.delay_s = lambda *_: 1
+    await trio.sleep(9)
+    before = trio.current_time()
+    for _ in range(3):
+        assert await stale(group, "b") == ("10.0.0.1",)
+    assert trio.current_time() == before
+    assert await group.at("b") == ("10.0.0.2",), "who wants no old answer waits"
+    assert trio.current_time() == pytest.approx(before + 1)
+    assert await stale(group, "b") == ("10.0.0.2",)
+    assert names.server.count("b") == 2
+
+
+@pytest.mark.parametrize(("ttl", "counts_s"), [(1, 2), (5, 10), (300, 310)])
+async def test_an_answer_counts_for_its_ttl_and_as_long_again_at_most(
+    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, ttl: int, counts_s: float
+) -> None:
+    """Security: an address that has gone is not dialled for long."""
+    assert dns_questions.STALE_MAX_S == 10
+    for name in ("b", "c"):
+        names.server.add(name, "A", "10.0.0.1", ttl=ttl)
+    group = Group(nursery)
+    assert await stale(group, "b") == await stale(group, "c") == ("10.0.0.1",)
+    for name in ("b", "c"):
+        names.server.add(name, "A", "10.0.0.2", ttl=ttl)
+    names.server.delay_s = lambda *_: 3
+    await trio.sleep(counts_s - 0.1)
+    assert await stale(group, "b") == ("10.0.0.1",)
+    await trio.sleep(0.2)
+    assert await stale(group, "b") == ("10.0.0.2",), "not even while it is being renewed"
+    assert await stale(group, "c") == ("10.0.0.2",)
+
+
+async def test_no_old_answer_covers_a_failure_up(
+    names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    names.server.add("b", "A", "10.0.0.1", ttl=60)
+    group = Group(nursery)
+    assert await stale(group, "b") == ("10.0.0.1",)
+    names.server.remove("b")
+    await trio.sleep(60.1)
+    assert await stale(group, "b") == ("10.0.0.1",)
+    await trio.testing.wait_all_tasks_blocked()
+    assert "not known" in await stale(group, "b")
+    await trio.sleep(FAILED_TTL_S + 0.1)
+    names.server.delay_s = lambda *_: 1
+    assert "not known" in await stale(group, "b")
+
+
+# ---- the system's resolver, and SRV
 
 
 async def test_a_system_that_hangs_is_not_given_more_and_more_threads(
@@ -351,9 +559,6 @@ async def test_a_system_that_hangs_is_not_given_more_and_more_threads(
     other = Group(nursery, timeout_s=0.5)
     await other.failure("b")
     assert len(names.system.limiters) == 2, "each group has threads of its own"
-
-
-# ---- SRV
 
 
 async def services(group: Group, name: str) -> set[tuple[str, int, int]]:

@@ -1,0 +1,80 @@
+"""Strangers who have many wrong passwords checked do not keep a user out: checks are made in turn by client address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from passlib.hash import bcrypt
+
+from proto.pulsar_pb2 import BaseCommand
+
+from .conftest import running
+from .lab.cluster import ProxyCluster, Tables
+from .lab.fakes import FakeBroker, LookupBroker
+from .lab.password_flood import PasswordFlood
+from .lab.schema import LOOKUP_CONNECT
+from .lab.waiting import eventually
+from .lab.wire import WireClient
+
+pytestmark = pytest.mark.timeout(180)
+
+PASSWORD = "not-to-be-seen"
+COST = 11
+STRANGERS = 400
+"""Three times as many as may wait."""
+LOGINS = 15
+FAILURES = "pulsar_authentication_failures_total"
+USERS = ("alice", "bob", "carol")
+"""One for each test, so that none has come in before."""
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyCluster]:
+    """A cluster of one auth worker that checks one password at a time."""
+    file = tmp_path_factory.mktemp("users") / "users"
+    hashes = bcrypt.using(rounds=COST)
+    file.write_text("".join(f"{user}:{hashes.hash(PASSWORD)}\n" for user in USERS))
+    with FakeBroker(LookupBroker({"response": LOOKUP_CONNECT})) as broker:
+        tables: Tables = {
+            "cluster": {"auth_workers": 1},
+            "brokers": {"service_url": f"pulsar://127.0.0.1:{broker.port}"},
+            "limits": {"handshake_timeout_ms": 60_000},
+            "authentication": {"enabled": True, "failure_delay_ms": 1000},  # or strangers that come again are all we do
+            "authentication.basic": {"file": str(file), "threads_max": 1},
+        }
+        with running(ProxyCluster(tables, ready_timeout_s=90)) as cluster:
+            yield cluster
+
+
+def is_let_in(proxy: ProxyCluster, user: str, source: str) -> bool:
+    """Whether a user who comes with the right password is connected."""
+    with WireClient(proxy.port, source=source) as client:
+        client.send_connect(auth_method_name="basic", auth_data=f"{user}:{PASSWORD}".encode())
+        return bool(client.receive(within_s=70).type == BaseCommand.CONNECTED)
+
+
+def assert_is_let_in_among(strangers: list[str], proxy: ProxyCluster, user: str, source: str) -> None:
+    """One login after the other, while there is no room for more strangers."""
+    overloads = proxy.metrics().total(FAILURES, reason="overloaded")
+
+    def no_room_is_left() -> bool:
+        return proxy.metrics().total(FAILURES, reason="overloaded") > overloads
+
+    with PasswordFlood(proxy.port, strangers, number=STRANGERS, user=user) as flood:
+        eventually(no_room_is_left, what="strangers find no room", within_s=30)
+        outcomes = [is_let_in(proxy, user, source) for _ in range(LOGINS)]
+        before = flood.turned_away
+        eventually(lambda: flood.turned_away > before, what="the flood goes on", within_s=30)
+    assert outcomes == [True] * LOGINS, f"{outcomes.count(False)} of {LOGINS} logins failed"
+
+
+@pytest.mark.parametrize(("number", "user"), [(1, "alice"), (8, "bob")])
+def test_strangers_at_other_addresses_keep_no_user_out(proxy: ProxyCluster, number: int, user: str) -> None:
+    addresses = [f"127.0.0.{20 + index}" for index in range(number)]
+    assert_is_let_in_among(addresses, proxy, user, "127.0.0.2")
+
+
+def test_strangers_at_the_same_address_keep_no_user_out_who_came_in_before(proxy: ProxyCluster) -> None:
+    assert is_let_in(proxy, "carol", "127.0.0.3")
+    assert_is_let_in_among(["127.0.0.3"], proxy, "carol", "127.0.0.3")
