@@ -21,10 +21,11 @@ from analytics.receiver.rates import Rate
 from analytics.receiver.tokens import Digests, is_authorized
 from analytics.receiver.watched import Watched
 from analytics.remote_write.checking import Checker
-from analytics.remote_write.decode import Counts, Request, decode_request, without_series
+from analytics.remote_write.decode import Counts, Request, decode_request
 from analytics.remote_write.errors import DecodeError, TooLargeError
 from analytics.remote_write.negotiation import UnsupportedError, protocol_version
 from analytics.remote_write.snappy import compress, decompress
+from analytics.remote_write.splitting import without_series
 from analytics.spool.records import pack_record
 
 PATH = "/api/v1/write"
