@@ -32,8 +32,8 @@ WHAT = {
 class Bounds:
     """The most that is taken; the receiver's configuration describes each as limits.max_<name>.
 
-    `label_bytes` counts the labels of all series with each reference to a symbol of 2.0 replaced by its text (2.0:
-    characters). It has no key of its own: a 1.0 request is held to the same by limits.max_decompressed_bytes.
+    `label_bytes` counts the labels of all series of 2.0 with each reference to a symbol replaced by its text. A 1.0
+    request is held to the same by the size of its body. Texts of symbols are counted in characters.
     """
 
     series: int = 100_000

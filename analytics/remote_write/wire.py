@@ -120,17 +120,23 @@ def count_fields(raw: bytes, bounds: Bounds, counted: Mapping[int, str]) -> None
 
     counted: by tag, the name of its fields' bound. A message that is cut off is left to its parser.
     """
-    budget = Budget(bounds)
+    left = {tag: getattr(bounds, name) for tag, name in counted.items()}
+    fields_left = bounds.fields
     at, size = 0, len(raw)
     while at < size:
-        tag, length = raw[at], raw[at + 1] if at + 1 < size else _MORE
-        if tag & 7 == LENGTH_DELIMITED and tag < _MORE and length < _MORE:
-            at += 2 + length
+        tag, following = raw[at], raw[at + 1] if at + 1 < size else _MORE
+        kind = tag & 7
+        if tag < _MORE and following < _MORE and kind in {VARINT, LENGTH_DELIMITED}:
+            at += 2 + (following if kind == LENGTH_DELIMITED else 0)
         else:
             tag, _, at, _ = _field(raw, at)
-        budget.spend("fields", 1)
-        if tag in counted:
-            budget.spend(counted[tag], 1)
+        fields_left -= 1
+        if fields_left < 0:
+            raise bounds.error("fields")
+        if tag in left:
+            left[tag] -= 1
+            if left[tag] < 0:
+                raise bounds.error(counted[tag])
 
 
 def fields(data: Bytes, starts: Integers, ends: Integers, budget: Budget | None = None) -> Fields:
