@@ -109,11 +109,14 @@ class Decoder:
         self._table = SeriesTable()
         self._interner = Interner(self._table, bounds)
         self._requests: list[Request] = []
+        self.faults: dict[int, str] = {}
+        """Of the request added last."""
 
     def add(self, body: bytes, version: int) -> Counts:
         """Decode one body, as the spool has it; raises DecodeError, and then nothing was added."""
         request = decode_request(decompress(body, self._bytes_max), version, self._interner)
         self._requests.append(request)
+        self.faults = request.faults
         return request.counts
 
     def series(self, begin: int = 0) -> list[Series]:
