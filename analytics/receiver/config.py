@@ -91,7 +91,7 @@ class Limits(Strict, frozen=True):
 
     max_connections: Positive = 512
     max_compressed_bytes: Positive = 16 * MIB
-    max_decompressed_bytes: Annotated[int, Meta(ge=1, le=256 * MIB)] = 64 * MIB
+    max_decompressed_bytes: Annotated[int, Meta(ge=1, le=256 * MIB)] = 32 * MIB
     max_held_bytes: Annotated[int, Meta(ge=1, le=64 * GIB)] = 256 * MIB
     max_series: Annotated[int, Meta(ge=1, le=CEILING.series)] = DEFAULT.series
     max_fields: Annotated[int, Meta(ge=1, le=CEILING.fields)] = DEFAULT.fields

@@ -10,6 +10,8 @@ from analytics.remote_write.remote_pb2 import Labels as LabelsMessage
 
 METRIC_NAME = "__name__"
 
+_LABEL_OVERHEAD_BYTES = 16  # what the wire format adds to a name and a value: three tags and three lengths
+
 KINDS = (None, "counter", "gauge", "histogram", "gaugehistogram", "summary", "info", "stateset")
 """What the codes of MetricType mean, in both versions."""
 
@@ -79,7 +81,7 @@ def checked_labels(pairs: list[tuple[str, str]]) -> Labels | str:
 
 def parsed_labels(region: bytes, bounds: Bounds) -> Labels | str:
     """The same for the label fields of a 1.0 series as they stand on the wire; a BoundFault beyond a bound."""
-    if len(region) > bounds.label_bytes_per_series:
+    if len(region) > bounds.label_bytes_per_series + _LABEL_OVERHEAD_BYTES * bounds.labels_per_series:
         return BoundFault(bounds.error("label_bytes_per_series"))
     try:
         message = LabelsMessage.FromString(region)
@@ -87,4 +89,7 @@ def parsed_labels(region: bytes, bounds: Bounds) -> Labels | str:
         return "its labels are no labels, or not UTF-8"
     if len(message.labels) > bounds.labels_per_series:
         return BoundFault(bounds.error("labels_per_series"))
-    return checked_labels([(label.name, label.value) for label in message.labels])
+    pairs = [(label.name, label.value) for label in message.labels]
+    if sum(len(name) + len(value) for name, value in pairs) > bounds.label_bytes_per_series:
+        return BoundFault(bounds.error("label_bytes_per_series"))
+    return checked_labels(pairs)
