@@ -284,10 +284,10 @@ async def test_bodies_held_are_bounded_and_let_go(autojump_clock: trio.testing.M
         status, text, headers = await talk.answer()
         assert (status, headers[b"retry-after"]) == (503, b"5")
         assert b"limits.max_held_bytes" in text
-        await talk.ended.wait()
         assert talk.door.bodies.held_bytes == 8
         await other.stream.send_all(b"9")
         assert (await other.answer())[:2] == (200, b"echo:123456789")
+        await talk.ended.wait()
         assert talk.door.bodies.held_bytes == 0
         await other.stream.send_all(POST + b"Content-Length: 9\r\n\r\n1234")
         await trio.testing.wait_all_tasks_blocked()
