@@ -107,6 +107,14 @@ def test_references_are_bounded_before_there_is_a_number_for_each() -> None:
         assert found.faults
 
 
+def test_far_too_many_references_are_not_even_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analytics.remote_write.interning.joined", None)
+    request = pb.RequestV2(symbols=["", "__name__", "m"])
+    request.timeseries.add(labels_refs=[1, 2] * 100)
+    with pytest.raises(BoundError, match="max_fields"):
+        decode_request(request.SerializeToString(), 2, Interner(SeriesTable(), Bounds(fields=50)))
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", [Interner, parsing.Checker])
 @pytest.mark.parametrize(("bound", "bounds", "bad"), OF_A_SERIES)
