@@ -1,17 +1,21 @@
 """The receiver's configuration: a TOML file. Units stand last in a name; an unknown key is an error that names it."""
 
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from analytics.remote_write.bounds import CEILING, Bounds
+
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, Meta(ge=0, le=2**53)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
+DEFAULT = Bounds()
 
 
 class ConfigError(Exception):
@@ -64,10 +68,22 @@ class Limits(Strict, frozen=True):
     max_connections: connections at a time; more are closed at once
     max_compressed_bytes: a request's body as it is sent
     max_decompressed_bytes: a request's body when it is decompressed
+    max_held_bytes: compressed bodies of all requests that are not answered yet; one address gets half of it at most
+    max_series: series in a request
+    max_fields: protobuf fields and label references in a request, those of its series, samples and histograms' list
+    max_series_fields: fields (labels, samples, exemplars, histograms) of one series
+    max_symbols: symbols in a 2.0 request
+    max_labels_per_series: labels in a series
+    max_label_bytes_per_series: names and values of a series' labels together
+    max_label_bytes: labels of all series of a 2.0 request, each reference replaced by its symbol
+    max_histograms: native histograms in a request
+    max_buckets: buckets of all histograms in a request
+    max_buckets_per_histogram: buckets of one histogram; also its spans and its own bounds
     max_samples_per_second: of all senders together; 0: no limit
     max_bytes_per_second: compressed, of all senders together; 0: no limit
     header_timeout_ms: from a connection's or request's first byte to the end of the headers
     body_timeout_ms: from the headers to the end of the body
+    decode_timeout_ms: how long a large request waits until it is decoded
     idle_timeout_ms: between two requests of a connection
     write_timeout_ms: until a sender has taken its answer
     drain_timeout_ms: for requests that are there when the receiver is told to end
@@ -75,14 +91,34 @@ class Limits(Strict, frozen=True):
 
     max_connections: Positive = 512
     max_compressed_bytes: Positive = 16 * MIB
-    max_decompressed_bytes: Annotated[int, Meta(ge=1, le=256 * MIB)] = 64 * MIB
+    max_decompressed_bytes: Annotated[int, Meta(ge=1, le=256 * MIB)] = 32 * MIB
+    max_held_bytes: Annotated[int, Meta(ge=1, le=64 * GIB)] = 256 * MIB
+    max_series: Annotated[int, Meta(ge=1, le=CEILING.series)] = DEFAULT.series
+    max_fields: Annotated[int, Meta(ge=1, le=CEILING.fields)] = DEFAULT.fields
+    max_series_fields: Annotated[int, Meta(ge=1, le=CEILING.series_fields)] = DEFAULT.series_fields
+    max_symbols: Annotated[int, Meta(ge=1, le=CEILING.symbols)] = DEFAULT.symbols
+    max_labels_per_series: Annotated[int, Meta(ge=1, le=CEILING.labels_per_series)] = DEFAULT.labels_per_series
+    max_label_bytes_per_series: Annotated[int, Meta(ge=1, le=CEILING.label_bytes_per_series)] = (
+        DEFAULT.label_bytes_per_series
+    )
+    max_label_bytes: Annotated[int, Meta(ge=1, le=CEILING.label_bytes)] = DEFAULT.label_bytes
+    max_histograms: Annotated[int, Meta(ge=1, le=CEILING.histograms)] = DEFAULT.histograms
+    max_buckets: Annotated[int, Meta(ge=1, le=CEILING.buckets)] = DEFAULT.buckets
+    max_buckets_per_histogram: Annotated[int, Meta(ge=1, le=CEILING.buckets_per_histogram)] = (
+        DEFAULT.buckets_per_histogram
+    )
     max_samples_per_second: NonNegative = 0
     max_bytes_per_second: NonNegative = 0
     header_timeout_ms: Positive = 10_000
     body_timeout_ms: Positive = 30_000
+    decode_timeout_ms: Positive = 20_000
     idle_timeout_ms: Positive = 300_000
     write_timeout_ms: Positive = 10_000
     drain_timeout_ms: Positive = 30_000
+
+    def bounds(self) -> Bounds:
+        """Gather what bounds the contents of a request."""
+        return Bounds(**{field.name: getattr(self, f"max_{field.name}") for field in fields(Bounds)})
 
 
 class Spool(Strict, frozen=True):
@@ -153,6 +189,8 @@ def load_config(path: Path) -> Config:
     address("admin.bind", config.admin.bind)
     if config.spool.queue_bytes_max < config.limits.max_compressed_bytes:
         raise ConfigError("spool.queue_bytes_max: is less than limits.max_compressed_bytes")
+    if config.limits.max_held_bytes // 2 < config.limits.max_compressed_bytes:
+        raise ConfigError("limits.max_held_bytes: is less than twice limits.max_compressed_bytes")
     return config
 
 

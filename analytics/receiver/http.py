@@ -11,6 +11,7 @@ from typing import Protocol
 import h11
 import trio
 
+from analytics.receiver.bodies import Bodies
 from analytics.receiver.config import Limits
 
 HEADER_BYTES_MAX = 16 * 1024
@@ -23,11 +24,12 @@ Headers = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Head:
-    """A request without its body; `headers` by name in lower case."""
+    """A request without its body; `headers` by name in lower case, `address` its sender's."""
 
     method: str
     path: str
     headers: dict[bytes, bytes]
+    address: str = ""
 
     def text(self, name: str) -> str:
         """A header's value; empty if it is not there."""
@@ -36,11 +38,12 @@ class Head:
 
 @dataclass(frozen=True)
 class Response:
-    """An answer; `text` is for people."""
+    """An answer; `text` is for people, `reason` a metric's label where the status does not say enough."""
 
     status: int
     text: str | bytes = ""
     headers: Headers = field(default_factory=list)
+    reason: str = ""
 
 
 class Endpoint(Protocol):
@@ -65,6 +68,7 @@ class Door:
         self.endpoint = endpoint
         self.limits = limits
         self.draining = False
+        self.bodies = Bodies(limits.max_held_bytes)
         self._idle: set[trio.CancelScope] = set()
 
     def drain(self) -> None:
@@ -73,10 +77,12 @@ class Door:
         for scope in self._idle:
             scope.cancel()
 
-    async def serve(self, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream]) -> None:
-        """Serve a connection until it ends; raises nothing that its peer can bring about."""
+    async def serve(
+        self, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], address: str = ""
+    ) -> None:
+        """Serve a connection from an address until it ends; raises nothing that its peer can bring about."""
         try:
-            await _Connection(self, stream).run()
+            await _Connection(self, stream, address).run()
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
             pass  # the peer is gone, or was told what is wrong
         finally:
@@ -96,8 +102,12 @@ class Door:
 
 
 class _Connection:
-    def __init__(self, door: Door, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream]) -> None:
+    def __init__(
+        self, door: Door, stream: trio.abc.HalfCloseableStream | trio.SSLStream[trio.SocketStream], address: str
+    ) -> None:
         self._door = door
+        self._address = address
+        self._held_bytes = 0
         self._limits = door.limits
         self._stream = stream
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES_MAX)
@@ -118,18 +128,31 @@ class _Connection:
 
     async def _exchange(self) -> bool:
         """One request and its answer; returns whether the connection may have another."""
+        whole = False
         try:
             head = await self._head()
             if head is None:
                 return False
             response = await self._door.endpoint.admit(head)
-            body = None if response is not None else await self._body(head)
+            if response is None:
+                response, whole = await self._body_answer(head)
         except h11.RemoteProtocolError as error:
             return await self._refuse(None, Response(error.error_status_hint, "this is no HTTP request"))
-        if isinstance(body, bytes):
-            await self._send(await self._door.endpoint.answer(head, body), close=self._door.draining)
+        if whole:
+            await self._send(response, close=self._door.draining)
             return self._http.our_state is h11.DONE
-        return await self._refuse(head, response or body or Response(500))
+        return await self._refuse(head, response)
+
+    async def _body_answer(self, head: Head) -> tuple[Response, bool]:
+        """Take the body and answer it; the second says whether it came to its end. Nothing of it is held afterwards."""
+        try:
+            body = await self._body(head)
+            if isinstance(body, Response):
+                return body, False
+            return await self._door.endpoint.answer(head, body), True
+        finally:
+            self._door.bodies.release(self._address, self._held_bytes)
+            self._held_bytes = 0
 
     async def _refuse(self, head: Head | None, response: Response) -> bool:
         """Answer before the request was read to its end: after that nothing can follow on the connection."""
@@ -143,7 +166,7 @@ class _Connection:
             event = await self._event()
             if isinstance(event, h11.Request):
                 path = event.target.partition(b"?")[0].decode("latin-1")
-                return Head(event.method.decode("latin-1"), path, dict(event.headers))
+                return Head(event.method.decode("latin-1"), path, dict(event.headers), self._address)
         return None
 
     async def _body(self, head: Head) -> bytes | Response:
@@ -162,6 +185,10 @@ class _Connection:
                 size += len(event.data)
                 if size > self._door.endpoint.body_bytes_max:
                     return Response(413, f"the body is larger than {self._door.endpoint.body_bytes_max} bytes")
+                if not self._door.bodies.hold(self._address, len(event.data)):
+                    text = "too many bytes of requests are held; send it again later (limits.max_held_bytes)"
+                    return Response(503, text, [("Retry-After", "5")], "held_bytes")
+                self._held_bytes += len(event.data)
                 parts.append(bytes(event.data))
         # A sender does not repeat what got a 4xx. This it shall.
         return Response(503, "the body did not come in time", [("Retry-After", "1")])

@@ -27,6 +27,11 @@ class Metrics:
         self.compressed_bytes = self._counter("compressed_bytes", "Bytes of bodies as they were sent.", "version")
         self.decompressed_bytes = self._counter("decompressed_bytes", "Bytes of bodies, decompressed.", "version")
         self.rejected = self._counter("rejected_requests", "Write requests that were not committed.", "reason")
+        self.beyond_bounds = self._counter(
+            "beyond_bounds", "Requests, or series of otherwise good requests, that exceeded a bound.", "bound"
+        )
+        self.large_requests = self._counter("large_requests", "Requests decoded in the thread for large ones.")
+        self.held_bytes = self._gauge("held_request_bytes", "Bytes of requests that are not answered yet.")
         self.connections = self._gauge("connections", "Open connections of senders.")
         self.connections_refused = self._counter("connections_refused", "Connections closed at once: too many.")
         self.tls_failures = self._counter("tls_handshake_failures", "TLS handshakes that did not succeed.")

@@ -52,7 +52,9 @@ async def serve(
     endpoint = WriteEndpoint(commit, watch_tokens(config.authentication.token_files), config.limits, metrics)
     probes = Probes(writer, metrics)
     tls = watch_tls(config.listen.tls)
-    senders = Entrance(Door(endpoint, config.limits), tls, config.limits.max_connections, metrics)
+    door = Door(endpoint, config.limits)
+    metrics.held_bytes.set_function(lambda: door.bodies.held_bytes)
+    senders = Entrance(door, tls, config.limits.max_connections, metrics)
     operators = Entrance(Door(probes, config.limits), None, ADMIN_CONNECTIONS_MAX, None)
     write_listeners = await _listen("listen.bind", config.listen.bind)
     admin_listeners = await _listen("admin.bind", config.admin.bind)
@@ -106,8 +108,9 @@ class Entrance:
             self._metrics.connections.set(self._connections)
 
     async def _serve(self, stream: trio.SocketStream) -> None:
+        address = _peer(stream)
         if self._tls is None:
-            await self.door.serve(stream)
+            await self.door.serve(stream, address)
             return
         context = await self._tls.current()
         secured = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
@@ -117,9 +120,19 @@ class Entrance:
         except (trio.BrokenResourceError, trio.TooSlowError) as error:
             if self._metrics is not None:
                 self._metrics.tls_failures.inc()
-            get_logger().warning("a TLS handshake failed", reason=str(error.__cause__ or "it took too long"))
+            get_logger().warning(
+                "a TLS handshake failed", sender=address, reason=str(error.__cause__ or "it took too long")
+            )
             return
-        await self.door.serve(secured)
+        await self.door.serve(secured, address)
+
+
+def _peer(stream: trio.SocketStream) -> str:
+    """The peer's address; empty if it is gone already."""
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return ""
 
 
 async def _serve_senders(

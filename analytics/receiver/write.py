@@ -7,8 +7,8 @@ are committed, and the answer is 400 with the numbers of what was written (the s
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import trio
 
@@ -17,29 +17,21 @@ from analytics.receiver.config import Limits
 from analytics.receiver.http import Head, Headers, Response
 from analytics.receiver.logs import get_logger
 from analytics.receiver.metrics import Metrics
+from analytics.receiver.parsing import Parsed, Parser
 from analytics.receiver.rates import Rate
 from analytics.receiver.tokens import Digests, is_authorized
+from analytics.receiver.turns import WaitedTooLongError
 from analytics.receiver.watched import Watched
-from analytics.remote_write.checking import Checker
-from analytics.remote_write.decode import Counts, Request, decode_request, without_series
-from analytics.remote_write.errors import DecodeError, TooLargeError
+from analytics.remote_write.decode import Counts
+from analytics.remote_write.errors import BoundError, BoundFault, DecodeError, TooLargeError
 from analytics.remote_write.negotiation import UnsupportedError, protocol_version
-from analytics.remote_write.snappy import compress, decompress
 from analytics.spool.records import pack_record
 
 PATH = "/api/v1/write"
-RETRY_AFTER_S = {"slow": 5, "full": 30, "failed": 30}
-INTERNED_MAX = 300_000
+RETRY_AFTER_S = {"slow": 5, "full": 30, "failed": 30, "busy": 5}
 FAULTS_TOLD_MAX = 3
 
 _DIGITS_MAX = 19
-
-
-@dataclass(frozen=True)
-class _Parsed:
-    request: Request
-    body: bytes  # as it is committed
-    decompressed_bytes: int
 
 
 class _Rejection(Exception):
@@ -72,7 +64,7 @@ class WriteEndpoint:
         self._limits = limits
         self._metrics = metrics
         self._clock = clock
-        self._checker = Checker()
+        self._parser = Parser(limits, metrics)
         self._samples_rate = Rate(limits.max_samples_per_second, clock)
         self._bytes_rate = Rate(limits.max_bytes_per_second, clock)
 
@@ -101,10 +93,11 @@ class WriteEndpoint:
     def refuse(self, head: Head | None, response: Response) -> Response:
         """Count what was answered without the body, and give it 2.0's headers."""
         version = _version_or_none(head)
-        self._metrics.rejected.labels(_REASONS.get(response.status, "other")).inc()
+        reason = response.reason or _REASONS.get(response.status, "other")
+        self._metrics.rejected.labels(reason).inc()
         self._metrics.requests.labels(str(version or "unknown"), str(response.status)).inc()
-        log = get_logger()
-        log.warning("refused a request", status=response.status, reason=response.text)
+        sender = head.address if head is not None else ""
+        get_logger().warning("refused a request", sender=sender, status=response.status, reason=response.text)
         return Response(response.status, response.text, response.headers + _written(version, Counts()))
 
     # ---- with the body
@@ -114,22 +107,22 @@ class WriteEndpoint:
         version = _version(head)
         started_at = self._clock()
         try:
-            counts = await self._accept(version, body)
+            counts = await self._accept(version, body, head.address)
             response = Response(204)
         except _Rejection as rejection:
             counts = rejection.written
-            response = self._rejected(rejection)
+            response = self._rejected(rejection, head.address)
         self._metrics.request_seconds.observe(self._clock() - started_at)
         self._metrics.requests.labels(str(version), str(response.status)).inc()
         return Response(response.status, response.text, response.headers + _written(version, counts))
 
-    async def _accept(self, version: int, body: bytes) -> Counts:
+    async def _accept(self, version: int, body: bytes, address: str) -> Counts:
         """What was written: all of it. Raises _Rejection."""
         wait_s = max(self._samples_rate.wait_s(), self._bytes_rate.wait_s())
         if wait_s > 0:
             raise _Rejection("rate", 429, "too much is sent at a time", retry_after_s=math.ceil(wait_s))
         self._bytes_rate.take(len(body))
-        parsed = self._parse(version, body)
+        parsed = await self._parse(version, body, address)
         faults, counts = parsed.request.faults, parsed.request.counts
         self._samples_rate.take(counts.samples + counts.histograms)
         if not parsed.body:
@@ -144,31 +137,33 @@ class WriteEndpoint:
             raise _Rejection("partly_faulty", 400, _faults_text(faults, counts), written=counts)
         return counts
 
-    def _parse(self, version: int, body: bytes) -> _Parsed:
-        """Check a request; its body is empty if no series of it can be accepted. Raises _Rejection."""
-        if len(self._checker) > INTERNED_MAX:
-            self._checker.forget()
+    async def _parse(self, version: int, body: bytes, address: str) -> Parsed:
+        """Check a request, and count what is beyond a bound. Raises _Rejection."""
         try:
-            raw = decompress(body, self._limits.max_decompressed_bytes)
-            request = decode_request(raw, version, self._checker)
+            parsed = await self._parser.parse(version, body, address)
         except TooLargeError as error:
             raise _Rejection("too_large", 413, str(error)) from None
+        except BoundError as error:
+            self._metrics.beyond_bounds.labels(error.bound).inc()
+            raise _Rejection("beyond_bound", 400, str(error)) from None
         except DecodeError as error:
             raise _Rejection("malformed", 400, str(error)) from None
-        if request.faults:
-            self._metrics.faulty_series.inc(len(request.faults))
-            rest = without_series(raw, version, set(request.faults))
-            body = compress(rest) if request.counts.samples + request.counts.histograms else b""
-        return _Parsed(request, body, len(raw))
+        except WaitedTooLongError:
+            raise _Rejection("busy", 503, _PUBLIC["busy"], retry_after_s=RETRY_AFTER_S["busy"]) from None
+        faults = parsed.request.faults
+        self._metrics.faulty_series.inc(len(faults))
+        for bound, count in Counter(one.bound for one in faults.values() if isinstance(one, BoundFault)).items():
+            self._metrics.beyond_bounds.labels(bound).inc(count)
+        return parsed
 
-    def _rejected(self, rejection: "_Rejection") -> Response:
+    def _rejected(self, rejection: "_Rejection", address: str) -> Response:
         self._metrics.rejected.labels(rejection.reason).inc()
         text = str(rejection)
-        get_logger().warning("did not accept a write request", status=rejection.status, reason=text)
+        get_logger().warning("did not accept a write request", sender=address, status=rejection.status, reason=text)
         headers = [("Retry-After", str(rejection.retry_after_s))] if rejection.retry_after_s else []
         return Response(rejection.status, text, headers)
 
-    def _count(self, version: int, compressed_bytes: int, parsed: _Parsed) -> None:
+    def _count(self, version: int, compressed_bytes: int, parsed: Parsed) -> None:
         metrics, counts, label = self._metrics, parsed.request.counts, str(version)
         metrics.samples.labels(label).inc(counts.samples)
         metrics.histograms.labels(label).inc(counts.histograms)
@@ -183,6 +178,7 @@ _PUBLIC = {
     "slow": "the disk does not keep up; send it again later",
     "full": "there is no room in the spool; send it again later",
     "failed": "the spool cannot be written to; send it again later",
+    "busy": "large requests are decoded one at a time, and this one waited too long; send it again later",
 }
 """What senders are told; paths and causes are in the log."""
 

@@ -13,32 +13,43 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from analytics.remote_write.interning import Interner, label_references
+from analytics.remote_write.bounds import CEILING, Bounds
+from analytics.remote_write.interning import Interner, References
 from analytics.remote_write.series import METRIC_NAME, NoSeriesTable
-from analytics.remote_write.wire import Bytes, Fields, Integers
+from analytics.remote_write.wire import Integers
 
 
 class Checker(Interner):
     """An Interner for which every good series is number 0."""
 
-    def __init__(self) -> None:
-        super().__init__(NoSeriesTable())
+    def __init__(self, bounds: Bounds = CEILING) -> None:
+        super().__init__(NoSeriesTable(), bounds)
 
-    def numbers_v2(self, data: Bytes, found: Fields, symbols: Sequence[str]) -> Integers:
+    def numbers_v2(self, references: References, symbols: Sequence[str]) -> Integers:
         """0 for a good series; below zero for a fault."""
-        if _are_as_specified(*label_references(data, found), symbols):
-            return np.zeros(found.count, dtype=np.int64)
-        return super().numbers_v2(data, found, symbols)
+        if _are_as_specified(references, symbols) and _are_within_bounds(references, self.bounds):
+            return np.zeros(references.behind.size, dtype=np.int64)
+        return super().numbers_v2(references, symbols)
 
 
-def _are_as_specified(references: npt.NDArray[np.int32], behind: Integers, symbols: Sequence[str]) -> bool:
-    """Whether all series have pairs of symbols that are there and not empty, in ascending order, with a metric name.
+def _are_within_bounds(references: References, bounds: Bounds) -> bool:
+    """Whether no series has too many labels, nor too long ones; False if that is not certain."""
+    numbers, behind, characters = references
+    most = int(np.diff(behind, prepend=0).max())
+    if most > 2 * bounds.labels_per_series:
+        return False
+    if most * int(characters.max()) <= bounds.label_bytes_per_series:
+        return True
+    total = np.concatenate(([0], np.cumsum(characters[numbers])))
+    return int(np.diff(total[behind], prepend=0).max()) <= bounds.label_bytes_per_series
 
-    behind: where the references of each series end.
-    """
+
+def _are_as_specified(given: References, symbols: Sequence[str]) -> bool:
+    """Whether all series have pairs of symbols that are there and not empty, in ascending order, with a metric name."""
+    references, behind, characters = given
     if not references.size or (behind & 1).any() or int(references.view(np.uint32).max()) >= len(symbols):
         return False
-    if not np.fromiter(map(bool, symbols), dtype=np.bool_, count=len(symbols))[references].all():
+    if (characters == 0)[references].any():
         return False
     ranks, metric_rank = _ranks(references[::2], symbols)
     not_ascending = np.flatnonzero(ranks[1:] <= ranks[:-1]) + 1

@@ -7,16 +7,17 @@ calendar has, a histogram that does not add up) is left out as a whole and told:
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import google.protobuf.message
 import numpy as np
 import numpy.typing as npt
 
-from analytics.remote_write.errors import DecodeError, TooLargeError
-from analytics.remote_write.histograms import Histogram, HistogramError, decode_histogram
-from analytics.remote_write.interning import Interner
-from analytics.remote_write.remote_pb2 import SplitRequest, SplitRequestV2
+from analytics.remote_write.bounds import CEILING, Bounds, Budget
+from analytics.remote_write.errors import BoundError, BoundFault
+from analytics.remote_write.histograms import NO_BUCKETS, Histogram, HistogramError, decode_histogram
+from analytics.remote_write.interning import Interner, label_references
+from analytics.remote_write.remote_pb2 import SplitRequestV2
 from analytics.remote_write.series import KINDS, Series, SeriesTable
 from analytics.remote_write.snappy import decompress
+from analytics.remote_write.splitting import split_request
 from analytics.remote_write.wire import (
     FIXED64,
     LENGTH_DELIMITED,
@@ -33,9 +34,6 @@ from analytics.remote_write.wire import (
 DECOMPRESSED_BYTES_MAX = 256 * 1024 * 1024
 """What a reader of the spool takes; the receiver's own limit is a setting, and smaller."""
 
-SERIES_MAX = 200_000
-"""Series in one request; Prometheus sends 2,000."""
-
 TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX = 1, 253_402_300_799_999
 """1970 to 9999."""
 
@@ -49,12 +47,13 @@ _METADATA = 5
 _VALUE, _TIMESTAMP, _START = 1, 2, 3  # of a sample
 _TYPE = 1  # of metadata
 
-Split = SplitRequest | SplitRequestV2
-
 
 @dataclass
 class Counts:
-    """What was met. `samples` and `histograms` count what good series have, stale markers among them."""
+    """What was met. `samples` and `histograms` count what good series have, stale markers among them.
+
+    `buckets` counts those of all histograms that were decoded.
+    """
 
     requests: int = 0
     samples: int = 0
@@ -62,6 +61,7 @@ class Counts:
     exemplars: int = 0
     stale: int = 0
     faulty_series: int = 0
+    buckets: int = 0
 
     def add(self, other: "Counts") -> None:
         """Add another's."""
@@ -102,18 +102,21 @@ class Columns:
 
 
 class Decoder:
-    """Gathers the columns of many requests. `bytes_max` bounds each body when it is decompressed."""
+    """Gathers the columns of many requests. `bytes_max` bounds each body when it is decompressed, `bounds` the rest."""
 
-    def __init__(self, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> None:
+    def __init__(self, bytes_max: int = DECOMPRESSED_BYTES_MAX, bounds: Bounds = CEILING) -> None:
         self._bytes_max = bytes_max
         self._table = SeriesTable()
-        self._interner = Interner(self._table)
+        self._interner = Interner(self._table, bounds)
         self._requests: list[Request] = []
+        self.faults: dict[int, str] = {}
+        """Of the request added last."""
 
     def add(self, body: bytes, version: int) -> Counts:
         """Decode one body, as the spool has it; raises DecodeError, and then nothing was added."""
         request = decode_request(decompress(body, self._bytes_max), version, self._interner)
         self._requests.append(request)
+        self.faults = request.faults
         return request.counts
 
     def series(self, begin: int = 0) -> list[Series]:
@@ -137,45 +140,29 @@ class Decoder:
         )
 
 
-def decode_request(raw: bytes, version: int, interner: Interner) -> Request:
-    """The columns of one decompressed body; raises DecodeError for what is no request, TooLargeError beyond a bound."""
-    split = split_request(raw, version)
+def decode_request(raw: bytes, version: int, interner: Interner, bounds: Bounds | None = None) -> Request:
+    """The columns of one decompressed body; raises DecodeError for what is no request, BoundError beyond a bound.
+
+    bounds: for the request as a whole; those of a series are the interner's. Default: the interner's.
+    """
+    bounds = bounds or interner.bounds
+    budget = Budget(bounds)
+    split = split_request(raw, version, bounds)
     parts = list(split.timeseries)
+    symbols = list(split.symbols) if isinstance(split, SplitRequestV2) else []
+    del split  # it has a copy of everything
     ends = np.cumsum(np.fromiter(map(len, parts), dtype=np.int64, count=len(parts)))
-    blob = b"".join(parts)
-    data = buffer(blob)
-    found = fields(data, np.concatenate((np.zeros(1, dtype=np.int64), ends[:-1])) if parts else ends, ends)
-    if isinstance(split, SplitRequestV2):
-        numbers = interner.numbers_v2(data, found, list(split.symbols))
-    else:
+    blob, data = buffer(*parts)
+    del parts
+    found = fields(data, ends - np.diff(ends, prepend=0), ends, budget)
+    if version == 1:
         numbers = interner.numbers_v1(blob, found)
-    reading = _Reading(data, found, numbers, version)
+    else:
+        numbers = interner.numbers_v2(label_references(data, found, symbols, budget), symbols)
+    reading = _Reading(data, found, numbers, version, budget, interner.bounds)
     for position in np.flatnonzero(numbers < 0).tolist():
         reading.faults[position] = interner.fault(int(numbers[position]))
     return reading.request(interner.table)
-
-
-def split_request(raw: bytes, version: int) -> Split:
-    """A request whose series are still bytes; raises DecodeError, and TooLargeError beyond SERIES_MAX."""
-    message: type[Split] = SplitRequest if version == 1 else SplitRequestV2
-    try:
-        split = message.FromString(raw)
-    except google.protobuf.message.DecodeError:
-        raise DecodeError(f"the body is no remote-write {version}.0 request") from None
-    if len(split.timeseries) > SERIES_MAX:
-        raise TooLargeError(f"the request has {len(split.timeseries)} series; at most {SERIES_MAX} are taken")
-    if raw and not split.timeseries and not (split.symbols if isinstance(split, SplitRequestV2) else split.metadata):
-        raise DecodeError(f"the body holds nothing of a remote-write {version}.0 request; is the Content-Type right?")
-    return split
-
-
-def without_series(raw: bytes, version: int, places: set[int]) -> bytes:
-    """The same request without the series at these places."""
-    split = split_request(raw, version)
-    kept = [part for place, part in enumerate(split.timeseries) if place not in places]
-    del split.timeseries[:]
-    split.timeseries.extend(kept)
-    return split.SerializeToString()
 
 
 class _Samples(NamedTuple):
@@ -193,11 +180,13 @@ class _Reading:
     found: Fields
     numbers: Integers
     version: int
+    budget: Budget
+    series_bounds: Bounds
     faults: dict[int, str] = field(default_factory=dict)
 
     def request(self, table: SeriesTable) -> Request:
         samples = self._samples()
-        histograms = self._histograms()
+        histograms = self._histograms(keep=table.keeps)
         good = np.ones(len(self.numbers), dtype=np.bool_)
         good[list(self.faults)] = False
         kept = good[samples.owner]
@@ -213,6 +202,7 @@ class _Reading:
             exemplars=int(good[self._parts(self._exemplars_field).owner].sum()),
             stale=int((kept & ~fresh).sum()) + len(good_histograms) - len(fresh_histograms),
             faulty_series=len(self.faults),
+            buckets=self.budget.bounds.buckets - self.budget.left("buckets"),
         )
         return Request(
             series=self.numbers[samples.owner[chosen]],
@@ -237,7 +227,7 @@ class _Reading:
 
     def _samples(self) -> _Samples:
         parts = self._parts(_SAMPLES)
-        inner = fields(self.data, parts.begin, parts.end)
+        inner = fields(self.data, parts.begin, parts.end, self.budget)
         values = inner.select(_VALUE, FIXED64)
         value = np.zeros(parts.owner.size)
         value[values.owner] = doubles(self.data, values.begin)
@@ -250,29 +240,44 @@ class _Reading:
             self.faults.setdefault(place, "a sample's timestamp is not between 1970 and 9999")
         return _Samples(parts.owner, ts_ms, start_ts_ms, value)
 
-    def _histograms(self) -> list[tuple[int, Histogram]]:
+    def _histograms(self, *, keep: bool) -> list[tuple[int, Histogram]]:
+        """All histograms that can be, with their series' places; without `keep` their buckets are dropped."""
         parts = self._parts(self._histograms_field)
+        self.budget.spend("histograms", parts.owner.size)
         found = []
         for owner, begin, end in zip(parts.owner.tolist(), parts.begin.tolist(), parts.end.tolist(), strict=True):
-            try:
-                histogram = decode_histogram(self.data[begin:end].tobytes(), int(self.numbers[owner]))
-            except HistogramError as error:
-                self.faults.setdefault(owner, f"a histogram: {error}")
+            if owner in self.faults:
                 continue
-            if self.version == 1:
-                histogram = histogram._replace(start_ts_ms=0)
-            times = (histogram.ts_ms, histogram.start_ts_ms or TIMESTAMP_MS_MIN)
-            if all(TIMESTAMP_MS_MIN <= one <= TIMESTAMP_MS_MAX for one in times):
-                found.append((owner, histogram))
-            else:
-                self.faults.setdefault(owner, "a histogram's timestamp is not between 1970 and 9999")
+            try:
+                histogram = self._histogram(owner, self.data[begin:end].tobytes())
+            except HistogramError as error:
+                self.faults[owner] = f"a histogram: {error}"
+                continue
+            if histogram is not None:
+                found.append((owner, histogram if keep else NO_BUCKETS._replace(sum=histogram.sum)))
         return found
+
+    def _histogram(self, owner: int, message: bytes) -> Histogram | None:
+        """One histogram; None if its series is a fault now. Raises HistogramError, and BoundError for all together."""
+        try:
+            histogram = decode_histogram(message, int(self.numbers[owner]), self.series_bounds)
+        except BoundError as error:
+            self.faults[owner] = BoundFault(error, "a histogram: ")
+            return None
+        self.budget.spend("buckets", len(histogram.positive_counts) + len(histogram.negative_counts))
+        if self.version == 1:
+            histogram = histogram._replace(start_ts_ms=0)
+        times = (histogram.ts_ms, histogram.start_ts_ms or TIMESTAMP_MS_MIN)
+        if all(TIMESTAMP_MS_MIN <= one <= TIMESTAMP_MS_MAX for one in times):
+            return histogram
+        self.faults[owner] = "a histogram's timestamp is not between 1970 and 9999"
+        return None
 
     def _note_kinds(self, table: SeriesTable, good: npt.NDArray[np.bool_]) -> None:
         if self.version == 1 or not table.keeps:
             return
         parts = self._parts(_METADATA)
-        types = fields(self.data, parts.begin, parts.end).select(_TYPE, VARINT)
+        types = fields(self.data, parts.begin, parts.end, self.budget).select(_TYPE, VARINT)
         owner = parts.owner[types.owner]
         chosen = np.flatnonzero(good[owner] & (types.value > 0) & (types.value < len(KINDS)))
         table.set_kinds(self.numbers[owner[chosen]].tolist(), types.value[chosen].tolist())

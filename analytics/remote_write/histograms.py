@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import google.protobuf.message
 
+from analytics.remote_write.bounds import CEILING, Bounds
 from analytics.remote_write.remote_pb2 import BucketSpan
 from analytics.remote_write.remote_pb2 import Histogram as Message
 
@@ -18,6 +19,7 @@ CUSTOM_SCHEMA = -53
 SCHEMA_MIN, SCHEMA_MAX = -4, 8
 
 _INDEX_MIN, _INDEX_MAX = -(2**31), 2**31 - 1
+_BYTES_MIN, _BYTES_PER_BUCKET_MAX = 256, 64  # of a message; the most that a bucket with a span of its own takes
 _WHOLE_MAX = 2.0**53  # beyond it sums of floating point numbers are not exact
 
 
@@ -47,12 +49,19 @@ class Histogram(NamedTuple):
     custom_bounds: list[float]
 
 
-def decode_histogram(data: bytes, series: int) -> Histogram:
-    """A histogram from its message; raises HistogramError."""
+NO_BUCKETS = Histogram(0, 0, 0, 0.0, 0.0, 0, 0.0, 0.0, [], [], [], [], [])
+"""What stands for a histogram where only its being there counts."""
+
+
+def decode_histogram(data: bytes, series: int, bounds: Bounds = CEILING) -> Histogram:
+    """A histogram from its message; raises HistogramError, and BoundError beyond `buckets_per_histogram`."""
+    if len(data) > _BYTES_MIN + _BYTES_PER_BUCKET_MAX * bounds.buckets_per_histogram:
+        raise bounds.error("buckets_per_histogram")
     try:
         message = Message.FromString(data)
     except google.protobuf.message.DecodeError:
         raise HistogramError("it is no histogram message") from None
+    _check_sizes(message, bounds)
     is_float = message.WhichOneof("count") == "count_float"
     positive = _counts(message.positive_deltas, message.positive_counts, is_float=is_float)
     negative = _counts(message.negative_deltas, message.negative_counts, is_float=is_float)
@@ -75,6 +84,14 @@ def decode_histogram(data: bytes, series: int) -> Histogram:
     if not is_float:
         _check_total(found)
     return found
+
+
+def _check_sizes(message: Message, bounds: Bounds) -> None:
+    """Raise BoundError for lists that are too long: before Python has an object for each of their elements."""
+    buckets = len(message.positive_deltas) + len(message.positive_counts)
+    buckets += len(message.negative_deltas) + len(message.negative_counts)
+    spans = len(message.positive_spans) + len(message.negative_spans)
+    bounds.check("buckets_per_histogram", max(buckets, spans, len(message.custom_values)))
 
 
 def _counts(deltas: Sequence[int], counts: Sequence[float], *, is_float: bool) -> list[float]:

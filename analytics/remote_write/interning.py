@@ -6,11 +6,13 @@ is parsed and checked.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from analytics.remote_write.errors import DecodeError
+from analytics.remote_write.bounds import CEILING, Bounds, Budget
+from analytics.remote_write.errors import BoundFault, DecodeError
 from analytics.remote_write.series import Labels, SeriesTable, checked_labels, parsed_labels
 from analytics.remote_write.wire import LENGTH_DELIMITED, VARINT, Bytes, Fields, Integers, joined, packed_numbers
 
@@ -19,13 +21,32 @@ _REFERENCE_BYTES = 4
 _ABSENT = -1
 _SYMBOLS_MAX = 2**28
 _MORE = 0x80  # a varint goes on
+_ENTRY_BYTES = 200  # what an entry of a cache takes beside its text
+_ENCODED_BYTES_MAX = 3  # of a reference to one of as many symbols as can be allowed
+
+
+class References(NamedTuple):
+    """The labels of all series of a 2.0 request.
+
+    numbers: of symbols, in order (-1: beyond all symbols); behind: where those of each series end; characters: the
+    length of each symbol.
+    """
+
+    numbers: npt.NDArray[np.int32]
+    behind: Integers
+    characters: Integers
 
 
 class Interner:
-    """Numbers of series by their labels' bytes. A number below zero is a fault: `fault` says which."""
+    """Numbers of series by their labels' bytes. A number below zero is a fault: `fault` says which.
 
-    def __init__(self, table: SeriesTable) -> None:
+    bounds: those of a series hold here; a series beyond one is a fault. `held_bytes`: about what the caches take.
+    """
+
+    def __init__(self, table: SeriesTable, bounds: Bounds = CEILING) -> None:
         self.table = table
+        self.bounds = bounds
+        self.held_bytes = 0
         self._by_labels: dict[bytes, int] = {}
         self._by_symbols: dict[bytes, int] = {}
         self._symbols: dict[str, int] = {}
@@ -41,6 +62,7 @@ class Interner:
         self._by_symbols.clear()
         self._symbols.clear()
         self._symbol_texts.clear()
+        self.held_bytes = 0
 
     def fault(self, number: int) -> str:
         """What is wrong with the labels that got this number, which is below zero."""
@@ -49,14 +71,13 @@ class Interner:
     def numbers_v1(self, blob: bytes, found: Fields) -> Integers:
         """The numbers of the series of a 1.0 request, whose fields these are."""
         keys = _label_regions(blob, found)
-        return self._numbers(self._by_labels, keys, parsed_labels)
+        return self._numbers(self._by_labels, keys, lambda key: parsed_labels(key, self.bounds))
 
-    def numbers_v2(self, data: Bytes, found: Fields, symbols: Sequence[str]) -> Integers:
-        """The same for a 2.0 request with these symbols."""
-        references, behind = label_references(data, found)
+    def numbers_v2(self, references: References, symbols: Sequence[str]) -> Integers:
+        """The same for a 2.0 request with these references and symbols."""
         known = np.array([*self._symbol_numbers(symbols), _ABSENT], dtype=np.int32)
-        ids = known[np.minimum(references.view(np.uint32), len(symbols))].tobytes()  # -1 is the largest there
-        stops = (behind * _REFERENCE_BYTES).tolist()
+        ids = known[np.minimum(references.numbers.view(np.uint32), len(symbols))].tobytes()  # -1 is the largest there
+        stops = (references.behind * _REFERENCE_BYTES).tolist()
         keys = [ids[begin:stop] for begin, stop in zip([0, *stops][:-1], stops, strict=True)]
         return self._numbers(self._by_symbols, keys, self._referenced)
 
@@ -67,6 +88,7 @@ class Interner:
             for key in keys:  # in their order, so that numbers are the same in every run
                 if key not in known:
                     known[key] = self._number(parse(key))
+                    self.held_bytes += _ENTRY_BYTES + len(key)
             numbers = list(map(known.get, keys))
         return np.array(numbers, dtype=np.int64)
 
@@ -78,6 +100,7 @@ class Interner:
                 if text not in self._symbols:
                     self._symbols[text] = len(self._symbol_texts)
                     self._symbol_texts.append(text)
+                    self.held_bytes += _ENTRY_BYTES + len(text)
             numbers = list(map(self._symbols.get, symbols))
         return numbers
 
@@ -87,7 +110,11 @@ class Interner:
             return "it has a label name without a value"
         if _ABSENT in numbers:
             return "it refers to a symbol that is not there"
+        if len(numbers) > 2 * self.bounds.labels_per_series:
+            return BoundFault(self.bounds.error("labels_per_series"))
         texts = [self._symbol_texts[number] for number in numbers]
+        if sum(map(len, texts)) > self.bounds.label_bytes_per_series:
+            return BoundFault(self.bounds.error("label_bytes_per_series"))
         return checked_labels(list(zip(texts[::2], texts[1::2], strict=True)))
 
     def _number(self, labels: Labels | str) -> int:
@@ -112,12 +139,25 @@ def _label_regions(blob: bytes, found: Fields) -> list[bytes]:
     return regions
 
 
-def label_references(data: Bytes, found: Fields) -> tuple[npt.NDArray[np.int32], Integers]:
-    """All references of all series, in order (-1: beyond all symbols), and where those of each series end."""
+def label_references(data: Bytes, found: Fields, symbols: Sequence[str], budget: Budget) -> References:
+    """All references of all series; raises DecodeError, and BoundError for too many, or too long texts behind them."""
+    characters = np.fromiter(map(len, symbols), dtype=np.int64, count=len(symbols))
+    numbers, behind = _numbers_and_ends(data, found, budget)
+    longest = int(characters.max()) if characters.size else 0
+    if longest * numbers.size > budget.bounds.label_bytes:
+        written_out = np.append(characters, 0)[np.minimum(numbers.view(np.uint32), characters.size)]
+        budget.spend("label_bytes", int(written_out.sum()))
+    return References(numbers, behind, characters)
+
+
+def _numbers_and_ends(data: Bytes, found: Fields, budget: Budget) -> tuple[npt.NDArray[np.int32], Integers]:
     chunks = found.select(_LABELS, LENGTH_DELIMITED)
     sizes = chunks.end - chunks.begin
+    if int(sizes.sum()) > _ENCODED_BYTES_MAX * budget.left("fields"):  # each byte costs some thirty from here on
+        raise budget.bounds.error("fields")
     packed = joined(data, chunks.begin, sizes)
     references, last = packed_numbers(packed)
+    budget.spend("fields", references.size)
     ends = np.cumsum(sizes)
     if (packed[ends[sizes > 0] - 1] >= _MORE).any():
         raise DecodeError("a reference to a symbol is cut off")

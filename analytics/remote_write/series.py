@@ -4,9 +4,13 @@ from typing import NamedTuple
 
 import google.protobuf.message
 
+from analytics.remote_write.bounds import Bounds
+from analytics.remote_write.errors import BoundFault
 from analytics.remote_write.remote_pb2 import Labels as LabelsMessage
 
 METRIC_NAME = "__name__"
+
+_LABEL_OVERHEAD_BYTES = 16  # what the wire format adds to a name and a value: three tags and three lengths
 
 KINDS = (None, "counter", "gauge", "histogram", "gaugehistogram", "summary", "info", "stateset")
 """What the codes of MetricType mean, in both versions."""
@@ -75,10 +79,17 @@ def checked_labels(pairs: list[tuple[str, str]]) -> Labels | str:
     return labels if METRIC_NAME in names else f"there is no {METRIC_NAME} label"
 
 
-def parsed_labels(region: bytes) -> Labels | str:
-    """The same for the label fields of a 1.0 series as they stand on the wire."""
+def parsed_labels(region: bytes, bounds: Bounds) -> Labels | str:
+    """The same for the label fields of a 1.0 series as they stand on the wire; a BoundFault beyond a bound."""
+    if len(region) > bounds.label_bytes_per_series + _LABEL_OVERHEAD_BYTES * bounds.labels_per_series:
+        return BoundFault(bounds.error("label_bytes_per_series"))
     try:
         message = LabelsMessage.FromString(region)
     except google.protobuf.message.DecodeError:
         return "its labels are no labels, or not UTF-8"
-    return checked_labels([(label.name, label.value) for label in message.labels])
+    if len(message.labels) > bounds.labels_per_series:
+        return BoundFault(bounds.error("labels_per_series"))
+    pairs = [(label.name, label.value) for label in message.labels]
+    if sum(len(name) + len(value) for name, value in pairs) > bounds.label_bytes_per_series:
+        return BoundFault(bounds.error("label_bytes_per_series"))
+    return checked_labels(pairs)

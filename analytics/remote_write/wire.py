@@ -5,16 +5,14 @@ else together. So each round here reads one field of every message that is not y
 numpy operations; the last few messages, which are longer than the others, are read one field at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from analytics.remote_write.errors import DecodeError, TooLargeError
-
-FIELDS_MAX = 10_000
-"""Fields in one message: what a round costs does not depend on how few messages are left."""
+from analytics.remote_write.bounds import Bounds, Budget
+from analytics.remote_write.errors import DecodeError
 
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 
@@ -111,27 +109,56 @@ class Fields:
                     yield FieldColumns(*(column[chosen] for column in part))
 
 
-def buffer(data: bytes) -> Bytes:
-    """Bytes as an array that may be read a little beyond its end, as `fields` does."""
-    return np.frombuffer(data + bytes(_VARINT_BYTES_MAX), dtype=np.uint8)
+def buffer(*data: bytes) -> tuple[bytes, Bytes]:
+    """All of it in one piece, as bytes and as an array, with zeros behind: `fields` reads a little beyond the end."""
+    blob = b"".join((*data, bytes(_VARINT_BYTES_MAX)))
+    return blob, np.frombuffer(blob, dtype=np.uint8)
 
 
-def fields(data: Bytes, starts: Integers, ends: Integers) -> Fields:
+def count_fields(raw: bytes, bounds: Bounds, counted: Mapping[int, str]) -> None:
+    """Count the fields of one large message and read none of them; raises BoundError, and DecodeError for groups.
+
+    counted: by tag, the name of its fields' bound. A message that is cut off is left to its parser.
+    """
+    left = {tag: getattr(bounds, name) for tag, name in counted.items()}
+    fields_left = bounds.fields
+    at, size = 0, len(raw)
+    while at < size:
+        tag, following = raw[at], raw[at + 1] if at + 1 < size else _MORE
+        kind = tag & 7
+        if tag < _MORE and following < _MORE and kind in {VARINT, LENGTH_DELIMITED}:
+            at += 2 + (following if kind == LENGTH_DELIMITED else 0)
+        else:
+            tag, _, at, _ = _field(raw, at)
+        fields_left -= 1
+        if fields_left < 0:
+            raise bounds.error("fields")
+        if tag in left:
+            left[tag] -= 1
+            if left[tag] < 0:
+                raise bounds.error(counted[tag])
+
+
+def fields(data: Bytes, starts: Integers, ends: Integers, budget: Budget | None = None) -> Fields:
     """The fields of the messages [starts[i], ends[i]) of `data`, which comes from `buffer`.
 
-    Raises DecodeError for what is no protobuf message, TooLargeError beyond FIELDS_MAX.
+    Raises DecodeError for what is no protobuf message, and BoundError before more fields are read than the budget has,
+    or more of one message than `series_fields`: what a round costs does not depend on how few messages are left.
     """
+    budget = budget or Budget(Bounds())
+    rounds_max = budget.bounds.series_fields
     cursor = starts.astype(np.int64, copy=True)
     active = np.flatnonzero(cursor < ends)
     parts: list[FieldColumns] = []
     while active.size >= _FEW:
-        if len(parts) == FIELDS_MAX:
-            raise TooLargeError(f"a message has more than {FIELDS_MAX} fields")
+        if len(parts) == rounds_max:
+            raise budget.bounds.error("series_fields")
+        budget.spend("fields", active.size)
         parts.append(_round(data, active, cursor[active], ends[active]))
         cursor[active] = parts[-1].end
         active = active[parts[-1].end < ends[active]]
-    left = FIELDS_MAX - len(parts)
-    parts.extend(_alone(data, owner, int(cursor[owner]), int(ends[owner]), left) for owner in active.tolist())
+    left = rounds_max - len(parts)
+    parts.extend(_alone(data, owner, (int(cursor[owner]), int(ends[owner])), left, budget) for owner in active.tolist())
     return Fields([part for part in parts if part.owner.size], starts.size)
 
 
@@ -185,14 +212,16 @@ def _only(column: Integers) -> int | None:
     return first if (column == first).all() else None
 
 
-def _alone(data: Bytes, owner: int, start: int, end: int, fields_max: int) -> FieldColumns:
-    """The fields of a message that has no company."""
+def _alone(data: Bytes, owner: int, span: tuple[int, int], fields_max: int, budget: Budget) -> FieldColumns:
+    """The fields of a message that has no company; raises as `fields` does."""
+    start, end = span
     text = data[start:end].tobytes()
     rows: list[tuple[int, ...]] = []
     at = 0
     while at < len(text):
         if len(rows) >= fields_max:
-            raise TooLargeError(f"a message has more than {FIELDS_MAX} fields")
+            raise budget.bounds.error("series_fields")
+        budget.spend("fields", 1)
         tag, begin, stop, value = _field(text, at)
         rows.append((owner, tag, start + at, start + begin, start + stop, value))
         at = stop

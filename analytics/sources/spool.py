@@ -41,6 +41,9 @@ OPTIONS = (
 MAX_BYTES_PER_BATCH = 64 << 20
 SPLIT_BYTES = 4 << 20
 NEVER = -1
+BUCKETS_PER_ROW = 4  # in memory a sample's row is about as large as these
+TOLD_MAX = 20
+"""Places of one split that are told one by one."""
 
 
 class LostSegments(Exception):
@@ -240,28 +243,59 @@ def _splits(settings: _Settings, begin: Position, end: Position) -> list[InputPa
 
 
 def _read(settings: _Settings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Decode one split; what is damaged or cannot be decoded is told on standard error, and the rest is read."""
+    """Decode one split; what is damaged or cannot be decoded is told on standard error, and the rest is read.
+
+    The decoder is held to CEILING, which no receiver's configuration exceeds: so it leaves out only what a receiver
+    without these bounds took, and one request's memory is bounded.
+    """
     if not isinstance(partition, Split):
         return  # Spark's own placeholder where there are no partitions
-    decoder, rows = Decoder(), Rows(settings.table, settings.replica_labels)
-    gathered = faulty = 0
-    for record in reader.records(partition.path, partition.start, partition.end, lambda one: _tell(partition, one)):
+    decoder, rows, left_out = Decoder(), Rows(settings.table, settings.replica_labels), _LeftOut(partition)
+    gathered = 0
+    for record in reader.records(partition.path, partition.start, partition.end, left_out.damage):
         try:
             counts = decoder.add(record.body, record.version)
         except DecodeError as error:
-            _tell(partition, Damage(record.offset, record.next_offset, str(error)))
+            left_out.damage(Damage(record.offset, record.next_offset, str(error)))
             continue
-        faulty += counts.faulty_series
-        gathered += counts.samples + counts.histograms
+        left_out.series(record, decoder.faults)
+        gathered += counts.samples + counts.histograms + counts.buckets // BUCKETS_PER_ROW
         if gathered >= BATCH_ROWS:
             gathered = 0
             yield from rows.batches(decoder.take())
     yield from rows.batches(decoder.take())
     yield from rows.rest()
-    if faulty:
-        print(f"prometheus_spool: {partition}: {faulty} faulty series left out", file=sys.stderr)  # noqa: T201
+    left_out.sum_up()
 
 
-def _tell(split: Split, damage: Damage) -> None:
-    where = f"{split.path}, bytes {damage.offset} to {damage.next_offset}"
-    print(f"prometheus_spool: {where}: {damage.reason}; what they held is lost", file=sys.stderr)  # noqa: T201
+class _LeftOut:
+    """Tells on standard error what a split's rows do not hold: some places with the reason, and how many in all."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self._places = self._faulty = self._lines = 0
+
+    def damage(self, damage: Damage) -> None:
+        """Tell of bytes that are no request that can be decoded."""
+        self._places += 1
+        self._tell(damage.offset, damage.next_offset, f"{damage.reason}; what they held is lost")
+
+    def series(self, record: reader.Record, faults: dict[int, str]) -> None:
+        """Tell of the series of a request that cannot be; its others are read."""
+        self._faulty += len(faults)
+        if faults:
+            place, why = min(faults.items())
+            text = f"{len(faults)} series of the request are left out; series {place}: {why}"
+            self._tell(record.offset, record.next_offset, text)
+
+    def sum_up(self) -> None:
+        """Say how much it was, if anything."""
+        if self._faulty or self._places:
+            text = f"{self._faulty} faulty series left out, {self._places} places skipped"
+            print(f"prometheus_spool: {self._split}: {text}", file=sys.stderr)  # noqa: T201
+
+    def _tell(self, begin: int, end: int, text: str) -> None:
+        self._lines += 1
+        if self._lines <= TOLD_MAX:
+            where = f"{self._split.path}, bytes {begin} to {end}"
+            print(f"prometheus_spool: {where}: {text}", file=sys.stderr)  # noqa: T201

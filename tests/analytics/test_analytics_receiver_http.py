@@ -268,3 +268,30 @@ async def test_a_sender_that_does_not_take_its_answer(autojump_clock: object) ->
     began_at = trio.current_time()
     await door.serve(trio.StapledStream(Stuck(), receive))
     assert trio.current_time() - began_at == pytest.approx(7.0)
+
+
+async def test_bodies_held_are_bounded_and_let_go(autojump_clock: trio.testing.MockClock) -> None:
+    """One that does not fit is told to come again; room is there again once another was answered, or went away."""
+    limits = msgspec.structs.replace(LIMITS, max_held_bytes=20)
+    async with trio.open_nursery() as nursery:
+        talk = Dialogue(nursery, Echo(), limits)
+        other = Dialogue(nursery, talk.endpoint, limits)
+        other.door.bodies = talk.door.bodies  # one receiver's
+        await other.stream.send_all(POST + b"Content-Length: 9\r\n\r\n12345678")
+        await trio.testing.wait_all_tasks_blocked()
+        assert talk.door.bodies.held_bytes == 8
+        await talk.stream.send_all(POST + b"Content-Length: 9\r\n\r\n123456789")
+        status, text, headers = await talk.answer()
+        assert (status, headers[b"retry-after"]) == (503, b"5")
+        assert b"limits.max_held_bytes" in text
+        assert talk.door.bodies.held_bytes == 8
+        await other.stream.send_all(b"9")
+        assert (await other.answer())[:2] == (200, b"echo:123456789")
+        await talk.ended.wait()
+        assert talk.door.bodies.held_bytes == 0
+        await other.stream.send_all(POST + b"Content-Length: 9\r\n\r\n1234")
+        await trio.testing.wait_all_tasks_blocked()
+        assert talk.door.bodies.held_bytes == 4
+        await other.stream.aclose()
+        await other.ended.wait()
+        assert talk.door.bodies.held_bytes == 0

@@ -11,14 +11,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from receiver_process import ReceiverProcess, Sender
-from receiver_requests import CONTENT_TYPES, body, http_request, named
+from receiver_requests import CONTENT_TYPES, body, compressed, http_request, named
 
+from analytics.remote_write import remote_pb2 as pb
 from analytics.remote_write.decode import Decoder
 from analytics.spool import reader, retention
 from analytics.spool.writer import SpoolLimits, SpoolWriter
@@ -166,6 +167,77 @@ def test_metrics_of_a_running_receiver_equal_what_was_sent(tmp_path: Path) -> No
     assert "process_cpu_seconds_total" in text
     connection.close()
     assert receiver.end() == 0
+
+
+# ---- requests made to hurt
+
+
+def message(number: int, content: bytes) -> bytes:
+    """A field of protobuf whose value has a length."""
+    size, length = len(content), bytearray()
+    while size >= 0x80:
+        length.append(size & 0x7F | 0x80)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + content
+
+
+NAME = message(1, message(1, b"__name__") + message(2, b"m"))
+
+
+def histogram_of(buckets: int) -> bytes:
+    """A 1.0 request with one histogram that has, and says that it has, this many buckets."""
+    made = pb.Histogram(sum=0, timestamp=TS, positive_deltas=[0] * buckets)
+    made.positive_spans.add(length=buckets)
+    return message(1, NAME + message(4, made.SerializeToString()))
+
+
+ATTACKS: dict[str, tuple[int, Callable[[], bytes], str]] = {
+    "33 KiB of empty histograms": (1, lambda: message(1, NAME + b"\x22\x00" * 9_000) * 38, "limits.max_histograms"),
+    "a histogram of 4 M buckets": (1, lambda: histogram_of(4_000_000), "limits.max_buckets_per_histogram"),
+    "a histogram of 1 M buckets": (1, lambda: histogram_of(1_000_000), "limits.max_buckets_per_histogram"),
+    "16 M empty series": (1, lambda: b"\x0a\x00" * 16_000_000, "limits.max_series"),
+    "15 M empty symbols": (2, lambda: b"\x22\x00" * 15_000_000 + b"\x2a\x00", "limits.max_symbols"),
+    "15 M labels": (2, lambda: message(5, message(1, b"\x01\x02" * 15_000_000)), "limits.max_fields"),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_request_made_to_hurt_costs_little_and_stops_nobody(tmp_path: Path, attack: str) -> None:
+    """While it is sent again and again others are answered, between two of its answers; memory stays what it was."""
+    version, make, key = ATTACKS[attack]
+    receiver = ReceiverProcess(write_config(tmp_path, tmp_path / "spool"))
+    bad = compressed(make()), {"Content-Type": CONTENT_TYPES[version], "Content-Encoding": "snappy"}
+    good = Sender(lambda: receiver.write, request, 1, 0)
+    good.start()
+    wait_until_acknowledged([good], 20)
+    peak_before = peak_bytes(receiver.process.pid)
+    connection = http.client.HTTPConnection(receiver.write, timeout=120)
+    for _ in range(3):
+        before = len(good.acknowledged)
+        connection.request("POST", "/api/v1/write", *bad)
+        answer = connection.getresponse()
+        assert (answer.status, key in answer.read().decode()) == (400, True)
+        # it does not wait behind the large one: that would be one answer at most
+        assert len(good.acknowledged) > before or "buckets" in attack
+        assert receiver.page("/healthz") == (200, "ok\n")
+    connection.close()
+    assert peak_bytes(receiver.process.pid) - peak_before < 400 * 1024 * 1024
+    wait_until_acknowledged([good], 20)
+    stop([good])
+    _, text = receiver.page("/metrics")
+    bound = key.removeprefix("limits.max_")
+    assert f'pulsar_proxy_analytics_receiver_beyond_bounds_total{{bound="{bound}"}} 3.0' in text
+    assert receiver.end() == 0
+    check(numbers(tmp_path / "spool"), [good])
+    told = [entry for entry in receiver.log if entry["event"] == "did not accept a write request"]
+    assert {entry["sender"] for entry in told} == {"127.0.0.1"}
+    assert all(len(str(entry)) < 1000 for entry in told)
+
+
+def peak_bytes(process_id: int) -> int:
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{process_id}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 # ---- no room

@@ -152,7 +152,7 @@ async def test_a_bug_behind_one_connection_ends_that_connection(
 
     async with running(config_for(tmp_path)) as addresses:
         with monkeypatch.context() as patch:
-            patch.setattr("analytics.receiver.write.decode_request", broken)
+            patch.setattr("analytics.receiver.parsing.decode_request", broken)
             async with await connect(addresses.write[0]) as stream:
                 assert await status(stream, http_request(2, GOOD)) == 0
         async with await connect(addresses.write[0]) as stream:

@@ -8,7 +8,7 @@ import pytest
 import structlog
 from receiver_requests import CONTENT_TYPES, OneSeries, body, compressed, message_v1, named, raw
 
-from analytics.receiver import write
+from analytics.receiver import parsing
 from analytics.receiver.commit import NotCommittedError
 from analytics.receiver.config import Limits
 from analytics.receiver.http import Head, Response
@@ -258,7 +258,7 @@ async def test_every_2_0_answer_has_the_numbers_and_refusals_are_counted() -> No
 
 
 async def test_what_is_remembered_of_labels_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "INTERNED_MAX", 50)
+    monkeypatch.setattr(parsing, "INTERNED_MAX", 50)
     case = Case()
     for version in VERSIONS:
         for request in range(30):
@@ -266,7 +266,22 @@ async def test_what_is_remembered_of_labels_does_not_grow_without_end(monkeypatc
             series = [[("x", "1"), ("__name__", f"m{version}_{request}_{number}")] for number in range(10)]
             data = body(version, [OneSeries(one, [(1, 1.0, 0)]) for one in series])
             assert (await case.post(data, version)).status == 204
-            assert 0 < len(case.endpoint._checker) <= 50 + 32
+            assert 0 < len(case.endpoint._parser._checker) <= 50 + 32
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_what_is_remembered_of_labels_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
+    """Few series, each with long labels: here, and in the thread for large requests."""
+    monkeypatch.setattr(parsing, "INTERNED_BYTES_MAX", 100_000)
+    if large:
+        monkeypatch.setattr(parsing, "INLINE_BYTES_MAX", 0)
+    case = Case()
+    checker = case.endpoint._parser._thread_checker if large else case.endpoint._parser._checker
+    for version in VERSIONS:
+        for request in range(10):
+            series = OneSeries([("x", f"{request}" * 40_000), ("__name__", f"m{version}")], [(1, 1.0, 0)])
+            assert (await case.post(body(version, [series]), version)).status == 204
+            assert 40_000 < checker.held_bytes < 200_000
 
 
 async def test_tokens_are_in_no_log() -> None:

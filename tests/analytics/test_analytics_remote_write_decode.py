@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from receiver_requests import STALE, OneSeries, body, compressed, message_v1, message_v2, named, raw
 
-from analytics.remote_write import decode as decode_module
 from analytics.remote_write import remote_pb2 as pb
+from analytics.remote_write.bounds import Bounds
 from analytics.remote_write.checking import Checker
-from analytics.remote_write.decode import Decoder, decode_request, without_series
-from analytics.remote_write.errors import DecodeError, TooLargeError
+from analytics.remote_write.decode import Decoder, decode_request
+from analytics.remote_write.errors import BoundError, DecodeError, TooLargeError
 from analytics.remote_write.interning import Interner
 from analytics.remote_write.series import NoSeriesTable, SeriesTable
+from analytics.remote_write.splitting import without_series
 
 VERSIONS = [1, 2]
 TS = 1_760_000_000_000
@@ -275,13 +276,12 @@ def test_the_other_versions_body_is_not_taken_for_an_empty_request() -> None:
     assert decode_request(metadata, 1, Interner(SeriesTable())).series.size == 0
 
 
-def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds() -> None:
     data = body(1, [named("a"), named("b")])
     with pytest.raises(TooLargeError, match="at most 10 are taken"):
         Decoder(bytes_max=10).add(data, 1)
-    monkeypatch.setattr(decode_module, "SERIES_MAX", 1)
-    with pytest.raises(TooLargeError, match="2 series"):
-        Decoder().add(data, 1)
+    with pytest.raises(BoundError, match=r"more than 1 series in a request \(limits.max_series\)"):
+        Decoder(bounds=Bounds(series=1)).add(data, 1)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analytics.remote_write import wire
-from analytics.remote_write.errors import DecodeError, TooLargeError
+from analytics.remote_write.bounds import Bounds, Budget
+from analytics.remote_write.errors import BoundError, DecodeError
 from analytics.remote_write.wire import FieldColumns, buffer, fields
 
 Field = tuple[int, int, bytes]  # number, kind, payload
@@ -30,11 +33,11 @@ def encoded(message: list[Field]) -> bytes:
     return b"".join(parts)
 
 
-def parse(messages: list[bytes]) -> tuple[bytes, wire.Fields]:
+def parse(messages: list[bytes], bounds: Bounds | None = None) -> tuple[bytes, wire.Fields]:
     blob = b"".join(messages)
     ends = np.cumsum([len(one) for one in messages], dtype=np.int64)
     starts = ends - np.array([len(one) for one in messages], dtype=np.int64)
-    return blob, fields(buffer(blob), starts, ends)
+    return blob, fields(buffer(blob)[1], starts, ends, None if bounds is None else Budget(bounds))
 
 
 def rows(blob: bytes, found: FieldColumns) -> list[tuple[int, bytes, int]]:
@@ -107,13 +110,41 @@ def test_what_is_no_message(copies: int, data: bytes, why: str) -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 20])
-def test_the_number_of_fields_is_bounded(copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "FIELDS_MAX", 50)
-    parse([encoded([(1, 0, b"\x01")] * 50)] * copies)
-    with pytest.raises(TooLargeError, match="50 fields"):
-        parse([encoded([(1, 0, b"\x01")] * 51)] * copies)
-    with pytest.raises(TooLargeError, match="50 fields"):
-        parse([encoded([(1, 0, b"\x01")] * 51), *[encoded([(1, 0, b"\x01")] * 20)] * copies])
+def test_the_number_of_a_messages_fields_is_bounded(copies: int) -> None:
+    bounds = Bounds(series_fields=50)
+    parse([encoded([(1, 0, b"\x01")] * 50)] * copies, bounds)
+    with pytest.raises(BoundError, match=r"more than 50 fields .*limits.max_series_fields"):
+        parse([encoded([(1, 0, b"\x01")] * 51)] * copies, bounds)
+    with pytest.raises(BoundError, match="50 fields"):
+        parse([encoded([(1, 0, b"\x01")] * 51), *[encoded([(1, 0, b"\x01")] * 20)] * copies], bounds)
+
+
+@pytest.mark.parametrize("copies", [1, 20])
+def test_the_number_of_all_fields_is_bounded(copies: int) -> None:
+    """By what is left of one budget: for messages that are read together, and for the last ones alone."""
+    bounds = Bounds(fields=50 * copies)
+    parse([encoded([(1, 0, b"\x01")] * 50)] * copies, bounds)
+    with pytest.raises(BoundError, match=r"more than \d+ fields and label references .*limits.max_fields"):
+        parse([encoded([(1, 0, b"\x01")] * 51)] * copies, bounds)
+
+
+def test_fields_are_counted_before_the_parser_sees_them() -> None:
+    series, symbol, other = encoded([(5, 2, b"")]), encoded([(4, 2, b"x" * 300)]), encoded([(9, 0, varint(2**60))])
+    counted = {5 << 3 | 2: "series", 4 << 3 | 2: "symbols"}
+    good = series * 5 + symbol * 4 + other * 3 + b"\xaa\x00\x00"  # a tag of two bytes is the same tag
+    wire.count_fields(good, Bounds(series=6, symbols=4, fields=13), counted)
+    for bounds, name in (
+        (Bounds(series=5), "max_series\\)"),
+        (Bounds(symbols=3), "max_symbols"),
+        (Bounds(fields=12), "max_fields"),
+    ):
+        with pytest.raises(BoundError, match=name):
+            wire.count_fields(good, bounds, counted)
+    with pytest.raises(DecodeError, match="groups are not taken"):
+        wire.count_fields(good + b"\x0b", Bounds(), counted)
+    for end in range(len(good)):
+        with contextlib.suppress(DecodeError):
+            wire.count_fields(good[:end], Bounds(), counted)
 
 
 @given(st.lists(st.integers(0, 2**28 - 1) | st.integers(0, 2**64 - 1), max_size=60))
@@ -133,6 +164,6 @@ def test_packed_numbers_that_end_within_one() -> None:
 @given(st.lists(st.floats(allow_nan=True), max_size=20), st.integers(0, 7))
 def test_doubles_at_any_offset(values: list[float], shift: int) -> None:
     column = np.array(values, dtype="<f8")
-    data = buffer(bytes(shift) + column.tobytes())
+    _, data = buffer(bytes(shift) + column.tobytes())
     found = wire.doubles(data, np.arange(len(values), dtype=np.int64) * 8 + shift)
     assert found.tobytes() == column.tobytes()

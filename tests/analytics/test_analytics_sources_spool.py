@@ -10,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 from analytics.jobs.command_line import spark_reason
-from analytics.remote_write.remote_pb2 import BucketSpan, Histogram
+from analytics.remote_write.remote_pb2 import BucketSpan, Histogram, WriteRequest
+from analytics.remote_write.snappy import compress
 from analytics.series import series_id
 from analytics.sources.options import BadOption
 from analytics.sources.spool import LostSegments, PrometheusSpool, Split, _Settings, _StreamReader
@@ -80,6 +81,47 @@ def test_splits_are_read_apart_and_hold_everything_once(spark: SparkSession, spo
     rows = load(spark, spool, splitBytes="200")
     assert rows.rdd.getNumPartitions() > 5
     assert sorted(row.value for row in rows.collect()) == [float(number) for number in range(40)]
+
+
+def test_what_an_older_receiver_took_beyond_the_bounds_is_left_out_and_the_rest_is_read(
+    spool: SpoolFiles, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A histogram of a million buckets beside good series, and a request of too many histograms."""
+    count = 1_000_000
+    large = Histogram(sum=0, positive_spans=[BucketSpan(offset=0, length=count)], positive_deltas=[0] * count)
+    small = Histogram(count_int=1, sum=0, positive_spans=[BucketSpan(offset=0, length=1)], positive_deltas=[1])
+    spool.v1((UP, 0, 1.0))
+    spool.add(body_v2([(UP, 1, 2.0)], histograms=[(labels("large"), 1, large), (labels("small"), 1, small)]), 2)
+    request = WriteRequest()
+    empty = Histogram(timestamp=T0_MS)
+    for number in range(11):
+        one = request.timeseries.add(histograms=[empty] * 10_000)
+        one.labels.add(name="__name__", value=f"many{number}")
+    spool.add(compress(request.SerializeToString()), 1)
+    spool.v1((UP, 2, 3.0))
+    source = PrometheusSpool({"path": str(spool.directory), "table": "all"}).reader(None)  # type: ignore[arg-type]
+    splits = [Split(segment.path, 0, segment.size_bytes) for segment in reader.segments(spool.directory)]
+    batches = [batch for split in splits for batch in source.read(split)]
+    values = [value for batch in batches for value in batch.column("value").to_pylist() if value is not None]
+    kept = [one for batch in batches for one in batch.column("histogram").to_pylist() if one is not None]
+    assert sorted(values) == [1.0, 2.0, 3.0]
+    assert [one["positive_counts"] for one in kept] == [[1.0]]
+    told = capfd.readouterr().err
+    assert "1 series of the request are left out; series 1: a histogram: more than 20000 buckets" in told
+    assert "more than 100000 histograms in a request (limits.max_histograms); what they held is lost" in told
+    assert "1 faulty series left out" in told
+    assert "1 places skipped" in told
+
+
+def test_not_every_place_is_told_alone(spool: SpoolFiles, capfd: pytest.CaptureFixture[str]) -> None:
+    for _ in range(25):
+        spool.add(b"no", 1)
+    [segment] = reader.segments(spool.directory)
+    options = {"path": str(spool.directory)}
+    list(PrometheusSpool(options).reader(None).read(Split(segment.path, 0, segment.size_bytes)))  # type: ignore[arg-type]
+    told = capfd.readouterr().err
+    assert told.count("what they held is lost") == 20
+    assert "25 places skipped" in told
 
 
 def test_damage_is_stepped_over(spark: SparkSession, spool: SpoolFiles, capfd: pytest.CaptureFixture[str]) -> None:
