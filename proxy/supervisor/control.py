@@ -9,10 +9,11 @@ import trio
 
 from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy.config.errors import ConfigError
-from proxy.runtime.peers import Caller, identify_operator
+from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_server import Handler, RpcRefused, RpcServer
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.supervisor.cluster import ReloadRefused
+from proxy.supervisor.descent import identify_operator
 from proxy.supervisor.report import Report
 from proxy.supervisor.sockets import CONTROL_SOCKET
 

@@ -14,8 +14,10 @@ from proxy import __version__
 from proxy.config.errors import ConfigError
 from proxy.config.load import changes_that_need_new_processes, load_config, new_binds
 from proxy.config.types import Config
+from proxy.runtime.hardening import adopt_orphans, harden_process
 from proxy.runtime.logs import configure_logs, get_logger
 from proxy.supervisor.admin import serve_admin
+from proxy.supervisor.children import children
 from proxy.supervisor.cluster import Cluster, ReloadRefused
 from proxy.supervisor.control import Control, UpgradeRefused
 from proxy.supervisor.legacy import SIGNALS, Legacy, State, become_next_program, check_command
@@ -55,6 +57,7 @@ class Supervisor:
                 await nursery.start(self._watch_signals, nursery)
                 if self._control is None:
                     self._control = self._directory.bind(CONTROL_SOCKET)
+                nursery.start_soon(children.reap_adopted)
                 nursery.start_soon(control.serve, self._control)
                 self._admin.listen(BACKLOG)
                 nursery.start_soon(serve_admin, self._admin, report)
@@ -159,7 +162,8 @@ class Supervisor:
         command = check_command(self._config_file)
         with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as patience:
             try:
-                done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+                with children.starting():  # its number is never told
+                    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
             except OSError as error:
                 raise refusal(f"the program that is installed now cannot be run: {error}") from None
             if done.returncode:
@@ -215,6 +219,8 @@ def serve(config: Config, config_file: Path, legacy_descriptor: int | None, fail
 
     ``legacy_descriptor``: where the program that this one replaces left what is to go on.
     """
+    harden_process()
+    adopt_orphans()
     configure_logs(config.log, Role.SUPERVISOR, 0)
     allow_open_files(config)
     try:

@@ -20,6 +20,7 @@ from proxy.runtime.descriptors import Descriptors, adopt_socket
 from proxy.runtime.rpc_client import NoMoreConnections, RpcClient
 from proxy.runtime.store_channel import StoreChannel, store_sockets
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.supervisor.children import children
 
 MODULES = {Role.AUTH: "auth", Role.LOOKUP: "lookup", Role.FORWARDER: "proxy.forwarder"}
 
@@ -135,14 +136,16 @@ class WorkerProcess:
                 connections=connections,
                 store=store_theirs.fileno() if store_theirs is not None else -1,
             )
-            process = await trio.lowlevel.open_process(
-                # -P: a folder called "auth" or "proto" where the operator happens to stand must not become our code.
-                [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors.all(),
-                env=worker_environment(os.environ),
-                process_group=0,  # Ctrl-C is for the supervisor alone
-            )
+            with children.starting():
+                process = await trio.lowlevel.open_process(
+                    # -P: a folder called "auth" where the operator happens to stand must not become our code.
+                    [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=descriptors.all(),
+                    env=worker_environment(os.environ),
+                    process_group=0,  # Ctrl-C is for the supervisor alone
+                )
+                children.add(process)
             undo.pop_all()
         return cls(role, process, ours, liveness_ours, StoreChannel(store) if store is not None else None)
 
@@ -153,6 +156,7 @@ class WorkerProcess:
         os.set_inheritable(inherited.liveness, False)
         store = StoreChannel(adopt_socket(inherited.store)) if inherited.store >= 0 else None
         role, child = Role(inherited.role), Child(inherited.pid)
+        children.add(child)
         return cls(role, child, channel, inherited.liveness, store, inherited.uptime_s)
 
     async def prepare_to_be_inherited(self, index: int, *, timeout_s: float) -> Inherited | None:
