@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
-import msgspec
 import trio
 
 from proto.rpc_pb2 import Empty, Method, Status, Text
@@ -53,7 +52,7 @@ class Control:
 
     async def _cluster_status(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
-        return Text(text=msgspec.json.encode(await self._report.status()).decode()).SerializeToString()
+        return Text(text=(await self._report.status_json()).decode()).SerializeToString()
 
     async def _cluster_drain(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)

@@ -22,7 +22,7 @@ from proxy.runtime.store_channel import StoreChannel, store_sockets
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.supervisor.children import children
 
-MODULES = {Role.AUTH: "auth", Role.LOOKUP: "lookup", Role.FORWARDER: "proxy.forwarder"}
+MODULES = {Role.ADMIN: "proxy.admin", Role.AUTH: "auth", Role.LOOKUP: "lookup", Role.FORWARDER: "proxy.forwarder"}
 
 EXIT_TIMEOUT_S = 5.0
 
@@ -89,8 +89,8 @@ class Inherited(msgspec.Struct, frozen=True):
 
 
 class WorkerProcess:
-    """A process and its lines to us: the RPC channel, the pipe whose end tells it that we are gone, and a forwarder's
-    line to the fd store.
+    """A process and its lines to us: the RPC channel, the pipe whose end tells it that we are gone, a forwarder's line
+    to the fd store, and the line on which an admin worker asks.
     """
 
     def __init__(  # noqa: PLR0917 -- private in all but name
@@ -101,11 +101,13 @@ class WorkerProcess:
         liveness: int,
         store: StoreChannel | None = None,
         uptime_s: float = 0.0,
+        questions: socket.socket | None = None,
     ) -> None:
         self.role = role
         self.pid = process.pid
         self.started = time.monotonic() - uptime_s
         self.store = store
+        self.questions = questions
         self.inherited = isinstance(process, Child)
         self._process = process
         self._liveness: int | None = liveness
@@ -129,12 +131,14 @@ class WorkerProcess:
             ours, theirs = both(*socket.socketpair())
             ours.setblocking(False)
             store, store_theirs = both(*store_sockets()) if role is Role.FORWARDER else (None, None)
+            questions, questions_theirs = both(*socket.socketpair()) if role is Role.ADMIN else (None, None)
             descriptors = Descriptors(
                 channel=theirs.fileno(),
                 liveness=liveness_theirs,
                 service=service,
                 connections=connections,
                 store=store_theirs.fileno() if store_theirs is not None else -1,
+                questions=questions_theirs.fileno() if questions_theirs is not None else -1,
             )
             with children.starting():
                 process = await trio.lowlevel.open_process(
@@ -147,7 +151,10 @@ class WorkerProcess:
                 )
                 children.add(process)
             undo.pop_all()
-        return cls(role, process, ours, liveness_ours, StoreChannel(store) if store is not None else None)
+        if questions is not None:
+            questions.setblocking(False)
+        channel = StoreChannel(store) if store is not None else None
+        return cls(role, process, ours, liveness_ours, channel, questions=questions)
 
     @classmethod
     def take_over(cls, inherited: Inherited) -> "WorkerProcess":

@@ -39,9 +39,9 @@ STATUS: dict[str, Any] = {
 
 
 class FakeReport:
-    async def status(self) -> dict[str, Any]:
+    async def status_json(self) -> bytes:
         await trio.lowlevel.checkpoint()
-        return STATUS
+        return json.dumps(STATUS).encode()
 
 
 class Operated:

@@ -117,7 +117,6 @@ class Setup:
         monkeypatch.setattr(main, "RuntimeDirectory", self._directory)
         monkeypatch.setattr(main, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
         monkeypatch.setattr(main, "Cluster", self._cluster)
-        monkeypatch.setattr(main, "serve_admin", self._serve_admin)
         monkeypatch.setattr(Control, "serve", self._serve_control)
         monkeypatch.setattr(signal, "pthread_sigmask", lambda how, which: self.masks.append((how, which)))
         monkeypatch.setattr(main, "allow_open_files", lambda _config: None)
@@ -130,14 +129,10 @@ class Setup:
         self.log.append((path, lock))
         return self.directory
 
-    def _cluster(self, config: Config, _directory: Any, legacy: Legacy) -> FakeCluster:
+    def _cluster(self, config: Config, _directory: Any, legacy: Legacy, _serve_admin: Any) -> FakeCluster:
         self.keys.append(legacy.seal_key)
         self.cluster.config = config
         return self.cluster
-
-    @staticmethod
-    async def _serve_admin(*_: Any) -> None:
-        await trio.sleep_forever()
 
     @staticmethod
     async def _serve_control(*_: Any) -> None:

@@ -1,0 +1,12 @@
+"""The admin worker process."""
+
+from proxy.runtime.hardening import harden_process
+
+if __name__ == "__main__":
+    harden_process()  # before the imports, which take most of a second
+
+    from proto.roles import Role
+    from proxy.admin.service import AdminService
+    from proxy.runtime.worker import worker_main
+
+    worker_main(Role.ADMIN, AdminService)
