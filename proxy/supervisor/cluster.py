@@ -27,7 +27,7 @@ from proxy.runtime.metrics import new_registry
 from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 from proxy.supervisor.fd_store import Shelf, keep_nothing
 from proxy.supervisor.legacy import Legacy, place_name, shelf_state
-from proxy.supervisor.slot import KeepShelf, Life, Slot, SlotState
+from proxy.supervisor.slot import KeepShelf, Life, Slot, SlotState, Spawn
 from proxy.supervisor.sockets import BACKLOG, RuntimeDirectory, StartFailed, bind_tcp
 from proxy.supervisor.standby import Standby
 from proxy.supervisor.worker_process import Inherited, WorkerProcess
@@ -135,7 +135,7 @@ class Cluster:
             return Slot(role, index, self._next_forwarder, self._start_worker, self._worker_ended, keep_shelf)
 
         service = self._services[role, index].fileno() if role in KEY_HOLDERS else -1
-        spawn = partial(WorkerProcess.spawn, role, service=service)
+        spawn: Spawn = lambda: WorkerProcess.spawn(role, service=service)  # noqa: E731
         serve = self._serve_admin if role is Role.ADMIN else None
         return Slot(role, index, spawn, self._start_worker, self._worker_ended, serve)
 
