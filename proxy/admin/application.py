@@ -5,9 +5,11 @@ from typing import Protocol
 
 import msgspec
 import prometheus_client
+import trio
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from proxy.admin.http import Answer, Request
+from proxy.admin.scrape import Collected
 from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcError
 
@@ -18,13 +20,13 @@ FOR_TOKEN_HOLDERS = frozenset({"/metrics", "/status"})
 
 
 class Knowledge(Protocol):
-    """What can be answered. Each raises RpcError."""
+    """What can be answered; what has to be asked for raises RpcError."""
 
-    async def metrics(self) -> bytes:
+    async def metrics(self) -> Collected:
         """All processes' metrics."""
         ...
 
-    async def is_well(self) -> bool:
+    def is_well(self) -> bool:
         """Whether the supervisor has answered lately."""
         ...
 
@@ -83,10 +85,12 @@ class AdminApplication:
         return await handler()
 
     async def _metrics(self) -> Answer:
-        return Answer(200, await self._knowledge.metrics(), CONTENT_TYPE_LATEST)
+        text, at = await self._knowledge.metrics()
+        return Answer(200, text, CONTENT_TYPE_LATEST, (("X-Collected-At", f"{at:.6f}"),))
 
     async def _healthz(self) -> Answer:
-        well = await self._knowledge.is_well()
+        await trio.lowlevel.checkpoint()
+        well = self._knowledge.is_well()
         return Answer(200, b"ok\n") if well else Answer(503, b"the supervisor does not answer\n")
 
     async def _readyz(self) -> Answer:

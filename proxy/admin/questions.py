@@ -1,5 +1,6 @@
 """What the admin worker asks the supervisor, over a line that is its own."""
 
+import contextlib
 import socket
 
 import trio
@@ -15,9 +16,9 @@ LISTENER_WANTED = b"L"
 ANSWER_TIMEOUT_S = 5.0
 """Longer than the supervisor waits for a worker (proxy.supervisor.report)."""
 
-HEALTH_TIMEOUT_S = 0.5
-HEALTH_LATELY_S = 15.0
-"""A supervisor that has said nothing for so long is not well."""
+HEALTH_INTERVAL_S = 5.0
+SILENCE_S_MAX = 15.0
+"""A supervisor that has answered nothing for so long is not well. Shorter ones are a busy machine's."""
 
 
 class LineLost(Exception):
@@ -44,8 +45,18 @@ class Questions:
         return trio.SocketListener(trio.socket.from_stdlib_socket(adopt_socket(descriptors[0])))
 
     async def run(self) -> None:
-        """Keep the line; returns when the supervisor has closed it."""
-        await self._rpc.run()
+        """Keep the line, and look after the supervisor; returns when it has closed the line."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_after_supervisor)
+            await self._rpc.run()
+            nursery.cancel_scope.cancel()
+
+    async def _look_after_supervisor(self) -> None:
+        while True:
+            with contextlib.suppress(RpcError):
+                await self._rpc.call(Method.REPORT_HEALTH, Empty(), Empty, timeout_s=ANSWER_TIMEOUT_S)
+                self._heard = trio.current_time()
+            await trio.sleep(HEALTH_INTERVAL_S)
 
     async def _connect_once(self) -> trio.abc.HalfCloseableStream:
         if self._connected:
@@ -53,14 +64,9 @@ class Questions:
         self._connected = True
         return trio.SocketStream(trio.socket.from_stdlib_socket(self._socket))
 
-    async def is_well(self) -> bool:
-        """Whether the supervisor has answered lately; asks it now."""
-        try:
-            await self._rpc.call(Method.REPORT_HEALTH, Empty(), Empty, timeout_s=HEALTH_TIMEOUT_S)
-            self._heard = trio.current_time()
-        except RpcError:
-            return trio.current_time() - self._heard < HEALTH_LATELY_S
-        return True
+    def is_well(self) -> bool:
+        """Whether the supervisor has answered lately."""
+        return trio.current_time() - self._heard < SILENCE_S_MAX
 
     async def not_ready_reasons(self) -> list[str]:
         """Why clients should not be sent here now; empty: they should. Raises RpcError."""

@@ -1,7 +1,8 @@
 """One scrape: asks for the metrics of every process, and merges them."""
 
+import time
 from collections import Counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import prometheus_client
 import trio
@@ -14,6 +15,13 @@ from proxy.runtime.metrics import exposition
 from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 
 ASKED_AT_A_TIME_MAX = 16
+
+
+class Collected(NamedTuple):
+    """The metrics of all processes, and when their collection began, in seconds since 1970."""
+
+    text: bytes
+    at: float
 
 
 class Source(Protocol):
@@ -43,8 +51,9 @@ class Scrape:
         )
         self._complained: set[str] = set()
 
-    async def collect(self) -> bytes:
+    async def collect(self) -> Collected:
         """Ask all processes. One that does not answer is left out; its restart shows elsewhere. Raises RpcError."""
+        at = time.time()
         places = await self._source.places()
         texts: dict[tuple[str, int], str] = {}
         limit = trio.CapacityLimiter(ASKED_AT_A_TIME_MAX)
@@ -69,7 +78,7 @@ class Scrape:
                 self._note(role, index, dropped, "it writes what is no metric, or too much")
             await trio.lowlevel.checkpoint()  # others are answered between two of them
         merged.add(self._labels(Role.ADMIN.value, 0), exposition(self._registry))
-        return merged.text()
+        return Collected(merged.text(), at)
 
     def _labels(self, role: str, index: int) -> dict[str, str]:
         return {"cluster": self._cluster, "role": role, "worker": str(index)}

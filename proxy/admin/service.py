@@ -30,7 +30,7 @@ class Knowledge:
 
     def __init__(self, questions: Questions, scrape: Scrape, nursery: trio.Nursery) -> None:
         self.metrics = Kept(nursery, scrape.collect, METRICS_KEPT_S).current
-        self.is_well = Kept(nursery, questions.is_well, OTHERS_KEPT_S).current
+        self.is_well = questions.is_well
         self.not_ready_reasons = Kept(nursery, questions.not_ready_reasons, OTHERS_KEPT_S).current
         self.status = Kept(nursery, questions.status, OTHERS_KEPT_S).current
 

@@ -55,6 +55,7 @@ class AdminLine:
             socket.send_fds(line, [b"L"], [self._listener()])
         except OSError as error:
             get_logger().error("the admin worker was not given its port", reason=str(error))
+            line.close()  # so that it need not wait
             return
         server = RpcServer(self._handlers(), max_frame_bytes=FRAME_BYTES_MAX)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(line))

@@ -35,15 +35,13 @@ from proxy.supervisor.worker_process import Inherited, WorkerProcess
 START_TIMEOUT_S = 30.0
 CONFIGURE_TIMEOUT_S = 10.0
 PEERS_TIMEOUT_S = 5.0
-ADMIN_DRAIN_MS = 1_000
 QUIESCE_TIMEOUT_S = 5.0
 REPLACING_LOOK_S = 0.1
 
 START_ORDER = (Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER)
 """Who must be there before whom; the drain goes the other way. Nobody waits for the admin worker."""
 
-KEY_HOLDERS = frozenset({Role.AUTH, Role.LOOKUP})
-"""Who seals principals or opens them: nobody who reads what strangers send."""
+KEY_HOLDERS = frozenset({Role.AUTH, Role.LOOKUP})  # who seals principals, or opens them
 
 
 class ReloadRefused(Exception):
@@ -83,15 +81,17 @@ class Cluster:
         self._counters = ConnectionCounters(self._connections)
         self._standby = Standby(self._spawn_forwarder)
         self._serve_admin = serve_admin
-        admin = [(Role.ADMIN, 0)] if serve_admin is not None else []
-        places = [*admin, *self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
+        places = [(Role.ADMIN, 0)] * (serve_admin is not None)
+        places += [*self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
         self.slots = [self._slot(role, index) for role, index in places]
         for slot in self.slots:
             inherited = legacy.workers.pop((slot.role, slot.index), None)
             if inherited is not None:
                 slot.inherit(inherited)
-            if self.generation > 1:
-                slot.ready.set()  # a first start that fails must not end what the program before left
+            # A first start that fails must not end what the program before left.
+            slot.must_start = self.generation == 1
+            if not slot.must_start and slot.role is not Role.ADMIN:
+                slot.ready.set()
         self._legacy = legacy
         self._measure()
 
@@ -136,8 +136,8 @@ class Cluster:
 
         service = self._services[role, index].fileno() if role in KEY_HOLDERS else -1
         spawn: Spawn = lambda: WorkerProcess.spawn(role, service=service)  # noqa: E731
-        serve = self._serve_admin if role is Role.ADMIN else None
-        return Slot(role, index, spawn, self._start_worker, self._worker_ended, serve)
+        keep = self._serve_admin if role is Role.ADMIN else None
+        return Slot(role, index, spawn, self._start_worker, self._worker_ended, keep)
 
     async def _next_forwarder(self) -> WorkerProcess:
         return self._standby.take() or await self._spawn_forwarder()
@@ -153,10 +153,8 @@ class Cluster:
         def listeners() -> list[int]:
             return [listener.fileno() for listener in self.listeners if listener.fileno() >= 0]
 
-        if self.config.relay.crash_safe:
-            orderly = await shelf.serve(worker.store, listeners, new=not worker.inherited)
-        else:
-            orderly = await keep_nothing(worker.store, listeners, new=not worker.inherited)
+        keep = shelf.serve if self.config.relay.crash_safe else keep_nothing
+        orderly = await keep(worker.store, listeners, new=not worker.inherited)
         if not orderly:
             worker.kill()
 
@@ -177,7 +175,8 @@ class Cluster:
                 for slot in self.of(role):
                     nursery.start_soon(slot.run)
                 await self._wait_until_ready([] if role is Role.ADMIN else [role])
-            await self._wait_until_ready(START_ORDER)
+            with trio.move_on_after(START_TIMEOUT_S if self.generation > 1 else float("inf")):
+                await self._wait_until_ready(START_ORDER)
             if self.draining:
                 return
             if self.config.relay.crash_safe:
@@ -224,8 +223,8 @@ class Cluster:
 
     def _peers(self) -> list[Peer]:
         """Who may call workers; the admin worker calls none, and is a stranger to them."""
-        slots = [slot for slot in self.slots if slot.role is not Role.ADMIN]
-        return [Peer(pid=life.worker.pid, role=slot.role.value) for slot in slots for life in slot.lives]
+        callers = [(slot.role, life) for slot in self.slots for life in slot.lives if slot.role is not Role.ADMIN]
+        return [Peer(pid=life.worker.pid, role=role.value) for role, life in callers]
 
     def _running(self, roles: Iterable[Role]) -> list[WorkerProcess]:
         """The workers of some roles; not those that only finish what they have."""
@@ -306,7 +305,7 @@ class Cluster:
             for slot in self.slots:
                 for life in list(slot.lives):
                     if slot.role is Role.ADMIN:  # it has nothing that would have to go on
-                        await slot.end_for_next_program(life, ADMIN_DRAIN_MS)
+                        await slot.end_for_next_program(life)
                         continue
                     one = await life.worker.prepare_to_be_inherited(slot.index, timeout_s=QUIESCE_TIMEOUT_S)
                     if one is not None:

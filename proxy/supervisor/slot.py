@@ -31,6 +31,7 @@ DRAIN_GRACE_S = 5.0
 
 AWAKE_TIMEOUT_S = 30.0
 HAND_OVER_TIMEOUT_S = 10.0
+NEXT_PROGRAM_DRAIN_MS = 1_000
 
 
 class SlotState(enum.StrEnum):
@@ -66,7 +67,7 @@ class Slot:
 
     ``spawn`` makes a process; ``start`` tells it all it needs to be ready, and makes it this place's worker.
     ``keep_shelf`` (forwarders) gives it what its predecessor left, and returns when it has said its last; that of an
-    admin worker answers what it asks.
+    admin worker answers what it asks. ``must_start``: whether a very first worker that cannot start ends the cluster.
     """
 
     def __init__(  # noqa: PLR0917 -- one call
@@ -85,6 +86,7 @@ class Slot:
         self.worker: WorkerProcess | None = None
         self.lives: list[Life] = []
         self.ready = trio.Event()
+        self.must_start = True
         self._spawn = spawn
         self._start = start
         self._on_end = on_end
@@ -129,7 +131,7 @@ class Slot:
         try:
             life = await self._next_life()
         except OSError as error:  # no descriptors, no memory, no processes to be had
-            if not self.ready.is_set():
+            if self.must_start and not self.ready.is_set():
                 raise StartFailed(f"the {self.role} worker {self.index} cannot be started: {error}") from None
             get_logger().error("a worker cannot be started", who=self.name, reason=str(error))
         else:
@@ -203,7 +205,7 @@ class Slot:
             await self._start(self, worker)
         except RpcError as error:
             if not self._stopping:
-                if not self.ready.is_set():
+                if self.must_start and not self.ready.is_set():
                     raise StartFailed(
                         f"the {self.role} worker {self.index} cannot start: {error}; see its log"
                     ) from None
@@ -257,10 +259,10 @@ class Slot:
                 old.left.set()
             return up
 
-    async def end_for_next_program(self, life: Life, drain_timeout_ms: int) -> None:
+    async def end_for_next_program(self, life: Life) -> None:
         """End a worker that another program in this process starts afresh, once it has finished what it has."""
         life.retired = True  # it has not failed
-        await self._finish(life, drain_timeout_ms)
+        await self._finish(life, NEXT_PROGRAM_DRAIN_MS)
         await life.left.wait()
 
     async def wait_until_awake(self, worker: WorkerProcess) -> None:

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,6 +40,7 @@ class Answer:
 
     status: int
     text: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def merged(*layers: Tables) -> dict[str, dict[str, Any]]:
@@ -167,14 +168,19 @@ class ProxyCluster:
 
     # ---- looks
 
-    def get(self, path: str, timeout_s: float = 5.0) -> Answer:
-        """GET on the admin port."""
+    def get(
+        self, path: str, timeout_s: float = 5.0, *, method: str = "GET", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """GET, or another method, on the admin port."""
+        request = urllib.request.Request(
+            f"http://{HOST}:{self.admin_port}{path}", method=method, headers=dict(headers or {})
+        )
         try:
-            with _opener.open(f"http://{HOST}:{self.admin_port}{path}", timeout=timeout_s) as response:
-                return Answer(response.status, response.read().decode())
+            with _opener.open(request, timeout=timeout_s) as response:
+                return Answer(response.status, response.read().decode(), dict(response.headers))
         except urllib.error.HTTPError as error:
             with error:
-                return Answer(error.code, error.read().decode())
+                return Answer(error.code, error.read().decode(), dict(error.headers))
         except OSError as error:
             return Answer(0, str(error))
 
@@ -184,10 +190,14 @@ class ProxyCluster:
         eventually(lambda: self.get("/readyz").status == status, what=f"/readyz is {status}", within_s=within_s)
 
     def metrics(self) -> Scrape:
-        """One scrape of all processes."""
-        answer = self.get("/metrics")
-        assert answer.status == 200, answer
-        return Scrape.parse(answer.text)
+        """One scrape of all processes, collected after now: the cluster keeps one for a second."""
+        asked_at = time.time()
+        while True:
+            answer = self.get("/metrics")
+            assert answer.status == 200, answer
+            if float(answer.headers.get("X-Collected-At", "inf")) >= asked_at:
+                return Scrape.parse(answer.text)
+            time.sleep(0.1)
 
     def status(self) -> dict[str, Any]:
         """`/status`."""

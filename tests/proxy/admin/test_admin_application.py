@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from proto.rpc_pb2 import Status
 from proxy.admin.application import AdminApplication
 from proxy.admin.http import Answer, Request
-from proxy.admin.scrape import Scrape
+from proxy.admin.scrape import Collected, Scrape
 from proxy.runtime.metrics import new_registry
 from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcError
 
@@ -43,11 +43,11 @@ class Setup:
             raise self.error
         return value
 
-    async def metrics(self) -> bytes:
-        return await self._said(b"g 1.0\n")  # type: ignore[no-any-return]
+    async def metrics(self) -> Collected:
+        return await self._said(Collected(b"g 1.0\n", 1700000000.25))  # type: ignore[no-any-return]
 
-    async def is_well(self) -> bool:
-        return await self._said(self.well)  # type: ignore[no-any-return]
+    def is_well(self) -> bool:
+        return self.well
 
     async def not_ready_reasons(self) -> list[str]:
         return await self._said(self.reasons)  # type: ignore[no-any-return]
@@ -65,7 +65,9 @@ def setup() -> Setup:
 
 
 async def test_the_paths(setup: Setup) -> None:
-    assert (await setup.get("/metrics")).content_type.startswith("text/plain; version=")
+    metrics = await setup.get("/metrics")
+    assert metrics.content_type.startswith("text/plain; version=")
+    assert metrics.headers == (("X-Collected-At", "1700000000.250000"),)
     assert await setup.get("/healthz") == Answer(200, b"ok\n")
     assert await setup.get("/readyz") == Answer(200, b"ok\n")
     status = await setup.get("/status")
@@ -84,7 +86,7 @@ async def test_a_supervisor_that_hangs_is_not_well(setup: Setup) -> None:
     assert (await setup.get("/healthz")).status == 503
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["/metrics", "/readyz", "/status"])
 async def test_a_supervisor_that_does_not_answer(setup: Setup, path: str) -> None:
     setup.error = RpcConnectionLost("the worker went away")
     assert (await setup.get(path)).status == 503
@@ -154,7 +156,7 @@ def gauge(value: int) -> str:
 
 
 async def collected(scrape: Scrape) -> list[str]:
-    lines = (await scrape.collect()).decode().splitlines()
+    lines = (await scrape.collect()).text.decode().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
 
