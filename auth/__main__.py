@@ -1,9 +1,10 @@
 """An auth worker process."""
 
-from proxy.runtime.hardening import harden_process
+from proxy.runtime.hardening import confine_process, harden_process
 
 if __name__ == "__main__":
     harden_process()  # before the imports, which take most of a second
+    confine_process()
 
     from auth.service import AuthService
     from proto.roles import Role

@@ -1,9 +1,10 @@
 """A lookup worker process."""
 
-from proxy.runtime.hardening import harden_process
+from proxy.runtime.hardening import confine_process, harden_process
 
 if __name__ == "__main__":
     harden_process()  # before the imports, which take most of a second
+    confine_process()
 
     from lookup.service import LookupService
     from proto.roles import Role

@@ -18,7 +18,7 @@ from .conftest import running
 from .lab.cluster import HOST, ProxyCluster, Tables, merged
 from .lab.waiting import eventually
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 SECRET = "a-credential-that-only-auth-workers-may-know"
 PATHS = {"/metrics": 200, "/status": 200, "/healthz": 200, "/readyz": 503}
@@ -43,9 +43,9 @@ def cluster(token_file: Path) -> Iterator[ProxyCluster]:
         "cluster": {"forwarders": 1},
         "admin": {"token_file": str(token_file)},
     }
-    with running(ProxyCluster(tables), ready=False) as started:
+    with running(ProxyCluster(tables, ready_timeout_s=75), ready=False) as started:
         eventually(
-            lambda: started.get("/readyz").text == "no broker is reachable\n", what="all workers answer", within_s=30
+            lambda: started.get("/readyz").text == "no broker is reachable\n", what="all workers answer", within_s=60
         )
         yield started
 

@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .captured_plugin import NONSENSE
 from .waiting import eventually
+
+__all__ = ["NONSENSE", "Captured"]
 
 _PLUGIN = Path(__file__).with_name("captured_plugin.py")
 
@@ -44,7 +47,7 @@ class Captured:
         """Let it look at the others, once all of them have begun."""
         self._everybody_is_there.touch()
 
-    def report(self, within_s: float = 30.0) -> Mapping[str, Any]:
+    def report(self, within_s: float = 60.0) -> Mapping[str, Any]:
         """What it could do: by attempt, the error's name or what came of it."""
         eventually(self._report.exists, what="the captured worker has tried everything", within_s=within_s)
         report: Mapping[str, Any] = json.loads(self._report.read_text())

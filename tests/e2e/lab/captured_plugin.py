@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 from proto.rpc_frames import Call, encode_call
 from proto.rpc_pb2 import Method
+from proxy.runtime import worker
 
 PTRACE_SEIZE = 0x4206
 SYS_PIDFD_GETFD = 438
@@ -35,6 +37,7 @@ class Provider:
 
 
 def _attack(options: dict[str, Any]) -> None:
+    _write_nonsense()
     supervisor = os.getppid()
     report: dict[str, Any] = {"drains": {}, "memory": {}}
     for name, ask in _WAYS.items():
@@ -42,8 +45,9 @@ def _attack(options: dict[str, Any]) -> None:
     while not Path(options["everybody_is_there"]).exists():
         time.sleep(0.05)
     siblings = [pid for pid in _pids() if _parent(pid) == supervisor and pid != os.getpid()]
+    report["signal"] = _outcome(_end, supervisor)
     for pid in (supervisor, *siblings):
-        report["memory"][str(pid)] = {name: _outcome(look, pid) for name, look in _LOOKS.items()}
+        report["memory"][str(pid)] = looks(pid)
     unfinished = Path(options["report"] + ".part")
     unfinished.write_text(json.dumps(report))
     unfinished.rename(options["report"])
@@ -65,6 +69,18 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
         return 0
+
+
+# ---- metrics
+
+NONSENSE = ["captured 1 2 3", 'captured{a="1",a="2"} 1', "captured 1e999", "{{{", 'captured{role="supervisor"} 1']
+
+
+def _write_nonsense() -> None:
+    """Put lines among this worker's metrics for which Prometheus would refuse everything."""
+    written = worker.exposition
+    head = "# HELP captured Captured.\n# TYPE captured gauge\ncaptured 7\n"
+    worker.exposition = lambda registry: written(registry) + head + "\n".join(NONSENSE) + "\n"
 
 
 # ---- control.sock
@@ -121,7 +137,17 @@ def orphaned(control: str) -> None:
 _WAYS: dict[str, Callable[[Any], str]] = {"itself": drain, "a child": _child, "an orphan": _orphan}
 
 
-# ---- memory
+# ---- other processes
+
+
+def _end(pid: int) -> str:
+    os.kill(pid, signal.SIGTERM)
+    return "sent"
+
+
+def looks(pid: int) -> dict[str, str]:
+    """What comes of looking into a process, way by way."""
+    return {name: _outcome(look, pid) for name, look in _LOOKS.items()}
 
 
 def _memory(pid: int) -> str:

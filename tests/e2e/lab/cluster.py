@@ -83,7 +83,7 @@ class ProxyCluster:
         self.runtime_dir = self.directory / "run"
         self.service_url = f"pulsar://localhost:{self.port}"
         self._ready_timeout_s = ready_timeout_s
-        self._prefix = self._without_privileges() if unprivileged else []
+        self.prefix = self._without_privileges() if unprivileged else []
         self._process: OwnedProcess | None = None
         own: Tables = {
             "cluster": {"name": "e2e", "runtime_dir": str(self.runtime_dir), "forwarders": 2},
@@ -115,7 +115,7 @@ class ProxyCluster:
 
     def start(self, *, ready: bool = True) -> None:
         """Start, and return when it is ready, or, with `ready=False`, when it accepts clients."""
-        command = [*self._prefix, sys.executable, "-m", "proxy", "serve", "--config", str(self.config_path)]
+        command = [*self.prefix, sys.executable, "-m", "proxy", "serve", "--config", str(self.config_path)]
         self._process = process = OwnedProcess(command, log=self.log_path, cwd=ROOT)
         started_at = time.monotonic()
         while not (self.get("/readyz").status == 200 if ready else self._accepts()):

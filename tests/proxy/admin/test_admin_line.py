@@ -79,6 +79,7 @@ async def setup(nursery: trio.Nursery) -> AsyncIterator[Setup]:
     setup.ended.set()
     await setup.served.wait()
     setup.port.close()
+    setup.questions._socket.close()
 
 
 @pytest.fixture
