@@ -65,10 +65,12 @@ def _pids() -> list[int]:
 
 
 def _parent(pid: int) -> int:
+    """A process's parent; 0 where it has gone, or has ended and waits to be reaped."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except OSError:
         return 0
+    return 0 if state == "Z" else int(parent)
 
 
 # ---- metrics
