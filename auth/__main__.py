@@ -1,8 +1,13 @@
 """An auth worker process."""
 
-from auth.service import AuthService
-from proto.roles import Role
-from proxy.runtime.worker import worker_main
+from proxy.runtime.hardening import confine_process, harden_process
 
 if __name__ == "__main__":
+    harden_process()  # before the imports, which take most of a second
+    confine_process()
+
+    from auth.service import AuthService
+    from proto.roles import Role
+    from proxy.runtime.worker import worker_main
+
     worker_main(Role.AUTH, AuthService)

@@ -1,8 +1,13 @@
 """A lookup worker process."""
 
-from lookup.service import LookupService
-from proto.roles import Role
-from proxy.runtime.worker import worker_main
+from proxy.runtime.hardening import confine_process, harden_process
 
 if __name__ == "__main__":
+    harden_process()  # before the imports, which take most of a second
+    confine_process()
+
+    from lookup.service import LookupService
+    from proto.roles import Role
+    from proxy.runtime.worker import worker_main
+
     worker_main(Role.LOOKUP, LookupService)

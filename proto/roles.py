@@ -14,6 +14,7 @@ class Role(enum.StrEnum):
     FORWARDER = "forwarder"
     AUTH = "auth"
     LOOKUP = "lookup"
+    ADMIN = "admin"
     OPERATOR = "operator"
 
 
@@ -34,6 +35,11 @@ MAY_CALL: Mapping[int, frozenset[Role]] = MappingProxyType(
         Method.CLUSTER_DRAIN: frozenset({Role.OPERATOR}),
         Method.CLUSTER_RELOAD: frozenset({Role.OPERATOR}),
         Method.CLUSTER_UPGRADE: frozenset({Role.OPERATOR}),
+        Method.REPORT_HEALTH: frozenset({Role.ADMIN}),
+        Method.REPORT_READINESS: frozenset({Role.ADMIN}),
+        Method.REPORT_STATUS: frozenset({Role.ADMIN}),
+        Method.REPORT_PLACES: frozenset({Role.ADMIN}),
+        Method.REPORT_METRICS: frozenset({Role.ADMIN}),
     }
 )
 

@@ -25,6 +25,11 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLUSTER_DRAIN: _ClassVar[Method]
     CLUSTER_RELOAD: _ClassVar[Method]
     CLUSTER_UPGRADE: _ClassVar[Method]
+    REPORT_HEALTH: _ClassVar[Method]
+    REPORT_READINESS: _ClassVar[Method]
+    REPORT_STATUS: _ClassVar[Method]
+    REPORT_PLACES: _ClassVar[Method]
+    REPORT_METRICS: _ClassVar[Method]
 
 class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -59,6 +64,11 @@ CLUSTER_STATUS: Method
 CLUSTER_DRAIN: Method
 CLUSTER_RELOAD: Method
 CLUSTER_UPGRADE: Method
+REPORT_HEALTH: Method
+REPORT_READINESS: Method
+REPORT_STATUS: Method
+REPORT_PLACES: Method
+REPORT_METRICS: Method
 OK: Status
 CLUSTER_AUTHORIZATION_FAILED: Status
 UNSUPPORTED_VERSION: Status
@@ -289,6 +299,26 @@ class Text(_message.Message):
 class Empty(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("role", "index")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    index: int
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class Places(_message.Message):
+    __slots__ = ("places",)
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    places: _containers.RepeatedCompositeFieldContainer[Place]
+    def __init__(self, places: _Optional[_Iterable[_Union[Place, _Mapping]]] = ...) -> None: ...
+
+class Reasons(_message.Message):
+    __slots__ = ("reasons",)
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StoreMessage(_message.Message):
     __slots__ = ("dropped_relays", "dropped_pipes", "table", "relays", "pipes", "complete", "listeners", "address_tables")

@@ -116,12 +116,14 @@ async def _prove(config: Config) -> None:
     """Make everything that workers make of a configuration. Raises ConfigError."""
     from auth.broker_credentials import broker_authentication
     from auth.registry import ProviderRegistry, configured_providers
+    from proxy.admin.access import Access
     from proxy.forwarder.doors import doors
     from proxy.runtime.dialing import Dialer
 
     await trio.lowlevel.checkpoint()
     doors(config)
     Dialer(config.brokers)
+    Access(config.admin)
     registry = ProviderRegistry(config.authentication, configured_providers)
     check_proxy_roles(config.authentication, registry.methods)
     broker_authentication(config.brokers.credentials)

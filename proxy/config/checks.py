@@ -39,6 +39,7 @@ def checked(config: Config) -> Config:
     for index, listener in enumerate(config.listener):
         _check(f"listener[{index}].bind", parse_host_port, listener.bind)
     _check("admin.bind", parse_host_port, config.admin.bind)
+    _check_files("admin", config.admin, "token_file")
     _check("brokers.service_url", parse_broker_url, config.brokers.service_url)
     for network in config.brokers.allowed_addresses:
         if network != "*":

@@ -138,8 +138,9 @@ def _is_table(kind: Any) -> bool:
 
 def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
     """The keys that differ and that a running cluster cannot take over by a reload."""
-    tables = ("cluster", "admin")
-    changed = [table for table in tables if getattr(old, table) != getattr(new, table)]
+    changed = ["cluster"] if old.cluster != new.cluster else []
+    if old.admin.bind != new.admin.bind:
+        changed.append("admin.bind")
     if [_ground(listener) for listener in old.listener] != [_ground(listener) for listener in new.listener]:
         changed.append("listener")
     if old.relay.crash_safe != new.relay.crash_safe:

@@ -31,8 +31,8 @@ PULSAR_TRIO_PROXY__LISTENER__0__BIND=0.0.0.0:6650
 ```
 
 SIGHUP or `pulsar-trio-proxy reload` takes over changes, key files included, for connections that come from then on.
-`[cluster]`, `[admin]`, which listeners there are and whether they speak TLS need a restart; a reload that would change
-these is refused.
+`[cluster]`, `admin.bind`, which listeners there are and whether they speak TLS need a restart; a reload that would
+change these is refused.
 """
 
 

@@ -404,12 +404,15 @@ class Limits(Strict, frozen=True):
 
 
 class Admin(Strict, frozen=True):
-    """The HTTP port for operators: `/metrics`, `/healthz`, `/readyz`, `/status`. It asks for no password.
+    """The HTTP port for operators: `/metrics`, `/healthz`, `/readyz`, `/status`.
 
     bind: `address:port`; keep it away from clients
+    token_file: a file with the token that `/metrics` and `/status` ask for (`Authorization: Bearer …`); read again when
+        it changes. Empty: they ask for none. `/healthz` and `/readyz` never do
     """
 
     bind: NonEmpty = "127.0.0.1:8080"
+    token_file: str = ""
 
 
 class Metrics(Strict, frozen=True):

@@ -19,6 +19,7 @@ class Descriptors(msgspec.Struct, frozen=True):
     connections: shared memory with one counter a forwarder (proxy.runtime.connection_count); forwarders only
     store: the line to the supervisor's fd store (proxy.runtime.store_channel), over which the clients'
         listeners come, too; forwarders only
+    questions: the line over which the admin worker asks the supervisor, and over which the operators' listener comes
     """
 
     channel: int
@@ -26,6 +27,7 @@ class Descriptors(msgspec.Struct, frozen=True):
     service: int = -1
     connections: int = -1
     store: int = -1
+    questions: int = -1
 
     def encode(self) -> str:
         """The form in which a worker gets it."""
@@ -38,7 +40,7 @@ class Descriptors(msgspec.Struct, frozen=True):
 
     def all(self) -> tuple[int, ...]:
         """Every descriptor, for the process to be started with."""
-        single = (self.channel, self.liveness, self.service, self.connections, self.store)
+        single = (self.channel, self.liveness, self.service, self.connections, self.store, self.questions)
         return tuple(fd for fd in single if fd >= 0)
 
 

@@ -50,9 +50,3 @@ class PeerTable:
         if role is None or uid != os.geteuid():
             return None
         return Caller(role, pid)
-
-
-def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
-    """The caller at control.sock: this user or root, as the folder's mode already demands."""
-    pid, uid = peer_credentials(sock)
-    return Caller(Role.OPERATOR, pid) if uid in {0, os.geteuid()} else None

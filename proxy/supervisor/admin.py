@@ -1,84 +1,111 @@
-"""The HTTP port for operators, Prometheus and Kubernetes: an ASGI application, served by Hypercorn."""
+"""What the admin worker may ask: how the cluster is, and what its processes count. Nothing else, and nothing by others.
 
-import os
+The worker serves the operators' HTTP port and so reads what strangers send. The supervisor, which has made the seal's
+key, only sees its calls, over a line of the worker's own (proxy/admin/questions.py is its other end).
+"""
+
+import contextlib
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
-import hypercorn.trio
-import msgspec
-from hypercorn.config import Config as HypercornConfig
-from prometheus_client import CONTENT_TYPE_LATEST
+import trio
 
-from proxy.supervisor.report import Report
+from proto.roles import Role
+from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Status, Text
+from proxy.runtime.logs import get_logger
+from proxy.runtime.peers import Caller
+from proxy.runtime.rpc_server import Handler, RpcRefused, RpcServer
+from proxy.supervisor.report import MetricsTooLarge, Report
+from proxy.supervisor.worker_process import WorkerProcess
 
-JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
+ADMIN_BACKLOG = 128
 
-Answer = tuple[int, str, bytes]
+FRAME_BYTES_MAX = 64 * 1024
+"""Of a question."""
+
+UNDER_WAY_MAX = 32
+"""Questions at a time: each may make every worker answer."""
 
 
-class AdminApplication:
-    """GET /metrics, /healthz, /readyz, /status."""
+class AdminLine:
+    """Serves admin workers, each on its own line. ``listener``: the descriptor of the operators' port."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, listener: Callable[[], int]) -> None:
         self._report = report
-        self._paths: dict[str, Callable[[], Awaitable[Answer]]] = {
-            "/metrics": self._metrics,
-            "/healthz": self._healthz,
-            "/readyz": self._readyz,
-            "/status": self._status,
+        self._listener = listener
+        self._under_way = 0
+
+    async def serve(self, worker: WorkerProcess) -> None:
+        """Give a worker the port when it wants it, and answer its questions, until it has ended."""
+        line = worker.questions
+        if line is None:
+            raise RuntimeError("an admin worker without a line to ask the supervisor")
+        with contextlib.closing(line):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._serve_line, line, worker.pid)
+                await worker.wait()  # what it has started may have the line's other end open for longer
+                nursery.cancel_scope.cancel()
+
+    async def _serve_line(self, line: socket.socket, pid: int) -> None:
+        # Only now: a process that has not got that far would keep the port if the supervisor were killed.
+        await trio.lowlevel.wait_readable(line)
+        try:
+            if not line.recv(1):
+                return
+            socket.send_fds(line, [b"L"], [self._listener()])
+        except OSError as error:
+            get_logger().error("the admin worker was not given its port", reason=str(error))
+            line.close()  # so that it need not wait
+            return
+        server = RpcServer(self._handlers(), max_frame_bytes=FRAME_BYTES_MAX)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(line))
+        await server.serve_connection(stream, Caller(Role.ADMIN, pid))
+
+    def _handlers(self) -> dict[int, Handler]:
+        handlers: dict[int, Handler] = {
+            Method.REPORT_HEALTH: self._health,
+            Method.REPORT_READINESS: self._readiness,
+            Method.REPORT_STATUS: self._status,
+            Method.REPORT_PLACES: self._places,
+            Method.REPORT_METRICS: self._metrics,
         }
+        return {method: self._bounded(handler) for method, handler in handlers.items()}
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """ASGI's entry."""
-        if scope["type"] == "lifespan":
-            await _lifespan(receive, send)
-            return
-        if scope["type"] != "http":
-            return
-        status, content_type, body = await self._answer(scope["method"], scope["path"])
-        headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+    def _bounded(self, handler: Handler) -> Handler:
+        async def handle(data: bytes, caller: Caller) -> bytes:
+            if self._under_way >= UNDER_WAY_MAX:
+                raise RpcRefused(Status.TOO_MANY_REQUESTS, "too many questions at a time")
+            self._under_way += 1
+            try:
+                return await handler(data, caller)
+            finally:
+                self._under_way -= 1
 
-    async def _answer(self, method: str, path: str) -> Answer:
-        handler = self._paths.get(path)
-        if handler is None:
-            return 404, TEXT, f"there is no such path; try {', '.join(self._paths)}\n".encode()
-        if method not in {"GET", "HEAD"}:
-            return 405, TEXT, b"only GET\n"
-        return await handler()
+        return handle
 
-    async def _metrics(self) -> Answer:
-        return 200, CONTENT_TYPE_LATEST, await self._report.metrics()
+    async def _health(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        await trio.lowlevel.checkpoint()
+        return b""
 
-    async def _healthz(self) -> Answer:
-        return 200, TEXT, b"ok\n"
+    async def _readiness(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        return Reasons(reasons=await self._report.not_ready_reasons()).SerializeToString()
 
-    async def _readyz(self) -> Answer:
-        reasons = await self._report.not_ready_reasons()
-        return (503, TEXT, "".join(f"{reason}\n" for reason in reasons).encode()) if reasons else (200, TEXT, b"ok\n")
+    async def _status(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        return Text(text=(await self._report.status_json()).decode()).SerializeToString()
 
-    async def _status(self) -> Answer:
-        status = await self._report.status()
-        return 200, JSON, msgspec.json.format(msgspec.json.encode(status), indent=2) + b"\n"
+    async def _places(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        await trio.lowlevel.checkpoint()
+        places = [Place(role=role.value, index=index) for role, index in self._report.places()]
+        return Places(places=places).SerializeToString()
 
-
-async def _lifespan(receive: Any, send: Any) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
-
-
-async def serve_admin(sock: socket.socket, report: Report) -> None:
-    """Serve on a bound socket until cancelled."""
-    config = HypercornConfig()
-    config.bind = [f"fd://{os.dup(sock.fileno())}"]  # Hypercorn closes what it is given
-    config.accesslog = None
-    config.errorlog = None
-    config.include_server_header = False
-    config.graceful_timeout = 1
-    await hypercorn.trio.serve(AdminApplication(report), config)
+    async def _metrics(self, data: bytes, _caller: Caller) -> bytes:
+        place = Place.FromString(data)
+        try:
+            text = await self._report.metrics(place.role, place.index)
+        except MetricsTooLarge as error:
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return Text(text=text).SerializeToString()

@@ -28,7 +28,7 @@ from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Shelf, keep_nothing
 from proxy.supervisor.legacy import Legacy, place_name, shelf_state
-from proxy.supervisor.slot import Life, Slot, SlotState
+from proxy.supervisor.slot import KeepShelf, Life, Slot, SlotState, Spawn
 from proxy.supervisor.sockets import BACKLOG, RuntimeDirectory, StartFailed, bind_tcp
 from proxy.supervisor.standby import Standby
 from proxy.supervisor.worker_process import Inherited, WorkerProcess
@@ -39,8 +39,10 @@ PEERS_TIMEOUT_S = 5.0
 QUIESCE_TIMEOUT_S = 5.0
 REPLACING_LOOK_S = 0.1
 
-START_ORDER = (Role.AUTH, Role.LOOKUP, Role.FORWARDER)
-"""Who must be there before whom; the drain goes the other way."""
+START_ORDER = (Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER)
+"""Who must be there before whom; the drain goes the other way. Nobody waits for the admin worker."""
+
+KEY_HOLDERS = frozenset({Role.AUTH, Role.LOOKUP})  # who seals principals, or opens them
 
 
 class ReloadRefused(Exception):
@@ -48,9 +50,11 @@ class ReloadRefused(Exception):
 
 
 class Cluster:
-    """All workers of one supervisor, and what they share."""
+    """All workers of one supervisor, and what they share. ``serve_admin`` answers what an admin worker asks."""
 
-    def __init__(self, config: Config, directory: RuntimeDirectory, legacy: Legacy) -> None:
+    def __init__(
+        self, config: Config, directory: RuntimeDirectory, legacy: Legacy, serve_admin: KeepShelf | None = None
+    ) -> None:
         self.config = config
         self.begun = trio.Event()
         self.draining = False
@@ -78,14 +82,18 @@ class Cluster:
         self._counters = ConnectionCounters(self._connections)
         self._address_tables = AddressTableExchange()
         self._standby = Standby(self._spawn_forwarder)
-        places = [*self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
+        self._serve_admin = serve_admin
+        places = [(Role.ADMIN, 0)] * (serve_admin is not None)
+        places += [*self._services, *((Role.FORWARDER, index) for index in range(forwarders))]
         self.slots = [self._slot(role, index) for role, index in places]
         for slot in self.slots:
             inherited = legacy.workers.pop((slot.role, slot.index), None)
             if inherited is not None:
                 slot.inherit(inherited)
-            if self.generation > 1:
-                slot.ready.set()  # a first start that fails must not end what the program before left
+            # A first start that fails must not end what the program before left.
+            slot.must_start = self.generation == 1
+            if not slot.must_start and slot.role is not Role.ADMIN:
+                slot.ready.set()
         self._legacy = legacy
         self._measure()
 
@@ -128,10 +136,10 @@ class Cluster:
             keep_shelf = partial(self._keep_shelf, index)
             return Slot(role, index, self._next_forwarder, self._start_worker, self._worker_ended, keep_shelf)
 
-        async def spawn() -> WorkerProcess:
-            return await WorkerProcess.spawn(role, service=self._services[role, index].fileno())
-
-        return Slot(role, index, spawn, self._start_worker, self._worker_ended)
+        service = self._services[role, index].fileno() if role in KEY_HOLDERS else -1
+        spawn: Spawn = lambda: WorkerProcess.spawn(role, service=service)  # noqa: E731
+        keep = self._serve_admin if role is Role.ADMIN else None
+        return Slot(role, index, spawn, self._start_worker, self._worker_ended, keep)
 
     async def _next_forwarder(self) -> WorkerProcess:
         return self._standby.take() or await self._spawn_forwarder()
@@ -148,10 +156,8 @@ class Cluster:
             return [listener.fileno() for listener in self.listeners if listener.fileno() >= 0]
 
         tables = self._address_tables.line(index)
-        if self.config.relay.crash_safe:
-            orderly = await self.shelves[index].serve(worker.store, listeners, new=not worker.inherited, tables=tables)
-        else:
-            orderly = await keep_nothing(worker.store, listeners, new=not worker.inherited, tables=tables)
+        keep = self.shelves[index].serve if self.config.relay.crash_safe else keep_nothing
+        orderly = await keep(worker.store, listeners, new=not worker.inherited, tables=tables)
         if not orderly:
             worker.kill()
 
@@ -171,17 +177,22 @@ class Cluster:
                     self._listen()
                 for slot in self.of(role):
                     nursery.start_soon(slot.run)
-                for slot in self.of(role):
-                    await slot.ready.wait()
+                await self._wait_until_ready([] if role is Role.ADMIN else [role])
+            with trio.move_on_after(START_TIMEOUT_S if self.generation > 1 else float("inf")):
+                await self._wait_until_ready(START_ORDER)
             if self.draining:
                 return
             if self.config.relay.crash_safe:
                 nursery.start_soon(self._standby.run)
             self.begun.set()
             if self.generation > 1:
-                await self.replace_all()
+                await self.replace_all([role for role in START_ORDER if role is not Role.ADMIN])  # that one is new
                 await self._legacy.discard()
             ready.set()
+
+    async def _wait_until_ready(self, roles: Iterable[Role]) -> None:
+        for slot in [slot for role in roles for slot in self.of(role)]:
+            await slot.ready.wait()
 
     def _listen(self) -> None:
         """Only now may clients come: whoever serves them is ready."""
@@ -190,14 +201,15 @@ class Cluster:
 
     async def _start_worker(self, slot: Slot, worker: WorkerProcess) -> None:
         """Tell the workers who the new one is, and the new one all it needs. Raises RpcError."""
+        if slot.role is Role.ADMIN:  # the others need not wait for its imports
+            await slot.wait_until_awake(worker)
         async with self._workers_lock:
             peers = self._peers()
             async with trio.open_nursery() as nursery:
                 for other in self._running({Role.AUTH, Role.LOOKUP}):
                     if other is not worker:
                         nursery.start_soon(self._tell_peers, other, peers)
-            # Whoever reads what strangers send must not be able to seal a principal.
-            seal_key = b"" if slot.role is Role.FORWARDER else self._seal_key
+            seal_key = self._seal_key if slot.role in KEY_HOLDERS else b""
             config = _config_for(slot.role, self.config)
             request = StartRequest(config=config, seal_key=seal_key, peers=peers, index=slot.index)
             await worker.command(Method.START, request, timeout_s=START_TIMEOUT_S)
@@ -213,7 +225,9 @@ class Cluster:
             worker.kill()
 
     def _peers(self) -> list[Peer]:
-        return [Peer(pid=life.worker.pid, role=slot.role.value) for slot in self.slots for life in slot.lives]
+        """Who may call workers; the admin worker calls none, and is a stranger to them."""
+        callers = [(slot.role, life) for slot in self.slots for life in slot.lives if slot.role is not Role.ADMIN]
+        return [Peer(pid=life.worker.pid, role=role.value) for role, life in callers]
 
     def _running(self, roles: Iterable[Role]) -> list[WorkerProcess]:
         """The workers of some roles; not those that only finish what they have."""
@@ -251,11 +265,11 @@ class Cluster:
 
     # ---- new processes
 
-    async def replace_all(self) -> None:
+    async def replace_all(self, roles: Iterable[Role] = START_ORDER) -> None:
         """Let new processes follow the old ones, one by one; relays go on, lookups under way are finished."""
         self.replacing = True
         try:
-            for role in START_ORDER:
+            for role in roles:
                 for slot in self.of(role):
                     if self.draining:
                         return
@@ -293,6 +307,9 @@ class Cluster:
                 await self._standby.stop_and_wait()
             for slot in self.slots:
                 for life in list(slot.lives):
+                    if slot.role is Role.ADMIN:  # it has nothing that would have to go on
+                        await slot.end_for_next_program(life)
+                        continue
                     one = await life.worker.prepare_to_be_inherited(slot.index, timeout_s=QUIESCE_TIMEOUT_S)
                     if one is not None:
                         at_rest.append((slot, life, one))
@@ -377,8 +394,7 @@ class Cluster:
 
     def close(self) -> None:
         """Close what was bound."""
-        sockets: list[socket.socket] = [*self.listeners, *self._services.values()]
-        for sock in sockets:
+        for sock in (*self.listeners, *self._services.values()):
             sock.close()
         self._address_tables.close()
 

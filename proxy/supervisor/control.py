@@ -4,15 +4,15 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
-import msgspec
 import trio
 
 from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy.config.errors import ConfigError
-from proxy.runtime.peers import Caller, identify_operator
+from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_server import Handler, RpcRefused, RpcServer
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.supervisor.cluster import ReloadRefused
+from proxy.supervisor.descent import identify_operator
 from proxy.supervisor.report import Report
 from proxy.supervisor.sockets import CONTROL_SOCKET
 
@@ -52,7 +52,7 @@ class Control:
 
     async def _cluster_status(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
-        return Text(text=msgspec.json.encode(await self._report.status()).decode()).SerializeToString()
+        return Text(text=(await self._report.status_json()).decode()).SerializeToString()
 
     async def _cluster_drain(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)

@@ -14,14 +14,17 @@ from proxy import __version__
 from proxy.config.errors import ConfigError
 from proxy.config.load import changes_that_need_new_processes, load_config, new_binds
 from proxy.config.types import Config
+from proxy.runtime.hardening import adopt_orphans, harden_process
 from proxy.runtime.logs import configure_logs, get_logger
-from proxy.supervisor.admin import serve_admin
+from proxy.supervisor.admin import ADMIN_BACKLOG, AdminLine
+from proxy.supervisor.children import children
 from proxy.supervisor.cluster import Cluster, ReloadRefused
 from proxy.supervisor.control import Control, UpgradeRefused
 from proxy.supervisor.legacy import SIGNALS, Legacy, State, become_next_program, check_command
 from proxy.supervisor.open_files import allow_open_files
 from proxy.supervisor.report import Report
-from proxy.supervisor.sockets import BACKLOG, CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
+from proxy.supervisor.sockets import CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
+from proxy.supervisor.worker_process import WorkerProcess
 
 PREFLIGHT_TIMEOUT_S = 30.0
 SIGNALS_GRACE_S = 0.01
@@ -37,7 +40,9 @@ class Supervisor:
         self._directory = RuntimeDirectory(config.cluster.runtime_dir, legacy.runtime_lock)
         self._admin = _bind_admin(config, legacy)
         self._control = legacy.control
-        self._cluster = Cluster(config, self._directory, legacy)
+        self._cluster = Cluster(config, self._directory, legacy, self._serve_admin)
+        self._report = Report(self._cluster)
+        self._admin_line = AdminLine(self._report, self._admin.fileno)
         self._drain_wanted = trio.Event()
         self._upgrade_wanted = trio.Event()
         self._reloading = trio.Lock()
@@ -47,17 +52,16 @@ class Supervisor:
 
     async def run(self) -> None:
         """Run until drained. Raises StartFailed."""
-        report = Report(self._cluster)
-        control = Control(report, self._drain_wanted.set, self._reload, self._prepare_upgrade)
+        control = Control(self._report, self._drain_wanted.set, self._reload, self._prepare_upgrade)
         ready = trio.Event()
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._watch_signals, nursery)
                 if self._control is None:
                     self._control = self._directory.bind(CONTROL_SOCKET)
+                nursery.start_soon(children.reap_adopted)
                 nursery.start_soon(control.serve, self._control)
-                self._admin.listen(BACKLOG)
-                nursery.start_soon(serve_admin, self._admin, report)
+                self._admin.listen(ADMIN_BACKLOG)
                 nursery.start_soon(self._cluster.run, ready)
                 nursery.start_soon(self._announce, ready)
                 nursery.start_soon(self._upgrade)
@@ -74,6 +78,9 @@ class Supervisor:
             self._admin.close()
             self._directory.clear()
         get_logger().info("ended")
+
+    async def _serve_admin(self, worker: WorkerProcess) -> None:
+        await self._admin_line.serve(worker)
 
     async def _announce(self, ready: trio.Event) -> None:
         await ready.wait()
@@ -159,7 +166,8 @@ class Supervisor:
         command = check_command(self._config_file)
         with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as patience:
             try:
-                done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+                with children.starting():  # its number is never told
+                    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
             except OSError as error:
                 raise refusal(f"the program that is installed now cannot be run: {error}") from None
             if done.returncode:
@@ -215,6 +223,8 @@ def serve(config: Config, config_file: Path, legacy_descriptor: int | None, fail
 
     ``legacy_descriptor``: where the program that this one replaces left what is to go on.
     """
+    harden_process()
+    adopt_orphans()
     configure_logs(config.log, Role.SUPERVISOR, 0)
     allow_open_files(config)
     try:

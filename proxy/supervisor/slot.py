@@ -23,14 +23,15 @@ LOOKS_MISSED_MAX = 3
 STABLE_AFTER_S = 1.0
 """A worker that lived this long was no failure to start; its successor comes at once."""
 
-PAUSE_MAX_S = {Role.AUTH: 5.0, Role.LOOKUP: 5.0, Role.FORWARDER: 1.0}
-"""The longest pause between failures. Relays may be waiting for a forwarder."""
+PAUSE_MAX_S = {Role.ADMIN: 1.0, Role.AUTH: 5.0, Role.LOOKUP: 5.0, Role.FORWARDER: 1.0}
+"""The longest pause between failures. Relays may be waiting for a forwarder, Kubernetes' probes for an admin worker."""
 
 DRAIN_GRACE_S = 5.0
 """How much longer than its timeout a drain is waited for."""
 
 AWAKE_TIMEOUT_S = 30.0
 HAND_OVER_TIMEOUT_S = 10.0
+NEXT_PROGRAM_DRAIN_MS = 1_000
 
 
 class SlotState(enum.StrEnum):
@@ -65,7 +66,8 @@ class Slot:
     """One role and number.
 
     ``spawn`` makes a process; ``start`` tells it all it needs to be ready, and makes it this place's worker.
-    ``keep_shelf`` (forwarders) gives it what its predecessor left, and returns when it has said its last.
+    ``keep_shelf`` (forwarders) gives it what its predecessor left, and returns when it has said its last; that of an
+    admin worker answers what it asks. ``must_start``: whether a very first worker that cannot start ends the cluster.
     """
 
     def __init__(  # noqa: PLR0917 -- one call
@@ -84,6 +86,7 @@ class Slot:
         self.worker: WorkerProcess | None = None
         self.lives: list[Life] = []
         self.ready = trio.Event()
+        self.must_start = True
         self._spawn = spawn
         self._start = start
         self._on_end = on_end
@@ -128,7 +131,7 @@ class Slot:
         try:
             life = await self._next_life()
         except OSError as error:  # no descriptors, no memory, no processes to be had
-            if not self.ready.is_set():
+            if self.must_start and not self.ready.is_set():
                 raise StartFailed(f"the {self.role} worker {self.index} cannot be started: {error}") from None
             get_logger().error("a worker cannot be started", who=self.name, reason=str(error))
         else:
@@ -202,7 +205,7 @@ class Slot:
             await self._start(self, worker)
         except RpcError as error:
             if not self._stopping:
-                if not self.ready.is_set():
+                if self.must_start and not self.ready.is_set():
                     raise StartFailed(
                         f"the {self.role} worker {self.index} cannot start: {error}; see its log"
                     ) from None
@@ -245,7 +248,7 @@ class Slot:
                 life.worker.kill()
                 return False
             if hand_over:
-                await self._wait_until_awake(life)
+                await self.wait_until_awake(life.worker)
                 await self._take_leave(old, drain_timeout_ms)
             up = await self._bring_up(life)
             if up:
@@ -256,10 +259,16 @@ class Slot:
                 old.left.set()
             return up
 
-    async def _wait_until_awake(self, life: Life) -> None:
+    async def end_for_next_program(self, life: Life) -> None:
+        """End a worker that another program in this process starts afresh, once it has finished what it has."""
+        life.retired = True  # it has not failed
+        await self._finish(life, NEXT_PROGRAM_DRAIN_MS)
+        await life.left.wait()
+
+    async def wait_until_awake(self, worker: WorkerProcess) -> None:
         """Until a new process has done its imports, or failed to: relays need not stand still for that."""
         with contextlib.suppress(RpcError):  # it has not been started: that it says so is all we want to know
-            await life.worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=AWAKE_TIMEOUT_S)
+            await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=AWAKE_TIMEOUT_S)
 
     async def _take_leave(self, old: Life, drain_timeout_ms: int) -> None:
         """Until an old forwarder has left its relays to the store."""

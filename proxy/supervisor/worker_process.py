@@ -20,8 +20,9 @@ from proxy.runtime.descriptors import Descriptors, adopt_socket
 from proxy.runtime.rpc_client import NoMoreConnections, RpcClient
 from proxy.runtime.store_channel import StoreChannel, store_sockets
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.supervisor.children import children
 
-MODULES = {Role.AUTH: "auth", Role.LOOKUP: "lookup", Role.FORWARDER: "proxy.forwarder"}
+MODULES = {Role.ADMIN: "proxy.admin", Role.AUTH: "auth", Role.LOOKUP: "lookup", Role.FORWARDER: "proxy.forwarder"}
 
 EXIT_TIMEOUT_S = 5.0
 
@@ -88,8 +89,8 @@ class Inherited(msgspec.Struct, frozen=True):
 
 
 class WorkerProcess:
-    """A process and its lines to us: the RPC channel, the pipe whose end tells it that we are gone, and a forwarder's
-    line to the fd store.
+    """A process and its lines to us: the RPC channel, the pipe whose end tells it that we are gone, a forwarder's line
+    to the fd store, and the line on which an admin worker asks.
     """
 
     def __init__(  # noqa: PLR0917 -- private in all but name
@@ -100,11 +101,13 @@ class WorkerProcess:
         liveness: int,
         store: StoreChannel | None = None,
         uptime_s: float = 0.0,
+        questions: socket.socket | None = None,
     ) -> None:
         self.role = role
         self.pid = process.pid
         self.started = time.monotonic() - uptime_s
         self.store = store
+        self.questions = questions
         self.inherited = isinstance(process, Child)
         self._process = process
         self._liveness: int | None = liveness
@@ -128,23 +131,30 @@ class WorkerProcess:
             ours, theirs = both(*socket.socketpair())
             ours.setblocking(False)
             store, store_theirs = both(*store_sockets()) if role is Role.FORWARDER else (None, None)
+            questions, questions_theirs = both(*socket.socketpair()) if role is Role.ADMIN else (None, None)
             descriptors = Descriptors(
                 channel=theirs.fileno(),
                 liveness=liveness_theirs,
                 service=service,
                 connections=connections,
                 store=store_theirs.fileno() if store_theirs is not None else -1,
+                questions=questions_theirs.fileno() if questions_theirs is not None else -1,
             )
-            process = await trio.lowlevel.open_process(
-                # -P: a folder called "auth" or "proto" where the operator happens to stand must not become our code.
-                [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors.all(),
-                env=worker_environment(os.environ),
-                process_group=0,  # Ctrl-C is for the supervisor alone
-            )
+            with children.starting():
+                process = await trio.lowlevel.open_process(
+                    # -P: a folder called "auth" where the operator happens to stand must not become our code.
+                    [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=descriptors.all(),
+                    env=worker_environment(os.environ),
+                    process_group=0,  # Ctrl-C is for the supervisor alone
+                )
+                children.add(process)
             undo.pop_all()
-        return cls(role, process, ours, liveness_ours, StoreChannel(store) if store is not None else None)
+        if questions is not None:
+            questions.setblocking(False)
+        channel = StoreChannel(store) if store is not None else None
+        return cls(role, process, ours, liveness_ours, channel, questions=questions)
 
     @classmethod
     def take_over(cls, inherited: Inherited) -> "WorkerProcess":
@@ -153,6 +163,7 @@ class WorkerProcess:
         os.set_inheritable(inherited.liveness, False)
         store = StoreChannel(adopt_socket(inherited.store)) if inherited.store >= 0 else None
         role, child = Role(inherited.role), Child(inherited.pid)
+        children.add(child)
         return cls(role, child, channel, inherited.liveness, store, inherited.uptime_s)
 
     async def prepare_to_be_inherited(self, index: int, *, timeout_s: float) -> Inherited | None:

@@ -14,6 +14,8 @@ from tests.deploy.metric_names import ROOT, documented, unknown_labels, unknown_
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "pulsar-proxy.json").read_text())
 NOT_SHOWN = {
     "pulsar_proxy_build_info",
+    "pulsar_proxy_admin_requests_total",
+    "pulsar_proxy_dropped_metrics_total",
     *(f"pulsar_proxy_principal_{what}_created" for what in ("bytes", "messages", "sessions")),
 }
 """Documented metrics that no panel shows."""

@@ -64,7 +64,7 @@ def test_status_as_json_and_for_people(own_proxy: ProxyCluster, broker: Standalo
         status = own_proxy.status()
         assert (status["cluster"], status["ready"], status["draining"]) == ("e2e", True, False)
         roles = sorted(worker["role"] for worker in status["workers"])
-        assert roles == ["auth", "forwarder", "forwarder", "lookup"]
+        assert roles == ["admin", "auth", "forwarder", "forwarder", "lookup"]
         assert {worker["state"] for worker in status["workers"]} == {"running"}
         assert all(Path(f"/proc/{worker['pid']}").exists() for worker in status["workers"])
         assert sum(worker.get("connections", 0) for worker in status["workers"]) == 1
@@ -328,7 +328,7 @@ def test_no_worker_outlives_its_supervisor(own_proxy: ProxyCluster, broker: Stan
     """kill -9 of the supervisor: all workers are gone within 2 s, also with clients connected."""
     with relay_client(own_proxy, broker):
         pids = own_proxy.worker_pids()
-        assert len(pids) == 4
+        assert len(pids) == 5
         own_proxy.signal(signal.SIGKILL)
         own_proxy.wait(timeout_s=1)
         assert_all_gone(pids, within_s=2)

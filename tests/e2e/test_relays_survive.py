@@ -314,7 +314,7 @@ class Upgrader:
         assert cluster.wait(timeout_s=0.001) is None  # it is the same process
         assert cluster.status()["generation"] == generation + 1
         pids = set(cluster.worker_pids().values())
-        assert len(pids) == 3
+        assert len(pids) == 4
         assert not pids & self._seen
 
 

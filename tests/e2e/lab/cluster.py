@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,6 +40,7 @@ class Answer:
 
     status: int
     text: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def merged(*layers: Tables) -> dict[str, dict[str, Any]]:
@@ -91,7 +92,7 @@ class ProxyCluster:
         self.runtime_dir = self.directory / "run"
         self.service_url = f"pulsar://localhost:{self.port}"
         self._ready_timeout_s = ready_timeout_s
-        self._prefix = self._without_privileges() if unprivileged else list(prefix)
+        self.prefix = self._without_privileges() if unprivileged else list(prefix)
         self._environment = environment
         self._process: OwnedProcess | None = None
         own: Tables = {
@@ -124,7 +125,7 @@ class ProxyCluster:
 
     def start(self, *, ready: bool = True) -> None:
         """Start, and return when it is ready, or, with `ready=False`, when it accepts clients."""
-        command = [*self._prefix, sys.executable, "-m", "proxy", "serve", "--config", str(self.config_path)]
+        command = [*self.prefix, sys.executable, "-m", "proxy", "serve", "--config", str(self.config_path)]
         self._process = process = OwnedProcess(command, log=self.log_path, env=self._environment, cwd=ROOT)
         started_at = time.monotonic()
         while not (self.get("/readyz").status == 200 if ready else self._accepts()):
@@ -177,14 +178,19 @@ class ProxyCluster:
 
     # ---- looks
 
-    def get(self, path: str, timeout_s: float = 5.0) -> Answer:
-        """GET on the admin port."""
+    def get(
+        self, path: str, timeout_s: float = 5.0, *, method: str = "GET", headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """GET, or another method, on the admin port."""
+        request = urllib.request.Request(
+            f"http://{HOST}:{self.admin_port}{path}", method=method, headers=dict(headers or {})
+        )
         try:
-            with _opener.open(f"http://{HOST}:{self.admin_port}{path}", timeout=timeout_s) as response:
-                return Answer(response.status, response.read().decode())
+            with _opener.open(request, timeout=timeout_s) as response:
+                return Answer(response.status, response.read().decode(), dict(response.headers))
         except urllib.error.HTTPError as error:
             with error:
-                return Answer(error.code, error.read().decode())
+                return Answer(error.code, error.read().decode(), dict(error.headers))
         except OSError as error:
             return Answer(0, str(error))
 
@@ -194,10 +200,14 @@ class ProxyCluster:
         eventually(lambda: self.get("/readyz").status == status, what=f"/readyz is {status}", within_s=within_s)
 
     def metrics(self) -> Scrape:
-        """One scrape of all processes."""
-        answer = self.get("/metrics")
-        assert answer.status == 200, answer
-        return Scrape.parse(answer.text)
+        """One scrape of all processes, collected after now: the cluster keeps one for a second."""
+        asked_at = time.time()
+        while True:
+            answer = self.get("/metrics")
+            assert answer.status == 200, answer
+            if float(answer.headers.get("X-Collected-At", "inf")) >= asked_at:
+                return Scrape.parse(answer.text)
+            time.sleep(0.1)
 
     def status(self) -> dict[str, Any]:
         """`/status`."""

@@ -14,17 +14,27 @@ def children(pid: int, words: str = "") -> list[int]:
     return [child for child in _pids() if _parent(child) == pid and words in _command_line(child)]
 
 
+def zombies(pid: int) -> list[int]:
+    """A process's children that have ended, and that nobody has waited for."""
+    return [child for child in _pids() if _stat(child)[:2] == ["Z", str(pid)]]
+
+
 def _pids() -> list[int]:
     return [int(path.name) for path in PROC.iterdir() if path.name.isdigit()]
 
 
 def _parent(pid: int) -> int:
     """Its parent's id; 0 where it has gone or nobody has waited for it yet."""
-    try:
-        state, parent = (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except OSError:
-        return 0
+    state, parent = _stat(pid)[:2] or ("Z", "0")
     return 0 if state == "Z" else int(parent)
+
+
+def _stat(pid: int) -> list[str]:
+    """Its state, its parent, and more; nothing where it has gone."""
+    try:
+        return (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _command_line(pid: int) -> str:

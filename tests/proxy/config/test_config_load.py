@@ -389,7 +389,7 @@ def test_checked_returns_what_it_was_given() -> None:
         ("[authentication]\nfailure_delay_ms = 5", []),
         ("[cluster]\nforwarders = 7", ["cluster"]),
         ("[[listener]]\nbind = '0.0.0.0:7'", ["listener"]),
-        ("[admin]\nbind = '0.0.0.0:7'", ["admin"]),
+        ("[admin]\nbind = '0.0.0.0:7'", ["admin.bind"]),
         ("[relay]\ncrash_safe = false", ["relay.crash_safe"]),
         ("[relay]\nhalf_close_timeout_ms = 5\nkeep_alive_probes = 3", []),
         ("[log]\nlevel = 'debug'\n[limits]\nmax_command_bytes = 2048\nmax_broker_frame_bytes = 2048", []),

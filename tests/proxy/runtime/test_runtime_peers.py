@@ -6,7 +6,6 @@ import os
 import socket
 from pathlib import Path
 
-import pytest
 import structlog.testing
 import trio
 
@@ -15,7 +14,7 @@ from proto.rpc_frames import Call, encode_call
 from proto.rpc_pb2 import Method, Peer
 from proxy.runtime import peers
 from proxy.runtime.descriptors import adopt_listener
-from proxy.runtime.peers import Caller, PeerTable, identify_operator, peer_credentials
+from proxy.runtime.peers import Caller, PeerTable, peer_credentials
 from proxy.runtime.rpc_client import connect_unix
 from proxy.runtime.rpc_server import RpcServer
 
@@ -64,19 +63,6 @@ def test_a_new_table_replaces_the_old_one_as_a_whole() -> None:
     table.replace([Peer(pid=11, role="forwarder")])
     assert table.identify(peer(10)) is None
     assert table.identify(peer(11)) == Caller(Role.FORWARDER, 11)
-
-
-@pytest.mark.parametrize(("uid_offset", "allowed"), [(0, True), (1000, False)])
-def test_operators(uid_offset: int, allowed: bool) -> None:
-    caller = identify_operator(peer(77, uid=os.geteuid() + uid_offset))
-    assert caller == (Caller(Role.OPERATOR, 77) if allowed else None)
-
-
-def test_root_is_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert identify_operator(peer(77, uid=0)) is not None
-    assert identify_operator(peer(77, uid=1000)) is not None
-    assert identify_operator(peer(77, uid=1001)) is None
 
 
 async def test_a_stranger_is_closed_without_a_reply_and_a_worker_is_served(

@@ -11,14 +11,11 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.parser import text_string_to_metric_families
 
 from proto.rpc_pb2 import BrokerCredentialsResponse, Method
 from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
 from proxy.runtime.credentials import CredentialExchange, NoCredentials, credentials_for
 from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
-from proxy.runtime.metrics import exposition, merged_exposition, new_registry
 from proxy.runtime.tasks import Backoff, InFlight, close_politely, repeat, seconds
 
 # ---- credentials
@@ -261,54 +258,3 @@ async def test_adopted_listener(tmp_path: Any) -> None:
     listener = adopt_listener(sock.detach())
     assert not os.get_inheritable(listener.socket.fileno())
     await listener.aclose()
-
-
-# ---- metrics
-
-
-def registry_with(value: float) -> CollectorRegistry:
-    registry = new_registry()
-    Counter("requests", "Requests.", ["kind"], registry=registry).labels(kind="a").inc(value)
-    Gauge("open", "Open.", registry=registry).set(value)
-    Histogram("took_seconds", "Took.", buckets=(1.0,), registry=registry).observe(value)
-    return registry
-
-
-def parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text.decode())
-        for sample in family.samples
-    }
-
-
-def test_merged_metrics_name_the_process_on_every_sample() -> None:
-    merged = merged_exposition(
-        [({"worker": "0"}, exposition(registry_with(1))), ({"worker": "1"}, exposition(registry_with(2)))]
-    )
-    samples = parsed(merged)
-    assert samples["requests_total", (("kind", "a"), ("worker", "0"))] == 1
-    assert samples["requests_total", (("kind", "a"), ("worker", "1"))] == 2
-    assert samples["open", (("worker", "1"),)] == 2
-    assert samples["took_seconds_bucket", (("le", "1.0"), ("worker", "0"))] == 1
-    assert all("worker" in dict(labels) for _, labels in samples)
-
-
-def test_merged_families_appear_once() -> None:
-    text = merged_exposition([({"worker": str(n)}, exposition(registry_with(n))) for n in range(5)]).decode()
-    for name in ("requests_total", "open", "took_seconds"):
-        assert text.count(f"# TYPE {name} ") == 1
-        assert text.count(f"# HELP {name} ") == 1
-    assert "_created" not in text
-
-
-def test_nothing_to_merge() -> None:
-    assert merged_exposition([]) == b""
-
-
-@given(st.text(max_size=30), st.floats(allow_nan=False))
-def test_label_values_and_numbers_survive(value: str, number: float) -> None:
-    registry = new_registry()
-    Gauge("g", "G.", ["l"], registry=registry).labels(l=value).set(number)
-    samples = parsed(merged_exposition([({"worker": "0"}, exposition(registry))]))
-    assert samples == {("g", (("l", value), ("worker", "0"))): number}

@@ -279,7 +279,7 @@ async def test_reload_tells_everybody_in_order(setup: Setup, nursery: trio.Nurse
 async def test_a_reload_that_needs_a_restart_is_refused(setup: Setup, nursery: trio.Nursery) -> None:
     cluster = await setup.started(nursery)
     before = cluster.config
-    with pytest.raises(ReloadRefused, match="a restart is needed to change: cluster, admin"):
+    with pytest.raises(ReloadRefused, match=r"a restart is needed to change: cluster, admin\.bind"):
         await cluster.reload(config_with(cluster={"forwarders": 3}, admin={"bind": "127.0.0.1:1"}))
     assert cluster.config is before
     assert setup.events(Method.CONFIGURE) == []

@@ -39,9 +39,9 @@ STATUS: dict[str, Any] = {
 
 
 class FakeReport:
-    async def status(self) -> dict[str, Any]:
+    async def status_json(self) -> bytes:
         await trio.lowlevel.checkpoint()
-        return STATUS
+        return json.dumps(STATUS).encode()
 
 
 class Operated:
@@ -143,7 +143,7 @@ async def test_over_a_real_socket(
     assert json.loads(await cli._call(control_path(str(tmp_path)), Method.CLUSTER_STATUS)) == STATUS
     uid = os.geteuid()
     with monkeypatch.context() as patch:
-        patch.setattr("proxy.runtime.peers.peer_credentials", lambda _sock: (1, uid + 1))
+        patch.setattr("proxy.supervisor.descent.peer_credentials", lambda _sock: (1, uid + 1))
         stranger = await connect_unix(control_path(str(tmp_path)))()
         assert await stranger.receive_some(10) == b""
         await stranger.aclose()

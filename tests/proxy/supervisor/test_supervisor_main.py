@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from supervisor_fakes import FakeDirectory, FakeSocket, make_config
 
 from proxy.config.types import Config
 from proxy.supervisor import main
+from proxy.supervisor.children import children
 from proxy.supervisor.cluster import ReloadRefused
 from proxy.supervisor.control import Control, UpgradeRefused
 from proxy.supervisor.legacy import SIGNALS, Legacy, State
@@ -110,28 +112,27 @@ class Setup:
         self.keys: list[bytes] = []
         self.legacy = Legacy()
         self.masks: list[tuple[int, Any]] = []
+        self.hardened: list[str] = []
         self._send, self._receive = trio.open_memory_channel[int](10)
         monkeypatch.setattr(main, "RuntimeDirectory", self._directory)
         monkeypatch.setattr(main, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
         monkeypatch.setattr(main, "Cluster", self._cluster)
-        monkeypatch.setattr(main, "serve_admin", self._serve_admin)
         monkeypatch.setattr(Control, "serve", self._serve_control)
         monkeypatch.setattr(signal, "pthread_sigmask", lambda how, which: self.masks.append((how, which)))
         monkeypatch.setattr(main, "allow_open_files", lambda _config: None)
+        for name in ("harden_process", "adopt_orphans"):
+            monkeypatch.setattr(main, name, partial(self.hardened.append, name))
+        monkeypatch.setattr(children, "reap_adopted", trio.sleep_forever)
         monkeypatch.setattr(trio, "open_signal_receiver", self._signals)
 
     def _directory(self, path: str, lock: int) -> FakeDirectory:
         self.log.append((path, lock))
         return self.directory
 
-    def _cluster(self, config: Config, _directory: Any, legacy: Legacy) -> FakeCluster:
+    def _cluster(self, config: Config, _directory: Any, legacy: Legacy, _serve_admin: Any) -> FakeCluster:
         self.keys.append(legacy.seal_key)
         self.cluster.config = config
         return self.cluster
-
-    @staticmethod
-    async def _serve_admin(*_: Any) -> None:
-        await trio.sleep_forever()
 
     @staticmethod
     async def _serve_control(*_: Any) -> None:
@@ -560,6 +561,7 @@ def test_serve_ends_without_a_failure(setup: Setup, failures: list[str]) -> None
     setup.signal(signal.SIGTERM)
     serve(setup.config, setup.config_file, None, failures.append)
     assert failures == []
+    assert setup.hardened == ["harden_process", "adopt_orphans"]
 
 
 @pytest.mark.usefixtures("quiet")

@@ -1,4 +1,4 @@
-"""proxy.supervisor.report and admin: what operators, Prometheus and Kubernetes are told."""
+"""proxy.supervisor.report: what operators, Prometheus and Kubernetes are told."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from proxy.config.types import Listener, ListenerTls
 from proxy.runtime.metrics import new_registry
 from proxy.runtime.rpc_client import RpcError
 from proxy.status_text import status_text
-from proxy.supervisor import admin
-from proxy.supervisor.admin import AdminApplication, serve_admin
-from proxy.supervisor.report import Report
+from proxy.supervisor.report import METRICS_BYTES_MAX, STATUS_BYTES_MAX, MetricsTooLarge, Report
 from proxy.supervisor.slot import Slot, SlotState
 
 
@@ -57,19 +55,6 @@ class Setup:
     def worker(self, role: Role, index: int = 0) -> FakeWorker:
         return self.cluster.of(role)[index].worker  # type: ignore[no-any-return]
 
-    async def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
-        """What the ASGI application answers."""
-        sent: list[dict[str, Any]] = []
-
-        async def send(message: dict[str, Any]) -> None:
-            await trio.lowlevel.checkpoint()
-            sent.append(message)
-
-        await AdminApplication(self.report)({"type": "http", "method": method, "path": path}, None, send)
-        start, body = sent
-        headers = {name.decode(): value.decode() for name, value in start["headers"]}
-        return start["status"], headers, body["body"]
-
 
 # ---- readiness
 
@@ -77,14 +62,12 @@ class Setup:
 async def test_ready() -> None:
     setup = Setup()
     assert await setup.report.not_ready_reasons() == []
-    assert await setup.get("/readyz") == (200, {"content-type": admin.TEXT, "content-length": "3"}, b"ok\n")
 
 
 async def test_not_ready_without_a_reachable_broker() -> None:
     setup = Setup()
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: '{"ready": false, "brokers": []}'
-    status, _, body = await setup.get("/readyz")
-    assert (status, body) == (503, b"no broker is reachable\n")
+    assert await setup.report.not_ready_reasons() == ["no broker is reachable"]
 
 
 async def test_one_lookup_worker_that_reaches_a_broker_is_enough() -> None:
@@ -111,7 +94,6 @@ async def test_one_forwarder_is_enough() -> None:
 async def test_not_ready_while_draining() -> None:
     setup = Setup()
     setup.cluster.draining = True
-    assert (await setup.get("/readyz"))[0] == 503
     assert await setup.report.not_ready_reasons() == ["draining"]
 
 
@@ -126,12 +108,6 @@ async def test_a_place_without_a_worker_is_not_asked() -> None:
     setup = Setup()
     setup.cluster.of(Role.FORWARDER)[0].worker = None
     assert await setup.report.not_ready_reasons() == []
-
-
-async def test_alive_while_not_ready() -> None:
-    setup = Setup()
-    setup.cluster.draining = True
-    assert (await setup.get("/healthz"))[0] == 200
 
 
 # ---- status and metrics
@@ -170,104 +146,82 @@ async def test_status_during_an_upgrade() -> None:
     assert status["ready"] is True, "clients need not notice"
 
 
-async def test_status_over_http() -> None:
-    setup = Setup()
-    status, headers, body = await setup.get("/status")
-    assert (status, headers["content-type"]) == (200, "application/json")
-    assert json.loads(body)["cluster"] == "prod"
-
-
-async def test_metrics_of_all_processes() -> None:
-    setup = Setup()
-    Gauge("own", "Own.", registry=setup.cluster.registry).set(5)
-    setup.worker(Role.AUTH).answers[Method.COLLECT_METRICS] = lambda _request: RpcError("no answer")
-    status, headers, body = await setup.get("/metrics")
-    lines = body.decode().splitlines()
-    assert status == 200
-    assert headers["content-type"].startswith("text/plain; version=")
-    assert 'own{cluster="prod",role="supervisor",worker="0"} 5.0' in lines
-    assert 'g{cluster="prod",role="forwarder",worker="1"} 1.0' in lines
-    assert not [line for line in lines if 'role="auth"' in line]
-
-
 async def test_workers_are_asked_at_the_same_time(autojump_clock: trio.testing.MockClock) -> None:
     setup = Setup()
     for slot in setup.cluster.slots:
-        slot.worker.answers[Method.COLLECT_METRICS] = lambda _request: slow()
-    await setup.report.metrics()
+        slot.worker.answers[Method.GET_STATUS] = lambda _request: slow()
+    await setup.report.status()
     assert trio.current_time() == pytest.approx(1)
 
 
 async def slow() -> str:
     await trio.sleep(1)
-    return ""
+    return "{}"
 
 
 async def test_a_worker_that_is_starting_is_not_asked() -> None:
     setup = Setup()
     setup.cluster.of(Role.LOOKUP)[0].state = SlotState.STARTING
-    await setup.report.metrics()
+    assert await setup.report.metrics("lookup", 0) == ""
+    await setup.report.status()
     assert setup.worker(Role.LOOKUP).calls == []
 
 
-# ---- the application
+# ---- metrics
 
 
-async def test_head_has_no_body() -> None:
-    status, headers, body = await Setup().get("/healthz", "HEAD")
-    assert (status, headers["content-length"], body) == (200, "3", b"")
+async def test_metrics_of_each_process() -> None:
+    setup = Setup(Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER, Role.FORWARDER)
+    Gauge("own", "Own.", registry=setup.cluster.registry).set(5)
+    setup.cluster.of(Role.AUTH)[0].state = SlotState.RESTARTING
+    setup.worker(Role.LOOKUP).answers[Method.COLLECT_METRICS] = lambda _request: RpcError("no answer")
+    places = setup.report.places()
+    assert places == [("supervisor", 0), ("lookup", 0), ("forwarder", 0), ("forwarder", 1)]
+    texts = [(await setup.report.metrics(*place)).splitlines()[2:] for place in places]
+    assert texts == [["own 5.0"], [], ["g 0"], ["g 1"]]
+    assert await setup.report.metrics("forwarder", 2) == ""
+    assert await setup.report.metrics("nobody", 0) == ""
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-async def test_other_methods(method: str) -> None:
-    assert (await Setup().get("/status", method))[0] == 405
+async def test_a_worker_that_writes_too_much() -> None:
+    """Security: what a captured worker writes goes through the supervisor."""
+    setup = Setup()
+    setup.worker(Role.FORWARDER).answers[Method.COLLECT_METRICS] = lambda _request: "x" * (METRICS_BYTES_MAX + 1)
+    with pytest.raises(MetricsTooLarge, match="forwarder-0 writes more than 4194304 bytes of metrics"):
+        await setup.report.metrics("forwarder", 0)
 
 
-async def test_other_paths() -> None:
-    status, _, body = await Setup().get("/nowhere")
-    assert status == 404
-    for path in (b"/metrics", b"/healthz", b"/readyz", b"/status"):
-        assert path in body
+# ---- workers that were taken over
 
 
-async def test_lifespan() -> None:
-    sent: list[str] = []
-    messages = iter(["lifespan.startup", "lifespan.shutdown"])
-
-    async def receive() -> dict[str, str]:
-        await trio.lowlevel.checkpoint()
-        return {"type": next(messages)}
-
-    async def send(message: dict[str, str]) -> None:
-        await trio.lowlevel.checkpoint()
-        sent.append(message["type"])
-
-    await AdminApplication(Setup().report)({"type": "lifespan"}, receive, send)
-    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+@pytest.mark.parametrize("text", ["", "[]", "7", "{", "[" * 100_000, '{"connections": 7}' + " " * STATUS_BYTES_MAX])
+async def test_a_status_that_makes_no_sense_is_none(text: str) -> None:
+    """Security: a captured worker must not be able to hide the others."""
+    setup = Setup()
+    for role in (Role.FORWARDER, Role.LOOKUP):
+        setup.worker(role).answers[Method.GET_STATUS] = lambda _request: text
+    status = await setup.report.status()
+    workers: Any = status["workers"]
+    assert [worker["state"] for worker in workers] == ["running", "not answering", "not answering", "running"]
+    assert status["not_ready_because"] == ["no lookup worker answers"]
 
 
-async def test_web_sockets_are_not_served() -> None:
-    async def nobody(*_: Any) -> None:
-        await trio.lowlevel.checkpoint()
-        pytest.fail("nothing to say")
+async def test_a_worker_cannot_say_what_the_supervisor_knows() -> None:
+    """Security."""
+    setup = Setup()
+    claim = {"role": "auth", "worker": 5, "state": "stopped", "pid": 1, "restarts": -1, "connections": 7}
+    setup.worker(Role.FORWARDER).answers[Method.GET_STATUS] = lambda _request: json.dumps(claim)
+    workers: Any = (await setup.report.status())["workers"]
+    told = workers[2]
+    assert (told["role"], told["worker"], told["state"], told["restarts"]) == ("forwarder", 0, "running", 0)
+    assert (told["pid"], told["connections"]) == (setup.worker(Role.FORWARDER).pid, 7)
 
-    await AdminApplication(Setup().report)({"type": "websocket"}, nobody, nobody)
 
-
-async def test_it_is_served_on_the_socket_that_was_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    served: list[Any] = []
-
-    async def serve(application: Any, config: Any) -> None:
-        await trio.lowlevel.checkpoint()
-        served.extend((application, config))
-
-    monkeypatch.setattr("hypercorn.trio.serve", serve)
-    with (tmp_path / "x").open("w") as file:
-        await serve_admin(file, Setup().report)
-    application, config = served
-    assert isinstance(application, AdminApplication)
-    assert config.bind[0].startswith("fd://")
-    assert (config.accesslog, config.errorlog, config.include_server_header) == (None, None, False)
+async def test_a_lookup_worker_that_does_not_say_whether_it_is_ready() -> None:
+    """Security."""
+    setup = Setup()
+    setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: "{}"
+    assert await setup.report.not_ready_reasons() == ["no broker is reachable"]
 
 
 # ---- for people

@@ -38,6 +38,7 @@ class FakeProcess:
         self.channel = os.dup(self.descriptors.channel)
         self.liveness = os.dup(self.descriptors.liveness)
         self.store = os.dup(self.descriptors.store) if self.descriptors.store >= 0 else None
+        self.questions = os.dup(self.descriptors.questions) if self.descriptors.questions >= 0 else None
         self._ended = trio.Event()
 
     async def wait(self) -> int:
@@ -63,7 +64,7 @@ class FakeProcess:
             return False
 
     def close(self) -> None:
-        for descriptor in (self.channel, self.liveness, self.store):
+        for descriptor in (self.channel, self.liveness, self.store, self.questions):
             if descriptor is not None:
                 os.close(descriptor)
 
@@ -114,6 +115,8 @@ def spawned(processes: list[FakeProcess]) -> Iterator[Spawn]:
         worker._channel.close()
         if worker.store is not None:
             worker.store.sock.close()
+        if worker.questions is not None:
+            worker.questions.close()
 
 
 async def test_the_command(processes: list[FakeProcess], spawned: Spawn) -> None:
@@ -139,6 +142,21 @@ async def test_a_forwarders_descriptors(processes: list[FakeProcess], spawned: S
         assert await worker.store.receive() == (StoreMessage(dropped_relays=[5]), [])
 
 
+async def test_an_admin_workers_descriptors(processes: list[FakeProcess], spawned: Spawn) -> None:
+    """Its port comes over the line on which it asks, and only once it can serve it."""
+    worker = await spawned(role=Role.ADMIN)
+    [process] = processes
+    told = process.descriptors
+    assert process.command[3] == "proxy.admin"
+    assert (told.service, told.connections, told.store) == (-1, -1, -1)
+    assert set(process.options["pass_fds"]) == {told.channel, told.liveness, told.questions}
+    assert worker.questions is not None
+    assert process.questions is not None
+    os.write(process.questions, b"L")
+    assert worker.questions.recv(1) == b"L"
+    assert not worker.questions.getblocking()
+
+
 async def test_only_the_worker_holds_the_other_ends(processes: list[FakeProcess], spawned: Spawn) -> None:
     """Or its death would not be the end of its lines."""
     worker = await spawned(role=Role.FORWARDER)
@@ -151,7 +169,7 @@ async def test_only_the_worker_holds_the_other_ends(processes: list[FakeProcess]
 
 
 def test_every_kind_of_worker_has_its_module() -> None:
-    assert set(MODULES) == {Role.AUTH, Role.LOOKUP, Role.FORWARDER}
+    assert set(MODULES) == {Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER}
 
 
 async def test_only_the_supervisor_holds_the_pipes_other_end(processes: list[FakeProcess], spawned: Spawn) -> None:

@@ -1,0 +1,13 @@
+"""The admin worker process."""
+
+from proxy.runtime.hardening import confine_process, harden_process
+
+if __name__ == "__main__":
+    harden_process()  # before the imports, which take most of a second
+    confine_process()
+
+    from proto.roles import Role
+    from proxy.admin.service import AdminService
+    from proxy.runtime.worker import worker_main
+
+    worker_main(Role.ADMIN, AdminService)

@@ -1,0 +1,180 @@
+"""HTTP/1.1 for strangers: h11 decides from bytes, this does the IO, with a bound on every wait, size and number.
+
+One request a connection: whoever asks every few seconds loses nothing by that, and no connection is ever idle. Where as
+many connections are open as may be, the next one takes the place of the oldest from the address that has the most, so
+that somebody who holds connections open keeps nobody else from being answered.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import h11
+import trio
+
+from proxy.runtime.logs import get_logger
+
+CONNECTIONS_MAX = 256
+HEAD_BYTES_MAX = 8 * 1024
+HEAD_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 15.0
+"""To make an answer, and to have it taken."""
+LINGER_S = 0.5
+LINGER_BYTES_MAX = 64 * 1024
+ACCEPT_PAUSE_S = 0.1
+
+TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request's head; `path` without the query."""
+
+    method: str
+    path: str
+    authorization: list[bytes]
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is answered."""
+
+    status: int
+    body: bytes
+    content_type: str = TEXT
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Answering = Callable[[Request], Awaitable[Answer]]
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    stream: trio.abc.HalfCloseableStream
+    address: str
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    gone: trio.Event = field(default_factory=trio.Event)
+
+
+class HttpServer:
+    """Serves one listener."""
+
+    def __init__(self, answer: Answering) -> None:
+        self._answer = answer
+        self._accepting = trio.CancelScope()
+        self._connections: dict[_Connection, None] = {}  # in the order in which they came
+        self.displaced = 0
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    def stop_accepting(self) -> None:
+        """Answer those that are here, and leave new ones to whoever else listens."""
+        self._accepting.cancel()
+
+    async def serve(self, listener: trio.abc.Listener[trio.SocketStream]) -> None:
+        """Serve until `stop_accepting`, and then until the last connection has ended."""
+        async with trio.open_nursery() as nursery:
+            with self._accepting:
+                while True:
+                    try:
+                        stream = await listener.accept()
+                    except OSError as error:  # no descriptors, no memory to be had
+                        get_logger().error("the admin port cannot accept a connection", reason=str(error))
+                        await trio.sleep(ACCEPT_PAUSE_S)
+                        continue
+                    await self.admit(stream, _address(stream), nursery)
+
+    async def admit(self, stream: trio.abc.HalfCloseableStream, address: str, nursery: trio.Nursery) -> None:
+        """Serve a connection in a task of its own, in the place of another where there are too many."""
+        with trio.CancelScope(shield=True):  # it only waits for tasks that are cancelled
+            while len(self._connections) >= CONNECTIONS_MAX:
+                one = self._too_many()
+                self.displaced += 1
+                one.scope.cancel()
+                await one.gone.wait()
+        connection = _Connection(stream, address)
+        self._connections[connection] = None
+        nursery.start_soon(self._serve_one, connection)
+
+    def _too_many(self) -> _Connection:
+        counts = Counter(one.address for one in self._connections)
+        most = max(counts.values())
+        return next(one for one in self._connections if counts[one.address] == most)
+
+    async def _serve_one(self, connection: _Connection) -> None:
+        try:
+            with connection.scope:
+                await self._exchange(connection)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError):
+            pass  # the peer has gone, or was told what is wrong
+        except Exception as error:  # noqa: BLE001 -- a barrier around each connection
+            get_logger().error("the admin port met a defect", exc_info=error)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(connection.stream)
+            del self._connections[connection]
+            connection.gone.set()
+
+    async def _exchange(self, connection: _Connection) -> None:
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        stream = connection.stream
+        request: Request | None = None
+        try:
+            with trio.move_on_after(HEAD_TIMEOUT_S):
+                request = await _read_head(http, connection)
+            if request is None:
+                return
+        except h11.RemoteProtocolError as error:
+            answer = Answer(error.error_status_hint, b"this is no HTTP request\n")
+        else:
+            answer = Answer(503, b"no answer in time\n")
+        with trio.move_on_after(ANSWER_TIMEOUT_S):
+            if request is not None:
+                answer = await self._answer(request)
+            await _send(http, stream, answer, with_body=request is None or request.method != "HEAD")
+            await _linger(stream)
+
+
+async def _read_head(http: h11.Connection, connection: _Connection) -> Request | None:
+    while (event := http.next_event()) is h11.NEED_DATA:
+        http.receive_data(bytes(await connection.stream.receive_some(HEAD_BYTES_MAX)))
+    if not isinstance(event, h11.Request):
+        return None
+    path = event.target.partition(b"?")[0].decode("latin-1")
+    authorization = [value for name, value in event.headers if name == b"authorization"]
+    return Request(event.method.decode("latin-1"), path, authorization, connection.address)
+
+
+async def _send(http: h11.Connection, stream: trio.abc.SendStream, answer: Answer, *, with_body: bool) -> None:
+    headers = [
+        ("Content-Type", answer.content_type),
+        ("Content-Length", str(len(answer.body))),
+        ("Connection", "close"),
+        *answer.headers,
+    ]
+    reason = HTTPStatus(answer.status).phrase.encode()
+    head = http.send(h11.Response(status_code=answer.status, headers=headers, reason=reason)) or b""
+    await stream.send_all(head)
+    if with_body:
+        await stream.send_all(answer.body)
+
+
+async def _linger(stream: trio.abc.HalfCloseableStream) -> None:
+    """Read on for a moment: to close with bytes unread would reset the connection, and the answer might be lost."""
+    await stream.send_eof()
+    left = LINGER_BYTES_MAX
+    with trio.move_on_after(LINGER_S):
+        while left > 0 and (data := await stream.receive_some(left)):
+            left -= len(data)
+
+
+def _address(stream: trio.SocketStream) -> str:
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:  # it has gone
+        return ""

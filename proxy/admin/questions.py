@@ -1,0 +1,88 @@
+"""What the admin worker asks the supervisor, over a line that is its own."""
+
+import contextlib
+import socket
+
+import trio
+
+from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Text
+from proxy.runtime.descriptors import adopt_socket
+from proxy.runtime.rpc_client import NoMoreConnections, RpcClient, RpcError
+from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
+
+LISTENER_WANTED = b"L"
+"""The first byte on the line: the supervisor answers it with the listener, before any call."""
+
+ANSWER_TIMEOUT_S = 5.0
+"""Longer than the supervisor waits for a worker (proxy.supervisor.report)."""
+
+HEALTH_INTERVAL_S = 5.0
+SILENCE_S_MAX = 15.0
+"""A supervisor that has answered nothing for so long is not well. Shorter ones are a busy machine's."""
+
+
+class LineLost(Exception):
+    """The supervisor has closed the line."""
+
+
+class Questions:
+    """The line. ``take_listener`` comes first, then ``run`` beside all calls."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = adopt_socket(descriptor)
+        self._rpc = RpcClient(self._connect_once, max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
+        self._connected = False
+        self._heard = float("-inf")
+
+    async def take_listener(self) -> trio.SocketListener:
+        """The operators' port. Raises LineLost."""
+        self._socket.send(LISTENER_WANTED)  # the line is empty: it does not wait
+        await trio.lowlevel.wait_readable(self._socket)
+        _data, descriptors, _flags, _address = socket.recv_fds(self._socket, 1, 1)
+        if len(descriptors) != 1:
+            raise LineLost("the supervisor gave no listener")
+        self._heard = trio.current_time()
+        return trio.SocketListener(trio.socket.from_stdlib_socket(adopt_socket(descriptors[0])))
+
+    async def run(self) -> None:
+        """Keep the line, and look after the supervisor; returns when it has closed the line."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_after_supervisor)
+            await self._rpc.run()
+            nursery.cancel_scope.cancel()
+
+    async def _look_after_supervisor(self) -> None:
+        while True:
+            with contextlib.suppress(RpcError):
+                await self._rpc.call(Method.REPORT_HEALTH, Empty(), Empty, timeout_s=ANSWER_TIMEOUT_S)
+                self._heard = trio.current_time()
+            await trio.sleep(HEALTH_INTERVAL_S)
+
+    async def _connect_once(self) -> trio.abc.HalfCloseableStream:
+        if self._connected:
+            raise NoMoreConnections
+        self._connected = True
+        return trio.SocketStream(trio.socket.from_stdlib_socket(self._socket))
+
+    def is_well(self) -> bool:
+        """Whether the supervisor has answered lately."""
+        return trio.current_time() - self._heard < SILENCE_S_MAX
+
+    async def not_ready_reasons(self) -> list[str]:
+        """Why clients should not be sent here now; empty: they should. Raises RpcError."""
+        told = await self._rpc.call(Method.REPORT_READINESS, Empty(), Reasons, timeout_s=ANSWER_TIMEOUT_S)
+        return list(told.reasons)
+
+    async def status(self) -> str:
+        """The whole cluster, as JSON. Raises RpcError."""
+        return (await self._rpc.call(Method.REPORT_STATUS, Empty(), Text, timeout_s=ANSWER_TIMEOUT_S)).text
+
+    async def places(self) -> list[tuple[str, int]]:
+        """Role and number of each process that can be asked for its metrics. Raises RpcError."""
+        told = await self._rpc.call(Method.REPORT_PLACES, Empty(), Places, timeout_s=ANSWER_TIMEOUT_S)
+        return [(place.role, place.index) for place in told.places]
+
+    async def metrics(self, role: str, index: int) -> str:
+        """One process's metrics. Raises RpcError."""
+        place = Place(role=role, index=index)
+        return (await self._rpc.call(Method.REPORT_METRICS, place, Text, timeout_s=ANSWER_TIMEOUT_S)).text

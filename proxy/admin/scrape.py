@@ -1,0 +1,94 @@
+"""One scrape: asks for the metrics of every process, and merges them."""
+
+import time
+from collections import Counter
+from typing import NamedTuple, Protocol
+
+import prometheus_client
+import trio
+from prometheus_client import CollectorRegistry
+
+from proto.roles import Role
+from proxy.admin.exposition import Exposition
+from proxy.runtime.logs import get_logger
+from proxy.runtime.metrics import exposition
+from proxy.runtime.rpc_client import RpcCallRefused, RpcError
+
+ASKED_AT_A_TIME_MAX = 16
+
+
+class Collected(NamedTuple):
+    """The metrics of all processes, and when their collection began, in seconds since 1970."""
+
+    text: bytes
+    at: float
+
+
+class Source(Protocol):
+    """What is used of Questions."""
+
+    async def places(self) -> list[tuple[str, int]]:
+        """Role and number of each process that can be asked for its metrics. Raises RpcError."""
+        ...
+
+    async def metrics(self, role: str, index: int) -> str:
+        """One process's metrics. Raises RpcError."""
+        ...
+
+
+class Scrape:
+    """Makes the text of ``/metrics``. What a process writes that is no metric is dropped, counted and logged."""
+
+    def __init__(self, cluster: str, source: Source, registry: CollectorRegistry) -> None:
+        self._cluster = cluster
+        self._source = source
+        self._registry = registry
+        self._dropped = prometheus_client.Counter(
+            "pulsar_proxy_dropped_metrics",
+            "Lines (too_large: whole texts) left out of /metrics: a process wrote what is no metric, or too much.",
+            ["of", "reason"],
+            registry=registry,
+        )
+        self._complained: set[str] = set()
+
+    async def collect(self) -> Collected:
+        """Ask all processes. One that does not answer is left out; its restart shows elsewhere. Raises RpcError."""
+        at = time.time()
+        places = await self._source.places()
+        texts: dict[tuple[str, int], str] = {}
+        limit = trio.CapacityLimiter(ASKED_AT_A_TIME_MAX)
+
+        async def ask(role: str, index: int) -> None:
+            async with limit:
+                try:
+                    texts[role, index] = await self._source.metrics(role, index)
+                except RpcCallRefused as refused:
+                    self._note(role, index, Counter(too_large=1), str(refused))
+                except RpcError:
+                    return
+
+        async with trio.open_nursery() as nursery:
+            for role, index in places:
+                nursery.start_soon(ask, role, index)
+        merged = Exposition()
+        for role, index in places:
+            text = texts.pop((role, index), "")
+            dropped = merged.add(self._labels(role, index), text)
+            if dropped:
+                self._note(role, index, dropped, "it writes what is no metric, or too much")
+            await trio.lowlevel.checkpoint()  # others are answered between two of them
+        merged.add(self._labels(Role.ADMIN.value, 0), exposition(self._registry))
+        return Collected(merged.text(), at)
+
+    def _labels(self, role: str, index: int) -> dict[str, str]:
+        return {"cluster": self._cluster, "role": role, "worker": str(index)}
+
+    def _note(self, role: str, index: int, dropped: Counter[str], why: str) -> None:
+        for reason, count in dropped.items():
+            self._dropped.labels(of=role, reason=reason).inc(count)
+        name = f"{role}-{index}"
+        if name not in self._complained:  # once: it may be so at each scrape from now on
+            self._complained.add(name)
+            get_logger().error(
+                "a process's metrics are not served in full", who=name, dropped=dict(dropped), reason=why
+            )

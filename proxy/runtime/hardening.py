@@ -1,0 +1,84 @@
+"""What a process of the cluster gives up at its start, so that its memory stays its own.
+
+A process that may not be dumped writes no core file, and the kernel refuses other processes of the same user its
+memory, its environment and its descriptors (``/proc/<pid>/mem``, ``ptrace``, ``pidfd_getfd``). An exec makes a process
+dumpable again, so every program of the cluster calls ``harden_process`` before it has read anything.
+
+Until it has, another process of the user could still get hold of it. So workers also go without the right to do that
+to anybody (``confine_process``): a worker that was taken over cannot lie in wait for the next one to start.
+"""
+
+import ctypes
+import os
+import resource
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446  # system calls, the same on all machines of today
+_LANDLOCK_GIVE_VERSION = 1
+_LANDLOCK_FS_MAKE_BLOCK = 1 << 11
+_LANDLOCK_SCOPE_SIGNAL = 1 << 1
+_LANDLOCK_VERSION_WITH_SCOPES = 6
+
+
+class _Ruleset(ctypes.Structure):
+    """struct landlock_ruleset_attr of linux/landlock.h."""
+
+    _fields_ = (("handled_fs", ctypes.c_uint64), ("handled_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def harden_process() -> None:
+    """Refuse core dumps, being traced by processes of the same user, and every privilege that an exec could bring.
+
+    Raises OSError where the kernel does not allow that; nothing that Linux 3.5 or newer does.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _prctl(_PR_SET_DUMPABLE, 0)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def confine_process() -> bool:
+    """Give up tracing processes that this one has not started (Linux 5.13), and sending them signals (6.12); whether
+    the kernel knows how. ``harden_process`` comes first. Raises OSError.
+
+    Landlock: a process in a domain of its own may trace only what is in it. The domain needs a rule, and has one that
+    changes nothing: no block devices are made.
+    """
+    version = _libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_LANDLOCK_GIVE_VERSION))
+    if version < 1:
+        return False
+    ruleset = _Ruleset(handled_fs=_LANDLOCK_FS_MAKE_BLOCK)
+    size = ctypes.sizeof(ctypes.c_uint64)  # all that the first version knew
+    if version >= _LANDLOCK_VERSION_WITH_SCOPES:
+        ruleset.scoped = _LANDLOCK_SCOPE_SIGNAL
+        size = ctypes.sizeof(ruleset)
+    descriptor = _checked(_libc.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))
+    try:
+        _checked(_libc.syscall(_LANDLOCK_RESTRICT_SELF, descriptor, 0))
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"landlock: {os.strerror(number)}")
+    return result
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants that lose theirs, so none leaves this process's tree. Raises OSError."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    arguments = [ctypes.c_ulong(number) for number in (value, 0, 0, 0)]
+    if _libc.prctl(option, *arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")

@@ -1,0 +1,195 @@
+"""Runs inside an auth worker (see captured.py): tries what a worker that was taken over would try, and writes down how
+that went. Standard library and the cluster's own wire format only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from proto.rpc_frames import Call, encode_call
+from proto.rpc_pb2 import Method
+from proxy.runtime import worker
+
+PTRACE_SEIZE = 0x4206
+SYS_PIDFD_GETFD = 438
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Provider:
+    """A provider whose making sets the attack off; nobody is ever authenticated by it."""
+
+    method = "captured"
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        threading.Thread(target=_attack, args=(options,), daemon=True).start()
+
+
+def _attack(options: dict[str, Any]) -> None:
+    _write_nonsense()
+    supervisor = os.getppid()
+    report: dict[str, Any] = {"drains": {}, "memory": {}}
+    for name, ask in _WAYS.items():
+        report["drains"][name] = _outcome(ask, options["control"])
+    while not Path(options["everybody_is_there"]).exists():
+        time.sleep(0.05)
+    siblings = [pid for pid in _pids() if _parent(pid) == supervisor and pid != os.getpid()]
+    report["signal"] = _outcome(_end, supervisor)
+    for pid in (supervisor, *siblings):
+        report["memory"][str(pid)] = looks(pid)
+    unfinished = Path(options["report"] + ".part")
+    unfinished.write_text(json.dumps(report))
+    unfinished.rename(options["report"])
+
+
+def _outcome(attempt: Callable[[Any], str], what: Any) -> str:
+    try:
+        return attempt(what)
+    except OSError as error:
+        return type(error).__name__
+
+
+def _pids() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    """A process's parent; 0 where it has gone, or has ended and waits to be reaped."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return 0
+    return 0 if state == "Z" else int(parent)
+
+
+# ---- metrics
+
+NONSENSE = ["captured 1 2 3", 'captured{a="1",a="2"} 1', "captured 1e999", "{{{", 'captured{role="supervisor"} 1']
+
+
+def _write_nonsense() -> None:
+    """Put lines among this worker's metrics for which Prometheus would refuse everything."""
+    written = worker.exposition
+    head = "# HELP captured Captured.\n# TYPE captured gauge\ncaptured 7\n"
+    worker.exposition = lambda registry: written(registry) + head + "\n".join(NONSENSE) + "\n"
+
+
+# ---- control.sock
+
+
+def drain(control: str) -> str:
+    """Ask for a drain; "" where the line is closed without a word."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(10)
+        sock.connect(control)
+        try:
+            sock.sendall(encode_call(Call(1, Method.CLUSTER_DRAIN, 5000, b"")))
+            return sock.recv(1000).hex()
+        except (BrokenPipeError, ConnectionResetError):
+            return ""
+
+
+_SCRIPT = "import sys; sys.path[:0] = sys.argv[2].split(':'); import captured_plugin as it; "
+
+
+def _program(script: str, control: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT + script, control, ":".join(sys.path)], capture_output=True, check=False
+    )
+    return done.stdout.decode().strip() + done.stderr.decode().strip()
+
+
+def _child(control: str) -> str:
+    return _program("print(it.drain(sys.argv[1]))", control)
+
+
+def _orphan(control: str) -> str:
+    """A grandchild in a session of its own, whose parent has ended before it asks."""
+    return _program("it.orphaned(sys.argv[1])", control)
+
+
+def orphaned(control: str) -> None:
+    """Ask for a drain from a process that has lost its parent; print what came of it."""
+    reading, writing = os.pipe()
+    here = os.getpid()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            while os.getppid() == here or _parent(os.getppid()) == here:  # until the one between has gone
+                pass
+            os.write(writing, drain(control).encode() or b"closed")
+        os._exit(0)
+    os.wait()
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        print(answer.read().replace("closed", ""))
+
+
+_WAYS: dict[str, Callable[[Any], str]] = {"itself": drain, "a child": _child, "an orphan": _orphan}
+
+
+# ---- other processes
+
+
+def _end(pid: int) -> str:
+    os.kill(pid, signal.SIGTERM)
+    return "sent"
+
+
+def looks(pid: int) -> dict[str, str]:
+    """What comes of looking into a process, way by way."""
+    return {name: _outcome(look, pid) for name, look in _LOOKS.items()}
+
+
+def _memory(pid: int) -> str:
+    first = Path(f"/proc/{pid}/maps").read_text().split("-", 1)[0]
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        memory.seek(int(first, 16))
+        return f"{len(memory.read(100))} bytes"
+
+
+def _environment(pid: int) -> str:
+    return f"{len(Path(f'/proc/{pid}/environ').read_bytes())} bytes"
+
+
+def _descriptors(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/fd/2")
+
+
+def _trace(pid: int) -> str:
+    """Attached as this thread; the kernel lets go of it when the thread ends."""
+    if _libc.ptrace(PTRACE_SEIZE, pid, None, None):
+        raise OSError(ctypes.get_errno(), "ptrace")
+    return "traced"
+
+
+def _take_descriptor(pid: int) -> str:
+    pidfd = os.pidfd_open(pid)
+    try:
+        taken = _libc.syscall(SYS_PIDFD_GETFD, pidfd, 2, 0)
+        if taken < 0:
+            raise OSError(ctypes.get_errno(), "pidfd_getfd")
+        os.close(taken)
+        return "taken"
+    finally:
+        os.close(pidfd)
+
+
+_LOOKS: dict[str, Callable[[Any], str]] = {
+    "mem": _memory,
+    "environ": _environment,
+    "fd": _descriptors,
+    "pidfd_getfd": _take_descriptor,
+    "ptrace": _trace,
+}

@@ -1,0 +1,124 @@
+"""What a worker that was taken over can do to the others: it is a child of the supervisor, and of the same user."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local.ports import free_port
+
+from .conftest import running
+from .lab.captured import NONSENSE, Captured
+from .lab.cluster import ROOT, ProxyCluster
+from .lab.processes import children, zombies
+from .lab.waiting import eventually
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def landlock_version() -> int:
+    """What the kernel knows of Landlock; from the sixth version on it keeps signals inside of a domain."""
+    return int(ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1))
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ProxyCluster, Mapping[str, Any]]]:
+    """A cluster without privileges whose auth worker is captured, and what that could do. It needs no broker."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        tables: dict[str, dict[str, Any]] = {
+            "brokers": {"service_url": f"pulsar://127.0.0.1:{free_port()}"},
+            "cluster": {"forwarders": 1},
+            "authentication": {"enabled": True},
+        }
+        cluster = ProxyCluster(tables, unprivileged=True, ready_timeout_s=75)
+        folder = cluster.directory / "captured"
+        folder.mkdir()
+        hostile = Captured(folder)
+        cluster.tables["authentication.plugins.captured"] = hostile.options(cluster.runtime_dir)
+        cluster.write_config(cluster.tables)
+        monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
+        with running(cluster, ready=False):
+            eventually(
+                lambda: cluster.get("/readyz").text == "no broker is reachable\n",
+                what="all workers answer",
+                within_s=30,
+            )
+            hostile.go_on()
+            yield cluster, hostile.report()
+
+
+def test_control_sock_refuses_the_supervisors_own_children(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+    """Security: the captured worker, its child, and its grandchild that has lost its parent ask for a drain."""
+    cluster, report = captured
+    assert report["drains"] == {"itself": "", "a child": "", "an orphan": ""}
+    assert cluster.get("/healthz").status == 200
+    assert "draining" not in cluster.log_text()
+    assert cluster.command("status").returncode == 0, "an operator goes on to be heard"
+
+
+def test_what_a_captured_worker_writes_does_not_blind_prometheus(
+    captured: tuple[ProxyCluster, Mapping[str, Any]],
+) -> None:
+    """Security: of the lines that no Prometheus would read, none is served; all others are."""
+    cluster, _report = captured
+    scrape = cluster.metrics()
+    assert scrape.total("captured", role="auth") == 7
+    assert scrape.total("pulsar_proxy_build_info", role="supervisor") == 1
+    assert not [sample for sample in scrape.samples if sample.name == "captured" and sample.value != 7]
+    assert cluster.metrics().total("pulsar_proxy_dropped_metrics_total", of="auth", reason="malformed") >= len(NONSENSE)
+    cluster.wait_for_log("a process's metrics are not served in full", "auth-0")
+
+
+def test_adopted_orphans_are_reaped(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+    """The supervisor adopts what a worker leaves behind; their numbers must not run out."""
+    cluster, _report = captured
+    eventually(lambda: not zombies(cluster.pid), what="no child of the supervisor waits to be reaped", within_s=15)
+
+
+DENIED = dict.fromkeys(["mem", "environ", "fd", "pidfd_getfd", "ptrace"], "PermissionError")
+
+
+def test_a_captured_worker_may_not_look_into_another(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+    """Security: not even into one that is just starting."""
+    _cluster, report = captured
+    assert len(report["memory"]) >= 4, "the supervisor, an admin and a lookup worker, a forwarder"
+    assert {str(outcome) for outcome in report["memory"].values()} == {str(DENIED)}
+
+
+@pytest.mark.skipif(landlock_version() < 6, reason="Linux before 6.12")
+def test_a_captured_worker_may_not_end_the_cluster_by_a_signal(
+    captured: tuple[ProxyCluster, Mapping[str, Any]],
+) -> None:
+    """Security: SIGTERM is a drain."""
+    cluster, report = captured
+    assert report["signal"] == "PermissionError"
+    assert "draining" not in cluster.log_text()
+
+
+def test_no_other_process_of_the_user_may_look_into_one(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+    """Security: PR_SET_DUMPABLE is off everywhere, or whatever runs as the same user could read keys."""
+    cluster, _report = captured
+    script = "import json, sys; from e2e.lab.captured_plugin import looks; print(json.dumps(looks(int(sys.argv[1]))))"
+    for pid in (cluster.pid, *cluster.worker_pids().values()):
+        command = [*cluster.prefix, sys.executable, "-c", script, str(pid)]
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT / 'deploy'}{os.pathsep}{ROOT}"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert json.loads(done.stdout) == DENIED
+
+
+def test_no_process_writes_a_core_file_or_gains_privileges(captured: tuple[ProxyCluster, Mapping[str, Any]]) -> None:
+    """Security."""
+    cluster, _report = captured
+    processes = [cluster.pid, *cluster.worker_pids().values()]
+    assert len(processes) >= 4
+    for pid in (*processes, *children(cluster.pid)):
+        assert "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text()
+        [limit] = [line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "core file" in line]
+        assert limit.split()[4:6] == ["0", "0"]

@@ -1,0 +1,194 @@
+"""proxy.admin.application and scrape: what is answered, to whom."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+from prometheus_client import CollectorRegistry
+
+from proto.rpc_pb2 import Status
+from proxy.admin.application import AdminApplication
+from proxy.admin.http import Answer, Request
+from proxy.admin.scrape import Collected, Scrape
+from proxy.runtime.metrics import new_registry
+from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcError
+
+PATHS = ("/metrics", "/healthz", "/readyz", "/status")
+
+
+class Setup:
+    """What the supervisor would say."""
+
+    def __init__(self) -> None:
+        self.well = True
+        self.reasons: list[str] = []
+        self.allowed = True
+        self.error: RpcError | None = None
+        self.authorizations: list[list[bytes]] = []
+        self.registry: CollectorRegistry = new_registry()
+        self.application = AdminApplication(self, self._allows, self.registry)
+
+    async def _allows(self, authorization: list[bytes]) -> bool:
+        await trio.lowlevel.checkpoint()
+        self.authorizations.append(authorization)
+        return self.allowed
+
+    async def _said(self, value: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        if self.error is not None:
+            raise self.error
+        return value
+
+    async def metrics(self) -> Collected:
+        return await self._said(Collected(b"g 1.0\n", 1700000000.25))  # type: ignore[no-any-return]
+
+    def is_well(self) -> bool:
+        return self.well
+
+    async def not_ready_reasons(self) -> list[str]:
+        return await self._said(self.reasons)  # type: ignore[no-any-return]
+
+    async def status(self) -> str:
+        return await self._said('{"cluster":"prod"}')  # type: ignore[no-any-return]
+
+    async def get(self, path: str, method: str = "GET", authorization: tuple[bytes, ...] = ()) -> Answer:
+        return await self.application.answer(Request(method, path, [*authorization], "10.0.0.1"))
+
+
+@pytest.fixture
+def setup() -> Setup:
+    return Setup()
+
+
+async def test_the_paths(setup: Setup) -> None:
+    metrics = await setup.get("/metrics")
+    assert metrics.content_type.startswith("text/plain; version=")
+    assert metrics.headers == (("X-Collected-At", "1700000000.250000"),)
+    assert await setup.get("/healthz") == Answer(200, b"ok\n")
+    assert await setup.get("/readyz") == Answer(200, b"ok\n")
+    status = await setup.get("/status")
+    assert (status.content_type, json.loads(status.body)) == ("application/json", {"cluster": "prod"})
+    assert b"\n" in status.body.strip(), "for people, too"
+
+
+async def test_not_ready(setup: Setup) -> None:
+    setup.reasons = ["starting", "no broker is reachable"]
+    assert await setup.get("/readyz") == Answer(503, b"starting\nno broker is reachable\n")
+    assert (await setup.get("/healthz")).status == 200
+
+
+async def test_a_supervisor_that_hangs_is_not_well(setup: Setup) -> None:
+    setup.well = False
+    assert (await setup.get("/healthz")).status == 503
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/readyz", "/status"])
+async def test_a_supervisor_that_does_not_answer(setup: Setup, path: str) -> None:
+    setup.error = RpcConnectionLost("the worker went away")
+    assert (await setup.get(path)).status == 503
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+async def test_other_methods(setup: Setup, method: str) -> None:
+    assert (await setup.get("/status", method)).status == 405
+
+
+async def test_other_paths(setup: Setup) -> None:
+    answer = await setup.get("/nowhere")
+    assert answer.status == 404
+    assert all(path.encode() in answer.body for path in PATHS)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(("path", "status"), [("/metrics", 401), ("/status", 401), ("/healthz", 200), ("/readyz", 200)])
+async def test_without_the_token(setup: Setup, path: str, status: int, method: str) -> None:
+    """Security: what names principals and brokers is for who brings the token; Kubernetes' probes have none."""
+    setup.allowed = False
+    with structlog.testing.capture_logs() as logs:
+        answer = await setup.get(path, method, (b"Bearer guess",))
+    assert answer.status == status
+    if status == 401:
+        assert answer.headers == (("WWW-Authenticate", "Bearer"),)
+        assert setup.authorizations == [[b"Bearer guess"]]
+        assert (logs[0]["client"], logs[0]["path"]) == ("10.0.0.1", path)
+    assert "guess" not in str(logs) + str(answer)
+
+
+async def test_requests_are_counted_by_paths_of_ours_alone(setup: Setup) -> None:
+    """Security: no label takes a value that a stranger chooses."""
+    for path in ("/healthz", "/a", "/b"):
+        await setup.get(path)
+    name = "pulsar_proxy_admin_requests_total"
+    assert setup.registry.get_sample_value(name, {"path": "/healthz", "code": "200"}) == 1
+    assert setup.registry.get_sample_value(name, {"path": "other", "code": "404"}) == 2
+
+
+# ---- a scrape
+
+
+class Source:
+    def __init__(self, **texts: Any) -> None:
+        self._texts = texts
+        self.asked = 0
+        self.asked_at_a_time = 0
+
+    async def places(self) -> list[tuple[str, int]]:
+        await trio.lowlevel.checkpoint()
+        return [(name, 0) for name in self._texts]
+
+    async def metrics(self, role: str, index: int) -> str:
+        self.asked += 1
+        self.asked_at_a_time = max(self.asked_at_a_time, self.asked)
+        await trio.testing.wait_all_tasks_blocked()
+        self.asked -= 1
+        text = self._texts[role]
+        if isinstance(text, RpcError):
+            raise text
+        return str(text)
+
+
+def gauge(value: int) -> str:
+    return f"# HELP g G.\n# TYPE g gauge\ng {value}\n"
+
+
+async def collected(scrape: Scrape) -> list[str]:
+    lines = (await scrape.collect()).text.decode().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+async def test_metrics_of_all_processes() -> None:
+    """In the supervisor's order; one that does not answer is left out."""
+    source = Source(supervisor=gauge(1), auth=RpcError("no answer"), lookup="", forwarder=gauge(2))
+    assert await collected(Scrape("prod", source, new_registry())) == [
+        'g{cluster="prod",role="supervisor",worker="0"} 1',
+        'g{cluster="prod",role="forwarder",worker="0"} 2',
+    ]
+    assert source.asked_at_a_time == 4
+
+
+async def test_not_too_many_are_asked_at_a_time() -> None:
+    source = Source(**{f"r{number}": gauge(number) for number in range(40)})
+    assert len(await collected(Scrape("prod", source, new_registry()))) == 40
+    assert source.asked_at_a_time == 16
+
+
+async def test_what_a_captured_worker_writes_is_dropped_counted_and_logged_once() -> None:
+    """Security."""
+    source = Source(
+        auth=gauge(1) + "nonsense\n" * 3,
+        forwarder=RpcCallRefused(Status.INVALID_REQUEST, "forwarder-0 writes more than 4 bytes of metrics"),
+        lookup=gauge(2),
+    )
+    scrape = Scrape("prod", source, new_registry())
+    with structlog.testing.capture_logs() as logs:
+        await scrape.collect()
+        lines = await collected(scrape)
+    assert sorted(line.partition("{")[0] for line in lines) == ["g", "g", *["pulsar_proxy_dropped_metrics_total"] * 2]
+    role = 'role="admin",worker="0"'
+    assert f'pulsar_proxy_dropped_metrics_total{{cluster="prod",{role},of="auth",reason="malformed"}} 6.0' in lines
+    assert f'pulsar_proxy_dropped_metrics_total{{cluster="prod",{role},of="forwarder",reason="too_large"}} 2.0' in lines
+    assert sorted(entry["who"] for entry in logs) == ["auth-0", "forwarder-0"]

@@ -1,0 +1,174 @@
+"""proxy.admin.exposition: the metrics of all processes in one, whatever one of them writes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.admin import exposition as admin_exposition
+from proxy.admin.exposition import LINE_CHARACTERS_MAX, PROCESS_CHARACTERS_MAX, SERIES_MAX, Exposition
+from proxy.runtime.metrics import exposition, new_registry
+
+
+def merged_exposition(parts: Iterable[tuple[Mapping[str, str], str]]) -> bytes:
+    merged = Exposition()
+    for labels, text in parts:
+        assert not merged.add(labels, text)
+    return merged.text()
+
+
+def registry_with(value: float) -> CollectorRegistry:
+    registry = new_registry()
+    Counter("requests", "Requests.", ["kind"], registry=registry).labels(kind="a").inc(value)
+    Gauge("open", "Open.", registry=registry).set(value)
+    Histogram("took_seconds", "Took.", buckets=(1.0,), registry=registry).observe(value)
+    return registry
+
+
+def parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_merged_metrics_name_the_process_on_every_sample() -> None:
+    merged = merged_exposition(
+        [({"worker": "0"}, exposition(registry_with(1))), ({"worker": "1"}, exposition(registry_with(2)))]
+    )
+    samples = parsed(merged)
+    assert samples["requests_total", (("kind", "a"), ("worker", "0"))] == 1
+    assert samples["requests_total", (("kind", "a"), ("worker", "1"))] == 2
+    assert samples["open", (("worker", "1"),)] == 2
+    assert samples["took_seconds_bucket", (("le", "1.0"), ("worker", "0"))] == 1
+    assert all("worker" in dict(labels) for _, labels in samples)
+
+
+def test_merged_families_appear_once() -> None:
+    text = merged_exposition([({"worker": str(n)}, exposition(registry_with(n))) for n in range(5)]).decode()
+    for name in ("requests_total", "open", "took_seconds"):
+        assert text.count(f"# TYPE {name} ") == 1
+        assert text.count(f"# HELP {name} ") == 1
+    assert "_created" not in text
+
+
+def test_nothing_to_merge() -> None:
+    assert merged_exposition([]) == b""
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=30), st.floats(allow_nan=False))
+def test_label_values_and_numbers_survive(value: str, number: float) -> None:
+    registry = new_registry()
+    Gauge("g", "G.", ["l"], registry=registry).labels(l=value).set(number)
+    samples = parsed(merged_exposition([({"worker": "0"}, exposition(registry))]))
+    assert samples == {("g", (("l", value), ("worker", "0"))): number}
+
+
+# ---- what a process writes that was taken over
+
+HEAD = "# HELP g G.\n# TYPE g gauge\n"
+GOOD = HEAD + 'g{l="v"} 1.0\n'
+
+BAD = {
+    "no metric": "something else",
+    "no value": "g",
+    "a word for a value": "g one",
+    "a number that is too large": "g 1e999",
+    "a number in another script": "g \u0661",
+    "a time": "g 1.0 1700000000000",
+    "an exemplar": 'g 1.0 # {trace_id="x"} 1.0',
+    "a label that is not closed": 'g{l="v} 1.0',
+    "a label twice": 'g{l="1",l="2"} 1.0',
+    "a label of ours": 'g{role="supervisor"} 1.0',
+    "an unknown escape": 'g{l="\\x"} 1.0',
+    "no comma": 'g{l="1"m="2"} 1.0',
+    "another family": "up 1.0",
+    "another spelling": '{"g.h"} 1.0',
+    "a name in another script": "gé 1.0",
+    "a control character": 'g{l="\0"} 1.0',
+    "a carriage return": "g 1.0\r",
+    "an unknown type": "# TYPE g native",
+    "another comment": "# EOF",
+    "too long": 'g{l="' + "v" * LINE_CHARACTERS_MAX + '"} 1.0',
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_no_metric_is_dropped_and_the_rest_served(what: str) -> None:
+    """Security: Prometheus refuses everything for one bad line, so one captured process would blind it."""
+    merged = Exposition()
+    assert merged.add({"role": "forwarder"}, GOOD + BAD[what] + "\n") == {"malformed": 1}
+    assert not merged.add({"role": "auth"}, GOOD)
+    assert merged.text().decode() == HEAD + 'g{role="forwarder",l="v"} 1.0\ng{role="auth",l="v"} 1.0\n'
+
+
+def test_too_large_a_text_is_dropped_as_a_whole() -> None:
+    """Security."""
+    merged = Exposition()
+    assert merged.add({"role": "forwarder"}, "x" * (PROCESS_CHARACTERS_MAX + 1)) == {"too_large": 1}
+    assert not merged.add({"role": "auth"}, GOOD)
+    assert merged.text().count(b"\n") == 3
+
+
+def test_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security."""
+    monkeypatch.setattr(admin_exposition, "CHARACTERS_MAX", 2 * len(GOOD))
+    merged = Exposition()
+    assert [dict(merged.add({"worker": str(n)}, GOOD)) for n in range(3)] == [{}, {}, {"too_large": 1}]
+
+
+def test_series_are_bounded() -> None:
+    """Security: Prometheus keeps each for hours."""
+    merged = Exposition()
+    text = HEAD + "".join(f'g{{l="{n}"}} 1.0\n' for n in range(SERIES_MAX + 7))
+    assert merged.add({"role": "forwarder"}, text) == {"too_many_series": 7}
+    assert merged.text().count(b"\n") == SERIES_MAX + 2
+    assert not merged.add({"role": "auth"}, GOOD), "each process for itself"
+
+
+def test_families_are_bounded() -> None:
+    """Security."""
+    merged = Exposition()
+    text = "".join(f"# TYPE g{n} gauge\ng{n} 1\n" for n in range(SERIES_MAX + 7))
+    assert merged.add({"role": "forwarder"}, text) == {"too_many_series": 7, "malformed": 7}
+
+
+def test_the_first_says_what_a_metric_is() -> None:
+    merged = Exposition()
+    merged.add({"role": "supervisor"}, GOOD)
+    merged.add({"role": "forwarder"}, "# HELP g Nonsense.\n# TYPE g histogram\ng 2.0\n")
+    assert merged.text().decode().startswith(HEAD)
+
+
+HOSTILE = st.sampled_from(["\\", '"', "{", "}", ",", "=", "a", "1", " ", 'l="v"', "#", "# TYPE a gauge\n", "\n", "é"])
+
+
+@given(st.lists(HOSTILE, max_size=60).map("".join))
+def test_whatever_is_written_what_is_served_can_be_read(text: str) -> None:
+    """Security."""
+    merged = Exposition()
+    merged.add({"role": "forwarder"}, HEAD + text)
+    merged.add({"role": "auth"}, GOOD)
+    samples = [sample for family in text_string_to_metric_families(merged.text().decode()) for sample in family.samples]
+    assert samples[-1].labels["role"] in {"auth", "forwarder"}
+    assert all("role" in sample.labels for sample in samples)
+
+
+@pytest.mark.parametrize("part", ["\\", '\\"', 'b="",', "#", "9", '"'])
+def test_no_line_takes_long_to_refuse(part: str) -> None:
+    """Security: twice as long a line takes no more than a few times as long, however often it begins again."""
+    seconds = []
+    for length in (LINE_CHARACTERS_MAX // 8, LINE_CHARACTERS_MAX // 2):
+        text = "\n".join(["a{" + part * (length // len(part))] * 200)
+        began = time.process_time()
+        for _ in range(3):
+            Exposition().add({}, text)
+        seconds.append(time.process_time() - began + 0.01)
+    assert seconds[1] < 40 * seconds[0], "four times as long, and far from squared in each of its parts"

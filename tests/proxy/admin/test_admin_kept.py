@@ -1,0 +1,89 @@
+"""proxy.admin.kept: an answer is made once for all who ask in the same moment."""
+
+from __future__ import annotations
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+
+from proxy.admin.kept import Kept
+from proxy.runtime.rpc_client import RpcError
+
+
+class Maker:
+    """Takes a second, and counts."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.at_a_time = 0
+        self.error: Exception | None = None
+
+    async def make(self) -> int:
+        assert self.at_a_time == 0
+        self.at_a_time += 1
+        self.made += 1
+        try:
+            await trio.sleep(1)
+        finally:
+            self.at_a_time -= 1
+        if self.error is not None:
+            raise self.error
+        return self.made
+
+
+async def test_all_who_ask_at_the_same_time_get_the_same(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    maker = Maker()
+    kept = Kept(nursery, maker.make, 5)
+    got: list[int] = []
+
+    async def ask() -> None:
+        got.append(await kept.current())
+
+    async with trio.open_nursery() as asking:
+        for _ in range(100):
+            asking.start_soon(ask)
+    assert got == [1] * 100
+
+
+async def test_it_is_kept_for_a_moment(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    """From the beginning of its making, so that what it says is never older."""
+    maker = Maker()
+    kept = Kept(nursery, maker.make, 5)
+    values = []
+    for _ in range(8):
+        values.append(await kept.current())
+        await trio.sleep(0.9)
+    assert values == [1, 1, 1, 1, 1, 2, 2, 2]
+
+
+async def test_one_that_goes_away_does_not_disturb_the_others(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    maker = Maker()
+    kept = Kept(nursery, maker.make, 5)
+    with trio.move_on_after(0.5):
+        await kept.current()
+    assert await kept.current() == 1
+
+
+@pytest.mark.parametrize("error", [RpcError("no answer"), ValueError("a defect")])
+async def test_an_error_is_kept_as_long(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, error: Exception
+) -> None:
+    """And is over as soon as an answer can be made again."""
+    maker = Maker()
+    maker.error = error
+    kept = Kept(nursery, maker.make, 5)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            with pytest.raises(RpcError, match=r"no answer|nobody answered"):
+                await kept.current()
+    assert [entry["event"] for entry in logs] == (
+        [] if isinstance(error, RpcError) else ["the admin port met a defect"]
+    )
+    maker.error = None
+    await trio.sleep(5)
+    assert await kept.current() == 2

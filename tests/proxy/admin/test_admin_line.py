@@ -1,0 +1,169 @@
+"""proxy.admin.questions and proxy.supervisor.admin: both ends of the line on which the admin worker asks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from proto.roles import MAY_CALL, Role
+from proto.rpc_pb2 import Empty, Method, Text
+from proxy.admin.questions import HEALTH_INTERVAL_S, SILENCE_S_MAX, LineLost, Questions
+from proxy.runtime.peers import Caller
+from proxy.runtime.rpc_client import RpcCallRefused
+from proxy.supervisor.admin import UNDER_WAY_MAX, AdminLine
+from proxy.supervisor.report import MetricsTooLarge
+
+
+def same_file(one: int, other: int) -> bool:
+    return os.path.sameopenfile(one, other)
+
+
+class FakeReport:
+    def __init__(self) -> None:
+        self.gate = trio.Event()
+        self.gate.set()
+        self.asked: list[Any] = []
+
+    async def not_ready_reasons(self) -> list[str]:
+        await self.gate.wait()
+        return ["draining"]
+
+    async def status_json(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return b'{"cluster":"prod"}'
+
+    def places(self) -> list[tuple[Role, int]]:
+        return [(Role.SUPERVISOR, 0), (Role.FORWARDER, 1)]
+
+    async def metrics(self, role: str, index: int) -> str:
+        await trio.lowlevel.checkpoint()
+        self.asked.append((role, index))
+        if role == "auth":
+            raise MetricsTooLarge("auth-0 writes more than it may")
+        return "g 1.0\n"
+
+
+class Setup:
+    """Both ends, over a real pair of sockets: a descriptor is passed, so no stream in memory will do."""
+
+    def __init__(self) -> None:
+        self.ours, theirs = socket.socketpair()
+        self.ours.setblocking(False)
+        self.port = socket.socket(socket.AF_UNIX)
+        self.port.bind("")
+        self.port.listen(1)
+        self.report = FakeReport()
+        self.line = AdminLine(self.report, self.port.fileno)  # type: ignore[arg-type]
+        self.questions = Questions(theirs.detach())
+        self.ended = trio.Event()
+        self.worker = SimpleNamespace(questions=self.ours, pid=77, wait=self.ended.wait)
+        self.served = trio.Event()
+
+    async def serve(self) -> None:
+        await self.line.serve(self.worker)  # type: ignore[arg-type]
+        self.served.set()
+
+
+@pytest.fixture
+async def setup(nursery: trio.Nursery) -> AsyncIterator[Setup]:
+    setup = Setup()
+    nursery.start_soon(setup.serve)
+    yield setup
+    setup.ended.set()
+    await setup.served.wait()
+    setup.port.close()
+    setup.questions._socket.close()
+
+
+@pytest.fixture
+async def questions(setup: Setup, nursery: trio.Nursery) -> Questions:
+    listener = await setup.questions.take_listener()
+    assert same_file(listener.socket.fileno(), setup.port.fileno())
+    await listener.aclose()
+    nursery.start_soon(setup.questions.run)
+    return setup.questions
+
+
+async def test_questions_and_answers(setup: Setup, questions: Questions) -> None:
+    assert questions.is_well()
+    assert await questions.not_ready_reasons() == ["draining"]
+    assert await questions.status() == '{"cluster":"prod"}'
+    assert await questions.places() == [("supervisor", 0), ("forwarder", 1)]
+    assert await questions.metrics("forwarder", 1) == "g 1.0\n"
+    assert setup.report.asked == [("forwarder", 1)]
+    with pytest.raises(RpcCallRefused, match="auth-0 writes more than it may"):
+        await questions.metrics("auth", 0)
+
+
+def test_it_serves_an_admin_worker_and_nothing_else() -> None:
+    """Security: what it may call is only what the line serves, and nobody else may call that."""
+    line = AdminLine(FakeReport(), lambda: -1)  # type: ignore[arg-type]
+    served = set(line._handlers())
+    assert served == {method for method, roles in MAY_CALL.items() if Role.ADMIN in roles}
+    assert all(MAY_CALL[method] == {Role.ADMIN} for method in served)
+
+
+@pytest.mark.parametrize("method", [Method.CLUSTER_DRAIN, Method.CLUSTER_UPGRADE, Method.START, Method.AUTHENTICATE])
+async def test_what_an_admin_worker_may_not(questions: Questions, method: int) -> None:
+    """Security: one that was taken over."""
+    with pytest.raises(RpcCallRefused, match="CLUSTER_AUTHORIZATION_FAILED"):
+        await questions._rpc.call(method, Empty(), Text, timeout_s=5)
+
+
+async def test_questions_at_a_time_are_bounded(setup: Setup, nursery: trio.Nursery) -> None:
+    """Security: each may make every worker answer."""
+    handler = setup.line._handlers()[Method.REPORT_READINESS]
+    setup.report.gate = trio.Event()
+    for _ in range(UNDER_WAY_MAX):
+        nursery.start_soon(handler, b"", Caller(Role.ADMIN, 77))
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(Exception, match="too many questions at a time"):
+        await handler(b"", Caller(Role.ADMIN, 77))
+    setup.report.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert await handler(b"", Caller(Role.ADMIN, 77))
+
+
+async def test_the_line_ends_with_the_worker(setup: Setup, questions: Questions, nursery: trio.Nursery) -> None:
+    """Also where something that it has started holds the other end open."""
+    setup.ended.set()
+    await setup.served.wait()
+    assert setup.ours.fileno() == -1
+
+
+async def test_a_worker_that_never_wants_its_port(setup: Setup) -> None:
+    await trio.testing.wait_all_tasks_blocked()
+    setup.questions._socket.close()
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    assert not setup.served.is_set(), "until it has ended"
+
+
+async def test_a_supervisor_that_gives_no_port(setup: Setup) -> None:
+    setup.port.close()
+    with pytest.raises(LineLost):
+        await setup.questions.take_listener()
+    setup.questions._socket.close()
+
+
+async def test_a_supervisor_that_falls_silent_is_not_well(
+    setup: Setup, questions: Questions, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once: a machine may be busy."""
+    await trio.sleep(20 * HEALTH_INTERVAL_S)
+    assert questions.is_well()
+
+    async def silence(*_: Any, **__: Any) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(questions._rpc, "call", silence)
+    await trio.sleep(SILENCE_S_MAX - HEALTH_INTERVAL_S - 1)
+    assert questions.is_well()
+    await trio.sleep(HEALTH_INTERVAL_S + 2)
+    assert not questions.is_well()

@@ -1,0 +1,179 @@
+"""proxy.supervisor.cluster: the admin worker among the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from supervisor_fakes import FakeDirectory, FakeSocket, FakeWorker, Workshop, make_config
+
+from proto.roles import Role
+from proto.rpc_pb2 import Method
+from proxy.config.load import decode_config
+from proxy.runtime.rpc_client import RpcConnectionLost
+from proxy.supervisor import cluster as module
+from proxy.supervisor.cluster import Cluster
+from proxy.supervisor.legacy import Legacy
+
+KEY = b"s" * 32
+
+
+class Setup:
+    """A cluster of fakes with an admin worker."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[Any] = []
+        self.workshop = Workshop(self.log)
+        self.served: list[FakeWorker] = []
+        monkeypatch.setattr(module, "WorkerProcess", self.workshop)
+        monkeypatch.setattr(module, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
+        self._clusters: list[Cluster] = []
+
+    async def _serve(self, worker: Any) -> None:
+        self.served.append(worker)
+        await worker.wait()
+
+    async def started(self, nursery: trio.Nursery, generation: int = 1) -> Cluster:
+        credentials = {"method": "token", "token": "a-secret"}
+        config = make_config(
+            cluster={"forwarders": 1}, relay={"crash_safe": False}, brokers={"credentials": credentials}
+        )
+        legacy = Legacy(generation=generation, seal_key=KEY)
+        cluster = Cluster(config, FakeDirectory(self.log), legacy, self._serve)  # type: ignore[arg-type]
+        self._clusters.append(cluster)
+        ready = trio.Event()
+        nursery.start_soon(cluster.run, ready)
+        await ready.wait()
+        return cluster
+
+    def close(self) -> None:
+        self.workshop.close()
+        for cluster in self._clusters:
+            cluster.close()
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
+    setup = Setup(monkeypatch)
+    yield setup
+    setup.close()
+
+
+def requests(worker: FakeWorker, method: int) -> list[Any]:
+    return [request for asked, request in worker.calls if asked == method]
+
+
+async def test_it_is_begun_at_first_and_served(setup: Setup, nursery: trio.Nursery) -> None:
+    await setup.started(nursery)
+    spawned = [name for name, event in setup.log if event == "spawn"]
+    assert (set(spawned[:2]), spawned[2:]) == ({"admin", "auth"}, ["lookup", "forwarder"]), "beside the first"
+    assert setup.served == setup.workshop.of(Role.ADMIN)
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_cluster_is_ready_when_it_is(setup: Setup, nursery: trio.Nursery) -> None:
+    gate = trio.Event()
+
+    def slow_admin(worker: FakeWorker) -> None:
+        if worker.role is Role.ADMIN:
+            worker.answers[Method.START] = lambda _request: gate.wait()
+
+    setup.workshop.prepare = slow_admin
+    begun = trio.Event()
+
+    async def start() -> None:
+        await setup.started(nursery)
+        begun.set()
+
+    nursery.start_soon(start)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not begun.is_set()
+    gate.set()
+    await begun.wait()
+    nursery.cancel_scope.cancel()
+
+
+async def test_it_is_told_no_secret(setup: Setup, nursery: trio.Nursery) -> None:
+    """Security: it reads what strangers send."""
+    await setup.started(nursery)
+    [admin], [auth] = setup.workshop.of(Role.ADMIN), setup.workshop.of(Role.AUTH)
+    [told], [known] = requests(admin, Method.START), requests(auth, Method.START)
+    assert (told.seal_key, known.seal_key) == (b"", KEY)
+    assert b"a-secret" not in told.SerializeToString()
+    assert b"a-secret" in known.config
+    assert decode_config(told.config).admin.bind
+    nursery.cancel_scope.cancel()
+
+
+async def test_to_the_others_it_is_a_stranger(setup: Setup, nursery: trio.Nursery) -> None:
+    """Security: it asks nobody but the supervisor."""
+    await setup.started(nursery)
+    for worker in setup.workshop.workers:
+        for request in [*requests(worker, Method.START), *requests(worker, Method.SET_PEERS)]:
+            assert "admin" not in {peer.role for peer in request.peers}
+    nursery.cancel_scope.cancel()
+
+
+async def test_it_is_replaced_when_it_dies_and_nobody_else_is(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    await setup.started(nursery)
+    await trio.sleep(2)
+    setup.workshop.of(Role.ADMIN)[0].end(1)
+    with structlog.testing.capture_logs():
+        await trio.sleep(2)
+    roles = sorted(worker.role.value for worker in setup.workshop.workers)
+    assert roles == ["admin", "admin", "auth", "forwarder", "lookup"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_it_ends_last(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    """Whoever watches the cluster is told until the end."""
+    cluster = await setup.started(nursery)
+    await cluster.drain()
+    stopped = [name for name, event in setup.log if event == "stop"]
+    assert stopped == ["forwarder-0", "lookup-0", "auth-0", "admin-0"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_another_program_begins_with_another(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is not inherited (a program from before it would not know what it is), and is back if there is no other."""
+    cluster = await setup.started(nursery)
+    await trio.sleep(2)
+    with structlog.testing.capture_logs() as logs:
+        async with cluster.standing_still() as inherited:
+            assert {one.role for one in inherited} == {"auth", "lookup", "forwarder"}
+            assert "stop" in setup.workshop.of(Role.ADMIN)[0].story
+        await trio.sleep(2)
+    assert len(setup.workshop.of(Role.ADMIN)) == 2
+    assert "a worker ended; starting another" not in {entry["event"] for entry in logs}
+    nursery.cancel_scope.cancel()
+
+
+async def test_after_an_upgrade_it_is_new_and_not_replaced_once_more(setup: Setup, nursery: trio.Nursery) -> None:
+    cluster = await setup.started(nursery, generation=2)
+    assert len(setup.workshop.of(Role.ADMIN)) == 1
+    assert not cluster.replacing
+    nursery.cancel_scope.cancel()
+
+
+async def test_an_upgrade_goes_on_without_it(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What the program before left must not end, or wait for ever, because the port's worker cannot start."""
+
+    def broken_admin(worker: FakeWorker) -> None:
+        if worker.role is Role.ADMIN:
+            worker.answers[Method.START] = lambda _request: RpcConnectionLost("it ended")
+
+    setup.workshop.prepare = broken_admin
+    with structlog.testing.capture_logs():
+        cluster = await setup.started(nursery, generation=2)
+    assert not cluster.replacing
+    nursery.cancel_scope.cancel()
