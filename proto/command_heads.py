@@ -112,7 +112,8 @@ def check_parsed(command: BaseCommand, data: bytes) -> None:
     that needs no more, so fields that are newer than this proxy may follow. Raises CommandHeadWrong.
     """
     # What stands twice, or is written longer than needed, is gone when it is written again.
-    if data[:_TYPE_BYTES] != bytes((_TYPE_TAG, command.type & 0xFF)) or command.ByteSize() != len(data):
+    size = len(command.SerializePartialToString())
+    if size != len(data) or data[:_TYPE_BYTES] != bytes((_TYPE_TAG, command.type & 0xFF)):
         raise CommandHeadWrong("a command whose type does not stand first, and once")
 
 

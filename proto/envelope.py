@@ -7,7 +7,6 @@ time. Errors of the Envelope are told apart from errors inside: those are part o
 from functools import lru_cache
 
 from proto.addresses import AddressInvalid, parse_host_port
-from proto.client_machine import is_plainly_lookup
 from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.lookup_requests import Request, parse_request
 from proto.rpc_pb2 import EnvelopeError, EnvelopeRequest, Principal
@@ -86,10 +85,6 @@ def embedded_request(data: bytes) -> tuple[Request, bytes]:
         raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text) from None
     except CommandCorrupt as error:
         raise EnvelopeRefused(EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, str(error)) from None
-    kind = parsed[0][0]  # by its number in half of the time
-    if kind.may_be_large and is_plainly_lookup(data):  # so the forwarder has no room for the answer
-        text = f"{kind.name} that begins as another command"
-        raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text)
     return parsed
 
 

@@ -1040,9 +1040,11 @@ async def test_a_reload_while_credentials_are_fetched(
 
 
 def test_the_process_is_an_auth_worker_with_this_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[tuple[Any, ...]] = []
+    started: list[Any] = []
+    for name in ("harden_process", "confine_process"):  # not of the process that tests
+        monkeypatch.setattr(f"proxy.runtime.hardening.{name}", lambda name=name: started.append(name))
     monkeypatch.setattr("proxy.runtime.worker.worker_main", lambda *what: started.append(what))
     runpy.run_module("auth", run_name="auth.__main__")
     assert started == []
     runpy.run_module("auth", run_name="__main__")
-    assert started == [(Role.AUTH, AuthService)]
+    assert started == ["harden_process", "confine_process", (Role.AUTH, AuthService)]

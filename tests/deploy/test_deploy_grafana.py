@@ -16,6 +16,8 @@ NOT_SHOWN = {
     "pulsar_proxy_build_info",
     "pulsar_proxy_admin_requests_total",
     "pulsar_proxy_dropped_metrics_total",
+    "pulsar_proxy_invalid_lookup_requests_total",
+    "pulsar_proxy_fatal_lookup_requests_total",
     *(f"pulsar_proxy_principal_{what}_created" for what in ("bytes", "messages", "sessions")),
 }
 """Documented metrics that no panel shows."""

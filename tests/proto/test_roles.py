@@ -23,11 +23,16 @@ MATRIX: dict[int, set[str]] = {
     31: {"operator"},  # CLUSTER_DRAIN
     32: {"operator"},  # CLUSTER_RELOAD
     33: {"operator"},  # CLUSTER_UPGRADE
+    40: {"admin"},  # REPORT_HEALTH
+    41: {"admin"},  # REPORT_READINESS
+    42: {"admin"},  # REPORT_STATUS
+    43: {"admin"},  # REPORT_PLACES
+    44: {"admin"},  # REPORT_METRICS
     3: set(),
     99: set(),
     -1: set(),
 }
-ROLES = ("supervisor", "forwarder", "auth", "lookup", "operator")
+ROLES = ("supervisor", "forwarder", "auth", "lookup", "admin", "operator")
 
 
 @pytest.mark.parametrize("role", ROLES)

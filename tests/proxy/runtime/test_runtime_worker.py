@@ -424,8 +424,10 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("module", ["lookup", "auth", "proxy.forwarder"])
 def test_each_role_has_its_module(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     runs: list[Any] = []
-    monkeypatch.setattr(trio, "run", lambda run, **_: runs.append(run.__self__._role))
+    for name in ("harden_process", "confine_process"):  # not of the process that tests
+        monkeypatch.setattr(f"proxy.runtime.hardening.{name}", lambda name=name: runs.append(name))
+    monkeypatch.setattr(trio, "run", lambda run, **_: runs.append(run.__self__._role.value))
     monkeypatch.setattr(sys, "argv", ["x", "--descriptors", Descriptors(channel=3, liveness=4).encode()])
     with pytest.raises(SystemExit):
         runpy.run_module(module, run_name="__main__", alter_sys=False)
-    assert [role.value for role in runs] == [module.rpartition(".")[2]]
+    assert runs == ["harden_process", "confine_process", module.rpartition(".")[2]]
