@@ -291,8 +291,6 @@ class Forwarder:
         finally:
             if self.was_killed:
                 self.keeper.close_all()
-            elif self.has_begun:
-                self.relays._engine.let_go()  # a process's end closes each descriptor once; a collected socket, again
             self.gone.set()
 
     def _die(self) -> None:

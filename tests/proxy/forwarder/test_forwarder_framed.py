@@ -435,6 +435,9 @@ async def test_a_ping_that_came_before_a_relay_whose_session_has_ended_by_then(
     await forwarder.begin(lane, to_broker=PING, to_client=message_frame(), session=ended)
     assert await read(lane.broker, len(PING)) == PING
     assert await read(lane.client, len(message_frame())) == message_frame()
+    await lane.client.aclose()
+    await lane.broker.aclose()
+    await until(lambda: not place.shelf.relays)
 
 
 async def test_a_broker_is_believed_what_it_begins_with(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
