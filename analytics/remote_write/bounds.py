@@ -37,8 +37,8 @@ class Bounds:
     """
 
     series: int = 100_000
-    fields: int = 1_000_000
-    series_fields: int = 10_000
+    fields: int = 2_000_000
+    series_fields: int = 50_000
     symbols: int = 200_000
     labels_per_series: int = 256
     label_bytes_per_series: int = 64 * KIB
@@ -65,7 +65,7 @@ class Bounds:
 CEILING = Bounds(
     series=200_000,
     fields=4_000_000,
-    series_fields=20_000,
+    series_fields=200_000,
     symbols=500_000,
     labels_per_series=1_024,
     label_bytes_per_series=MIB,
