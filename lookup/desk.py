@@ -104,6 +104,7 @@ class Desk:
         self._nursery = nursery
         self._questions: dict[Key, Question] = {}
         self._by_principal: dict[str, int] = {}
+        self._room = FairRoom(0, 0)
         self.use(config, lookups)
 
     def use(self, config: Config, lookups: Lookups) -> None:
@@ -111,7 +112,8 @@ class Desk:
         self._most = config.limits.max_concurrent_lookups
         self._free_for_all = self._most // 2
         self._timeout_s = seconds(config.limits.lookup_timeout_ms)
-        self._room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
+        self._anonymous_role = config.authentication.anonymous_role
+        self._room.resize(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         self._lookups = lookups
 
     async def run(self) -> None:
@@ -210,7 +212,9 @@ class Desk:
         sender, timeout_s = question.sender, self._timeout_s
         loan: Loan | None = None
         with trio.move_on_at(question.deadline):
-            loan = await self._room.lend(owner_of(sender.asker.principal, sender.client))
+            principal = sender.asker.principal
+            is_somebody = principal != self._anonymous_role
+            loan = await self._room.lend(owner_of(principal if is_somebody else "", sender.client))
         if loan is None:
             self._end_without_room(question)
             return

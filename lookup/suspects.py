@@ -43,18 +43,21 @@ class SuspectConnections:
     ) -> BrokerConnection:
         """The connection to a broker for one company, opened if need be. Raises what ``open_connection`` raises."""
         key = broker, company
-        attempt = self._attempts.get(key)
-        if attempt is None:
-            attempt = self._attempts[key] = _Attempt()
-            self._nursery.start_soon(self._serve, key, attempt, locate, open_connection, principal)
-        attempt.waiting += 1
-        try:
-            await attempt.done.wait()
-        finally:
-            attempt.waiting -= 1
-        if attempt.connection is None:
-            raise attempt.failure or BrokerConnectionLost(f"{broker} was not asked")
-        return attempt.connection
+        while True:
+            attempt = self._attempts.get(key)
+            if attempt is None:
+                attempt = self._attempts[key] = _Attempt()
+                self._nursery.start_soon(self._serve, key, attempt, locate, open_connection, principal)
+            attempt.waiting += 1
+            try:
+                await attempt.done.wait()
+            finally:
+                attempt.waiting -= 1
+            if attempt.connection is None:
+                raise attempt.failure or BrokerConnectionLost(f"{broker} was not asked")
+            if not attempt.connection.closed:
+                return attempt.connection
+            await attempt.ended.wait()  # one that came late: what ended before it was asked says nothing of it
 
     async def _serve(
         self,
@@ -79,6 +82,7 @@ class SuspectConnections:
         finally:
             del self._attempts[key]
             attempt.done.set()
+            attempt.ended.set()
 
     @staticmethod
     async def _run(connection: BrokerConnection) -> None:
@@ -98,10 +102,11 @@ class SuspectConnections:
 class _Attempt:
     """A connection, or what came instead of it; all of a company wait for it."""
 
-    __slots__ = ("connection", "done", "failure", "waiting")
+    __slots__ = ("connection", "done", "ended", "failure", "waiting")
 
     def __init__(self) -> None:
         self.done = trio.Event()
+        self.ended = trio.Event()
         self.waiting = 0
         self.connection: BrokerConnection | None = None
         self.failure: Exception | None = None

@@ -43,6 +43,8 @@ _METADATA_SERVICES = frozenset(
     )
 )
 _THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
+PULSAR_PORTS = frozenset({6650, 6651})
+"""Of further targets, where the operator names no ports."""
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -71,6 +73,7 @@ class TargetRules:
 
     def __init__(self, config: types.Brokers, resolver: ResolvesTargets, brokers: Brokers) -> None:
         self._ports = frozenset(config.allowed_ports)
+        self._further_ports = self._ports or PULSAR_PORTS
         self._hosts = [re.compile(fnmatch.translate(pattern.lower())) for pattern in config.allowed_hosts]
         self._any_address = "*" in config.allowed_addresses or not config.allowed_addresses
         self._networks: list[Network] = [
@@ -130,9 +133,14 @@ class TargetRules:
 
     def check_port(self, broker: HostPort) -> None:
         """The rule that needs no name server; raises TargetDenied. The ports of another proxy are not brokers'."""
-        own = not self._through_proxy and broker.port in self._brokers.own.ports
-        if not own and broker.port not in self._ports:
+        may_be_own = not self._through_proxy and self._is_own_port(broker.port, self._brokers.own)
+        may_be_further = (self._further or self._through_proxy) and broker.port in self._further_ports
+        if not (may_be_own or may_be_further):
             raise TargetDenied("port", _port_denied(broker))
+
+    def _is_own_port(self, port: int, own: OwnBrokers) -> bool:
+        """Whether brokers of the URL are at a port. At any other one of their machines anybody may listen."""
+        return port in own.ports or port in self._ports
 
     def _checked(self, asked: "_Asked", text: str) -> HostPort:
         """Under which name to dial one address of a target; raises TargetDenied."""
@@ -150,17 +158,19 @@ class TargetRules:
     def _allowed(self, asked: "_Asked", text: str) -> HostPort:
         """The same, by the rules that the operator has a say in; raises TargetDenied."""
         broker = asked.broker
-        if asked.own.has_host(broker.host) or asked.own.has_name(asked.name):
+        is_own_port = self._is_own_port(broker.port, asked.own)
+        is_own = asked.own.has_host(broker.host) or asked.own.has_name(asked.name)
+        if is_own and is_own_port:
             return broker
         further = self._further and self._has_host(broker.host, asked.name) and self._has_address(text)
-        if further and self._hosts and broker.port in self._ports:
+        if further and self._hosts and broker.port in self._further_ports:
             return broker
         known = asked.own.broker_at(text, broker.port)
-        if known is not None:
+        if known is not None and is_own_port:
             return HostPort(known.host, broker.port)
-        if not further:
+        if not further and not is_own and known is None:
             raise self._denied(asked, text)
-        if broker.port not in self._ports:
+        if not further or broker.port not in self._further_ports:
             raise TargetDenied("port", _port_denied(broker))
         return broker
 

@@ -140,7 +140,8 @@ class Brokers(Strict, frozen=True):
         one. Link-local, metadata service, multicast and reserved addresses are never allowed. All hosts (`*`) at all
         addresses are refused where the proxy has credentials to lose (`credentials`, a certificate,
         `forward_authorization_credentials`): anybody could have them sent to a host of their own
-    allowed_ports: ports that a client may be relayed to, beside those of brokers of `service_url`
+    allowed_ports: ports that a client may be relayed to, beside those of brokers of `service_url`; empty: of these no
+        others, of further targets 6650 and 6651
     through_proxy: whether `service_url` is another proxy's, behind which the brokers are: relays then go there, too,
         and that proxy resolves and checks their targets (here, `allowed_hosts`, if set, and `allowed_ports` count); the
         role of this proxy must be among its `authentication.proxy_roles`
@@ -170,7 +171,7 @@ class Brokers(Strict, frozen=True):
     dns_ttl_max_ms: Annotated[int, Meta(ge=1_000, le=2**31 - 1)] = 30_000
     allowed_hosts: tuple[NonEmpty, ...] = ()
     allowed_addresses: tuple[NonEmpty, ...] = ()
-    allowed_ports: tuple[Port, ...] = (6650, 6651)
+    allowed_ports: tuple[Port, ...] = ()
     through_proxy: bool = False
     tls: BrokerTls = BrokerTls()
     credentials: BrokerCredentials | None = None

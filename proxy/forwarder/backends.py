@@ -60,6 +60,12 @@ class Backends:
         self._auth = auth
         self._lookup = lookup
         self.profile: CommandConnected | None = None
+
+    def keep_room(self, room: FairRoom) -> None:
+        """Go on with the room of settings before these: what is lent there counts, or each reload would add its own."""
+        limits = self.config.limits
+        room.resize(limits.max_topic_lists_bytes, limits.max_broker_frame_bytes)
+        self.room = room
         self._profile_at = 0.0
 
     # ---- auth workers

@@ -100,7 +100,8 @@ class LookupMode:
     def identify(self, identity: ClientIdentity) -> None:
         """Whose requests these are, from now on."""
         self._identity = identity
-        self._owner = owner_of(identity.role, self._client_address)
+        is_somebody = identity.role != self._backends.config.authentication.anonymous_role
+        self._owner = owner_of(identity.role if is_somebody else "", self._client_address)
         self._head = self._backends.envelope_head(identity, self._client_address)
 
     @property

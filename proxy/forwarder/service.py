@@ -139,6 +139,7 @@ class ForwarderService:
         """New settings for connections that come from now on."""
         backends, new_doors = Backends(config, self._auth, self._lookup), doors(config)  # may raise
         self._admission.limits = config.limits
+        backends.keep_room(self._backends.room)
         self._backends, self._doors = backends, new_doors
         self._tune_listeners()
 

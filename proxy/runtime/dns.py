@@ -91,7 +91,8 @@ class Resolver:
             return Addresses((str(ipaddress.ip_address(host)),), math.inf)
         listed = (await self._hosts.current()).get(_plain(host))
         if listed is not None:
-            return Addresses(listed, trio.current_time() + TABLE_TTL_S, _plain(host))
+            # Without the name: the table says where one host is, not that names below it are of the same owner.
+            return Addresses(listed, trio.current_time() + TABLE_TTL_S)
         answer = await self._questions.answer("addresses", host, owner, may_be_stale=may_be_stale)
         assert isinstance(answer, Addresses)
         return answer

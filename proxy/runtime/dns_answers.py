@@ -14,7 +14,8 @@ class Addresses:
     """A host's IP addresses, and until when (Trio's clock) they count.
 
     ``name``: the whole name that they were found under, in lower case and without a final dot: by a search domain it is
-    longer than what was asked for. Empty where it is not known: of an address, and from the system's resolver.
+    longer than what was asked for. Empty where it is not known to be DNS's: of an address, from /etc/hosts and
+    from the system's resolver.
     """
 
     addresses: tuple[str, ...]

@@ -65,11 +65,18 @@ class FairRoom:
     """
 
     def __init__(self, total_bytes: int, largest_bytes: int) -> None:
-        self._free_bytes = max(total_bytes, largest_bytes)
-        self._largest_bytes = largest_bytes
-        self._most_bytes = max(largest_bytes, self._free_bytes - largest_bytes)
-        self._held: Counter[str] = Counter()
+        self._total_bytes = self._free_bytes = 0
         self._waiting: OrderedDict[str, deque[_Turn]] = OrderedDict()
+        self.resize(total_bytes, largest_bytes)
+        self._held: Counter[str] = Counter()
+
+    def resize(self, total_bytes: int, largest_bytes: int) -> None:
+        """Change both bounds. What is lent stays lent; until it is back there may be less than nothing free."""
+        total_bytes = max(total_bytes, largest_bytes)
+        self._free_bytes += total_bytes - self._total_bytes
+        self._total_bytes, self._largest_bytes = total_bytes, largest_bytes
+        self._most_bytes = max(largest_bytes, total_bytes - largest_bytes)
+        self._lend_to_who_waits()
 
     @property
     def free_bytes(self) -> int:
@@ -109,6 +116,9 @@ class FairRoom:
         self._held[owner] -= size_bytes
         if not self._held[owner]:
             del self._held[owner]
+        self._lend_to_who_waits()
+
+    def _lend_to_who_waits(self) -> None:
         while (following := next(filter(self._may_have_some, self._waiting), None)) is not None:
             turns = self._waiting.pop(following)
             turn = turns.popleft()

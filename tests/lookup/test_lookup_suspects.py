@@ -277,14 +277,15 @@ class FakeConnection:
     """A connection to a broker that is open until it is told to retire."""
 
     def __init__(self) -> None:
-        self.closed = trio.Event()
+        self.over = trio.Event()
+        self.closed = False
         self.retires_once_asked = False
 
     async def run(self) -> None:
-        await self.closed.wait()
+        await self.over.wait()
 
     def retire(self) -> None:
-        self.closed.set()
+        self.over.set()
 
     def retire_once_asked(self) -> None:
         self.retires_once_asked = True
@@ -307,7 +308,7 @@ async def test_a_connection_over_which_nobody_asks_any_more_ends(
     with trio.move_on_after(1):
         await suspects.connection(host_port("b0"), nowhere, open_connection, "alice", Company())
     await trio.sleep(1 + UNUSED_S + 0.1)
-    assert fake.closed.is_set()
+    assert fake.over.is_set()
     assert len(suspects) == 0
 
 
@@ -329,6 +330,24 @@ async def test_for_those_who_have_given_up_nothing_is_opened(
     await trio.sleep(2 * UNUSED_S)
     assert opened == ["b0"]
     assert len(suspects) == 0
+
+
+async def test_one_that_comes_late_is_asked_over_a_connection_that_is_open(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What ended before it was asked would count as the broker's failure."""
+    suspects, fakes, company = SuspectConnections(nursery, 2), [FakeConnection(), FakeConnection()], Company()
+    opened: list[Any] = []
+
+    async def open_connection(_broker: HostPort, _addresses: tuple[str, ...]) -> Any:
+        await trio.lowlevel.checkpoint()
+        opened.append(fakes[len(opened)])
+        return opened[-1]
+
+    assert await suspects.connection(host_port("b0"), nowhere, open_connection, "alice", company) is fakes[0]
+    fakes[0].closed = True
+    fakes[0].over.set()
+    assert await suspects.connection(host_port("b0"), nowhere, open_connection, "alice", company) is fakes[1]
 
 
 async def test_what_goes_wrong_is_told_to_all_who_wait(

@@ -457,3 +457,10 @@ async def test_each_target_is_judged_by_what_its_name_leads_to_now(
     await trio.sleep(1.1)
     with pytest.raises(TargetDenied):
         await checked.check("broker:6650")
+
+
+async def test_without_a_port_list_further_targets_have_pulsars_ports(rules: Rules, denial: Denial) -> None:
+    further = {"allowed_ports": [], "allowed_addresses": ["10.0.0.1"]}
+    for port in (6650, 6651):
+        assert (await rules(**further).check(f"10.0.0.1:{port}")).broker.port == port
+    assert await denial("10.0.0.1:6652", **further) == "port"

@@ -63,7 +63,7 @@ def test_defaults_are_the_designs() -> None:
     assert [listener.bind for listener in config.listener] == ["0.0.0.0:6650"]
     assert config.brokers.service_url == "pulsar://localhost:6650"
     assert config.brokers.allowed_hosts == config.brokers.allowed_addresses == ()
-    assert config.brokers.allowed_ports == (6650, 6651)
+    assert config.brokers.allowed_ports == ()
     assert config.brokers.credentials is None
     assert config.authentication.enabled is False
     limits = config.limits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 import structlog.testing
 import trio
@@ -670,6 +671,16 @@ async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make
         desk.mode.identify(identity)
         await desk.forward(topics())
         assert list(desk.backends.room._held) == [owner]
+
+
+async def test_whoever_has_the_anonymous_role_shares_room_by_address(make: Make) -> None:
+    """It is everybody's: one of them must not take the room of all."""
+    desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
+    authentication = msgspec.structs.replace(desk.backends.config.authentication, anonymous_role=IDENTITY.role)
+    desk.backends.config = msgspec.structs.replace(desk.backends.config, authentication=authentication)
+    desk.mode.identify(IDENTITY)
+    await desk.forward(topics())
+    assert list(desk.backends.room._held) == [CLIENT.rpartition(":")[0]]
 
 
 async def test_room_that_was_lent_to_a_task_that_never_began_comes_back(nursery: trio.Nursery) -> None:

@@ -185,3 +185,25 @@ def test_no_byte_is_lent_twice_or_lost(steps: list[tuple[str, str, int]]) -> Non
 def test_who_shares_as_one(principal: str, address: str, owner: str) -> None:
     """Security: without authentication a machine counts once, however many connections it opens."""
     assert owner_of(principal, address) == owner
+
+
+async def test_more_room_is_lent_to_who_waits_and_less_takes_nothing_back(nursery: trio.Nursery) -> None:
+    """A reload changes the bounds; what is lent under the old ones goes on counting."""
+    it = Room(nursery, 2 * LARGEST)
+    await it.want("a")
+    await it.want("b")
+    await it.want("c")
+    assert it.got == ["a", "b"]
+    it.room.resize(3 * LARGEST, LARGEST)
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.got == ["a", "b", "c"]
+    it.room.resize(LARGEST, LARGEST)
+    assert it.room.free_bytes == -2 * LARGEST
+    await it.want("d")
+    for loan in it.loans[:2]:
+        loan.give_back()
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.got == ["a", "b", "c"]
+    it.loans[2].give_back()
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.got == ["a", "b", "c", "d"]
