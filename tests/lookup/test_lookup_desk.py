@@ -702,3 +702,16 @@ def test_whatever_happens_each_request_is_answered_once(steps: list[tuple[str, i
             nursery.cancel_scope.cancel()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+async def test_the_anonymous_role_shares_room_by_address(make: Make) -> None:
+    """It is everybody's: one of them must not take the room of all."""
+    it = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
+    it.desk._anonymous_role = "alice"
+    it.ask(schema(1))
+    await trio.testing.wait_all_tasks_blocked()
+    assert "alice" not in it.desk._room._held
+    assert it.desk._room.free_bytes == 2 * 1024
+    it.lookups.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    it.nothing_left()
