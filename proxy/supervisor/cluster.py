@@ -299,27 +299,21 @@ class Cluster:
 
         A worker that does not come to rest is ended: whoever comes next begins with another.
         """
-        at_rest: list[tuple[Slot, Life, Inherited]] = []
+        at_rest: dict[Life, Inherited] = {}
         async with contextlib.AsyncExitStack() as locks:
             for slot in self.slots:
                 await locks.enter_async_context(slot.unchanging())
             if self.config.relay.crash_safe:
                 await self._standby.stop_and_wait()
-            for slot in self.slots:
-                for life in list(slot.lives):
-                    if slot.role is Role.ADMIN:  # it has nothing that would have to go on
-                        await slot.end_for_next_program(life)
-                        continue
-                    one = await life.worker.prepare_to_be_inherited(slot.index, timeout_s=QUIESCE_TIMEOUT_S)
-                    if one is not None:
-                        at_rest.append((slot, life, one))
-                        continue
-                    get_logger().error("a worker does not come to rest; ending it", who=slot.name)
-                    life.worker.kill()
-                    await life.left.wait()
+            async with trio.open_nursery() as nursery:
+                for slot in self.slots:
+                    if slot.role is not Role.ADMIN:
+                        nursery.start_soon(slot.come_to_rest, at_rest, QUIESCE_TIMEOUT_S)
+            for slot in self.of(Role.ADMIN):  # it has nothing that would have to go on; last, as /healthz is its
+                await slot.end_for_next_program(QUIESCE_TIMEOUT_S)
             try:
                 # One that has died in the meantime has left nothing but numbers, which are others' now.
-                yield [one for slot, life, one in at_rest if life in slot.lives]
+                yield [at_rest[life] for slot in self.slots for life in slot.lives if life in at_rest]
             finally:
                 for slot in self.slots:
                     for life in slot.lives:
@@ -343,7 +337,7 @@ class Cluster:
     async def _configure_all(self, config: Config) -> None:
         changed: list[WorkerProcess] = []
         for role in START_ORDER:
-            for worker in self._running({role}):
+            for worker in self._running({role} - {Role.ADMIN}):
                 try:
                     await self._configure(worker, config)
                 except RpcError as error:
@@ -352,6 +346,17 @@ class Cluster:
                     await self._take_back(changed)
                     raise ReloadRefused(f"the {role} worker with pid {worker.pid} refused it: {error}") from None
                 changed.append(worker)
+        for worker in self._running({Role.ADMIN}):
+            try:
+                await self._configure(worker, config)
+            except RpcError as error:
+                # It has no say, since it reads what strangers send; its successor begins with this configuration.
+                get_logger().error(
+                    "the admin worker did not take over the configuration; ending it",
+                    pid=worker.pid,
+                    reason=str(error),
+                )
+                worker.kill()
 
     async def _configure(self, worker: WorkerProcess, config: Config) -> None:
         request = ConfigureRequest(config=_config_for(worker.role, config))
