@@ -16,7 +16,8 @@ from proto.rpc_pb2 import Method
 from proxy.config.load import decode_config
 from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost
 from proxy.supervisor import cluster as module
-from proxy.supervisor.cluster import QUIESCE_TIMEOUT_S, Cluster, ReloadRefused
+from proxy.supervisor.cluster import QUIESCE_TIMEOUT_S, Cluster
+from proxy.supervisor.configure import ReloadRefused
 from proxy.supervisor.legacy import Legacy
 
 KEY = b"s" * 32
