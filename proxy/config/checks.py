@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
+from proxy.config.admin_token import read_admin_token
 from proxy.config.errors import ConfigError
 from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles, configured_methods
 from proxy.config.targets import check_targets
@@ -40,6 +41,7 @@ def checked(config: Config) -> Config:
         _check(f"listener[{index}].bind", parse_host_port, listener.bind)
     _check("admin.bind", parse_host_port, config.admin.bind)
     _check_files("admin", config.admin, "token_file")
+    _check_admin_token(config.admin.token_file)
     _check("brokers.service_url", parse_broker_url, config.brokers.service_url)
     for network in config.brokers.allowed_addresses:
         if network != "*":
@@ -52,6 +54,15 @@ def checked(config: Config) -> Config:
     _check_authentication(config)
     _check_session(config)
     return config
+
+
+def _check_admin_token(file: str) -> None:
+    """Here, since the admin worker has no say in whether a configuration is taken over."""
+    try:
+        if file:
+            read_admin_token(file)
+    except OSError as error:  # gone since it was opened just now
+        raise ConfigError(f"admin.token_file: {file} cannot be read: {error.strerror}") from None
 
 
 def _check_tls(config: Config) -> None:

@@ -11,15 +11,20 @@ to anybody (``confine_process``): a worker that was taken over cannot lie in wai
 import ctypes
 import os
 import resource
+import struct
 
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446  # system calls, the same on all machines of today
+# System calls, the same on all machines of today.
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_GIVE_VERSION = 1
+_LANDLOCK_RULE_PATH_BENEATH = 1
 _LANDLOCK_FS_MAKE_BLOCK = 1 << 11
+_LANDLOCK_FS_REFER = 1 << 13
 _LANDLOCK_SCOPE_SIGNAL = 1 << 1
+_LANDLOCK_VERSION_WITH_REFER = 2
 _LANDLOCK_VERSION_WITH_SCOPES = 6
 
 
@@ -46,23 +51,42 @@ def confine_process() -> bool:
     """Give up tracing processes that this one has not started (Linux 5.13), and sending them signals (6.12); whether
     the kernel knows how. ``harden_process`` comes first. Raises OSError.
 
-    Landlock: a process in a domain of its own may trace only what is in it. The domain needs a rule, and has one that
-    changes nothing: no block devices are made.
+    Landlock: a process in a domain of its own may trace only what is in it. A domain needs something that it denies:
+
+    * signals to others, where the kernel knows that (version 6); then files are none of its business;
+    * before (versions 2 to 5, Linux 5.19), moving files from one directory to another, which is then allowed
+      everywhere: denied it would be in every domain with a rule for files;
+    * in version 1 (Linux 5.13), making block devices. There, files cannot be renamed or linked from one directory to
+      another by this process and those that it starts (EXDEV), whatever the rules.
     """
     version = _libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_LANDLOCK_GIVE_VERSION))
     if version < 1:
         return False
-    ruleset = _Ruleset(handled_fs=_LANDLOCK_FS_MAKE_BLOCK)
     size = ctypes.sizeof(ctypes.c_uint64)  # all that the first version knew
     if version >= _LANDLOCK_VERSION_WITH_SCOPES:
-        ruleset.scoped = _LANDLOCK_SCOPE_SIGNAL
+        ruleset = _Ruleset(scoped=_LANDLOCK_SCOPE_SIGNAL)
         size = ctypes.sizeof(ruleset)
+    elif version >= _LANDLOCK_VERSION_WITH_REFER:
+        ruleset = _Ruleset(handled_fs=_LANDLOCK_FS_REFER)
+    else:
+        ruleset = _Ruleset(handled_fs=_LANDLOCK_FS_MAKE_BLOCK)
     descriptor = _checked(_libc.syscall(_LANDLOCK_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))
     try:
+        if ruleset.handled_fs == _LANDLOCK_FS_REFER:
+            _allow_everywhere(descriptor, _LANDLOCK_FS_REFER)
         _checked(_libc.syscall(_LANDLOCK_RESTRICT_SELF, descriptor, 0))
     finally:
         os.close(descriptor)
     return True
+
+
+def _allow_everywhere(ruleset: int, access: int) -> None:
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", access, root)  # struct landlock_path_beneath_attr, which is packed
+        _checked(_libc.syscall(_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, rule, 0))
+    finally:
+        os.close(root)
 
 
 def _checked(result: int) -> int:

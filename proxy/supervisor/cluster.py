@@ -11,21 +11,20 @@ import trio
 from prometheus_client import Counter, Gauge
 
 from proto.roles import Role
-from proto.rpc_pb2 import ConfigureRequest, Method, Peer, SetPeersRequest, StartRequest
+from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
 from proxy import __version__
 from proxy.config.load import (
     changes_that_need_a_restart,
     changes_that_need_new_processes,
-    encode_config,
     forwarder_count,
-    without_secrets,
 )
 from proxy.config.types import Config
 from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import new_registry
-from proxy.runtime.rpc_client import RpcCallRefused, RpcError
+from proxy.runtime.rpc_client import RpcError
 from proxy.supervisor.address_tables import AddressTableExchange
+from proxy.supervisor.configure import ReloadRefused, config_for, configure_all, configure_or_end
 from proxy.supervisor.fd_store import Shelf, keep_nothing
 from proxy.supervisor.legacy import Legacy, place_name, shelf_state
 from proxy.supervisor.slot import KeepShelf, Life, Slot, SlotState, Spawn
@@ -34,7 +33,6 @@ from proxy.supervisor.standby import Standby
 from proxy.supervisor.worker_process import Inherited, WorkerProcess
 
 START_TIMEOUT_S = 30.0
-CONFIGURE_TIMEOUT_S = 10.0
 PEERS_TIMEOUT_S = 5.0
 QUIESCE_TIMEOUT_S = 5.0
 REPLACING_LOOK_S = 0.1
@@ -43,10 +41,6 @@ START_ORDER = (Role.ADMIN, Role.AUTH, Role.LOOKUP, Role.FORWARDER)
 """Who must be there before whom; the drain goes the other way. Nobody waits for the admin worker."""
 
 KEY_HOLDERS = frozenset({Role.AUTH, Role.LOOKUP})  # who seals principals, or opens them
-
-
-class ReloadRefused(Exception):
-    """A new configuration was not taken over; the old one is still in force. Says why."""
 
 
 class Cluster:
@@ -210,7 +204,7 @@ class Cluster:
                     if other is not worker:
                         nursery.start_soon(self._tell_peers, other, peers)
             seal_key = self._seal_key if slot.role in KEY_HOLDERS else b""
-            config = _config_for(slot.role, self.config)
+            config = config_for(slot.role, self.config)
             request = StartRequest(config=config, seal_key=seal_key, peers=peers, index=slot.index)
             await worker.command(Method.START, request, timeout_s=START_TIMEOUT_S)
             slot.worker = worker
@@ -257,7 +251,11 @@ class Cluster:
         new_processes = changes_that_need_new_processes(self.config, config)
         async with self._workers_lock:  # a worker that is starting has the old configuration on its way
             if not new_processes:
-                await self._configure_all(config)
+                # Looked for one role after another: who has died meanwhile has no say.
+                roles = [role for role in START_ORDER if role is not Role.ADMIN]
+                asked = (worker for role in roles for worker in self._running({role}))
+                await configure_all(asked, self.config, config)
+                await configure_or_end(self._running({Role.ADMIN}), config)
             self.config = config
         if new_processes:
             get_logger().info("replacing all workers", because_of=",".join(new_processes))
@@ -299,27 +297,21 @@ class Cluster:
 
         A worker that does not come to rest is ended: whoever comes next begins with another.
         """
-        at_rest: list[tuple[Slot, Life, Inherited]] = []
+        at_rest: dict[Life, Inherited] = {}
         async with contextlib.AsyncExitStack() as locks:
             for slot in self.slots:
                 await locks.enter_async_context(slot.unchanging())
             if self.config.relay.crash_safe:
                 await self._standby.stop_and_wait()
-            for slot in self.slots:
-                for life in list(slot.lives):
-                    if slot.role is Role.ADMIN:  # it has nothing that would have to go on
-                        await slot.end_for_next_program(life)
-                        continue
-                    one = await life.worker.prepare_to_be_inherited(slot.index, timeout_s=QUIESCE_TIMEOUT_S)
-                    if one is not None:
-                        at_rest.append((slot, life, one))
-                        continue
-                    get_logger().error("a worker does not come to rest; ending it", who=slot.name)
-                    life.worker.kill()
-                    await life.left.wait()
+            async with trio.open_nursery() as nursery:
+                for slot in self.slots:
+                    if slot.role is not Role.ADMIN:
+                        nursery.start_soon(slot.come_to_rest, at_rest, QUIESCE_TIMEOUT_S)
+            for slot in self.of(Role.ADMIN):  # it has nothing that would have to go on; last, as /healthz is its
+                await slot.end_for_next_program(QUIESCE_TIMEOUT_S)
             try:
                 # One that has died in the meantime has left nothing but numbers, which are others' now.
-                yield [one for slot, life, one in at_rest if life in slot.lives]
+                yield [at_rest[life] for slot in self.slots for life in slot.lives if life in at_rest]
             finally:
                 for slot in self.slots:
                     for life in slot.lives:
@@ -337,35 +329,6 @@ class Cluster:
             "shelves": [shelf_state(shelf) for shelf in self.shelves],
             "workers": workers,
         }
-
-    # ---- configuration in place
-
-    async def _configure_all(self, config: Config) -> None:
-        changed: list[WorkerProcess] = []
-        for role in START_ORDER:
-            for worker in self._running({role}):
-                try:
-                    await self._configure(worker, config)
-                except RpcError as error:
-                    if not isinstance(error, RpcCallRefused):
-                        worker.kill()  # whether it took it is unknown, or will be once it wakes up
-                    await self._take_back(changed)
-                    raise ReloadRefused(f"the {role} worker with pid {worker.pid} refused it: {error}") from None
-                changed.append(worker)
-
-    async def _configure(self, worker: WorkerProcess, config: Config) -> None:
-        request = ConfigureRequest(config=_config_for(worker.role, config))
-        await worker.command(Method.CONFIGURE, request, timeout_s=CONFIGURE_TIMEOUT_S)
-
-    async def _take_back(self, changed: list[WorkerProcess]) -> None:
-        for worker in changed:
-            try:
-                await self._configure(worker, self.config)
-            except RpcError as error:
-                get_logger().error(
-                    "a worker did not take back a configuration; ending it", pid=worker.pid, reason=str(error)
-                )
-                worker.kill()
 
     # ---- drain
 
@@ -397,7 +360,3 @@ class Cluster:
         for sock in (*self.listeners, *self._services.values()):
             sock.close()
         self._address_tables.close()
-
-
-def _config_for(role: Role, config: Config) -> bytes:
-    return encode_config(config if role is Role.AUTH else without_secrets(config))

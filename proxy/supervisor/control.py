@@ -11,7 +11,7 @@ from proxy.config.errors import ConfigError
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_server import Handler, RpcRefused, RpcServer
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
-from proxy.supervisor.cluster import ReloadRefused
+from proxy.supervisor.configure import ReloadRefused
 from proxy.supervisor.descent import identify_operator
 from proxy.supervisor.report import Report
 from proxy.supervisor.sockets import CONTROL_SOCKET

@@ -6,6 +6,7 @@ loses its parent below it (``adopt_orphans``), so the chain of parents of every 
 directly or not, leads to the supervisor, for as long as that process lives.
 """
 
+import errno
 import os
 import select
 import socket
@@ -85,8 +86,9 @@ def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
         return None
     if uid == 0 and own != 0:
         return Caller(Role.OPERATOR, pid)  # no child of ours can be root: none of them can gain privileges
-    pidfd = _peer_pidfd(sock)
+    pidfd: int | None = None
     try:
+        pidfd = _peer_pidfd(sock)
         if pid not in {0, os.getpid()} and descends_from(pid, os.getpid()):
             get_logger().error("refused a process of the cluster itself at control.sock", pid=pid)
             return None
@@ -102,11 +104,17 @@ def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
 
 
 def _peer_pidfd(sock: trio.socket.SocketType) -> int | None:
-    """A descriptor of the process that connected, which stays its own; None where the kernel has none to give."""
+    """A descriptor of the process that connected, which stays its own; None where the kernel knows no such thing.
+
+    Raises Untraceable where there is none any more: some kernels have none for a process that has ended (EINVAL up to
+    Linux 6.15), and its number may be another's.
+    """
     try:
         return int(struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0])
-    except OSError:
-        return None
+    except OSError as error:
+        if error.errno == errno.ENOPROTOOPT:
+            return None
+        raise Untraceable(f"the kernel does not tell its process: {error.strerror}") from None
 
 
 def _has_ended(pidfd: int) -> bool:

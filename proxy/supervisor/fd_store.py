@@ -29,6 +29,11 @@ from proxy.supervisor.address_tables import AddressTableLine
 PIPES_MAX = 2 * RELAYS_MAX + 1024
 """One for each direction, and those in hand."""
 
+RECORDS_BYTES_MAX = 1024 * RELAYS_MAX
+"""What may be kept of all relays of one forwarder together. Usual records take a few hundred bytes; a forwarder that
+was taken over could otherwise fill the supervisor with its longest ones.
+"""
+
 RECORD_BYTES_OVERHEAD = 16
 """What a record costs in a message beside its own bytes, at most."""
 
@@ -85,6 +90,11 @@ class Shelf:
     relays: dict[int, Kept] = field(default_factory=dict)
     pipes: dict[int, Kept] = field(default_factory=dict)
     _in_use: trio.Lock = field(default_factory=trio.Lock)
+    _record_bytes: int = field(default=0, init=False)
+    _full_was_logged: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._record_bytes = sum(len(kept.about) for kept in self.relays.values())
 
     async def serve(self, channel: StoreChannel, listeners: Listeners, *, new: bool, tables: AddressTableLine) -> bool:
         """Keep what a forwarder says until its line has ended; a new one first gets the clients' listeners and what its
@@ -93,6 +103,7 @@ class Shelf:
         One forwarder at a time: a successor waits here until its predecessor has said its last.
         """
         async with self._in_use:
+            self._full_was_logged = False
             with contextlib.closing(channel):
                 try:
                     if new:
@@ -117,9 +128,9 @@ class Shelf:
     def take(self, message: StoreMessage, descriptors: list[int]) -> None:
         """Do what one message says. Raises StoreLost where it says what no forwarder would."""
         for relay_id in message.dropped_relays:
-            _drop(self.relays, relay_id)
+            self._drop_relay(relay_id)
         for pipe_id in message.dropped_pipes:
-            _drop(self.pipes, pipe_id)
+            self._drop_pipe(pipe_id)
         if len(descriptors) != 2 * (len(message.relays) + len(message.pipes)):
             close_all(descriptors)
             get_logger().error("a relay is not crash-safe: the supervisor may open no more files; raise ulimit -n")
@@ -129,16 +140,43 @@ class Shelf:
             raise StoreLost("a forwarder that wants more kept than it can have")
         ends = zip(descriptors[::2], descriptors[1::2], strict=True)
         for relay in message.relays:
-            _drop(self.relays, relay.id)
-            record, (client, broker) = relay.SerializeToString(), next(ends)
-            if len(record) > RECORD_BYTES_MAX:  # one forwarder might fill all memory with a hundred thousand of them
-                close_all((client, broker))
-                get_logger().error("a relay is not crash-safe: its record is too long", bytes=len(record))
-                continue
-            self.relays[relay.id] = Kept(record, client, broker)
+            self._keep_relay(relay, *next(ends))
         for pipe in message.pipes:
-            _drop(self.pipes, pipe.id)
-            self.pipes[pipe.id] = Kept(pipe.SerializeToString(), *next(ends))
+            self._drop_pipe(pipe.id)
+            # Not the message itself: it may hold fields that nobody knows, as long as a whole packet.
+            about = StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes).SerializeToString()
+            self.pipes[pipe.id] = Kept(about, *next(ends))
+
+    def _keep_relay(self, relay: StoredRelay, client: int, broker: int) -> None:
+        """Keep one relay, unless one forwarder would fill the supervisor's memory with such records."""
+        self._drop_relay(relay.id)
+        record = relay.SerializeToString()
+        too_long = len(record) > RECORD_BYTES_MAX
+        if not too_long and self._record_bytes + len(record) <= RECORDS_BYTES_MAX:
+            self.relays[relay.id] = Kept(record, client, broker)
+            self._record_bytes += len(record)
+            return
+        close_all((client, broker))
+        if too_long:
+            get_logger().error("a relay is not crash-safe: its record is too long", bytes=len(record))
+        elif not self._full_was_logged:
+            self._full_was_logged = True
+            get_logger().error(
+                "relays are not crash-safe: the records of their forwarder's relays are too long together",
+                bytes=self._record_bytes,
+                most_bytes=RECORDS_BYTES_MAX,
+            )
+
+    def _drop_relay(self, relay_id: int) -> None:
+        kept = self.relays.pop(relay_id, None)
+        if kept is not None:
+            self._record_bytes -= len(kept.about)
+            kept.close()
+
+    def _drop_pipe(self, pipe_id: int) -> None:
+        kept = self.pipes.pop(pipe_id, None)
+        if kept is not None:
+            kept.close()
 
     async def hand_over(self, channel: StoreChannel, listeners: Sequence[int]) -> None:
         """Give a copy of everything to a new forwarder. Raises StoreLost where that one is gone, too."""
@@ -158,12 +196,7 @@ class Shelf:
             kept.close()
         self.relays.clear()
         self.pipes.clear()
-
-
-def _drop(shelf: dict[int, Kept], number: int) -> None:
-    kept = shelf.pop(number, None)
-    if kept is not None:
-        kept.close()
+        self._record_bytes = 0
 
 
 def _ends(batch: Iterable[Kept]) -> list[int]:

@@ -136,7 +136,13 @@ class Legacy:
             sock.close()
         async with trio.open_nursery() as nursery:
             for worker in self.workers.values():
-                nursery.start_soon(worker.stop)
+                nursery.start_soon(_end, worker)
+
+
+async def _end(worker: WorkerProcess) -> None:
+    """Stop a worker and fetch its exit code: until somebody does, it stands before all adopted children that ended."""
+    await worker.stop()
+    await worker.wait()
 
 
 def shelf_state(shelf: Shelf) -> ShelfState:

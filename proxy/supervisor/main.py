@@ -18,7 +18,8 @@ from proxy.runtime.hardening import adopt_orphans, harden_process
 from proxy.runtime.logs import configure_logs, get_logger
 from proxy.supervisor.admin import ADMIN_BACKLOG, AdminLine
 from proxy.supervisor.children import children
-from proxy.supervisor.cluster import Cluster, ReloadRefused
+from proxy.supervisor.cluster import Cluster
+from proxy.supervisor.configure import ReloadRefused
 from proxy.supervisor.control import Control, UpgradeRefused
 from proxy.supervisor.legacy import SIGNALS, Legacy, State, become_next_program, check_command
 from proxy.supervisor.open_files import allow_open_files

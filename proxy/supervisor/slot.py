@@ -14,7 +14,7 @@ from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import Backoff, seconds
 from proxy.supervisor.sockets import StartFailed
-from proxy.supervisor.worker_process import WorkerProcess
+from proxy.supervisor.worker_process import Inherited, WorkerProcess
 
 LOOK_INTERVAL_S = 5.0
 LOOK_TIMEOUT_S = 5.0
@@ -259,11 +259,25 @@ class Slot:
                 old.left.set()
             return up
 
-    async def end_for_next_program(self, life: Life) -> None:
-        """End a worker that another program in this process starts afresh, once it has finished what it has."""
-        life.retired = True  # it has not failed
-        await self._finish(life, NEXT_PROGRAM_DRAIN_MS)
-        await life.left.wait()
+    async def come_to_rest(self, at_rest: dict[Life, Inherited], timeout_s: float) -> None:
+        """Prepare the place's workers to be inherited, and note how; end those that do not come to rest in time."""
+        for life in list(self.lives):
+            one = await life.worker.prepare_to_be_inherited(self.index, timeout_s=timeout_s)
+            if one is not None:
+                at_rest[life] = one
+                continue
+            get_logger().error("a worker does not come to rest; ending it", who=self.name)
+            life.worker.kill()
+            await life.left.wait()
+
+    async def end_for_next_program(self, timeout_s: float) -> None:
+        """End workers that another program in this process starts afresh; in time, they finish what they have."""
+        for life in list(self.lives):
+            life.retired = True  # it has not failed
+            with trio.move_on_after(timeout_s):
+                await self._finish(life, NEXT_PROGRAM_DRAIN_MS)
+            life.worker.kill()
+            await life.left.wait()
 
     async def wait_until_awake(self, worker: WorkerProcess) -> None:
         """Until a new process has done its imports, or failed to: relays need not stand still for that."""

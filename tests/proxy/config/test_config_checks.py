@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.config.admin_token import TOKEN_BYTES_MAX
 from proxy.config.checks import checked
 from proxy.config.errors import ConfigError
 from proxy.config.session import max_reauth_ms
@@ -107,6 +108,7 @@ BAD: list[tuple[str, Tables]] = [
     ("listener", {"listener": []}),
     ("listener[1].bind", {"listener": [{}, {"bind": "6650"}]}),
     ("admin.bind", {"admin": {"bind": "localhost:99999"}}),
+    ("admin.token_file", {"admin": {"token_file": "/nowhere"}}),
     ("brokers.service_url", {"brokers": {"service_url": "http://b"}}),
     ("brokers.service_url", {"brokers": {"service_url": "pulsar+ssl://"}}),
     ("brokers.service_url", {"brokers": {"service_url": "pulsar+srv://b:6650"}}),
@@ -230,3 +232,25 @@ def test_the_nearest_lifetime_counts(make: Make) -> None:
         **{(1, method): 1000 for method in ("token", "basic", "sasl")},
         **{(2, method): 0 for method in ("token", "basic", "sasl")},
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "holds no token"),
+        (b" \n", "holds no token"),
+        (b"one two", "what no HTTP header can"),
+        ("\u00e9".encode(), "what no HTTP header can"),
+        (b"x" * (TOKEN_BYTES_MAX + 1), "holds more than a token"),
+    ],
+)
+def test_the_admin_ports_token_is_read(make: Make, tmp_path: Path, text: bytes, reason: str) -> None:
+    """Security: by the supervisor, before a reload, as the admin worker has no say in it."""
+    file = tmp_path / "admin-token"
+    config = make({"admin": {"token_file": str(file)}})
+    file.write_bytes(b" a-token\n")
+    assert checked(config) is config
+    file.write_bytes(text)
+    with pytest.raises(ConfigError, match=rf"admin\.token_file: .*{reason}") as caught:
+        checked(config)
+    assert "two" not in str(caught.value), "whatever it holds may be a secret"

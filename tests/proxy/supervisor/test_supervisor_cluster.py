@@ -21,7 +21,8 @@ from proxy.runtime.connection_count import ConnectionCounters, new_shared_counte
 from proxy.runtime.rpc_client import RpcCallRefused, RpcDeadlineExceeded, RpcError
 from proxy.runtime.store_channel import StoreChannel, close_all
 from proxy.supervisor import cluster as module
-from proxy.supervisor.cluster import Cluster, ReloadRefused
+from proxy.supervisor.cluster import Cluster
+from proxy.supervisor.configure import ReloadRefused
 from proxy.supervisor.fd_store import Kept, Shelf
 from proxy.supervisor.legacy import Legacy, State
 from proxy.supervisor.slot import SlotState

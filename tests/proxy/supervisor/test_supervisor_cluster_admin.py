@@ -9,14 +9,15 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from supervisor_fakes import FakeDirectory, FakeSocket, FakeWorker, Workshop, make_config
+from supervisor_fakes import FakeDirectory, FakeSocket, FakeWorker, Workshop, hang, make_config
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method
 from proxy.config.load import decode_config
-from proxy.runtime.rpc_client import RpcConnectionLost
+from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost
 from proxy.supervisor import cluster as module
-from proxy.supervisor.cluster import Cluster
+from proxy.supervisor.cluster import QUIESCE_TIMEOUT_S, Cluster
+from proxy.supervisor.configure import ReloadRefused
 from proxy.supervisor.legacy import Legacy
 
 KEY = b"s" * 32
@@ -156,6 +157,33 @@ async def test_another_program_begins_with_another(
     nursery.cancel_scope.cancel()
 
 
+async def test_workers_that_do_not_come_to_rest_are_waited_for_at_once_and_it_answers_until_then(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: captured workers cannot keep a cluster without /healthz for long, nor can it itself."""
+    cluster = await setup.started(nursery)
+    await trio.sleep(2)
+    [admin] = setup.workshop.of(Role.ADMIN)
+    seen: list[int | None] = []
+
+    async def never(_index: int, *, timeout_s: float) -> None:
+        await trio.sleep(timeout_s)
+        seen.append(admin.code)
+
+    restless = [worker for worker in setup.workshop.workers if worker is not admin]
+    for worker in restless:
+        monkeypatch.setattr(worker, "prepare_to_be_inherited", never)
+    admin.answers[Method.DRAIN] = hang
+    began = trio.current_time()
+    with structlog.testing.capture_logs():
+        async with cluster.standing_still() as inherited:
+            assert inherited == []
+            assert trio.current_time() - began == pytest.approx(2 * QUIESCE_TIMEOUT_S), "for all, then for it"
+            assert seen == [None, None, None]
+            assert [worker.code for worker in (*restless, admin)] == [-9] * 4
+    nursery.cancel_scope.cancel()
+
+
 async def test_after_an_upgrade_it_is_new_and_not_replaced_once_more(setup: Setup, nursery: trio.Nursery) -> None:
     cluster = await setup.started(nursery, generation=2)
     assert len(setup.workshop.of(Role.ADMIN)) == 1
@@ -176,4 +204,46 @@ async def test_an_upgrade_goes_on_without_it(
     with structlog.testing.capture_logs():
         cluster = await setup.started(nursery, generation=2)
     assert not cluster.replacing
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs", "goes away"])
+async def test_it_cannot_refuse_a_configuration(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, how: str
+) -> None:
+    """Security: it reads what strangers send; its successor begins with what all others have."""
+    cluster = await setup.started(nursery)
+    await trio.sleep(2)
+    [admin] = setup.workshop.of(Role.ADMIN)
+    answers = {
+        "refuses": lambda _request: RpcCallRefused(3, "captured"),
+        "hangs": hang,
+        "goes away": lambda _request: RpcConnectionLost("it ended"),
+    }
+    admin.answers[Method.CONFIGURE] = answers[how]
+    config = make_config(cluster={"forwarders": 1}, relay={"crash_safe": False}, limits={"max_connections": 13})
+    with structlog.testing.capture_logs() as logs:
+        await cluster.reload(config)
+        await trio.sleep(2)
+    assert cluster.config is config
+    for role in (Role.AUTH, Role.LOOKUP, Role.FORWARDER):
+        [worker] = setup.workshop.of(role)
+        assert decode_config(requests(worker, Method.CONFIGURE)[-1].config).limits.max_connections == 13
+    assert admin.code == -9
+    [_, successor] = setup.workshop.of(Role.ADMIN)
+    [told] = requests(successor, Method.START)
+    assert decode_config(told.config).limits.max_connections == 13
+    assert "the admin worker did not take over the configuration; ending it" in {entry["event"] for entry in logs}
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_another_refuses_it_is_not_told(setup: Setup, nursery: trio.Nursery) -> None:
+    cluster = await setup.started(nursery)
+    [admin], [lookup] = setup.workshop.of(Role.ADMIN), setup.workshop.of(Role.LOOKUP)
+    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    with pytest.raises(ReloadRefused, match="unlucky"):
+        await cluster.reload(
+            make_config(cluster={"forwarders": 1}, relay={"crash_safe": False}, limits={"max_connections": 13})
+        )
+    assert requests(admin, Method.CONFIGURE) == []
     nursery.cancel_scope.cancel()

@@ -20,7 +20,7 @@ from proxy.config.errors import ConfigError
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcCallRefused, RpcClient, RpcConnectionLost, connect_unix
 from proxy.runtime.rpc_server import RpcServer
-from proxy.supervisor.cluster import ReloadRefused
+from proxy.supervisor.configure import ReloadRefused
 from proxy.supervisor.control import Control, UpgradeRefused, control_path
 from proxy.supervisor.sockets import CONTROL_SOCKET, RuntimeDirectory
 

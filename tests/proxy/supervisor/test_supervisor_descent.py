@@ -22,9 +22,9 @@ UID = 1000
 
 
 class FakeSocket:
-    """A socket whose peer is anybody; `pidfd`: what the kernel gives for it, None on an old one."""
+    """A socket whose peer is anybody; `pidfd`: what the kernel gives for it, None on an old one, or an error."""
 
-    def __init__(self, pid: int, uid: int = UID, pidfd: int | None = None) -> None:
+    def __init__(self, pid: int, uid: int = UID, pidfd: int | OSError | None = None) -> None:
         self._pid, self._uid, self._pidfd = pid, uid, pidfd
 
     def getsockopt(self, level: int, option: int, _size: int) -> bytes:
@@ -33,10 +33,12 @@ class FakeSocket:
             return struct.pack("3i", self._pid, self._uid, 0)
         if self._pidfd is None:
             raise OSError(92, "Protocol not available")
+        if isinstance(self._pidfd, OSError):
+            raise self._pidfd
         return struct.pack("i", self._pidfd)
 
 
-def peer(pid: int, uid: int = UID, pidfd: int | None = None) -> trio.socket.SocketType:
+def peer(pid: int, uid: int = UID, pidfd: int | OSError | None = None) -> trio.socket.SocketType:
     return FakeSocket(pid, uid, pidfd)  # type: ignore[return-value]
 
 
@@ -162,6 +164,17 @@ def test_a_caller_that_has_ended_is_refused(tree: dict[int, Ancestor], pipe: tup
     assert identify_operator(peer(OPERATOR, pidfd=reading)) is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(reading)
+
+
+@pytest.mark.parametrize("number", [22, 3, 61, 24], ids=["EINVAL", "ESRCH", "ENODATA", "EMFILE"])
+def test_a_caller_that_was_reaped_is_refused(tree: dict[int, Ancestor], number: int) -> None:
+    """Security: some kernels have no pidfd of a process that is gone, and its number may be an operator's by now."""
+    error = OSError(number, os.strerror(number))
+    with structlog.testing.capture_logs() as logs:
+        assert identify_operator(peer(OPERATOR, pidfd=error)) is None
+    [entry] = logs
+    assert entry["event"] == "refused a caller at control.sock: ask as root"
+    assert os.strerror(number) in entry["reason"]
 
 
 def test_what_proc_says(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from proxy.runtime.store_channel import (
     close_all,
     store_sockets,
 )
+from proxy.supervisor import fd_store as module
 from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Kept, Shelf, _batches, keep_nothing
 
@@ -212,6 +213,42 @@ async def test_the_line_is_closed_in_the_end(store: Store) -> None:
     theirs.close()
     await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
     assert ours.sock.fileno() == -1
+
+
+def junk(bytes_: int) -> bytes:
+    """A field that no message knows: number 15, as long as wanted."""
+    length = bytes([bytes_ & 0x7F | 0x80, bytes_ >> 7 & 0x7F | 0x80, bytes_ >> 14])
+    return b"\x7a" + length + bytes(bytes_)
+
+
+async def test_of_a_pipe_only_what_is_known_is_kept(store: Store) -> None:
+    """Security: a forwarder may say it of hundreds of thousands."""
+    about = StoredPipe(id=3, wanted_bytes=4096)
+    padded = StoredPipe.FromString(about.SerializeToString() + junk(150_000))
+    assert len(padded.SerializeToString()) > 150_000
+    await store.told(StoreMessage(pipes=[padded]))
+    assert store.shelf.pipes[3].about == about.SerializeToString()
+
+
+async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: a forwarder that was taken over fills the supervisor with nothing."""
+    monkeypatch.setattr(module, "RECORDS_BYTES_MAX", 10_000)
+    long = [StoreMessage(relays=[StoredRelay(id=number, target="t" * 4000)]) for number in (1, 2, 3, 4)]
+    with structlog.testing.capture_logs() as logs:
+        await store.told(*long)
+    assert list(store.shelf.relays) == [1, 2]
+    assert store.kept == 4, "the others are closed"
+    assert [entry["event"].partition(":")[0] for entry in logs] == ["relays are not crash-safe"], "said once"
+    await store.told(long[1], long[1], StoreMessage(dropped_relays=[1], relays=[StoredRelay(id=3, target="t" * 4000)]))
+    assert list(store.shelf.relays) == [2, 3], "what is dropped or said again makes room"
+    inherited = Shelf(store.shelf.table, store.shelf.relays)
+    ends = os.dup(store.reading), os.dup(store.reading)
+    with structlog.testing.capture_logs():
+        inherited.take(long[3], list(ends))
+    assert list(inherited.relays) == [2, 3], "an upgrade does not forget what there is"
+    store.shelf.clear()
+    await store.told(*long[:2])
+    assert list(store.shelf.relays) == [1, 2]
 
 
 # ---- what its successor gets

@@ -355,6 +355,8 @@ async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -
     estate.channel.detach()
     legacy.workers[Role.AUTH, 1] = worker
     await legacy.discard()
+    with pytest.raises(ChildProcessError):  # a zombie would keep adopted children from being reaped
+        os.waitpid(estate.pid, os.WNOHANG)  # noqa: ASYNC222 -- this does not wait
     assert {sock.fileno() for sock in (estate.admin, estate.listener, estate.service)} == {-1}
     assert await worker.wait() == -9, "it does not even end when it is asked to"
     assert os.read(estate.liveness_theirs, 1) == b""

@@ -21,7 +21,7 @@ from supervisor_fakes import FakeDirectory, FakeSocket, make_config
 from proxy.config.types import Config
 from proxy.supervisor import main
 from proxy.supervisor.children import children
-from proxy.supervisor.cluster import ReloadRefused
+from proxy.supervisor.configure import ReloadRefused
 from proxy.supervisor.control import Control, UpgradeRefused
 from proxy.supervisor.legacy import SIGNALS, Legacy, State
 from proxy.supervisor.main import PREFLIGHT_TIMEOUT_S, REPLY_GRACE_S, StopAtOnce, Supervisor, serve

@@ -1,0 +1,79 @@
+"""proxy.__main__: the command is hardened before it has imported or read anything."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from proxy import __main__ as module
+
+ROOT = Path(module.__file__).parents[1]
+COMMAND = [sys.executable, "-m", "proxy"]
+
+
+def is_hardened(pid: int) -> bool:
+    """Whether a process is, as far as root can see it in another."""
+    process = Path(f"/proc/{pid}")
+    [core] = [line for line in (process / "limits").read_text().splitlines() if line.startswith("Max core file size")]
+    return "NoNewPrivs:\t1\n" in (process / "status").read_text() and core.split()[4:6] == ["0", "0"]
+
+
+def test_it_is_the_installed_command() -> None:
+    """Security: not the commands themselves, which would harden whatever imports them."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["pulsar-trio-proxy"] == f"proxy.__main__:{module.run.__name__}"
+
+
+def test_it_is_hardened_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security."""
+    story: list[str] = []
+    monkeypatch.setattr(module, "harden_process", lambda: story.append("harden"))
+    monkeypatch.setattr("proxy.cli.main", lambda *, prog_name: story.append(prog_name))
+    module.run()
+    assert story == ["harden", "pulsar-trio-proxy"]
+
+
+def test_nothing_much_is_imported_before() -> None:
+    """Security: until then, other processes of the user could get hold of it."""
+    code = "import sys, proxy.__main__; print([name for name in ('proxy.cli', 'click', 'trio') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", ["check", "serve", "status"])
+def test_it_is_hardened_when_it_reads_the_configuration(tmp_path: Path, command: str) -> None:
+    """Security: a supervisor's check knows every secret, in the midst of the workers."""
+    config = tmp_path / "proxy.toml"
+    os.mkfifo(config)
+    with subprocess.Popen([*COMMAND, command, "--config", str(config)], cwd=ROOT, stderr=subprocess.PIPE) as process:
+        with config.open("w") as file:  # it has opened it as well by now, and reads
+            assert is_hardened(process.pid)
+            file.write("[cluster]\nno_such_key = 1\n")
+        assert process.stderr is not None
+        assert b"no_such_key" in process.stderr.read()
+    assert process.returncode == 1
+
+
+def test_a_password_is_still_asked_for() -> None:
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "scram-credential", "--user", "alice", "--iterations", "4096"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        for question in (b"Password: ", b"Repeat for confirmation: "):
+            while question not in shown:
+                shown += os.read(ours, 1000)
+            os.write(ours, b"a-secret\n")
+        assert process.stdout is not None
+        assert process.stdout.read().startswith(b"alice:")
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"a-secret" not in shown
