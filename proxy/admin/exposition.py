@@ -134,11 +134,18 @@ class _Reader:
             self._family.samples.append(f"{name}{{{labels}}} {value}")
 
     def _may_have(self, labels: str | None) -> bool:
-        """Whether no label stands there twice: Prometheus would refuse everything for that."""
+        """Whether no label stands there twice, and none is Prometheus's own: it would refuse everything for that.
+
+        ``__name__`` is a second name of the metric; all others with two underscores are reserved, too.
+        """
         if not labels:
             return True
         names = _LABEL_NAME.findall(labels)
-        return len(set(names)) == len(names) and self._names.isdisjoint(names)
+        return (
+            len(set(names)) == len(names)
+            and self._names.isdisjoint(names)
+            and not any(name.startswith("__") for name in names)
+        )
 
 
 def _is_out_of_range(value: str) -> bool:
