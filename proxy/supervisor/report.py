@@ -14,8 +14,9 @@ from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
 from proxy.config.types import Listener
+from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import exposition
-from proxy.runtime.near_expiry import merged
+from proxy.runtime.near_expiry import NearExpiry, merged
 from proxy.runtime.rpc_client import RpcError
 from proxy.supervisor.cluster import Cluster
 from proxy.supervisor.slot import Slot, SlotState
@@ -41,6 +42,7 @@ class Report:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._complained: set[str] = set()
 
     def places(self) -> list[tuple[Role, int]]:
         """The processes that can be asked for their metrics; the admin worker, which asks, knows its own."""
@@ -70,6 +72,7 @@ class Report:
         """The whole cluster, as /status and `status` show it."""
         told = await self._ask_all()
         reasons = self._not_ready(told)
+        near_expiry = [near for slot in told if (near := self._near_expiry(slot, told[slot])) is not None]
         workers = [self._worker_status(slot, told.get(slot)) for slot in self._cluster.slots]
         return {
             "cluster": self._cluster.config.cluster.name,
@@ -82,7 +85,7 @@ class Report:
             "listeners": [_url(listener) for listener in self._cluster.config.listener],
             "service_url": self._cluster.config.brokers.service_url,
             "authentication": self._cluster.config.authentication.enabled,
-            NEAR_EXPIRY: merged(worker.pop(NEAR_EXPIRY) for worker in workers if NEAR_EXPIRY in worker),
+            NEAR_EXPIRY: merged(near_expiry),
             "workers": workers,
         }
 
@@ -103,6 +106,23 @@ class Report:
         if lookups and not any(status.get("ready") for status in lookups):
             reasons.append("no broker is reachable")
         return reasons
+
+    def _near_expiry(self, slot: Slot, told: dict[str, Any]) -> NearExpiry | None:
+        """Take what a forwarder says of its sessions' ends out of its status; None where it makes no sense."""
+        near = told.pop(NEAR_EXPIRY, None)
+        if near is None or slot.role is not Role.FORWARDER:
+            return None
+        try:
+            return msgspec.convert(near, NearExpiry)
+        except msgspec.ValidationError as error:
+            self._complain(slot, f"{NEAR_EXPIRY}: {error}")
+            return None
+
+    def _complain(self, slot: Slot, reason: str) -> None:
+        """Log once for each place: it may be so at each status from now on."""
+        if slot.name not in self._complained:
+            self._complained.add(slot.name)
+            get_logger().error("a worker's status is not shown in full", who=slot.name, reason=reason)
 
     def _worker_status(self, slot: Slot, told: dict[str, Any] | None) -> dict[str, Any]:
         known: dict[str, Any] = {
