@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from proxy.runtime.utf8 import utf8_bytes
+
 PROCESS_BYTES_MAX = 4 * 1024 * 1024
 """Of one process: 1,000 principals (metrics.principals_max) take ten lines of some 150 bytes each."""
 
@@ -70,7 +72,7 @@ class Exposition:
 
     def add_in_parts(self, labels: Mapping[str, str], text: str, dropped: Counter[str]) -> Iterator[None]:
         """Merge a process's metrics, and yield between parts so that others can run; count dropped lines as ``add``."""
-        size = encoded_bytes(text)
+        size = utf8_bytes(text)
         if size > PROCESS_BYTES_MAX or self._bytes + size > BYTES_MAX:
             dropped["too_large"] += 1
             return
@@ -176,11 +178,6 @@ class _Reader:
             and self._names.isdisjoint(names)
             and not any(name.startswith("__") for name in names)
         )
-
-
-def encoded_bytes(text: str) -> int:
-    """How many bytes a text is in UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def _is_out_of_range(value: str) -> bool:
