@@ -8,16 +8,25 @@ one form that Prometheus reads, within bounds, or it is dropped; and it gets the
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-PROCESS_CHARACTERS_MAX = 4 * 1024 * 1024
+from proxy.runtime.utf8 import utf8_bytes
+
+PROCESS_BYTES_MAX = 4 * 1024 * 1024
 """Of one process: 1,000 principals (metrics.principals_max) take ten lines of some 150 bytes each."""
 
-CHARACTERS_MAX = 64 * 1024 * 1024
+BYTES_MAX = 64 * 1024 * 1024
 """Of all processes together."""
 
 SERIES_MAX = 20_000
 """Of one process."""
+
+LINES_MAX = 3 * SERIES_MAX
+"""Of one process: a series of its own family takes three, HELP, TYPE and the sample."""
+
+PART_LINES = 1000
+PART_CHARACTERS = 128 * 1024
+"""What is read or written without a pause, whichever is reached first: some milliseconds."""
 
 LINE_CHARACTERS_MAX = 4096
 
@@ -31,7 +40,7 @@ _LABEL_NAME = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*+)="(?:[^"\\]|\\.)*+"', re.ASC
 _ABOUT = re.compile(r"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*+) (.*)", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TYPES = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
-_SUFFIXES = ("", "_total", "_bucket", "_sum", "_count", "_created")
+_SUFFIXES = frozenset({"", "_total", "_bucket", "_sum", "_count", "_created"})
 
 
 class Family:
@@ -52,48 +61,66 @@ class Exposition:
 
     def __init__(self) -> None:
         self._families: dict[str, Family] = {}
-        self._characters = 0
+        self._bytes = 0
 
     def add(self, labels: Mapping[str, str], text: str) -> Counter[str]:
         """Merge a process's metrics; how many lines were dropped, by reason (``too_large``: the whole text, as one)."""
-        if len(text) > PROCESS_CHARACTERS_MAX or self._characters + len(text) > CHARACTERS_MAX:
-            return Counter(too_large=1)
-        self._characters += len(text)
-        return _Reader(self._families, labels).read(text)
+        dropped: Counter[str] = Counter()
+        for _pause in self.add_in_parts(labels, text, dropped):
+            pass
+        return dropped
+
+    def add_in_parts(self, labels: Mapping[str, str], text: str, dropped: Counter[str]) -> Iterator[None]:
+        """Merge a process's metrics, and yield between parts so that others can run; count dropped lines as ``add``."""
+        size = utf8_bytes(text)
+        if size > PROCESS_BYTES_MAX or self._bytes + size > BYTES_MAX:
+            dropped["too_large"] += 1
+            return
+        self._bytes += size
+        yield from _Reader(self._families, labels, dropped).read(text)
 
     def text(self) -> bytes:
         """All of it, families in alphabetical order."""
-        lines = [
-            line
-            for name in sorted(self._families)
-            if self._families[name].samples
-            for line in self._families[name].lines(name)
-        ]
-        return "".join(f"{line}\n" for line in lines).encode()
+        return b"".join(self.text_in_parts())
+
+    def text_in_parts(self) -> Iterator[bytes]:
+        """The same, in parts of at most some 1,000 lines."""
+        for name in sorted(self._families):
+            if self._families[name].samples:
+                lines = self._families[name].lines(name)
+                for first in range(0, len(lines), PART_LINES):
+                    yield "".join(f"{line}\n" for line in lines[first : first + PART_LINES]).encode()
 
 
 class _Reader:
     """One process's text, family after family."""
 
-    def __init__(self, families: dict[str, Family], labels: Mapping[str, str]) -> None:
+    def __init__(self, families: dict[str, Family], labels: Mapping[str, str], dropped: Counter[str]) -> None:
         self._families = families
         self._ours = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
         self._names = frozenset(labels)
         self._own: set[str] = set()
-        self._family = Family()
-        self._sample_names: frozenset[str] = frozenset()
+        self._family: Family | None = None
+        self._name = ""
         self._series = 0
-        self._dropped: Counter[str] = Counter()
+        self._dropped = dropped
 
-    def read(self, text: str) -> Counter[str]:
-        for line in text.split("\n"):
+    def read(self, text: str) -> Iterator[None]:
+        lines = text.split("\n", LINES_MAX)
+        if len(lines) > LINES_MAX and lines[-1]:
+            self._dropped["too_many_lines"] += lines[-1].count("\n") + (not lines[-1].endswith("\n"))
+        characters = 0
+        for number, line in enumerate(lines[:LINES_MAX], 1):
+            characters += len(line)
+            if number % PART_LINES == 0 or characters >= PART_CHARACTERS:
+                characters = 0
+                yield
             if len(line) > LINE_CHARACTERS_MAX or _CONTROL.search(line):
                 self._dropped["malformed"] += 1
             elif line.startswith("#"):
                 self._about(line)
             elif line:
                 self._sample(line)
-        return self._dropped
 
     def _about(self, line: str) -> None:
         found = _ABOUT.fullmatch(line)
@@ -103,7 +130,7 @@ class _Reader:
         kind, name, words = found.groups()
         if name not in self._own and len(self._own) >= SERIES_MAX:
             self._dropped["too_many_series"] += 1
-            self._sample_names = frozenset()
+            self._family = None
             return
         self._own.add(name)
         family = self._families.get(name)
@@ -113,14 +140,15 @@ class _Reader:
             family.help = words
         elif kind == "TYPE" and not family.samples:
             family.type = words
-        self._family = family
-        self._sample_names = frozenset(name + suffix for suffix in _SUFFIXES)
+        self._family, self._name = family, name
 
     def _sample(self, line: str) -> None:
         found = _SAMPLE.fullmatch(line)
+        family = self._family
         if (
             found is None
-            or found[1] not in self._sample_names
+            or family is None
+            or not self._is_sample_name(found[1])
             or not self._may_have(found[2])
             or _is_out_of_range(found[3])
         ):
@@ -131,14 +159,25 @@ class _Reader:
             self._series += 1
             name, labels, value = found.groups()
             labels = f"{self._ours},{labels}" if labels else self._ours
-            self._family.samples.append(f"{name}{{{labels}}} {value}")
+            family.samples.append(f"{name}{{{labels}}} {value}")
+
+    def _is_sample_name(self, name: str) -> bool:
+        """Whether a sample's name is that of its family, with or without a suffix."""
+        return name.startswith(self._name) and name[len(self._name) :] in _SUFFIXES
 
     def _may_have(self, labels: str | None) -> bool:
-        """Whether no label stands there twice: Prometheus would refuse everything for that."""
+        """Whether no label stands there twice, and none is Prometheus's own: it would refuse everything for that.
+
+        ``__name__`` is a second name of the metric; all others with two underscores are reserved, too.
+        """
         if not labels:
             return True
         names = _LABEL_NAME.findall(labels)
-        return len(set(names)) == len(names) and self._names.isdisjoint(names)
+        return (
+            len(set(names)) == len(names)
+            and self._names.isdisjoint(names)
+            and not any(name.startswith("__") for name in names)
+        )
 
 
 def _is_out_of_range(value: str) -> bool:

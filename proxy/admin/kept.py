@@ -12,7 +12,9 @@ ValueT = TypeVar("ValueT")
 
 
 class Kept(Generic[ValueT]):
-    """``make`` is never run twice at a time, and at most once in ``keep_s`` seconds, however many ask.
+    """``make`` is never run twice at a time, and not again until ``keep_s`` seconds after its end, however many ask.
+
+    From its end, not from its beginning: what takes longer than it is kept would otherwise never pause.
 
     It runs in a task of ``nursery``: that one of those who wait goes away does not disturb the others.
     """
@@ -23,13 +25,12 @@ class Kept(Generic[ValueT]):
         self._keep_s = keep_s
         self._value: ValueT | None = None
         self._error: RpcError | None = None
-        self._began = float("-inf")
+        self._ended = float("-inf")
         self._under_way: trio.Event | None = None
 
     async def current(self) -> ValueT:
-        """The value, at most ``keep_s`` old when it was asked for. Raises RpcError where it could not be made."""
-        if self._under_way is None and trio.current_time() - self._began >= self._keep_s:
-            self._began = trio.current_time()
+        """The value, finished at most ``keep_s`` ago when it was asked for. Raises RpcError where there is none."""
+        if self._under_way is None and trio.current_time() - self._ended >= self._keep_s:
             self._under_way = trio.Event()
             self._nursery.start_soon(self._run, self._under_way)
         if self._under_way is not None:
@@ -47,5 +48,6 @@ class Kept(Generic[ValueT]):
             get_logger().error("the admin port met a defect", exc_info=error)
             self._value, self._error = None, None
         finally:
+            self._ended = trio.current_time()
             self._under_way = None
             done.set()

@@ -14,7 +14,8 @@ from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import exposition
 from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 
-ASKED_AT_A_TIME_MAX = 16
+ASKED_AT_A_TIME_MAX = 4
+"""Their answers (each at most exposition.PROCESS_BYTES_MAX) must fit into what may wait on the supervisor's line."""
 
 
 class Collected(NamedTuple):
@@ -72,13 +73,18 @@ class Scrape:
                 nursery.start_soon(ask, role, index)
         merged = Exposition()
         for role, index in places:
-            text = texts.pop((role, index), "")
-            dropped = merged.add(self._labels(role, index), text)
+            dropped: Counter[str] = Counter()
+            for _part in merged.add_in_parts(self._labels(role, index), texts.pop((role, index), ""), dropped):
+                await trio.lowlevel.checkpoint()  # others are answered between two parts
             if dropped:
                 self._note(role, index, dropped, "it writes what is no metric, or too much")
-            await trio.lowlevel.checkpoint()  # others are answered between two of them
+            await trio.lowlevel.checkpoint()
         merged.add(self._labels(Role.ADMIN.value, 0), exposition(self._registry))
-        return Collected(merged.text(), at)
+        text = bytearray()
+        for part in merged.text_in_parts():
+            text += part
+            await trio.lowlevel.checkpoint()
+        return Collected(bytes(text), at)
 
     def _labels(self, role: str, index: int) -> dict[str, str]:
         return {"cluster": self._cluster, "role": role, "worker": str(index)}

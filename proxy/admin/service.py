@@ -20,7 +20,10 @@ from proxy.runtime.rpc_server import Handler, InParts
 from proxy.runtime.worker import WorkerContext
 
 METRICS_KEPT_S = 1.0
-OTHERS_KEPT_S = 0.1
+READINESS_KEPT_S = 0.5
+"""Whoever reaches the port may ask for it; Kubernetes does every few seconds."""
+
+STATUS_KEPT_S = 0.1
 DRAIN_S_MAX = 1.0
 """A request under way has so long when the worker ends."""
 
@@ -28,11 +31,18 @@ DRAIN_S_MAX = 1.0
 class Knowledge:
     """What the supervisor tells, collected once for all who ask in the same moment."""
 
-    def __init__(self, questions: Questions, scrape: Scrape, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        questions: Questions,
+        scrape: Scrape,
+        nursery: trio.Nursery,
+        *,
+        readiness_kept_s: float = READINESS_KEPT_S,
+    ) -> None:
         self.metrics = Kept(nursery, scrape.collect, METRICS_KEPT_S).current
         self.is_well = questions.is_well
-        self.not_ready_reasons = Kept(nursery, questions.not_ready_reasons, OTHERS_KEPT_S).current
-        self.status = Kept(nursery, questions.status, OTHERS_KEPT_S).current
+        self.not_ready_reasons = Kept(nursery, questions.not_ready_reasons, readiness_kept_s).current
+        self.status = Kept(nursery, questions.status, STATUS_KEPT_S).current
 
 
 class AdminService:

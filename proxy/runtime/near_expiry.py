@@ -6,11 +6,32 @@ not asked for fresh credentials or do not answer. Those that have expired are id
 
 import heapq
 from collections.abc import Iterable
-from operator import itemgetter
-from typing import Any, NamedTuple
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta, Struct, to_builtins
 
 NEAR_S = 60.0
 SHOWN_MAX = 20
+
+
+Count = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class Soonest(Struct, frozen=True):
+    """A session that ends soon, as one forwarder tells it."""
+
+    client: str
+    principal: str
+    seconds_left: float
+
+
+class NearExpiry(Struct, frozen=True):
+    """What one forwarder tells of its sessions; a captured one may tell anything, so it is checked against this."""
+
+    expired_and_idle: Count
+    ending_within_60_s: Count
+    soonest: Annotated[list[Soonest], Meta(max_length=SHOWN_MAX)]
 
 
 class SessionEnd(NamedTuple):
@@ -36,12 +57,12 @@ def near_expiry(sessions: Iterable[SessionEnd]) -> dict[str, Any]:
     return {"expired_and_idle": expired, "ending_within_60_s": len(ending), "soonest": soonest}
 
 
-def merged(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def merged(parts: Iterable[NearExpiry]) -> dict[str, Any]:
     """The same of several forwarders together."""
     all_parts = list(parts)
-    soonest = [session for part in all_parts for session in part["soonest"]]
+    soonest = [session for part in all_parts for session in part.soonest]
     return {
-        "expired_and_idle": sum(part["expired_and_idle"] for part in all_parts),
-        "ending_within_60_s": sum(part["ending_within_60_s"] for part in all_parts),
-        "soonest": heapq.nsmallest(SHOWN_MAX, soonest, key=itemgetter("seconds_left")),
+        "expired_and_idle": sum(part.expired_and_idle for part in all_parts),
+        "ending_within_60_s": sum(part.ending_within_60_s for part in all_parts),
+        "soonest": to_builtins(heapq.nsmallest(SHOWN_MAX, soonest, key=attrgetter("seconds_left"))),
     }

@@ -7,6 +7,7 @@ key, only sees its calls, over a line of the worker's own (proxy/admin/questions
 import contextlib
 import socket
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -15,6 +16,7 @@ from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Status, Text
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_server import Handler, RpcRefused, RpcServer
+from proxy.supervisor.paced import Paced
 from proxy.supervisor.report import MetricsTooLarge, Report
 from proxy.supervisor.worker_process import WorkerProcess
 
@@ -27,13 +29,21 @@ UNDER_WAY_MAX = 32
 """Questions at a time: each may make every worker answer."""
 
 
+INTERVAL_S = 0.2
+"""Between the beginnings of two answers to the same question: each makes every forwarder look at all its sessions."""
+
+
 class AdminLine:
     """Serves admin workers, each on its own line. ``listener``: the descriptor of the operators' port."""
 
-    def __init__(self, report: Report, listener: Callable[[], int]) -> None:
+    def __init__(self, report: Report, listener: Callable[[], int], interval_s: float = INTERVAL_S) -> None:
         self._report = report
         self._listener = listener
+        self._interval_s = interval_s
         self._under_way = 0
+        self._reasons = Paced(report.not_ready_reasons, interval_s)
+        self._status_json = Paced(report.status_json, interval_s)
+        self._metrics_of: dict[tuple[str, int], Paced[str]] = {}
 
     async def serve(self, worker: WorkerProcess) -> None:
         """Give a worker the port when it wants it, and answer its questions, until it has ended."""
@@ -90,11 +100,11 @@ class AdminLine:
 
     async def _readiness(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
-        return Reasons(reasons=await self._report.not_ready_reasons()).SerializeToString()
+        return Reasons(reasons=await self._reasons.current()).SerializeToString()
 
     async def _status(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
-        return Text(text=(await self._report.status_json()).decode()).SerializeToString()
+        return Text(text=(await self._status_json.current()).decode()).SerializeToString()
 
     async def _places(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
@@ -105,7 +115,18 @@ class AdminLine:
     async def _metrics(self, data: bytes, _caller: Caller) -> bytes:
         place = Place.FromString(data)
         try:
-            text = await self._report.metrics(place.role, place.index)
+            text = await self._metrics_at(place.role, place.index)
         except MetricsTooLarge as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         return Text(text=text).SerializeToString()
+
+    async def _metrics_at(self, role: str, index: int) -> str:
+        """One process's metrics; nothing where there is none. Raises MetricsTooLarge."""
+        if (role, index) not in self._report.places():  # so that there is a bound on how many are kept here
+            await trio.lowlevel.checkpoint()
+            return ""
+        paced = self._metrics_of.get((role, index))
+        if paced is None:
+            make = partial(self._report.metrics, role, index)
+            paced = self._metrics_of[role, index] = Paced(make, self._interval_s)
+        return await paced.current()

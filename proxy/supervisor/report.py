@@ -5,7 +5,8 @@ what the supervisor knows by itself, and where it makes no sense it is left out.
 """
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 import trio
@@ -14,9 +15,11 @@ from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
 from proxy.config.types import Listener
+from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import exposition
-from proxy.runtime.near_expiry import merged
+from proxy.runtime.near_expiry import NearExpiry, merged
 from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.utf8 import utf8_bytes
 from proxy.supervisor.cluster import Cluster
 from proxy.supervisor.slot import Slot, SlotState
 
@@ -25,11 +28,45 @@ ASK_TIMEOUT_S = 2.0
 METRICS_BYTES_MAX = 4 * 1024 * 1024
 """Of one worker; see proxy.admin.exposition."""
 
-STATUS_BYTES_MAX = 1024 * 1024
-"""Of one worker."""
+STATUS_BYTES_MAX = 256 * 1024
+"""Of one worker: of a forwarder's, 20 sessions of principals of 1 KiB are the most."""
+
+LOOKUP_STATUS_BYTES_MAX = 2 * 1024 * 1024
+"""Of one lookup worker: 1,024 brokers (lookup.discovery.ENDPOINTS_MAX), each with a name of 253 bytes, addresses of
+both families, and why neither can be reached (which says the name again).
+"""
+
+STATUS_TOTAL_BYTES_MAX = 8 * 1024 * 1024
+"""Of all workers: with what else an admin worker asks for, less than may wait on its line, and than a frame holds."""
 
 NEAR_EXPIRY = "sessions_near_expiry"
 """What each forwarder says of its own (proxy.forwarder.service) is shown of all together."""
+
+_Flat = str | int | float | bool | None
+_Once = _Flat | list[_Flat] | dict[str, _Flat]
+_Twice = _Flat | list[_Once] | dict[str, _Once]
+_Value = _Flat | list[_Twice] | dict[str, _Twice]
+"""No deeper than an honest status: what is indented for people would grow with its depth."""
+
+ToldT = TypeVar("ToldT")
+
+
+class _Readiness(msgspec.Struct):
+    """The part of a status that decides on readiness."""
+
+    ready: bool = False
+
+
+class _Broker(msgspec.Struct):
+    """What proxy.status_text shows of a broker."""
+
+    broker: str
+    reachable: bool
+    detail: str
+
+
+_PARTS: dict[str, Any] = {NEAR_EXPIRY: NearExpiry, "brokers": list[_Broker], "methods": list[str]}
+"""What whoever reads a status relies on."""
 
 
 class MetricsTooLarge(Exception):
@@ -41,6 +78,7 @@ class Report:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._complained: set[str] = set()
 
     def places(self) -> list[tuple[Role, int]]:
         """The processes that can be asked for their metrics; the admin worker, which asks, knows its own."""
@@ -57,7 +95,7 @@ class Report:
         for slot in self._cluster.slots:
             if (slot.role, slot.index) == (role, index):
                 text = await self._ask(slot, Method.COLLECT_METRICS)
-                if text is not None and len(text) > METRICS_BYTES_MAX:
+                if text is not None and utf8_bytes(text) > METRICS_BYTES_MAX:
                     raise MetricsTooLarge(f"{slot.name} writes more than {METRICS_BYTES_MAX} bytes of metrics")
                 return text or ""
         return ""
@@ -68,8 +106,13 @@ class Report:
 
     async def status(self) -> dict[str, object]:
         """The whole cluster, as /status and `status` show it."""
-        told = await self._ask_all()
-        reasons = self._not_ready(told)
+        told = await self._ask_all(_status_of)
+        reasons = self._not_ready({slot: status.get("ready") is True for slot, status in told.items()})
+        self._leave_out_nonsense(told)
+        self._leave_out_what_is_too_much(told)
+        near_expiry = [
+            msgspec.convert(status.pop(NEAR_EXPIRY), NearExpiry) for status in told.values() if NEAR_EXPIRY in status
+        ]
         workers = [self._worker_status(slot, told.get(slot)) for slot in self._cluster.slots]
         return {
             "cluster": self._cluster.config.cluster.name,
@@ -82,15 +125,15 @@ class Report:
             "listeners": [_url(listener) for listener in self._cluster.config.listener],
             "service_url": self._cluster.config.brokers.service_url,
             "authentication": self._cluster.config.authentication.enabled,
-            NEAR_EXPIRY: merged(worker.pop(NEAR_EXPIRY) for worker in workers if NEAR_EXPIRY in worker),
+            NEAR_EXPIRY: merged(near_expiry),
             "workers": workers,
         }
 
     async def not_ready_reasons(self) -> list[str]:
         """Why clients should not be sent here now; empty: they should."""
-        return self._not_ready(await self._ask_all())
+        return self._not_ready(await self._ask_all(_is_ready))
 
-    def _not_ready(self, told: dict[Slot, dict[str, Any]]) -> list[str]:
+    def _not_ready(self, told: dict[Slot, bool]) -> list[str]:
         reasons = ["draining"] if self._cluster.draining else []
         if not self._cluster.started:
             reasons.append("starting")
@@ -100,9 +143,36 @@ class Report:
             if not any(slot in told for slot in self._cluster.of(role))
         ]
         lookups = [told[slot] for slot in self._cluster.of(Role.LOOKUP) if slot in told]
-        if lookups and not any(status.get("ready") for status in lookups):
+        if lookups and not any(lookups):
             reasons.append("no broker is reachable")
         return reasons
+
+    def _leave_out_nonsense(self, told: dict[Slot, dict[str, Any]]) -> None:
+        for slot, status in told.items():
+            if slot.role is not Role.FORWARDER:
+                status.pop(NEAR_EXPIRY, None)
+            for part in _PARTS.keys() & status.keys():
+                try:
+                    msgspec.convert(status[part], _PARTS[part])
+                except msgspec.ValidationError as error:
+                    del status[part]
+                    self._complain(slot, f"{part}: {error}")
+
+    def _leave_out_what_is_too_much(self, told: dict[Slot, dict[str, Any]]) -> None:
+        """Leave the largest out first, so that no worker's hides another's that has little to say."""
+        left = STATUS_TOTAL_BYTES_MAX
+        sizes = {slot: len(msgspec.json.encode(status)) for slot, status in told.items()}
+        for slot in sorted(sizes, key=lambda slot: (sizes[slot], slot.role, slot.index)):
+            left -= sizes[slot]
+            if left < 0:
+                told[slot] = {}
+                self._complain(slot, f"all workers together tell more than {STATUS_TOTAL_BYTES_MAX} bytes")
+
+    def _complain(self, slot: Slot, reason: str) -> None:
+        """Log once for each place: it may be so at each status from now on."""
+        if slot.name not in self._complained:
+            self._complained.add(slot.name)
+            get_logger().error("a worker's status is not shown in full", who=slot.name, reason=reason)
 
     def _worker_status(self, slot: Slot, told: dict[str, Any] | None) -> dict[str, Any]:
         known: dict[str, Any] = {
@@ -118,14 +188,18 @@ class Report:
             known["state"] = "not answering"
         return {**known, **(told or {}), **known}
 
-    async def _ask_all(self) -> dict[Slot, dict[str, Any]]:
+    async def _ask_all(self, decode: Callable[[str], ToldT]) -> dict[Slot, ToldT]:
         """Ask every running worker how it is, all at the same time; those that answer, and what."""
-        told: dict[Slot, dict[str, Any]] = {}
+        told: dict[Slot, ToldT] = {}
 
         async def ask(slot: Slot) -> None:
-            status = _status_of(await self._ask(slot, Method.GET_STATUS))
-            if status is not None:
-                told[slot] = status
+            text = await self._ask(slot, Method.GET_STATUS)
+            if text is None or utf8_bytes(text) > _status_bytes_max(slot.role):
+                return
+            try:
+                told[slot] = decode(text)
+            except (ValueError, RecursionError, OverflowError):
+                return
 
         async with trio.open_nursery() as nursery:
             for slot in self._cluster.slots:
@@ -142,14 +216,20 @@ class Report:
             return None
 
 
-def _status_of(text: str | None) -> dict[str, Any] | None:
-    """What a worker says of itself; None where it says nothing that makes sense."""
-    if text is None or len(text) > STATUS_BYTES_MAX:
-        return None
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return None
+def _status_bytes_max(role: Role) -> int:
+    return LOOKUP_STATUS_BYTES_MAX if role is Role.LOOKUP else STATUS_BYTES_MAX
+
+
+def _status_of(text: str) -> dict[str, Any]:
+    """What a worker says of itself, as can be said again. Raises ValueError, RecursionError or OverflowError."""
+    told = msgspec.json.decode(text, type=dict[str, _Value])
+    msgspec.json.encode(told)
+    return told
+
+
+def _is_ready(text: str) -> bool:
+    """Whether a worker says that it is ready. Raises as _status_of."""
+    return msgspec.json.decode(text, type=_Readiness).ready
 
 
 def _url(listener: Listener) -> str:

@@ -75,7 +75,14 @@ def _parent(pid: int) -> int:
 
 # ---- metrics
 
-NONSENSE = ["captured 1 2 3", 'captured{a="1",a="2"} 1', "captured 1e999", "{{{", 'captured{role="supervisor"} 1']
+NONSENSE = [
+    "captured 1 2 3",
+    'captured{a="1",a="2"} 1',
+    "captured 1e999",
+    "{{{",
+    'captured{role="supervisor"} 1',
+    'captured{__name__="another"} 1',
+]
 
 
 def _write_nonsense() -> None:

@@ -12,10 +12,12 @@ from prometheus_client import CollectorRegistry
 
 from proto.rpc_pb2 import Status
 from proxy.admin.application import AdminApplication
+from proxy.admin.exposition import PROCESS_BYTES_MAX
 from proxy.admin.http import Answer, Request
-from proxy.admin.scrape import Collected, Scrape
+from proxy.admin.scrape import ASKED_AT_A_TIME_MAX, Collected, Scrape
 from proxy.runtime.metrics import new_registry
 from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcError
+from proxy.runtime.rpc_server import WAITING_BYTES_MAX
 
 PATHS = ("/metrics", "/healthz", "/readyz", "/status")
 
@@ -151,6 +153,14 @@ class Source:
         return str(text)
 
 
+class Quick(Source):
+    """Answers at once: nothing else needs to be blocked."""
+
+    async def metrics(self, role: str, index: int) -> str:
+        await trio.lowlevel.checkpoint()
+        return str(self._texts[role])
+
+
 def gauge(value: int) -> str:
     return f"# HELP g G.\n# TYPE g gauge\ng {value}\n"
 
@@ -173,7 +183,27 @@ async def test_metrics_of_all_processes() -> None:
 async def test_not_too_many_are_asked_at_a_time() -> None:
     source = Source(**{f"r{number}": gauge(number) for number in range(40)})
     assert len(await collected(Scrape("prod", source, new_registry()))) == 40
-    assert source.asked_at_a_time == 16
+    assert source.asked_at_a_time == ASKED_AT_A_TIME_MAX
+    assert ASKED_AT_A_TIME_MAX * PROCESS_BYTES_MAX < WAITING_BYTES_MAX, "or a captured worker could end the line"
+
+
+async def test_others_are_answered_while_junk_is_read() -> None:
+    """Security: /healthz is one of them, and kubelet gives it a second."""
+    source = Quick(auth="x\n" * (PROCESS_BYTES_MAX // 2))
+    ran, over = 0, trio.Event()
+
+    async def another() -> None:
+        nonlocal ran
+        while not over.is_set():
+            await trio.lowlevel.checkpoint()
+            ran += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(another)
+        with structlog.testing.capture_logs():
+            await Scrape("prod", source, new_registry()).collect()
+        over.set()
+    assert ran > 50
 
 
 async def test_what_a_captured_worker_writes_is_dropped_counted_and_logged_once() -> None:

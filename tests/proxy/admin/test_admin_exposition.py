@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Iterable, Mapping
 
@@ -12,7 +13,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.admin import exposition as admin_exposition
-from proxy.admin.exposition import LINE_CHARACTERS_MAX, PROCESS_CHARACTERS_MAX, SERIES_MAX, Exposition
+from proxy.admin.exposition import (
+    LINE_CHARACTERS_MAX,
+    LINES_MAX,
+    PART_CHARACTERS,
+    PART_LINES,
+    PROCESS_BYTES_MAX,
+    SERIES_MAX,
+    Exposition,
+)
 from proxy.runtime.metrics import exposition, new_registry
 
 
@@ -86,6 +95,9 @@ BAD = {
     "an exemplar": 'g 1.0 # {trace_id="x"} 1.0',
     "a label that is not closed": 'g{l="v} 1.0',
     "a label twice": 'g{l="1",l="2"} 1.0',
+    "a second name": 'g{__name__="y"} 1',
+    "a second name among others": 'g{a="1",__name__="g",b="2"} 1',
+    "another label of Prometheus's own": 'g{__address__="y"} 1',
     "a label of ours": 'g{role="supervisor"} 1.0',
     "an unknown escape": 'g{l="\\x"} 1.0',
     "no comma": 'g{l="1"m="2"} 1.0',
@@ -112,14 +124,15 @@ def test_what_is_no_metric_is_dropped_and_the_rest_served(what: str) -> None:
 def test_too_large_a_text_is_dropped_as_a_whole() -> None:
     """Security."""
     merged = Exposition()
-    assert merged.add({"role": "forwarder"}, "x" * (PROCESS_CHARACTERS_MAX + 1)) == {"too_large": 1}
+    for text in ("x" * (PROCESS_BYTES_MAX + 1), "\u20ac" * (PROCESS_BYTES_MAX // 3 + 1)):
+        assert merged.add({"role": "forwarder"}, text) == {"too_large": 1}, "bytes, not characters"
     assert not merged.add({"role": "auth"}, GOOD)
     assert merged.text().count(b"\n") == 3
 
 
 def test_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Security."""
-    monkeypatch.setattr(admin_exposition, "CHARACTERS_MAX", 2 * len(GOOD))
+    monkeypatch.setattr(admin_exposition, "BYTES_MAX", 2 * len(GOOD))
     merged = Exposition()
     assert [dict(merged.add({"worker": str(n)}, GOOD)) for n in range(3)] == [{}, {}, {"too_large": 1}]
 
@@ -138,6 +151,46 @@ def test_families_are_bounded() -> None:
     merged = Exposition()
     text = "".join(f"# TYPE g{n} gauge\ng{n} 1\n" for n in range(SERIES_MAX + 7))
     assert merged.add({"role": "forwarder"}, text) == {"too_many_series": 7, "malformed": 7}
+
+
+@pytest.mark.parametrize("junk", ["", "x", "# TYPE a gauge", "# TYPE a gauge\n# TYPE b gauge"])
+def test_lines_are_bounded(junk: str) -> None:
+    """Security: 4 MiB of the shortest would be four million."""
+    merged = Exposition()
+    dropped = merged.add({"role": "forwarder"}, GOOD + (junk + "\n") * LINES_MAX)
+    assert dropped["too_many_lines"] == GOOD.count("\n") + (junk + "\n").count("\n") * LINES_MAX - LINES_MAX
+    assert merged.text().count(b"\n") == 3
+    assert not merged.add({"role": "auth"}, GOOD), "each process for itself"
+
+
+def test_a_text_with_as_many_lines_as_it_may_have() -> None:
+    text = GOOD + "\n" * (LINES_MAX - GOOD.count("\n"))
+    assert not Exposition().add({}, text)
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        ("x", LINES_MAX),
+        ("", LINES_MAX),
+        ("# TYPE g gauge", LINES_MAX),
+        ("x" * 4000, 1000),
+        ("x" * (PROCESS_BYTES_MAX - 2), 1),
+    ],
+)
+def test_no_text_is_read_without_pauses(line: str, lines: int) -> None:
+    """Security: the admin worker must answer /healthz meanwhile."""
+    text = (line + "\n") * lines
+    pauses = list(Exposition().add_in_parts({}, text, collections.Counter()))
+    assert len(pauses) >= max(lines // PART_LINES, min(lines, len(text) // (2 * PART_CHARACTERS)))
+
+
+def test_no_text_is_written_without_pauses() -> None:
+    merged = Exposition()
+    merged.add({"role": "forwarder"}, HEAD + "".join(f'g{{l="{n}"}} 1.0\n' for n in range(3 * PART_LINES)))
+    parts = list(merged.text_in_parts())
+    assert max(part.count(b"\n") for part in parts) <= PART_LINES
+    assert b"".join(parts) == merged.text()
 
 
 def test_the_first_says_what_a_metric_is() -> None:

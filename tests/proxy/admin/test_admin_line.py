@@ -13,11 +13,11 @@ import trio
 import trio.testing
 
 from proto.roles import MAY_CALL, Role
-from proto.rpc_pb2 import Empty, Method, Text
+from proto.rpc_pb2 import Empty, Method, Place, Text
 from proxy.admin.questions import HEALTH_INTERVAL_S, SILENCE_S_MAX, LineLost, Questions
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_client import RpcCallRefused
-from proxy.supervisor.admin import UNDER_WAY_MAX, AdminLine
+from proxy.supervisor.admin import INTERVAL_S, UNDER_WAY_MAX, AdminLine
 from proxy.supervisor.report import MetricsTooLarge
 
 
@@ -32,19 +32,23 @@ class FakeReport:
         self.asked: list[Any] = []
 
     async def not_ready_reasons(self) -> list[str]:
+        self.asked.append("readiness")
         await self.gate.wait()
         return ["draining"]
 
     async def status_json(self) -> bytes:
+        self.asked.append("status")
+        await self.gate.wait()
         await trio.lowlevel.checkpoint()
         return b'{"cluster":"prod"}'
 
     def places(self) -> list[tuple[Role, int]]:
-        return [(Role.SUPERVISOR, 0), (Role.FORWARDER, 1)]
+        return [(Role.SUPERVISOR, 0), (Role.AUTH, 0), (Role.FORWARDER, 1)]
 
     async def metrics(self, role: str, index: int) -> str:
-        await trio.lowlevel.checkpoint()
         self.asked.append((role, index))
+        await self.gate.wait()
+        await trio.lowlevel.checkpoint()
         if role == "auth":
             raise MetricsTooLarge("auth-0 writes more than it may")
         return "g 1.0\n"
@@ -95,9 +99,9 @@ async def test_questions_and_answers(setup: Setup, questions: Questions) -> None
     assert questions.is_well()
     assert await questions.not_ready_reasons() == ["draining"]
     assert await questions.status() == '{"cluster":"prod"}'
-    assert await questions.places() == [("supervisor", 0), ("forwarder", 1)]
+    assert await questions.places() == [("supervisor", 0), ("auth", 0), ("forwarder", 1)]
     assert await questions.metrics("forwarder", 1) == "g 1.0\n"
-    assert setup.report.asked == [("forwarder", 1)]
+    assert setup.report.asked == ["readiness", "status", ("forwarder", 1)]
     with pytest.raises(RpcCallRefused, match="auth-0 writes more than it may"):
         await questions.metrics("auth", 0)
 
@@ -129,6 +133,57 @@ async def test_questions_at_a_time_are_bounded(setup: Setup, nursery: trio.Nurse
     setup.report.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     assert await handler(b"", Caller(Role.ADMIN, 77))
+
+
+METRICS_OF = Place(role="forwarder", index=1).SerializeToString()
+EXPENSIVE = {
+    Method.REPORT_READINESS: b"",
+    Method.REPORT_STATUS: b"",
+    Method.REPORT_METRICS: METRICS_OF,
+}
+
+
+@pytest.mark.parametrize(("method", "request_bytes"), EXPENSIVE.items())
+async def test_who_asks_without_pause_makes_the_workers_answer_now_and_then(
+    setup: Setup, autojump_clock: trio.testing.MockClock, method: int, request_bytes: bytes
+) -> None:
+    """Security: an admin worker that was taken over asks as often as it may, over two lines."""
+    ends_at = trio.current_time() + 10 * INTERVAL_S
+    answers = 0
+
+    async def ask_again_and_again() -> None:
+        nonlocal answers
+        handler = setup.line._handlers()[method]
+        while trio.current_time() < ends_at:
+            assert await handler(request_bytes, Caller(Role.ADMIN, 77))
+            answers += 1
+
+    async with trio.open_nursery() as asking:
+        for _ in range(UNDER_WAY_MAX):
+            asking.start_soon(ask_again_and_again)
+    assert len(setup.report.asked) <= 12
+    assert answers == UNDER_WAY_MAX * len(setup.report.asked)
+
+
+async def test_each_place_and_question_has_its_own_pause(setup: Setup, autojump_clock: trio.testing.MockClock) -> None:
+    """A scrape is not the slower for that."""
+    handlers, caller = setup.line._handlers(), Caller(Role.ADMIN, 77)
+    for place in (Place(role="supervisor", index=0).SerializeToString(), METRICS_OF):
+        await handlers[Method.REPORT_METRICS](place, caller)
+    await handlers[Method.REPORT_STATUS](b"", caller)
+    await handlers[Method.REPORT_READINESS](b"", caller)
+    assert len(setup.report.asked) == 4
+    assert trio.current_time() < INTERVAL_S / 2
+
+
+async def test_places_that_are_none_are_not_remembered(setup: Setup) -> None:
+    """Security."""
+    handler = setup.line._handlers()[Method.REPORT_METRICS]
+    for index in range(2, 50):
+        place = Place(role="forwarder", index=index)
+        assert await handler(place.SerializeToString(), Caller(Role.ADMIN, 77)) == Text(text="").SerializeToString()
+    assert not setup.report.asked
+    assert not setup.line._metrics_of
 
 
 async def test_the_line_ends_with_the_worker(setup: Setup, questions: Questions, nursery: trio.Nursery) -> None:

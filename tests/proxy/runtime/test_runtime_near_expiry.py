@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
-from proxy.runtime.near_expiry import SHOWN_MAX, SessionEnd, merged, near_expiry
+from proxy.runtime.near_expiry import SHOWN_MAX, NearExpiry, SessionEnd, merged, near_expiry
 
 NONE = {"expired_and_idle": 0, "ending_within_60_s": 0, "soonest": []}
 
@@ -44,7 +45,7 @@ def test_as_json() -> None:
 
 
 def test_those_of_several_forwarders_are_one_list() -> None:
-    parts = [near_expiry(ends(*range(first, 60, 2), -1)) for first in (1, 2)]
+    parts = [msgspec.convert(near_expiry(ends(*range(first, 60, 2), -1)), NearExpiry) for first in (1, 2)]
     found = merged(iter(parts))
     assert (found["expired_and_idle"], found["ending_within_60_s"]) == (2, 59)
     assert [session["seconds_left"] for session in found["soonest"]] == list(range(1, SHOWN_MAX + 1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+import structlog.testing
 from test_supervisor_report import Setup
 
 from proto.roles import Role
@@ -39,6 +41,55 @@ async def test_forwarders_that_say_nothing_of_it() -> None:
     status = await setup.report.status()
     assert status["sessions_near_expiry"] == near(0)
     assert "expired" not in status_text(status)
+
+
+def broken(**parts: Any) -> dict[str, Any]:
+    return {**near(1, ("c:1", "mallory", 1.5)), **parts}
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        5,
+        [],
+        "text",
+        {},
+        {"soonest": []},
+        broken(expired_and_idle="1"),
+        broken(expired_and_idle=-1),
+        broken(expired_and_idle=2**63),
+        broken(ending_within_60_s=1.5),
+        broken(soonest=None),
+        broken(soonest=[7]),
+        broken(soonest=[{"seconds_left": "soon"}]),
+        broken(soonest=[{"client": "c:1", "principal": 7, "seconds_left": 1.0}]),
+        broken(soonest=near(0, *[("c:1", "mallory", 1.5)] * 21)["soonest"]),
+    ],
+)
+async def test_a_captured_forwarder_cannot_take_the_status_away(claim: Any) -> None:
+    """Security: what makes no sense is left out, and said once; the others' is shown."""
+    setup = Setup()
+    say(setup, 0, {"connections": 3, "sessions_near_expiry": claim})
+    say(setup, 1, {"connections": 2, "sessions_near_expiry": near(2, ("c:3", "alice", 20.1))})
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            status = json.loads(await setup.report.status_json())
+    assert status["sessions_near_expiry"] == near(2, ("c:3", "alice", 20.1))
+    assert [worker["connections"] for worker in status["workers"] if worker["role"] == "forwarder"] == [3, 2]
+    assert [(entry["event"], entry["who"]) for entry in logs] == [
+        ("a worker's status is not shown in full", "forwarder-0")
+    ]
+    assert "mallory" not in str(logs)
+
+
+async def test_only_forwarders_have_sessions() -> None:
+    """Security."""
+    setup = Setup()
+    claim = {"ready": True, "sessions_near_expiry": near(1, ("c:1", "mallory", 1.5))}
+    setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: json.dumps(claim)
+    status = await setup.report.status()
+    assert status["sessions_near_expiry"] == near(0)
+    assert "mallory" not in str(status)
 
 
 async def test_for_people() -> None:

@@ -7,19 +7,33 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 from msgspec.structs import replace
 from prometheus_client import Gauge
 from supervisor_fakes import FakeWorker, make_config
 
+from lookup.discovery import ENDPOINTS_MAX
 from proto.roles import Role
 from proto.rpc_pb2 import Method
+from proxy.admin.scrape import ASKED_AT_A_TIME_MAX
 from proxy.config.types import Listener, ListenerTls
 from proxy.runtime.metrics import new_registry
+from proxy.runtime.near_expiry import SHOWN_MAX
 from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.rpc_server import WAITING_BYTES_MAX
+from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.status_text import status_text
-from proxy.supervisor.report import METRICS_BYTES_MAX, STATUS_BYTES_MAX, MetricsTooLarge, Report
+from proxy.supervisor import report as supervisor_report
+from proxy.supervisor.report import (
+    LOOKUP_STATUS_BYTES_MAX,
+    METRICS_BYTES_MAX,
+    STATUS_BYTES_MAX,
+    STATUS_TOTAL_BYTES_MAX,
+    MetricsTooLarge,
+    Report,
+)
 from proxy.supervisor.slot import Slot, SlotState
 
 
@@ -183,10 +197,11 @@ async def test_metrics_of_each_process() -> None:
     assert await setup.report.metrics("nobody", 0) == ""
 
 
-async def test_a_worker_that_writes_too_much() -> None:
-    """Security: what a captured worker writes goes through the supervisor."""
+@pytest.mark.parametrize("text", ["x" * (METRICS_BYTES_MAX + 1), "\u20ac" * (METRICS_BYTES_MAX // 3 + 1)], ids=len)
+async def test_a_worker_that_writes_too_much(text: str) -> None:
+    """Security: bytes count, not characters; what a captured worker writes goes through the supervisor."""
     setup = Setup()
-    setup.worker(Role.FORWARDER).answers[Method.COLLECT_METRICS] = lambda _request: "x" * (METRICS_BYTES_MAX + 1)
+    setup.worker(Role.FORWARDER).answers[Method.COLLECT_METRICS] = lambda _request: text
     with pytest.raises(MetricsTooLarge, match="forwarder-0 writes more than 4194304 bytes of metrics"):
         await setup.report.metrics("forwarder", 0)
 
@@ -194,7 +209,20 @@ async def test_a_worker_that_writes_too_much() -> None:
 # ---- workers that were taken over
 
 
-@pytest.mark.parametrize("text", ["", "[]", "7", "{", "[" * 100_000, '{"connections": 7}' + " " * STATUS_BYTES_MAX])
+NO_STATUS = [
+    "",
+    "[]",
+    "7",
+    "{",
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    '{"a": "\\ud800"}',
+    '{"connections": 7}' + " " * LOOKUP_STATUS_BYTES_MAX,
+    '{"connections": "' + "\u20ac" * (LOOKUP_STATUS_BYTES_MAX // 3) + '"}',
+]
+
+
+@pytest.mark.parametrize("text", NO_STATUS, ids=range(len(NO_STATUS)))
 async def test_a_status_that_makes_no_sense_is_none(text: str) -> None:
     """Security: a captured worker must not be able to hide the others."""
     setup = Setup()
@@ -204,6 +232,91 @@ async def test_a_status_that_makes_no_sense_is_none(text: str) -> None:
     workers: Any = status["workers"]
     assert [worker["state"] for worker in workers] == ["running", "not answering", "not answering", "running"]
     assert status["not_ready_because"] == ["no lookup worker answers"]
+    assert await setup.report.not_ready_reasons() == ["no lookup worker answers"]
+    assert json.loads(await setup.report.status_json())
+
+
+async def test_a_status_that_is_too_deep_is_none() -> None:
+    """Security: indented for people, it would be a thousand times as long."""
+    setup = Setup()
+    say(setup, Role.FORWARDER, '{"a": {"b": {"c": {"d": [1]}}}}')
+    workers: Any = (await setup.report.status())["workers"]
+    assert [worker["state"] for worker in workers] == ["running", "running", "not answering", "running"]
+
+
+def say(setup: Setup, role: Role, text: str) -> None:
+    setup.worker(role).answers[Method.GET_STATUS] = lambda _request: text
+
+
+@pytest.mark.parametrize("role", [Role.AUTH, Role.FORWARDER])
+async def test_only_lookup_workers_have_much_to_say(role: Role) -> None:
+    """Security."""
+    setup = Setup()
+    for text, answers in (("x" * (STATUS_BYTES_MAX - 20), True), ("x" * STATUS_BYTES_MAX, False)):
+        say(setup, role, f'{{"said": "{text}"}}')
+        workers: Any = (await setup.report.status())["workers"]
+        [worker] = [worker for worker in workers if (worker["role"], worker["worker"]) == (role, 0)]
+        assert worker["state"] == ("running" if answers else "not answering")
+
+
+async def test_an_honest_status_fits() -> None:
+    """However many brokers there are, however long their names, and whoever's sessions end soon."""
+    setup = Setup()
+    addresses = ["255.255.255.255", "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff"]
+    host = "h" * 253
+    detail = "; ".join(f"{address}: {host!r} is no name for a certificate: {'why ' * 25}" for address in addresses)
+    broker = {"broker": f"{host}:65535 at 2001:db8:ffff:ffff:ffff:ffff:ffff:ffff", "addresses": addresses}
+    broker |= {"reachable": False, "set_aside_s": 12345.6, "failures": 123456, "detail": detail}
+    say(setup, Role.LOOKUP, json.dumps({"ready": True, "brokers": [broker] * ENDPOINTS_MAX}))
+    session = {"client": "[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535", "principal": "\U0001f600" * 1024}
+    soonest = [{**session, "seconds_left": 12.5}] * SHOWN_MAX
+    near = {"expired_and_idle": 100_000, "ending_within_60_s": 100_000, "soonest": soonest}
+    say(setup, Role.FORWARDER, json.dumps({"connections": 100_000, "sessions_near_expiry": near}))
+    status = json.loads(await setup.report.status_json())
+    assert [worker["state"] for worker in status["workers"]] == ["running"] * 4
+    assert len(status["workers"][1]["brokers"]) == ENDPOINTS_MAX
+    assert status["sessions_near_expiry"] == near
+    assert await setup.report.not_ready_reasons() == []
+
+
+async def test_all_together_fit_the_line() -> None:
+    """Security: what is left out is the largest; and a worker whose part is left out is not hidden."""
+    assert STATUS_TOTAL_BYTES_MAX + ASKED_AT_A_TIME_MAX * METRICS_BYTES_MAX < WAITING_BYTES_MAX
+    assert STATUS_TOTAL_BYTES_MAX <= CONTROL_FRAME_BYTES_MAX // 2
+    setup = Setup(Role.AUTH, *[Role.LOOKUP] * 12, Role.FORWARDER)
+    for slot in setup.cluster.of(Role.LOOKUP):
+        claim = json.dumps({"ready": True, "said": "x" * (STATUS_TOTAL_BYTES_MAX // 10)})
+        slot.worker.answers[Method.GET_STATUS] = lambda _request, claim=claim: claim
+    say(setup, Role.FORWARDER, '{"connections": 7}')
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            text = await setup.report.status_json()
+    assert len(text) < STATUS_TOTAL_BYTES_MAX + 64 * 1024
+    workers = json.loads(text)["workers"]
+    assert sum("said" in worker for worker in workers) == 9
+    assert {worker["state"] for worker in workers} == {"running"}
+    assert workers[-1]["connections"] == 7
+    assert json.loads(text)["ready"] is True
+    assert len(logs) == 3, "once each"
+
+
+async def test_what_grows_when_it_is_said_again_is_measured_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: 1e15 is 18 characters then."""
+    monkeypatch.setattr(supervisor_report, "STATUS_TOTAL_BYTES_MAX", 1000)
+    setup = Setup(Role.FORWARDER)
+    say(setup, Role.FORWARDER, json.dumps({"said": [0] * 90}).replace("0", "1e15"))
+    with structlog.testing.capture_logs():
+        assert len(await setup.report.status_json()) < 1000
+
+
+@pytest.mark.parametrize("claim", [{"brokers": [{}]}, {"brokers": 7}, {"methods": [7]}])
+async def test_status_text_of_a_captured_worker(claim: dict[str, Any]) -> None:
+    """Security: an operator's `status` shows the others."""
+    setup = Setup()
+    say(setup, Role.LOOKUP, json.dumps({"ready": True, "lookups_under_way": 5, **claim}))
+    with structlog.testing.capture_logs() as logs:
+        assert "5 lookups under way" in status_text(await setup.report.status())
+    assert [entry["who"] for entry in logs] == ["lookup-0"]
 
 
 async def test_a_worker_cannot_say_what_the_supervisor_knows() -> None:
@@ -222,6 +335,21 @@ async def test_a_lookup_worker_that_does_not_say_whether_it_is_ready() -> None:
     setup = Setup()
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: "{}"
     assert await setup.report.not_ready_reasons() == ["no broker is reachable"]
+    setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: '{"ready": "yes"}'
+    assert await setup.report.not_ready_reasons() == ["no lookup worker answers"]
+    assert (await setup.report.status())["ready"] is False
+
+
+async def test_readiness_needs_no_more_than_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: asked often, by everybody; what else a worker says is not made into objects for it."""
+    setup = Setup()
+
+    def nothing(_text: str) -> dict[str, Any]:
+        raise AssertionError
+
+    monkeypatch.setattr(supervisor_report, "_status_of", nothing)
+    say(setup, Role.LOOKUP, json.dumps({"brokers": [{"a": {}}] * 1000, "ready": True}))
+    assert await setup.report.not_ready_reasons() == []
 
 
 # ---- for people
