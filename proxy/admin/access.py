@@ -2,28 +2,12 @@
 
 import hashlib
 import hmac
-from pathlib import Path
 
-from proxy.config.errors import ConfigError
+from proxy.config.admin_token import read_admin_token
 from proxy.config.types import Admin
 from proxy.runtime.watched import Watched
 
-TOKEN_BYTES_MAX = 4096
-
 _KEY = "admin.token_file"
-
-
-def read_token(file: str) -> bytes:
-    """Read the token of a file, without the white space around it. Raises OSError, ConfigError."""
-    with Path(file).open("rb") as stream:
-        token = stream.read(TOKEN_BYTES_MAX + 1).strip()
-    if not token:
-        raise ConfigError(f"{_KEY}: {file} holds no token")
-    if len(token) > TOKEN_BYTES_MAX:
-        raise ConfigError(f"{_KEY}: {file} holds more than a token: over {TOKEN_BYTES_MAX} bytes")
-    if not all(33 <= byte <= 126 for byte in token):  # noqa: PLR2004 -- what a header may hold, but for the space
-        raise ConfigError(f"{_KEY}: {file} holds what no HTTP header can: one token of printable ASCII is wanted")
-    return token
 
 
 class Access:
@@ -33,7 +17,7 @@ class Access:
 
     def __init__(self, config: Admin) -> None:
         file = config.token_file
-        self._token = Watched(_KEY, (file,), lambda: read_token(file)) if file else None
+        self._token = Watched(_KEY, (file,), lambda: read_admin_token(file)) if file else None
 
     async def allows(self, authorization: list[bytes]) -> bool:
         """Whether a request with these values of the header may read everything."""

@@ -9,7 +9,8 @@ import structlog.testing
 import trio
 import trio.testing
 
-from proxy.admin.access import TOKEN_BYTES_MAX, Access, read_token
+from proxy.admin.access import Access
+from proxy.config.admin_token import TOKEN_BYTES_MAX, read_admin_token
 from proxy.config.errors import ConfigError
 from proxy.config.types import Admin
 
@@ -99,4 +100,4 @@ async def test_a_changed_file_is_taken_over_and_an_unusable_one_is_not(
 
 
 def test_reading(file: Path) -> None:
-    assert read_token(str(file)) == b"s3cret-Token"
+    assert read_admin_token(str(file)) == b"s3cret-Token"
