@@ -166,6 +166,7 @@ def test_lines_are_bounded(junk: str) -> None:
 def test_a_text_with_as_many_lines_as_it_may_have() -> None:
     text = GOOD + "\n" * (LINES_MAX - GOOD.count("\n"))
     assert not Exposition().add({}, text)
+    assert Exposition().add({}, text + "x") == {"too_many_lines": 1}
 
 
 @pytest.mark.parametrize(
