@@ -317,7 +317,13 @@ def test_lookup_workers_killed_fifty_times_under_load(secured_broker: Standalone
         with Load(cluster.port, topics, token=secured_broker.token("alice"), **plan) as load:
             for _ in range(KILLS):
                 pids = eventually(lambda: spare_lookup_workers(cluster), what="two lookup workers run", every_s=0.02)
-                os.kill(random.choice(pids), signal.SIGKILL)
+                victim = random.choice(pids)
+                os.kill(victim, signal.SIGKILL)
+
+                def is_known_to_be_dead(victim: int = victim) -> bool:
+                    return victim not in lookup_workers_that_run(cluster)
+
+                eventually(is_known_to_be_dead, what="/status, which is kept for a moment, tells of it", every_s=0.02)
                 time.sleep(random.uniform(0, 0.1))
         asked, failed = load.assert_well(LOOKUP_TIMEOUT_S + 1.5)
         assert asked > KILLS * 10

@@ -126,7 +126,7 @@ def test_metrics_keep_the_java_proxys_names_and_name_their_process(own_proxy: Pr
     assert [name for name in JAVA_PROXY_NAMES if name not in scrape.names()] == []
     assert all({"cluster", "role", "worker"} <= sample.labels.keys() for sample in scrape.samples)
     assert scrape.label_values("cluster") == {"e2e"}
-    assert {"supervisor", "forwarder", "lookup", "auth"} == scrape.label_values("role")
+    assert {"supervisor", "forwarder", "lookup", "auth", "admin"} == scrape.label_values("role")
     assert scrape.total("pulsar_proxy_active_connections") == 1
     assert scrape.total("pulsar_proxy_binary_bytes_total", direction="to_broker") > 0
 
