@@ -6,6 +6,7 @@ import "encoding/binary"
 const (
 	typeConnect        = 2
 	typeConnected      = 3
+	typeSend           = 6
 	typePing           = 18
 	typePong           = 19
 	typeLookup         = 23
@@ -42,11 +43,15 @@ func frame(commandType int, command []byte) []byte {
 	return append(sizes, base...)
 }
 
-// fillerFrame is a frame of so many bytes, sizes included, that says nothing.
+// fillerFrame is a frame of so many bytes, sizes included: a SEND as clients write it, with a payload of zeros.
 func fillerFrame(size int) []byte {
+	head := frame(typeSend, message(varint(1, 0), varint(2, 0)))
+	if size < len(head) {
+		die("too few bytes for a frame")
+	}
 	all := make([]byte, size)
+	copy(all, head)
 	binary.BigEndian.PutUint32(all, uint32(size-sizeBytes))
-	binary.BigEndian.PutUint32(all[sizeBytes:], uint32(size-2*sizeBytes))
 	return all
 }
 
