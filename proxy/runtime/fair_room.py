@@ -4,34 +4,20 @@ Each is lent room for the largest that may come, and gives back what it does not
 next goes round among the owners who wait, each as one.
 """
 
-import ipaddress
 from collections import Counter, OrderedDict, deque
 
 import trio
 
-from proto.addresses import AddressInvalid, parse_host_port
-
-_IPV6_NETWORK_BITS = 64
-"""So much of an IPv6 address is its network's: one machine may have all the rest."""
+from proto.addresses import client_network
 
 
 def owner_of(principal: str, client_address: str) -> str:
-    """Name who shares the room as one: a principal, or, where there is none, all that comes from one IP address.
+    """Name who shares the room as one: a principal, or, where there is none, all that comes from one IP address (of
+    IPv6: one /64 network).
 
-    ``client_address``: with its port. Of IPv6 the network counts (64 bits).
+    ``client_address``: with its port.
     """
-    if principal:
-        return principal
-    try:
-        host = parse_host_port(client_address).host
-    except AddressInvalid:  # a stream in a test
-        return client_address
-    if ":" not in host:
-        return host
-    mapped = ipaddress.IPv6Address(host).ipv4_mapped
-    if mapped is not None:
-        return str(mapped)
-    return str(ipaddress.ip_network((host, _IPV6_NETWORK_BITS), strict=False))
+    return principal or client_network(client_address)
 
 
 class Loan:
