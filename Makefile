@@ -6,10 +6,10 @@ LOCAL := $(PYTHON) -m local
 export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench bench-analytics generate clean
+.PHONY: help run test check bench bench-analytics images e2e-kubernetes generate clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## broker and cluster on this machine, until Ctrl-C; BROKER=pulsar://host:6650 for an existing cluster
 	@$(LOCAL).run
@@ -25,6 +25,12 @@ bench: ## measure
 
 bench-analytics: ## measure the analytics; ARGS="--samples 1000000" for less, ARGS=--write for docs/
 	@$(LOCAL).bench_analytics $(ARGS)
+
+images: ## build the container images; ARGS=--twice compares two builds of each
+	@$(LOCAL).images $(ARGS)
+
+e2e-kubernetes: ## try images and chart on a real node (root); ARGS="install rollout" for single steps
+	@$(LOCAL).e2e_kubernetes $(ARGS)
 
 generate: ## regenerate the protobuf modules and docs/configuration.md
 	@$(LOCAL).generate

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from auth.gss import NO_LAYER, check_keytab, gssapi, in_thread, principal_name, text_of
+from auth.gss import NO_LAYER, check_keytab, end_unix_ms, gssapi, in_thread, principal_name, text_of
 from auth.state import BrokerAuthState, CredentialsUnavailable
 from proto.commands import AUTH_REFRESH
 from proxy.config.errors import ConfigError
@@ -93,6 +93,11 @@ class _SaslBrokerAuthState:
         """Whether the broker has shown that it has its key, and nothing more is due from the proxy."""
         return self._initiator is not None and self._initiator.complete
 
+    @property
+    def expires_at_unix_ms(self) -> int:
+        """The end of the ticket for this broker."""
+        return 0 if self._initiator is None else self._initiator.expires_at_unix_ms
+
 
 class _Initiator:
     """The client's side of RFC 4752, section 3.1. ``step`` blocks: it may ask the KDC."""
@@ -100,6 +105,8 @@ class _Initiator:
     def __init__(self, principal: str, keytab: str, cache: str, broker: str) -> None:
         self.broker = broker
         self.complete = False
+        self.expires_at_unix_ms = 0
+        """When the ticket ends; 0: never, or there is none yet."""
         self._principal = principal
         self._store: dict[str | bytes, str | bytes] = {"client_keytab": f"FILE:{keytab}", "ccache": cache}
         self._context: gssapi.SecurityContext | None = None
@@ -128,6 +135,7 @@ class _Initiator:
             ticket: bytes | None = self._context.step(None)
             if not self._context.complete or not ticket:
                 raise CredentialsUnavailable(f"no ticket for {self.broker}: one token is not enough")
+            self.expires_at_unix_ms = end_unix_ms(self._context) or 0
         return ticket
 
     def _choice(self, context: gssapi.SecurityContext, challenge: bytes) -> bytes:

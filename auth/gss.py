@@ -3,6 +3,7 @@
 Imported only where Kerberos is configured: not everybody has the library.
 """
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,12 +19,24 @@ except (ImportError, OSError) as error:  # OSError: Python's half is there, the 
         f"(pip install 'pulsar-trio-proxy[kerberos]'): {error}"
     ) from None
 
-__all__ = ["NO_LAYER", "acceptor_credentials", "check_keytab", "gssapi", "in_thread", "principal_name", "text_of"]
+__all__ = [
+    "NO_LAYER",
+    "acceptor_credentials",
+    "check_keytab",
+    "end_unix_ms",
+    "gssapi",
+    "in_thread",
+    "principal_name",
+    "text_of",
+]
 
 NO_LAYER = b"\x01\x00\x00\x00"
 """RFC 4752, section 3.3: the security layer "none", and hence a largest message of no size at all."""
 
 TEXT_CHARACTERS_MAX = 400
+
+_INDEFINITE_S = 2**32 - 1
+"""RFC 2744's GSS_C_INDEFINITE."""
 
 ResultT = TypeVar("ResultT")
 
@@ -58,6 +71,12 @@ def text_of(error: Exception) -> str:
     """The library's words, fit for a log. They are the thread's own: ask in the one where the error was raised."""
     words = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS_MAX]
     return "".join(character for character in words if character.isprintable())
+
+
+def end_unix_ms(context: gssapi.SecurityContext) -> int | None:
+    """When a context ends with its ticket, the clocks' allowed skew included, as the library reckons; None: never."""
+    lifetime_s = int(context.lifetime)
+    return None if lifetime_s >= _INDEFINITE_S else int((time.time() + lifetime_s) * 1000)
 
 
 async def in_thread(work: Callable[[], ResultT], limiter: trio.CapacityLimiter, *, timeout_s: float) -> ResultT:

@@ -4,7 +4,16 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 
-from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, Provider
+from auth.state import (
+    AuthenticationDenied,
+    AuthenticationProvider,
+    AuthState,
+    ClientContext,
+    Identity,
+    OneStageAuthState,
+    Provider,
+    new_auth_state,
+)
 from proxy.config.errors import ConfigError
 from proxy.config.types import Authentication, OidcAuthentication
 
@@ -100,13 +109,13 @@ class ProviderRegistry:
         """A state for one client; raises AuthenticationDenied for an unknown method."""
         provider = self._providers.get(method)
         if provider is not None:
-            return provider.new_auth_state(client)
+            return new_auth_state(provider, client)
         if method in NO_METHODS and self._anonymous_role:
-            return OneStageAuthState(_Anonymous(self._anonymous_role), client)
+            return new_auth_state(_Anonymous(self._anonymous_role), client)
         raise AuthenticationDenied("unknown_method", f"no provider for method {method[:64]!r}")
 
 
-class _Anonymous:
+class _Anonymous(AuthenticationProvider):
     """Everybody who brings nothing, under the role of ``authentication.anonymous_role``."""
 
     method = "none"
@@ -120,22 +129,22 @@ class _Anonymous:
 
 def _either(first: Provider, second: Provider) -> Provider:
     for provider in (first, second):
-        if not isinstance(provider.new_auth_state(ClientContext("")), OneStageAuthState):
+        if not isinstance(new_auth_state(provider, ClientContext("")), OneStageAuthState):
             text = "two providers judge it, which only works for methods of one round"
             raise ConfigError(f"authentication: method {first.method}: {text}")
     return _EitherProvider(first, second)
 
 
-class _EitherProvider:
+class _EitherProvider(AuthenticationProvider):
     """Two providers for one method (tokens of our own keys, and of an issuer): who is taken by either is taken in."""
 
     def __init__(self, first: Provider, second: Provider) -> None:
-        self.method = first.method
         self._both = (first, second)
 
-    def new_auth_state(self, client: ClientContext) -> AuthState:
-        """A state of one round."""
-        return OneStageAuthState(self, client)
+    @property
+    def method(self) -> str:
+        """The method of both."""
+        return self._both[0].method
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """The first identity that one of them finds; where neither does, the denial that says more."""
@@ -151,7 +160,7 @@ class _EitherProvider:
 
 
 async def _identity(provider: Provider, data: bytes, client: ClientContext) -> Identity:
-    state = provider.new_auth_state(client)
+    state = new_auth_state(provider, client)
     challenge = await state.authenticate(data)
     if challenge is not None or not state.is_complete():
         raise AuthenticationDenied("several_rounds", "two providers share a method of several rounds")

@@ -176,7 +176,7 @@ class AuthService:
         if broker is None:
             raise RpcRefused(Status.INVALID_REQUEST, "no brokers.credentials are configured")
         try:
-            answer, complete = await self._broker_round(broker, request, (caller.pid, request.exchange_id))
+            answer, state = await self._broker_round(broker, request, (caller.pid, request.exchange_id))
         except AuthenticationDenied as lost:
             raise RpcRefused(Status.INVALID_REQUEST, str(lost)) from None
         except CredentialsUnavailable as error:
@@ -184,14 +184,18 @@ class AuthService:
                 "the proxy has no credentials for a broker", broker=request.broker_host, reason=str(error)
             )
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
-        response = BrokerCredentialsResponse(method=broker.method, data=answer, incomplete=not complete)
-        if broker.method == "token":
-            response.expires_at_unix_ms = claimed_expiry_unix_ms(answer)
+        says_so_itself = broker.method == "token"
+        response = BrokerCredentialsResponse(
+            method=broker.method,
+            data=answer,
+            incomplete=not state.is_complete(),
+            expires_at_unix_ms=claimed_expiry_unix_ms(answer) if says_so_itself else state.expires_at_unix_ms,
+        )
         return response.SerializeToString()
 
     async def _broker_round(
         self, broker: BrokerAuthentication, request: BrokerCredentialsRequest, key: tuple[int, int]
-    ) -> tuple[bytes, bool]:
+    ) -> tuple[bytes, BrokerAuthState]:
         exchanges = self._exchanges
         challenge, number = None, 0
         if request.HasField("challenge"):
@@ -203,7 +207,7 @@ class AuthService:
         # Whether the broker will ask for more is not known here: most exchanges end unseen, so the oldest make room.
         exchanges.make_room()
         exchanges.put(key, broker.method, state, number=number + 1)
-        return answer, state.is_complete()
+        return answer, state
 
 
 def _expect_nothing(data: bytes) -> None:

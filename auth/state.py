@@ -2,7 +2,9 @@
 
 A *provider* knows one authentication method and makes an *AuthState* for each client; the state takes the client's
 data round by round until it is complete and knows the role. Providers that need only one round share OneStageAuthState.
-The other direction, the proxy at a broker, is BrokerAuthentication: made per broker host, answers challenges.
+Providers from elsewhere derive from AuthenticationProvider, and their states from AuthenticationState, which have
+PIP-30's defaults. The other direction, the proxy at a broker, is BrokerAuthentication: made per broker host, answers
+challenges.
 """
 
 from abc import ABC, abstractmethod
@@ -39,7 +41,7 @@ def is_fit_for_a_role(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What a provider may know of a client beside its data.
+    """What a provider may know of a client beside its data (PIP-30: AuthenticationDataSource).
 
     ``certificate``: what the client showed in TLS, as DER; the listener has checked it. Empty: none.
     """
@@ -75,7 +77,10 @@ class AuthState(Protocol):
 class Provider(Protocol):
     """One authentication method (PIP-30: AuthenticationProvider)."""
 
-    method: str
+    @property
+    def method(self) -> str:
+        """What clients call the method in CONNECT."""
+        ...
 
     def new_auth_state(self, client: ClientContext) -> AuthState:
         """A state for one client."""
@@ -84,8 +89,6 @@ class Provider(Protocol):
 
 class OneStageProvider(Protocol):
     """A provider that knows after one round."""
-
-    method: str
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """Judge the data; raises AuthenticationDenied."""
@@ -129,6 +132,60 @@ class OneStageAuthState(Identified):
         return None
 
 
+class AuthenticationProvider(ABC):
+    """Base of providers, with PIP-30's defaults: one that knows after one round has ``method`` and ``identify`` alone.
+    One that needs several overrides ``new_auth_state``, and needs no ``identify``.
+    """
+
+    @property
+    @abstractmethod
+    def method(self) -> str:
+        """Name the method as clients do in CONNECT (PIP-30: getAuthMethodName)."""
+
+    async def identify(self, data: bytes, client: ClientContext) -> Identity:
+        """Judge the one round's data (PIP-30: authenticate); raises AuthenticationDenied."""
+        raise NotImplementedError(f"{type(self).__name__} has neither identify nor new_auth_state")
+
+    def get_auth_data_source(self, client: ClientContext) -> ClientContext:
+        """Make what this provider's states are told of a connection; by default what is known anyway."""
+        return client
+
+    def new_auth_state(self, client: ClientContext) -> AuthState:
+        """Make a state for one client; by default one of a single round, which asks ``identify``. ``client``: what
+        ``get_auth_data_source`` made.
+        """
+        return OneStageAuthState(self, client)
+
+
+class AuthenticationState(ABC):
+    """Base of states of several rounds, with what PIP-30's AuthenticationState has: three methods. Where the credential
+    ends at some time, ``get_identity`` is overridden, too.
+    """
+
+    @abstractmethod
+    async def authenticate(self, data: bytes) -> bytes | None:
+        """Take one round's data; see AuthState."""
+
+    @abstractmethod
+    def is_complete(self) -> bool:
+        """Tell whether the role is known."""
+
+    @abstractmethod
+    def get_auth_role(self) -> str:
+        """Give the client's role; only when complete."""
+
+    def get_identity(self) -> Identity:
+        """Give the role, with a credential that does not end; only when complete."""
+        return Identity(self.get_auth_role())
+
+
+def new_auth_state(provider: Provider, client: ClientContext) -> AuthState:
+    """Make a state for one client as PIP-30 has it: the provider makes its data source, then the state from that."""
+    if isinstance(provider, AuthenticationProvider):
+        client = provider.get_auth_data_source(client)
+    return provider.new_auth_state(client)
+
+
 class BrokerAuthState(Protocol):
     """The proxy's side of one authentication at one broker (PIP-30: AuthenticationDataProvider.authenticate)."""
 
@@ -138,6 +195,13 @@ class BrokerAuthState(Protocol):
 
     def is_complete(self) -> bool:
         """Whether the broker may take the proxy in now: it owes no proof of its own."""
+        ...
+
+    @property
+    def expires_at_unix_ms(self) -> int:
+        """When the credentials end with which the last data was made; 0: never, it is not known, or the data says so
+        itself, as a token does.
+        """
         ...
 
 
@@ -163,6 +227,11 @@ class OneForAllBrokers(ABC):
     def is_complete(self) -> bool:
         """Always."""
         return True
+
+    @property
+    def expires_at_unix_ms(self) -> int:
+        """Nothing is known but what a token says of itself."""
+        return 0
 
     @abstractmethod
     async def authenticate(self, challenge: bytes | None) -> bytes:

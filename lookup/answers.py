@@ -34,7 +34,7 @@ class Answers:
             self._turn.touch(self)
 
     def refuse(self, index: int, error: str, message: str) -> None:
-        """A request that is not accepted: the name of an EnvelopeError, and why."""
+        """A request that is not accepted: the name of an EnvelopeResponse.Error, and why."""
         self._refused.append(RefusedRequest(index=index, error=error, error_message=message))
         self._turn.touch(self)
 

@@ -17,7 +17,8 @@ from proto.lookup_requests import Request
 from proto.lookups import LookupKind, failure
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.config.types import Config
-from proxy.runtime.fair_room import FairRoom, Loan, owner_of
+from proxy.runtime.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget, owner_by_address
+from proxy.runtime.fair_room import FairRoom, Loan
 from proxy.runtime.logs import get_logger
 from proxy.runtime.tasks import InFlight, repeat, seconds
 from proxy.runtime.turn import current_turn
@@ -30,14 +31,21 @@ Key = tuple[Lookups, Asker, bytes, bytes]
 """What is asked of whom, on whose behalf: with a Request's prefix and body."""
 
 
+def _size(prefix: bytes, body: bytes) -> int:
+    """What a request under way counts."""
+    return len(prefix) + len(body) + REQUEST_OVERHEAD_BYTES
+
+
 class Sender:
     """Who sent some requests in one go, and when, in Trio's time; and where the answers go."""
 
-    __slots__ = ("answers", "asker", "client", "since")
+    __slots__ = ("answers", "asker", "client", "owner", "since")
 
     def __init__(self, asker: Asker, client: str, answers: Answers) -> None:
         self.asker = asker
         self.client = client
+        self.owner = ""
+        """As whose its requests count, once the desk has said so."""
         self.answers = answers
         self.since = trio.current_time()
 
@@ -105,6 +113,7 @@ class Desk:
         self._questions: dict[Key, Question] = {}
         self._by_principal: dict[str, int] = {}
         self._room = FairRoom(0, 0)
+        self._budget = ByteBudget(0)
         self.use(config, lookups)
 
     def use(self, config: Config, lookups: Lookups) -> None:
@@ -114,6 +123,7 @@ class Desk:
         self._timeout_s = seconds(config.limits.lookup_timeout_ms)
         self._anonymous_role = config.authentication.anonymous_role
         self._room.resize(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
+        self._budget.resize(config.limits.max_lookup_bytes)
         self._lookups = lookups
 
     async def run(self) -> None:
@@ -129,6 +139,11 @@ class Desk:
         principal = asker.principal
         self._metrics.received(kind.name)
         if self.under_way.count >= self._free_for_all and not self._has_room_for(principal):
+            self._refuse(kind, request_id, index, sender)
+            return
+        if not sender.owner:
+            sender.owner = self._owner(sender)
+        if not self._budget.take(sender.owner, _size(prefix, body)):
             self._refuse(kind, request_id, index, sender)
             return
         self.under_way.begin()
@@ -151,6 +166,12 @@ class Desk:
         connection = question.connection = lookups.ask_now(request, asker, question, sender.since)
         if connection is None:
             self._nursery.start_soon(self._go_the_long_way, question)
+
+    def _owner(self, sender: Sender) -> str:
+        principal = sender.asker.principal
+        if principal and principal != self._anonymous_role:
+            return principal
+        return owner_by_address("", sender.client)
 
     def _refuse(self, kind: LookupKind, request_id: bytes, index: int, sender: Sender) -> None:
         self._metrics.rejected(kind.name)
@@ -212,9 +233,7 @@ class Desk:
         sender, timeout_s = question.sender, self._timeout_s
         loan: Loan | None = None
         with trio.move_on_at(question.deadline):
-            principal = sender.asker.principal
-            is_somebody = principal != self._anonymous_role
-            loan = await self._room.lend(owner_of(principal if is_somebody else "", sender.client))
+            loan = await self._room.lend(sender.owner)
         if loan is None:
             self._end_without_room(question)
             return
@@ -268,10 +287,14 @@ class Desk:
         frame = answer.frame(question.request_id)
         sender.answers.put(question.index, frame)
         self._metrics.answered(kind, answer.error, now - sender.since)
+        _, _, prefix, body = question.key
+        size = _size(prefix, body)
+        self._budget.give_back(sender.owner, size)
         count = 1
         if others is not None:
             count += len(others)
             for other, index, request_id in others:
+                self._budget.give_back(other.owner, size)
                 other.answers.put(index, answer.frame(request_id))
                 self._metrics.answered(kind, answer.error, now - other.since)
         self.under_way.end(count)

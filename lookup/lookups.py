@@ -22,13 +22,10 @@ from proto.lookup_requests import Request, request_of
 from proto.lookups import LookupKind, error_of, failure, subject_of
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
 from proxy.config.types import Config
-from proxy.runtime.broker_link import NOT_CONNECTED, BrokerLinkFailed
+from proxy.runtime.broker_link import NOT_CONNECTED, OTHER_BROKER_MAY_HELP, BrokerLinkFailed
 from proxy.runtime.logs import Logger, get_logger
 
 REDIRECTS_MAX = 10
-
-_OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "tls", "timeout", "handshake"})
-
 
 TOO_SLOW = "The broker did not answer in time"
 TO_BLAME = "The broker closes the connection upon this request"
@@ -230,7 +227,7 @@ class Lookups:
         except BrokerConnectionLost as error:
             raise _Lost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
         except BrokerLinkFailed as error:
-            if error.reason not in _OTHER_BROKER_MAY_HELP:
+            if error.reason not in OTHER_BROKER_MAY_HELP:
                 raise LookupFailed(error.code, error.message, str(error)) from None
             self._brokers.failed(broker, error.reason, error)
             raise _NextBroker(error.code, error.message, str(error)) from None

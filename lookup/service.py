@@ -13,7 +13,7 @@ from lookup.target_names import TargetResolver
 from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import client_network
 from proto.connect_rules import OriginalCredentials
-from proto.envelope import EnvelopeRefused, embedded_request, principal_of
+from proto.envelope import EnvelopeRefused, embedded_request, principal_of, principal_of_target
 from proto.lookup_answers import ClientAnswer
 from proto.lookups import failure
 from proto.pulsar_pb2 import CommandConnected
@@ -21,12 +21,12 @@ from proto.request_rules import RequestRefused
 from proto.roles import Role
 from proto.rpc_pb2 import (
     BrokerProfileResponse,
-    EnvelopeError,
     EnvelopeRequest,
     EnvelopeResponse,
     Method,
     ResolveTargetRequest,
     ResolveTargetResponse,
+    Status,
 )
 from proto.varints import varint
 from proxy.config.types import Config
@@ -34,10 +34,15 @@ from proxy.runtime.dialing import Dialer
 from proxy.runtime.dns import Resolver
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
-from proxy.runtime.rpc_server import Answer, Handler, InParts
+from proxy.runtime.rpc_server import Answer, Handler, InParts, RpcRefused
 from proxy.runtime.tasks import seconds
 from proxy.runtime.turn import current_turn
 from proxy.runtime.worker import WorkerContext
+
+_NOT_A_FORWARDER = EnvelopeResponse(
+    error=EnvelopeResponse.CLUSTER_AUTHORIZATION_FAILED, error_message="this role may not send Envelopes"
+).SerializeToString()
+"""What callers are answered that lack KIP-590's right to ClusterAction (proto.roles)."""
 
 
 class LookupService:
@@ -79,7 +84,7 @@ class LookupService:
     def handlers(self) -> dict[int, Handler | InParts]:
         """The methods served to forwarders."""
         return {
-            Method.ENVELOPE: InParts(self._envelope),
+            Method.ENVELOPE: InParts(self._envelope, to_strangers=_NOT_A_FORWARDER),
             Method.RESOLVE_TARGET: self._resolve_target,
             Method.BROKER_PROFILE: self._broker_profile,
         }
@@ -119,9 +124,8 @@ class LookupService:
 
     def _envelope(self, data: bytes, _caller: Caller, answer: Answer) -> None:
         request = EnvelopeRequest.FromString(data)
-        seal_key = self._context.seal_key if self._config.authentication.enabled else None
         try:
-            principal = principal_of(request, seal_key, int(time.time() * 1000))
+            principal = principal_of(request, self._seal_key, int(time.time() * 1000))
         except EnvelopeRefused as refused:
             name = self._refused(request, refused)
             answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
@@ -140,6 +144,11 @@ class LookupService:
                 else:
                     self._desk.ask(asked, request_id, index, sender)
 
+    @property
+    def _seal_key(self) -> bytes | None:
+        """What principals are sealed with; None where clients are not authenticated."""
+        return self._context.seal_key if self._config.authentication.enabled else None
+
     def _asker(self, request: EnvelopeRequest, principal: str) -> Asker:
         if not request.original_auth_data:
             return self._askers.get(principal)
@@ -148,7 +157,7 @@ class LookupService:
 
     def _refused(self, request: EnvelopeRequest, refused: EnvelopeRefused) -> str:
         """Count and log; gives the error's name."""
-        name = EnvelopeError.Name(refused.error)
+        name = EnvelopeResponse.Error.Name(refused.error)
         self._metrics.envelope_error(name)
         get_logger().warning("an Envelope was refused", client=request.client_address, error=name, reason=str(refused))
         return name
@@ -174,7 +183,20 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            target = await self._rules.check(request.target, self._owner(request))
+            principal_of_target(request, self._seal_key, int(time.time() * 1000))
+        except EnvelopeRefused as refused:
+            self._metrics.target_denied("bad_principal")
+            get_logger().warning(
+                "a target was refused: whose relay it would be is not known",
+                client=request.client_address,
+                reason=str(refused),
+            )
+            raise RpcRefused(Status.PRINCIPAL_DESERIALIZATION_FAILURE, str(refused)) from None
+        try:
+            if request.any_broker:
+                target, *others = await self._rules.any_broker()
+            else:
+                target, others = await self._rules.check(request.target, self._owner(request)), []
         except TargetDenied as denied:
             self._metrics.target_denied(denied.reason)
             get_logger().warning(
@@ -189,11 +211,13 @@ class LookupService:
         else:
             response.host, response.port = target.broker.host, target.broker.port
             response.addresses.extend(target.addresses)
+            for other in others:
+                response.others.add(host=other.broker.host, port=other.broker.port, addresses=other.addresses)
         return response.SerializeToString()
 
     def _owner(self, request: ResolveTargetRequest) -> str:
         """Who has turns of their own among those whose targets are resolved: a principal; those who are nobody, or
-        the anonymous role as anybody may be, by their addresses. (The forwarder says so. It decides an order only.)
+        the anonymous role as anybody may be, by their addresses (which the forwarder says; it decides an order only).
         """
         authentication = self._config.authentication
         if authentication.enabled and request.principal_name not in {"", authentication.anonymous_role}:

@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from lookup.brokers import Brokers
+from lookup.discovery import Endpoint
 from lookup.own_brokers import LABELS_MIN, Address, OwnBrokers, exact_address
 from lookup.target_names import ResolvesTargets
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
@@ -63,6 +64,9 @@ class Target:
     broker: HostPort
     addresses: tuple[str, ...]
 
+
+ANY_BROKER_MAX = 5
+"""How many brokers are named to a client that takes any: each but the first is tried where those before it failed."""
 
 Locate = Callable[[], Awaitable[Target]]
 """Where a broker is to be dialled, and under which name. May raise TargetDenied."""
@@ -120,6 +124,43 @@ class TargetRules:
             raise denied or TargetDenied("unknown_host", f"{broker} has no address")
         name, chosen = next(iter(allowed.items()))  # of several brokers the first
         return Target(name, tuple(chosen))
+
+    async def any_broker(self) -> list[Target]:
+        """The brokers of brokers.service_url for a client that takes any of them (Pulsar 5), at most ANY_BROKER_MAX, in
+        the order in which to try them: they take turns, and those that are set aside come last.
+
+        Their addresses are held against the same rules as those of a target. Raises TargetDenied where none is left.
+        """
+        await self._brokers.any_found()
+        denied: TargetDenied | None = None
+        targets = []
+        for endpoint in self._brokers.in_turn():
+            try:
+                targets.append(self._own_target(endpoint))
+            except TargetDenied as error:
+                denied = denied or error
+        if not targets:
+            raise denied or TargetDenied("unknown_host", self._brokers.why_none)
+        return targets[:ANY_BROKER_MAX]
+
+    def _own_target(self, endpoint: Endpoint) -> Target:
+        """A broker of brokers.service_url, at its allowed addresses; raises TargetDenied where it has none."""
+        broker = HostPort(endpoint.host, endpoint.port)
+        if self._through_proxy:
+            return Target(broker, endpoint.addresses)
+        asked = _Asked(broker, endpoint.host.lower().removesuffix("."), self._brokers.own)
+        denied: TargetDenied | None = None
+        addresses = []
+        for address in endpoint.addresses:
+            try:
+                self._checked(asked, address)
+            except TargetDenied as error:
+                denied = denied or error
+            else:
+                addresses.append(address)
+        if not addresses:
+            raise denied or TargetDenied("unknown_host", f"{broker} has no address")
+        return Target(broker, tuple(addresses))
 
     async def _proxy(self, broker: HostPort) -> Target:
         """Another proxy of the operator's: no byte goes anywhere else, whatever the client named."""

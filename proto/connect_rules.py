@@ -98,6 +98,13 @@ def check_connect(command: BaseCommand, *, proxies_allowed: bool) -> Refusal | N
     return None
 
 
+def wants_broker(connect: CommandConnect) -> bool:
+    """Whether a client wants to be relayed to a broker. An empty ``proxy_to_broker_url`` means any broker (Pulsar 5,
+    apache/pulsar#25879), a missing one lookup mode.
+    """
+    return connect.HasField("proxy_to_broker_url")
+
+
 def original_credentials(connect: CommandConnect, *, from_proxy: bool) -> OriginalCredentials | None:
     """The credentials of a CONNECT that can be forwarded; a proxy's are those that it forwards itself.
 

@@ -5,11 +5,12 @@ time. Errors of the Envelope are told apart from errors inside: those are part o
 """
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.lookup_requests import Request, parse_request
-from proto.rpc_pb2 import EnvelopeError, EnvelopeRequest, Principal
+from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal, ResolveTargetRequest
 from proto.sealed_principal import SealBroken, end_of, unseal
 from proto.varints import varint
 
@@ -26,7 +27,9 @@ _REQUESTS_TAG = bytes((EnvelopeRequest.REQUESTS_FIELD_NUMBER << 3 | 2,))
 
 
 class EnvelopeRefused(Exception):
-    """An Envelope, or a request in it, that is not accepted; ``error`` is an EnvelopeError, the text is for the log."""
+    """An Envelope, or a request in it, that is not accepted; ``error`` is an EnvelopeResponse.Error, the text
+    is for the log.
+    """
 
     def __init__(self, error: int, message: str) -> None:
         super().__init__(message)
@@ -40,27 +43,49 @@ def principal_of(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms:
     """
     if envelope.version > ENVELOPE_VERSION:
         text = f"an Envelope of version {envelope.version}; this worker knows {ENVELOPE_VERSION}"
-        raise EnvelopeRefused(EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, text)
+        raise EnvelopeRefused(EnvelopeResponse.UNSUPPORTED_VERSION, text)
     if not envelope.requests:
-        raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, "an Envelope without a request")
+        raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, "an Envelope without a request")
+    principal = _NOBODY
+    if seal_key is not None:
+        claim = _Claim(envelope.principal_name, envelope.principal_type)
+        principal = _principal_under(envelope.sealed_principal, claim, seal_key, now_unix_ms)
     try:
         _address(envelope.client_address)
     except AddressInvalid as error:
-        raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, f"no client address: {error}") from None
+        raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, f"no client address: {error}") from None
+    return principal
+
+
+def principal_of_target(request: ResolveTargetRequest, seal_key: bytes | None, now_unix_ms: int) -> Principal:
+    """Whose relay is to be opened, by the seal as in ``principal_of``. Raises EnvelopeRefused."""
     if seal_key is None:
         return _NOBODY
+    return _principal_under(request.sealed_principal, _Claim(request.principal_name), seal_key, now_unix_ms)
+
+
+class _Claim(NamedTuple):
+    """Who a caller says it is; ``type`` None: it does not say of which type."""
+
+    name: str
+    type: str | None = None
+
+
+def _principal_under(sealed: bytes, claim: _Claim, seal_key: bytes, now_unix_ms: int) -> Principal:
+    """The principal under a seal that holds now; raises EnvelopeRefused, also where another one is claimed."""
     try:
-        principal, end_unix_ms = _unsealed(envelope.sealed_principal, seal_key)
+        principal, end_unix_ms = _unsealed(sealed, seal_key)
     except SealBroken as error:
-        text = f"the sealed principal is {error}"
-        raise EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text) from None
+        raise _bad_principal(f"the sealed principal is {error}") from None
     if end_unix_ms <= now_unix_ms:
-        text = "the sealed principal is expired"
-        raise EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text)
-    if (principal.type, principal.name) != (envelope.principal_type, envelope.principal_name):
-        text = "the principal is not the one under the seal"
-        raise EnvelopeRefused(EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, text)
+        raise _bad_principal("the sealed principal is expired")
+    if principal.name != claim.name or claim.type not in {None, principal.type}:
+        raise _bad_principal("the principal is not the one under the seal")
     return principal
+
+
+def _bad_principal(text: str) -> EnvelopeRefused:
+    return EnvelopeRefused(EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE, text)
 
 
 # A client sends many Envelopes, and what was found of its address and of its seal holds for all of them.
@@ -82,9 +107,9 @@ def embedded_request(data: bytes) -> tuple[Request, bytes]:
         parsed = parse_request(data)
     except KeyError:
         text = f"{command_name(parse_command(data).type)} may not be forwarded"
-        raise EnvelopeRefused(EnvelopeError.ENVELOPE_INVALID_REQUEST, text) from None
+        raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, text) from None
     except CommandCorrupt as error:
-        raise EnvelopeRefused(EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, str(error)) from None
+        raise EnvelopeRefused(EnvelopeResponse.UNSUPPORTED_VERSION, str(error)) from None
     return parsed
 
 

@@ -28,6 +28,11 @@ class Incoming:
         """Whether no part of a frame waits for the rest."""
         return self._at == len(self._buffer)
 
+    @property
+    def unread_bytes(self) -> int:
+        """How much has come and was not taken."""
+        return len(self._buffer) - self._at
+
     def take_rest(self) -> bytes:
         """Hand over what was received but not decoded, and forget it."""
         rest = bytes(self._buffer[self._at :])

@@ -24,19 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fproto/rpc.proto\x12\x15pulsar_trio_proxy.rpc\"b\n\tPrincipal\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\x12\r\n\x05proxy\x18\x05 \x01(\t\"1\n\x0fSealedPrincipal\x12\x11\n\tprincipal\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xd8\x01\n\x13\x41uthenticateRequest\x12\x19\n\x11\x61uthentication_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_round\x18\x02 \x01(\x08\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1a\n\x12\x63lient_certificate\x18\x06 \x01(\x0c\x12\x1a\n\x12original_principal\x18\x07 \x01(\t\x12\x15\n\rthrough_proxy\x18\x08 \x01(\x08\x12\x0c\n\x04over\x18\t \x01(\x08\"\xa6\x01\n\x14\x41uthenticateResponse\x12\x13\n\tchallenge\x18\x01 \x01(\x0cH\x00\x12=\n\rauthenticated\x18\x02 \x01(\x0b\x32$.pulsar_trio_proxy.rpc.AuthenticatedH\x00\x12/\n\x06\x64\x65nied\x18\x03 \x01(\x0b\x32\x1d.pulsar_trio_proxy.rpc.DeniedH\x00\x42\t\n\x07outcome\"^\n\rAuthenticated\x12\x33\n\tprincipal\x18\x01 \x01(\x0b\x32 .pulsar_trio_proxy.rpc.Principal\x12\x18\n\x10sealed_principal\x18\x02 \x01(\x0c\"\x18\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t\"W\n\x18\x42rokerCredentialsRequest\x12\x13\n\x0b\x65xchange_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62roker_host\x18\x02 \x01(\t\x12\x11\n\tchallenge\x18\x03 \x01(\x0c\"i\n\x19\x42rokerCredentialsResponse\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x12\n\nincomplete\x18\x03 \x01(\x08\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\"\xd0\x01\n\x0f\x45nvelopeRequest\x12\x10\n\x08requests\x18\x01 \x03(\x0c\x12\x16\n\x0eprincipal_type\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\x12\x18\n\x10sealed_principal\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x06 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\r\"\xb8\x01\n\x10\x45nvelopeResponse\x12\x33\n\x05\x65rror\x18\x01 \x01(\x0e\x32$.pulsar_trio_proxy.rpc.EnvelopeError\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x0e\n\x06\x66rames\x18\x05 \x01(\x0c\x12\x10\n\x08\x61nswered\x18\x06 \x03(\r\x12\x36\n\x07refused\x18\x04 \x03(\x0b\x32%.pulsar_trio_proxy.rpc.RefusedRequest\"k\n\x0eRefusedRequest\x12\r\n\x05index\x18\x01 \x01(\r\x12\x33\n\x05\x65rror\x18\x03 \x01(\x0e\x32$.pulsar_trio_proxy.rpc.EnvelopeError\x12\x15\n\rerror_message\x18\x04 \x01(\t\"V\n\x14ResolveTargetRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\"f\n\x15ResolveTargetResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65nial\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x16\n\x14\x42rokerProfileRequest\"*\n\x15\x42rokerProfileResponse\x12\x11\n\tconnected\x18\x01 \x01(\x0c\"!\n\x04Peer\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"k\n\x0cStartRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\x10\n\x08seal_key\x18\x02 \x01(\x0c\x12*\n\x05peers\x18\x03 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\x12\r\n\x05index\x18\x04 \x01(\r\"=\n\x0fSetPeersRequest\x12*\n\x05peers\x18\x01 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\"\"\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\"5\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x11\n\thand_over\x18\x02 \x01(\x08\"\x14\n\x04Text\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x07\n\x05\x45mpty\"$\n\x05Place\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"6\n\x06Places\x12,\n\x06places\x18\x01 \x03(\x0b\x32\x1c.pulsar_trio_proxy.rpc.Place\"\x1a\n\x07Reasons\x12\x0f\n\x07reasons\x18\x01 \x03(\t\"\xef\x01\n\x0cStoreMessage\x12\x16\n\x0e\x64ropped_relays\x18\x01 \x03(\r\x12\x15\n\rdropped_pipes\x18\x02 \x03(\x04\x12\r\n\x05table\x18\x03 \x01(\x08\x12\x32\n\x06relays\x18\x04 \x03(\x0b\x32\".pulsar_trio_proxy.rpc.StoredRelay\x12\x30\n\x05pipes\x18\x05 \x03(\x0b\x32!.pulsar_trio_proxy.rpc.StoredPipe\x12\x10\n\x08\x63omplete\x18\x06 \x01(\x08\x12\x11\n\tlisteners\x18\x07 \x01(\r\x12\x16\n\x0e\x61\x64\x64ress_tables\x18\x08 \x03(\r\"\xd2\x01\n\x0bStoredRelay\x12\n\n\x02id\x18\x01 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x1a\n\x12started_at_unix_ms\x18\x05 \x01(\x04\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x06 \x01(\x04\x12\r\n\x05proxy\x18\x07 \x01(\t\x12\x35\n\x07session\x18\x08 \x01(\x0b\x32$.pulsar_trio_proxy.rpc.StoredSession\"\xa4\x02\n\rStoredSession\x12\x33\n\tprincipal\x18\x01 \x01(\x0b\x32 .pulsar_trio_proxy.rpc.Principal\x12\x0f\n\x07\x65xpires\x18\x02 \x01(\x08\x12\x17\n\x0flifetime_ms_max\x18\x03 \x01(\r\x12\x11\n\tchallenge\x18\x04 \x01(\x0c\x12\x18\n\x10spares_producers\x18\x05 \x01(\x08\x12\x17\n\x0f\x66rame_bytes_max\x18\x06 \x01(\r\x12\x18\n\x10\x61nswer_bytes_max\x18\x07 \x01(\r\x12\x17\n\x0f\x63ounts_messages\x18\x08 \x01(\x08\x12\x18\n\x10\x66\x61ilure_delay_ms\x18\t \x01(\r\x12\x0f\n\x07\x63ontext\x18\n \x01(\x0c\x12\x10\n\x08grace_ms\x18\x0b \x01(\r\"F\n\x0cStoredClient\x12\x0f\n\x07\x63onnect\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x10\n\x08listener\x18\x03 \x01(\r\".\n\nStoredPipe\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cwanted_bytes\x18\x02 \x01(\r*\x8c\x03\n\x06Method\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41UTHENTICATE\x10\x01\x12\x16\n\x12\x42ROKER_CREDENTIALS\x10\x02\x12\x0c\n\x08\x45NVELOPE\x10\n\x12\x12\n\x0eRESOLVE_TARGET\x10\x0b\x12\x12\n\x0e\x42ROKER_PROFILE\x10\x0c\x12\t\n\x05START\x10\x14\x12\r\n\tSET_PEERS\x10\x15\x12\r\n\tCONFIGURE\x10\x16\x12\t\n\x05\x44RAIN\x10\x17\x12\x13\n\x0f\x43OLLECT_METRICS\x10\x18\x12\x0e\n\nGET_STATUS\x10\x19\x12\x12\n\x0e\x43LUSTER_STATUS\x10\x1e\x12\x11\n\rCLUSTER_DRAIN\x10\x1f\x12\x12\n\x0e\x43LUSTER_RELOAD\x10 \x12\x13\n\x0f\x43LUSTER_UPGRADE\x10!\x12\x11\n\rREPORT_HEALTH\x10(\x12\x14\n\x10REPORT_READINESS\x10)\x12\x11\n\rREPORT_STATUS\x10*\x12\x11\n\rREPORT_PLACES\x10+\x12\x12\n\x0eREPORT_METRICS\x10,*\xa8\x01\n\x06Status\x12\x06\n\x02OK\x10\x00\x12 \n\x1c\x43LUSTER_AUTHORIZATION_FAILED\x10\x01\x12\x17\n\x13UNSUPPORTED_VERSION\x10\x02\x12\x13\n\x0fINVALID_REQUEST\x10\x03\x12\x15\n\x11TOO_MANY_REQUESTS\x10\x04\x12\x15\n\x11REQUEST_TIMED_OUT\x10\x05\x12\x18\n\x14UNKNOWN_SERVER_ERROR\x10\x06*\xb2\x01\n\rEnvelopeError\x12\x0f\n\x0b\x45NVELOPE_OK\x10\x00\x12)\n%ENVELOPE_CLUSTER_AUTHORIZATION_FAILED\x10\x01\x12%\n!PRINCIPAL_DESERIALIZATION_FAILURE\x10\x02\x12\x1c\n\x18\x45NVELOPE_INVALID_REQUEST\x10\x03\x12 \n\x1c\x45NVELOPE_UNSUPPORTED_VERSION\x10\x04\x62\x08\x65\x64itionsp\xe8\x07')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x0fproto/rpc.proto\x12\x15pulsar_trio_proxy.rpc\"b\n\tPrincipal\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\x12\r\n\x05proxy\x18\x05 \x01(\t\"1\n\x0fSealedPrincipal\x12\x11\n\tprincipal\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xd8\x01\n\x13\x41uthenticateRequest\x12\x19\n\x11\x61uthentication_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_round\x18\x02 \x01(\x08\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1a\n\x12\x63lient_certificate\x18\x06 \x01(\x0c\x12\x1a\n\x12original_principal\x18\x07 \x01(\t\x12\x15\n\rthrough_proxy\x18\x08 \x01(\x08\x12\x0c\n\x04over\x18\t \x01(\x08\"\xa6\x01\n\x14\x41uthenticateResponse\x12\x13\n\tchallenge\x18\x01 \x01(\x0cH\x00\x12=\n\rauthenticated\x18\x02 \x01(\x0b\x32$.pulsar_trio_proxy.rpc.AuthenticatedH\x00\x12/\n\x06\x64\x65nied\x18\x03 \x01(\x0b\x32\x1d.pulsar_trio_proxy.rpc.DeniedH\x00\x42\t\n\x07outcome\"^\n\rAuthenticated\x12\x33\n\tprincipal\x18\x01 \x01(\x0b\x32 .pulsar_trio_proxy.rpc.Principal\x12\x18\n\x10sealed_principal\x18\x02 \x01(\x0c\"\x18\n\x06\x44\x65nied\x12\x0e\n\x06reason\x18\x01 \x01(\t\"W\n\x18\x42rokerCredentialsRequest\x12\x13\n\x0b\x65xchange_id\x18\x01 \x01(\x04\x12\x13\n\x0b\x62roker_host\x18\x02 \x01(\t\x12\x11\n\tchallenge\x18\x03 \x01(\x0c\"i\n\x19\x42rokerCredentialsResponse\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x12\n\nincomplete\x18\x03 \x01(\x08\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x04 \x01(\x04\"\xd0\x01\n\x0f\x45nvelopeRequest\x12\x10\n\x08requests\x18\x01 \x03(\x0c\x12\x16\n\x0eprincipal_type\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\x12\x18\n\x10sealed_principal\x18\x04 \x01(\x0c\x12\x16\n\x0e\x63lient_address\x18\x05 \x01(\t\x12\x1c\n\x14original_auth_method\x18\x06 \x01(\t\x12\x1a\n\x12original_auth_data\x18\x07 \x01(\t\x12\x0f\n\x07version\x18\x08 \x01(\r\"\xd2\x02\n\x10\x45nvelopeResponse\x12<\n\x05\x65rror\x18\x07 \x01(\x0e\x32-.pulsar_trio_proxy.rpc.EnvelopeResponse.Error\x12\x15\n\rerror_message\x18\x02 \x01(\t\x12\x0e\n\x06\x66rames\x18\x05 \x01(\x0c\x12\x10\n\x08\x61nswered\x18\x06 \x03(\r\x12\x36\n\x07refused\x18\x04 \x03(\x0b\x32%.pulsar_trio_proxy.rpc.RefusedRequest\"\x88\x01\n\x05\x45rror\x12\x08\n\x04NONE\x10\x00\x12 \n\x1c\x43LUSTER_AUTHORIZATION_FAILED\x10\x1f\x12\x17\n\x13UNSUPPORTED_VERSION\x10#\x12\x13\n\x0fINVALID_REQUEST\x10*\x12%\n!PRINCIPAL_DESERIALIZATION_FAILURE\x10\x61J\x04\x08\x01\x10\x02\"z\n\x0eRefusedRequest\x12\r\n\x05index\x18\x01 \x01(\r\x12<\n\x05\x65rror\x18\x05 \x01(\x0e\x32-.pulsar_trio_proxy.rpc.EnvelopeResponse.Error\x12\x15\n\rerror_message\x18\x04 \x01(\tJ\x04\x08\x03\x10\x04\"\x84\x01\n\x14ResolveTargetRequest\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x16\n\x0eprincipal_name\x18\x03 \x01(\t\x12\x18\n\x10sealed_principal\x18\x05 \x01(\x0c\x12\x12\n\nany_broker\x18\x04 \x01(\x08\"\x9a\x01\n\x15ResolveTargetResponse\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\taddresses\x18\x03 \x03(\t\x12\x0e\n\x06\x64\x65nial\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x32\n\x06others\x18\x06 \x03(\x0b\x32\".pulsar_trio_proxy.rpc.OtherBroker\"<\n\x0bOtherBroker\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\taddresses\x18\x03 \x03(\t\"\x16\n\x14\x42rokerProfileRequest\"*\n\x15\x42rokerProfileResponse\x12\x11\n\tconnected\x18\x01 \x01(\x0c\"!\n\x04Peer\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\"k\n\x0cStartRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\x12\x10\n\x08seal_key\x18\x02 \x01(\x0c\x12*\n\x05peers\x18\x03 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\x12\r\n\x05index\x18\x04 \x01(\r\"=\n\x0fSetPeersRequest\x12*\n\x05peers\x18\x01 \x03(\x0b\x32\x1b.pulsar_trio_proxy.rpc.Peer\"\"\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\x0c\"5\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\x12\x11\n\thand_over\x18\x02 \x01(\x08\"\x14\n\x04Text\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x07\n\x05\x45mpty\"$\n\x05Place\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"6\n\x06Places\x12,\n\x06places\x18\x01 \x03(\x0b\x32\x1c.pulsar_trio_proxy.rpc.Place\"\x1a\n\x07Reasons\x12\x0f\n\x07reasons\x18\x01 \x03(\t\"\xef\x01\n\x0cStoreMessage\x12\x16\n\x0e\x64ropped_relays\x18\x01 \x03(\r\x12\x15\n\rdropped_pipes\x18\x02 \x03(\x04\x12\r\n\x05table\x18\x03 \x01(\x08\x12\x32\n\x06relays\x18\x04 \x03(\x0b\x32\".pulsar_trio_proxy.rpc.StoredRelay\x12\x30\n\x05pipes\x18\x05 \x03(\x0b\x32!.pulsar_trio_proxy.rpc.StoredPipe\x12\x10\n\x08\x63omplete\x18\x06 \x01(\x08\x12\x11\n\tlisteners\x18\x07 \x01(\r\x12\x16\n\x0e\x61\x64\x64ress_tables\x18\x08 \x03(\r\"\xe7\x01\n\x0bStoredRelay\x12\n\n\x02id\x18\x01 \x01(\r\x12\x16\n\x0e\x63lient_address\x18\x02 \x01(\t\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0e\n\x06target\x18\x04 \x01(\t\x12\x1a\n\x12started_at_unix_ms\x18\x05 \x01(\x04\x12\x1a\n\x12\x65xpires_at_unix_ms\x18\x06 \x01(\x04\x12\r\n\x05proxy\x18\x07 \x01(\t\x12\x35\n\x07session\x18\x08 \x01(\x0b\x32$.pulsar_trio_proxy.rpc.StoredSession\x12\x13\n\x0bleave_at_ms\x18\t \x01(\x04\"\xa4\x02\n\rStoredSession\x12\x33\n\tprincipal\x18\x01 \x01(\x0b\x32 .pulsar_trio_proxy.rpc.Principal\x12\x0f\n\x07\x65xpires\x18\x02 \x01(\x08\x12\x17\n\x0flifetime_ms_max\x18\x03 \x01(\r\x12\x11\n\tchallenge\x18\x04 \x01(\x0c\x12\x18\n\x10spares_producers\x18\x05 \x01(\x08\x12\x17\n\x0f\x66rame_bytes_max\x18\x06 \x01(\r\x12\x18\n\x10\x61nswer_bytes_max\x18\x07 \x01(\r\x12\x17\n\x0f\x63ounts_messages\x18\x08 \x01(\x08\x12\x18\n\x10\x66\x61ilure_delay_ms\x18\t \x01(\r\x12\x0f\n\x07\x63ontext\x18\n \x01(\x0c\x12\x10\n\x08grace_ms\x18\x0b \x01(\r\"F\n\x0cStoredClient\x12\x0f\n\x07\x63onnect\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x10\n\x08listener\x18\x03 \x01(\r\".\n\nStoredPipe\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cwanted_bytes\x18\x02 \x01(\r*\x8c\x03\n\x06Method\x12\x16\n\x12METHOD_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41UTHENTICATE\x10\x01\x12\x16\n\x12\x42ROKER_CREDENTIALS\x10\x02\x12\x0c\n\x08\x45NVELOPE\x10\n\x12\x12\n\x0eRESOLVE_TARGET\x10\x0b\x12\x12\n\x0e\x42ROKER_PROFILE\x10\x0c\x12\t\n\x05START\x10\x14\x12\r\n\tSET_PEERS\x10\x15\x12\r\n\tCONFIGURE\x10\x16\x12\t\n\x05\x44RAIN\x10\x17\x12\x13\n\x0f\x43OLLECT_METRICS\x10\x18\x12\x0e\n\nGET_STATUS\x10\x19\x12\x12\n\x0e\x43LUSTER_STATUS\x10\x1e\x12\x11\n\rCLUSTER_DRAIN\x10\x1f\x12\x12\n\x0e\x43LUSTER_RELOAD\x10 \x12\x13\n\x0f\x43LUSTER_UPGRADE\x10!\x12\x11\n\rREPORT_HEALTH\x10(\x12\x14\n\x10REPORT_READINESS\x10)\x12\x11\n\rREPORT_STATUS\x10*\x12\x11\n\rREPORT_PLACES\x10+\x12\x12\n\x0eREPORT_METRICS\x10,*\xcf\x01\n\x06Status\x12\x06\n\x02OK\x10\x00\x12 \n\x1c\x43LUSTER_AUTHORIZATION_FAILED\x10\x01\x12\x17\n\x13UNSUPPORTED_VERSION\x10\x02\x12\x13\n\x0fINVALID_REQUEST\x10\x03\x12\x15\n\x11TOO_MANY_REQUESTS\x10\x04\x12\x15\n\x11REQUEST_TIMED_OUT\x10\x05\x12\x18\n\x14UNKNOWN_SERVER_ERROR\x10\x06\x12%\n!PRINCIPAL_DESERIALIZATION_FAILURE\x10\x07\x62\x08\x65\x64itionsp\xe8\x07')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.rpc_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_METHOD']._serialized_start=2988
-  _globals['_METHOD']._serialized_end=3384
-  _globals['_STATUS']._serialized_start=3387
-  _globals['_STATUS']._serialized_end=3555
-  _globals['_ENVELOPEERROR']._serialized_start=3558
-  _globals['_ENVELOPEERROR']._serialized_end=3736
+  _globals['_METHOD']._serialized_start=3340
+  _globals['_METHOD']._serialized_end=3736
+  _globals['_STATUS']._serialized_start=3739
+  _globals['_STATUS']._serialized_end=3946
   _globals['_PRINCIPAL']._serialized_start=42
   _globals['_PRINCIPAL']._serialized_end=140
   _globals['_SEALEDPRINCIPAL']._serialized_start=142
@@ -56,45 +54,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENVELOPEREQUEST']._serialized_start=900
   _globals['_ENVELOPEREQUEST']._serialized_end=1108
   _globals['_ENVELOPERESPONSE']._serialized_start=1111
-  _globals['_ENVELOPERESPONSE']._serialized_end=1295
-  _globals['_REFUSEDREQUEST']._serialized_start=1297
-  _globals['_REFUSEDREQUEST']._serialized_end=1404
-  _globals['_RESOLVETARGETREQUEST']._serialized_start=1406
-  _globals['_RESOLVETARGETREQUEST']._serialized_end=1492
-  _globals['_RESOLVETARGETRESPONSE']._serialized_start=1494
-  _globals['_RESOLVETARGETRESPONSE']._serialized_end=1596
-  _globals['_BROKERPROFILEREQUEST']._serialized_start=1598
-  _globals['_BROKERPROFILEREQUEST']._serialized_end=1620
-  _globals['_BROKERPROFILERESPONSE']._serialized_start=1622
-  _globals['_BROKERPROFILERESPONSE']._serialized_end=1664
-  _globals['_PEER']._serialized_start=1666
-  _globals['_PEER']._serialized_end=1699
-  _globals['_STARTREQUEST']._serialized_start=1701
-  _globals['_STARTREQUEST']._serialized_end=1808
-  _globals['_SETPEERSREQUEST']._serialized_start=1810
-  _globals['_SETPEERSREQUEST']._serialized_end=1871
-  _globals['_CONFIGUREREQUEST']._serialized_start=1873
-  _globals['_CONFIGUREREQUEST']._serialized_end=1907
-  _globals['_DRAINREQUEST']._serialized_start=1909
-  _globals['_DRAINREQUEST']._serialized_end=1962
-  _globals['_TEXT']._serialized_start=1964
-  _globals['_TEXT']._serialized_end=1984
-  _globals['_EMPTY']._serialized_start=1986
-  _globals['_EMPTY']._serialized_end=1993
-  _globals['_PLACE']._serialized_start=1995
-  _globals['_PLACE']._serialized_end=2031
-  _globals['_PLACES']._serialized_start=2033
-  _globals['_PLACES']._serialized_end=2087
-  _globals['_REASONS']._serialized_start=2089
-  _globals['_REASONS']._serialized_end=2115
-  _globals['_STOREMESSAGE']._serialized_start=2118
-  _globals['_STOREMESSAGE']._serialized_end=2357
-  _globals['_STOREDRELAY']._serialized_start=2360
-  _globals['_STOREDRELAY']._serialized_end=2570
-  _globals['_STOREDSESSION']._serialized_start=2573
-  _globals['_STOREDSESSION']._serialized_end=2865
-  _globals['_STOREDCLIENT']._serialized_start=2867
-  _globals['_STOREDCLIENT']._serialized_end=2937
-  _globals['_STOREDPIPE']._serialized_start=2939
-  _globals['_STOREDPIPE']._serialized_end=2985
+  _globals['_ENVELOPERESPONSE']._serialized_end=1449
+  _globals['_ENVELOPERESPONSE_ERROR']._serialized_start=1307
+  _globals['_ENVELOPERESPONSE_ERROR']._serialized_end=1443
+  _globals['_REFUSEDREQUEST']._serialized_start=1451
+  _globals['_REFUSEDREQUEST']._serialized_end=1573
+  _globals['_RESOLVETARGETREQUEST']._serialized_start=1576
+  _globals['_RESOLVETARGETREQUEST']._serialized_end=1708
+  _globals['_RESOLVETARGETRESPONSE']._serialized_start=1711
+  _globals['_RESOLVETARGETRESPONSE']._serialized_end=1865
+  _globals['_OTHERBROKER']._serialized_start=1867
+  _globals['_OTHERBROKER']._serialized_end=1927
+  _globals['_BROKERPROFILEREQUEST']._serialized_start=1929
+  _globals['_BROKERPROFILEREQUEST']._serialized_end=1951
+  _globals['_BROKERPROFILERESPONSE']._serialized_start=1953
+  _globals['_BROKERPROFILERESPONSE']._serialized_end=1995
+  _globals['_PEER']._serialized_start=1997
+  _globals['_PEER']._serialized_end=2030
+  _globals['_STARTREQUEST']._serialized_start=2032
+  _globals['_STARTREQUEST']._serialized_end=2139
+  _globals['_SETPEERSREQUEST']._serialized_start=2141
+  _globals['_SETPEERSREQUEST']._serialized_end=2202
+  _globals['_CONFIGUREREQUEST']._serialized_start=2204
+  _globals['_CONFIGUREREQUEST']._serialized_end=2238
+  _globals['_DRAINREQUEST']._serialized_start=2240
+  _globals['_DRAINREQUEST']._serialized_end=2293
+  _globals['_TEXT']._serialized_start=2295
+  _globals['_TEXT']._serialized_end=2315
+  _globals['_EMPTY']._serialized_start=2317
+  _globals['_EMPTY']._serialized_end=2324
+  _globals['_PLACE']._serialized_start=2326
+  _globals['_PLACE']._serialized_end=2362
+  _globals['_PLACES']._serialized_start=2364
+  _globals['_PLACES']._serialized_end=2418
+  _globals['_REASONS']._serialized_start=2420
+  _globals['_REASONS']._serialized_end=2446
+  _globals['_STOREMESSAGE']._serialized_start=2449
+  _globals['_STOREMESSAGE']._serialized_end=2688
+  _globals['_STOREDRELAY']._serialized_start=2691
+  _globals['_STOREDRELAY']._serialized_end=2922
+  _globals['_STOREDSESSION']._serialized_start=2925
+  _globals['_STOREDSESSION']._serialized_end=3217
+  _globals['_STOREDCLIENT']._serialized_start=3219
+  _globals['_STOREDCLIENT']._serialized_end=3289
+  _globals['_STOREDPIPE']._serialized_start=3291
+  _globals['_STOREDPIPE']._serialized_end=3337
 # @@protoc_insertion_point(module_scope)

@@ -40,14 +40,7 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TOO_MANY_REQUESTS: _ClassVar[Status]
     REQUEST_TIMED_OUT: _ClassVar[Status]
     UNKNOWN_SERVER_ERROR: _ClassVar[Status]
-
-class EnvelopeError(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    ENVELOPE_OK: _ClassVar[EnvelopeError]
-    ENVELOPE_CLUSTER_AUTHORIZATION_FAILED: _ClassVar[EnvelopeError]
-    PRINCIPAL_DESERIALIZATION_FAILURE: _ClassVar[EnvelopeError]
-    ENVELOPE_INVALID_REQUEST: _ClassVar[EnvelopeError]
-    ENVELOPE_UNSUPPORTED_VERSION: _ClassVar[EnvelopeError]
+    PRINCIPAL_DESERIALIZATION_FAILURE: _ClassVar[Status]
 METHOD_UNSPECIFIED: Method
 AUTHENTICATE: Method
 BROKER_CREDENTIALS: Method
@@ -76,11 +69,7 @@ INVALID_REQUEST: Status
 TOO_MANY_REQUESTS: Status
 REQUEST_TIMED_OUT: Status
 UNKNOWN_SERVER_ERROR: Status
-ENVELOPE_OK: EnvelopeError
-ENVELOPE_CLUSTER_AUTHORIZATION_FAILED: EnvelopeError
-PRINCIPAL_DESERIALIZATION_FAILURE: EnvelopeError
-ENVELOPE_INVALID_REQUEST: EnvelopeError
-ENVELOPE_UNSUPPORTED_VERSION: EnvelopeError
+PRINCIPAL_DESERIALIZATION_FAILURE: Status
 
 class Principal(_message.Message):
     __slots__ = ("type", "name", "method", "expires_at_unix_ms", "proxy")
@@ -194,17 +183,29 @@ class EnvelopeRequest(_message.Message):
 
 class EnvelopeResponse(_message.Message):
     __slots__ = ("error", "error_message", "frames", "answered", "refused")
+    class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[EnvelopeResponse.Error]
+        CLUSTER_AUTHORIZATION_FAILED: _ClassVar[EnvelopeResponse.Error]
+        UNSUPPORTED_VERSION: _ClassVar[EnvelopeResponse.Error]
+        INVALID_REQUEST: _ClassVar[EnvelopeResponse.Error]
+        PRINCIPAL_DESERIALIZATION_FAILURE: _ClassVar[EnvelopeResponse.Error]
+    NONE: EnvelopeResponse.Error
+    CLUSTER_AUTHORIZATION_FAILED: EnvelopeResponse.Error
+    UNSUPPORTED_VERSION: EnvelopeResponse.Error
+    INVALID_REQUEST: EnvelopeResponse.Error
+    PRINCIPAL_DESERIALIZATION_FAILURE: EnvelopeResponse.Error
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    error: EnvelopeError
+    error: EnvelopeResponse.Error
     error_message: str
     frames: bytes
     answered: _containers.RepeatedScalarFieldContainer[int]
     refused: _containers.RepeatedCompositeFieldContainer[RefusedRequest]
-    def __init__(self, error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ..., frames: _Optional[bytes] = ..., answered: _Optional[_Iterable[int]] = ..., refused: _Optional[_Iterable[_Union[RefusedRequest, _Mapping]]] = ...) -> None: ...
+    def __init__(self, error: _Optional[_Union[EnvelopeResponse.Error, str]] = ..., error_message: _Optional[str] = ..., frames: _Optional[bytes] = ..., answered: _Optional[_Iterable[int]] = ..., refused: _Optional[_Iterable[_Union[RefusedRequest, _Mapping]]] = ...) -> None: ...
 
 class RefusedRequest(_message.Message):
     __slots__ = ("index", "error", "error_message")
@@ -212,33 +213,49 @@ class RefusedRequest(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     index: int
-    error: EnvelopeError
+    error: EnvelopeResponse.Error
     error_message: str
-    def __init__(self, index: _Optional[int] = ..., error: _Optional[_Union[EnvelopeError, str]] = ..., error_message: _Optional[str] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., error: _Optional[_Union[EnvelopeResponse.Error, str]] = ..., error_message: _Optional[str] = ...) -> None: ...
 
 class ResolveTargetRequest(_message.Message):
-    __slots__ = ("target", "client_address", "principal_name")
+    __slots__ = ("target", "client_address", "principal_name", "sealed_principal", "any_broker")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_NAME_FIELD_NUMBER: _ClassVar[int]
+    SEALED_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    ANY_BROKER_FIELD_NUMBER: _ClassVar[int]
     target: str
     client_address: str
     principal_name: str
-    def __init__(self, target: _Optional[str] = ..., client_address: _Optional[str] = ..., principal_name: _Optional[str] = ...) -> None: ...
+    sealed_principal: bytes
+    any_broker: bool
+    def __init__(self, target: _Optional[str] = ..., client_address: _Optional[str] = ..., principal_name: _Optional[str] = ..., sealed_principal: _Optional[bytes] = ..., any_broker: _Optional[bool] = ...) -> None: ...
 
 class ResolveTargetResponse(_message.Message):
-    __slots__ = ("host", "port", "addresses", "denial", "detail")
+    __slots__ = ("host", "port", "addresses", "denial", "detail", "others")
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     DENIAL_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
     host: str
     port: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
     denial: str
     detail: str
-    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., denial: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    others: _containers.RepeatedCompositeFieldContainer[OtherBroker]
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., denial: _Optional[str] = ..., detail: _Optional[str] = ..., others: _Optional[_Iterable[_Union[OtherBroker, _Mapping]]] = ...) -> None: ...
+
+class OtherBroker(_message.Message):
+    __slots__ = ("host", "port", "addresses")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class BrokerProfileRequest(_message.Message):
     __slots__ = ()
@@ -341,7 +358,7 @@ class StoreMessage(_message.Message):
     def __init__(self, dropped_relays: _Optional[_Iterable[int]] = ..., dropped_pipes: _Optional[_Iterable[int]] = ..., table: _Optional[bool] = ..., relays: _Optional[_Iterable[_Union[StoredRelay, _Mapping]]] = ..., pipes: _Optional[_Iterable[_Union[StoredPipe, _Mapping]]] = ..., complete: _Optional[bool] = ..., listeners: _Optional[int] = ..., address_tables: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
-    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session")
+    __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "leave_at_ms")
     ID_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +367,7 @@ class StoredRelay(_message.Message):
     EXPIRES_AT_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
     PROXY_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_AT_MS_FIELD_NUMBER: _ClassVar[int]
     id: int
     client_address: str
     principal: str
@@ -358,7 +376,8 @@ class StoredRelay(_message.Message):
     expires_at_unix_ms: int
     proxy: str
     session: StoredSession
-    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ...) -> None: ...
+    leave_at_ms: int
+    def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., leave_at_ms: _Optional[int] = ...) -> None: ...
 
 class StoredSession(_message.Message):
     __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms")

@@ -13,7 +13,8 @@ import trio
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
 from proxy.config.errors import ConfigError
-from proxy.config.load import load_config
+from proxy.config.load import load_config, load_plan
+from proxy.config.memory import MemoryPlan
 from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
 from proxy.runtime.rpc_client import RpcClient, RpcError, connect_unix
@@ -42,18 +43,21 @@ def main() -> None:
 @click.option("--legacy", type=int, hidden=True, help="Given by an upgrade: what the program before left.")
 def serve(config_file: Path, legacy: int | None) -> None:
     """Run the cluster in the foreground. SIGTERM drains, SIGHUP reloads."""
-    run_supervisor(_load(config_file), config_file, legacy, _fail)
+    run_supervisor(_load_plan(config_file), config_file, legacy, _fail)
 
 
 @main.command()
 @_config_option
 def check(config_file: Path) -> None:
     """Validate the configuration and the files that it names, and say what is wrong with them."""
+    plan = _load_plan(config_file)
     try:
-        trio.run(_prove, _load(config_file))
+        trio.run(_prove, plan.config)
+        plan.require()
     except ConfigError as error:
         _fail(str(error))
     click.echo(f"{config_file}: in order")
+    click.echo("container: " + ", ".join(f"{key}={value}" for key, value in plan.summary().items()))
 
 
 @main.command()
@@ -107,7 +111,7 @@ def drain(config_file: Path) -> None:
     """Let clients leave, then end the cluster; returns when it has ended."""
     config = _load(config_file)
     _ask(config, Method.CLUSTER_DRAIN)
-    click.echo(f"draining, for at most {config.limits.drain_timeout_ms} ms")
+    click.echo(f"draining, for at most {config.shutdown.delay_ms + config.limits.drain_timeout_ms} ms")
     trio.run(_wait_for_end, control_path(config.cluster.runtime_dir))
     click.echo("ended")
 
@@ -180,6 +184,13 @@ def _is_terminal() -> bool:
 def _load(config_file: Path) -> Config:
     try:
         return load_config(config_file, os.environ)
+    except ConfigError as error:
+        _fail(str(error))
+
+
+def _load_plan(config_file: Path) -> MemoryPlan:
+    try:
+        return load_plan(config_file, os.environ)
     except ConfigError as error:
         _fail(str(error))
 

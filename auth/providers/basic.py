@@ -22,7 +22,7 @@ from passlib.hash import (  # type: ignore[import-untyped]
 )
 
 from auth.checks import Checks
-from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, is_fit_for_a_role
+from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
 from proxy.config.errors import ConfigError
 from proxy.config.types import BasicAuthentication
 from proxy.runtime.watched import Watched
@@ -68,7 +68,7 @@ class _Users:
     stand_in: _Entry
 
 
-class BasicProvider:
+class BasicProvider(AuthenticationProvider):
     """The role is the user. Passwords are checked in threads, as many at a time as the configuration allows."""
 
     method = "basic"
@@ -79,10 +79,6 @@ class BasicProvider:
         self._users = Watched(KEY, [config.file], lambda: _read(config.file))
         self._checks = Checks(slots=config.threads_max, key="authentication.basic.threads_max")
         self._threads = trio.CapacityLimiter(config.threads_max)
-
-    def new_auth_state(self, client: ClientContext) -> AuthState:
-        """A state for one client."""
-        return OneStageAuthState(self, client)
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """Judge ``user:password``."""

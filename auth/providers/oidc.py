@@ -24,7 +24,7 @@ from auth.jwt_rules import (
     verified,
 )
 from auth.renewed import Fetched, NotAvailable, Renewed
-from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState
+from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity
 from proxy.config.types import OidcAuthentication
 from proxy.runtime.logs import get_logger
 from proxy.runtime.tasks import seconds
@@ -38,7 +38,7 @@ moment is to lock nobody out; but who can keep us from the issuer is not to keep
 """
 
 
-class OidcProvider:
+class OidcProvider(AuthenticationProvider):
     """Judges tokens by issuer, signature, audience and expiry, and takes the role from a claim.
 
     ``transport`` stands in for the network. Raises ConfigError.
@@ -56,10 +56,6 @@ class OidcProvider:
             transport=transport,
         )
         self._issuers = {issuer: _Issuer(issuer, client, config) for issuer in config.allowed_issuers}
-
-    def new_auth_state(self, client: ClientContext) -> AuthState:
-        """A state for one client."""
-        return OneStageAuthState(self, client)
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
         """Judge a token."""

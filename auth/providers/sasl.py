@@ -10,7 +10,6 @@ The keytab is opened for every exchange: a replaced one counts from the next exc
 
 import enum
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +17,7 @@ from functools import partial
 import trio
 
 from auth.checks import Checks
-from auth.gss import NO_LAYER, acceptor_credentials, check_keytab, gssapi, in_thread, text_of
+from auth.gss import NO_LAYER, acceptor_credentials, check_keytab, end_unix_ms, gssapi, in_thread, text_of
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity
 from proxy.config.types import SaslAuthentication
 
@@ -26,7 +25,6 @@ ROUND_TIMEOUT_S = 10.0
 TICKET_BYTES_MAX = 64 * 1024  # a Windows domain's tickets, with all groups of a user, have up to 48,000
 CHOICE_BYTES_MAX = 4 * 1024
 
-_INDEFINITE_S = 2**32 - 1  # RFC 2744: GSS_C_INDEFINITE
 _ANONYMOUS = "WELLKNOWN/ANONYMOUS@"  # RFC 8062: a ticket that anybody can have, in whichever realm
 
 _REASONS = {
@@ -135,8 +133,7 @@ class _Acceptor:
 
     def _identity(self) -> Identity:
         """The client's principal; its ticket's end, the clocks' allowed skew included, as the library reckons."""
-        lifetime_s = int(self._context.lifetime)
-        expires_at_unix_ms = None if lifetime_s >= _INDEFINITE_S else int((time.time() + lifetime_s) * 1000)
+        expires_at_unix_ms = end_unix_ms(self._context)
         return Identity(str(self._context.initiator_name), expires_at_unix_ms)
 
     def _check_principal(self, principal: str) -> None:

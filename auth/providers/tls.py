@@ -3,20 +3,16 @@
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState
+from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity
 
 
-class TlsProvider:
+class TlsProvider(AuthenticationProvider):
     """The role is the common name (CN) of the certificate's subject; the listener has checked who signed it.
 
     An identity ends with its certificate.
     """
 
     method = "tls"
-
-    def new_auth_state(self, client: ClientContext) -> AuthState:
-        """A state for one client."""
-        return OneStageAuthState(self, client)
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- all is in the certificate
         """The role in the certificate."""

@@ -7,7 +7,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
 from auth.jwt_rules import Key, check_size, expires_at_unix_ms, public_key_algorithms, role_in, verified
-from auth.state import AuthState, ClientContext, Identity, OneStageAuthState
+from auth.state import AuthenticationProvider, ClientContext, Identity
 from proxy.config.errors import ConfigError
 from proxy.config.types import TokenAuthentication
 from proxy.runtime.watched import Watched
@@ -16,7 +16,7 @@ _HMAC_KEY_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
 """RFC 7518, section 3.2: a shorter secret than the hash can be guessed."""
 
 
-class TokenProvider:
+class TokenProvider(AuthenticationProvider):
     """Judges tokens by signature, expiry, audience, and takes the role from a claim."""
 
     method = "token"
@@ -28,10 +28,6 @@ class TokenProvider:
             *_files(config.public_key, config.further_public_keys),
         )
         self._keys = Watched("authentication.token", files, lambda: _all_keys(config))
-
-    def new_auth_state(self, client: ClientContext) -> AuthState:
-        """A state for one client."""
-        return OneStageAuthState(self, client)
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
         """Judge a token."""

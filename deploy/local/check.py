@@ -75,6 +75,7 @@ def main() -> int:
     if failed:
         print(f"\nmake check: failed before the tests: {', '.join(failed)}", flush=True)
         return 1
+    print("== left out: make e2e-kubernetes (a real node; to build Kubernetes takes too long here)", flush=True)
     print("== tests", flush=True)
     return become(environment, "pytest", *SIDE_BY_SIDE, *_COVERAGE, *_SLOWEST, *sys.argv[1:])
 

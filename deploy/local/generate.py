@@ -1,4 +1,6 @@
-"""The generated files of the tree: the protobuf modules and the configuration reference.
+"""The generated files: the protobuf modules, the configuration reference, the Helm chart's schema and copies.
+
+A chart can hold only files of its own, so it has copies of deploy/prometheus and deploy/grafana.
 
 `make generate` writes them; `make check` makes them anew elsewhere and compares, so that they
 cannot go stale.
@@ -12,10 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from local import chart_tools
 from local.environment import Environment, clean_environment
 
 _PROTOS = ("proto/pulsar.proto", "proto/rpc.proto", "analytics/remote_write/remote.proto")
 _REFERENCE = Path("docs/configuration.md")
+CHART = Path("deploy/helm/pulsar-trio-proxy")
+_CHART_JSON = {"schema": "values.schema.json", "defaults": "files/defaults.json"}
 
 
 def produce(environment: Environment, out: Path) -> list[Path]:
@@ -27,7 +32,28 @@ def produce(environment: Environment, out: Path) -> list[Path]:
     text = subprocess.run(reference, check=True, cwd=root, env=clean_environment(), stdout=subprocess.PIPE)
     (out / _REFERENCE).parent.mkdir(parents=True, exist_ok=True)
     (out / _REFERENCE).write_bytes(text.stdout)
+    _chart(environment, out)
     return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+
+
+def chart_copies(root: Path) -> dict[Path, Path]:
+    """The chart's copies, and what each is a copy of; both relative to the tree."""
+    rules = sorted(path.relative_to(root) for path in (root / "deploy/prometheus").glob("*.yml"))
+    found = {CHART / "files/prometheus" / rule.name: rule for rule in rules if rule.name != "prometheus.yml"}
+    return {**found, CHART / "files/grafana/pulsar-proxy.json": Path("deploy/grafana/pulsar-proxy.json")}
+
+
+def _chart(environment: Environment, out: Path) -> None:
+    """Generate the chart's schema, the defaults that its templates compute with, and its copies."""
+    variables = {**clean_environment(), "PYTHONPATH": str(environment.root / "deploy")}
+    for what, name in _CHART_JSON.items():
+        command = [str(environment.python), "-m", "local.chart_values", what]
+        made = subprocess.run(command, check=True, cwd=environment.root, env=variables, stdout=subprocess.PIPE)
+        (out / CHART / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / CHART / name).write_bytes(made.stdout)
+    for copy, source in chart_copies(environment.root).items():
+        (out / copy).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(environment.root / source, out / copy)
 
 
 def stale(environment: Environment) -> list[Path]:
@@ -52,7 +78,18 @@ def main() -> int:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(out / path, target)
             print(path)
+    _chart_readme(environment)
     return 0
+
+
+def _chart_readme(environment: Environment) -> None:
+    """Write the chart's README.md, where helm-docs is there; a test compares it in any case."""
+    docs = chart_tools.tool("helm-docs")
+    if not docs.exists():
+        print(f"{CHART / 'README.md'} is left as it is: `make test` installs helm-docs")
+        return
+    subprocess.run([docs, "--chart-search-root", environment.root / CHART, "--log-level", "warning"], check=True)
+    print(CHART / "README.md")
 
 
 if __name__ == "__main__":

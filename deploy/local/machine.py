@@ -107,10 +107,14 @@ PYTHON_HEADERS = Need(
     "Python's headers", lambda: Path(sysconfig.get_path("include"), "Python.h").exists(), ("python3-dev",)
 )
 
+BUILDAH = Need("buildah", lambda: shutil.which("buildah") is not None, ("buildah",))
+MMDEBSTRAP = Need("mmdebstrap", lambda: shutil.which("mmdebstrap") is not None, ("mmdebstrap",))
+
 PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
 TEST = (VENV, JDK, MAVEN, PROMETHEUS)
 BENCH = (VENV, JRE, MAVEN, GO)
+IMAGES = (BUILDAH, MMDEBSTRAP)
 KERBEROS = (KDC, KADMIN, KRB5_HEADERS, GCC, PYTHON_HEADERS)
 """For the tests with Kerberos: a KDC, and what the package `gssapi` is built with, since there is only its source."""
 

@@ -10,6 +10,19 @@ import socket
 _FIRST, _LAST = 12000, 32000
 _ATTEMPTS = 200
 
+_ports = range(_FIRST, _LAST + 1)
+_given: set[int] = set()
+
+
+def use_part(index: int, count: int) -> None:
+    """Give only ports of one of so many equal parts from now on: for processes that look for ports at the same time.
+
+    What is free when it is looked for may be bound by another one before it is used.
+    """
+    global _ports  # noqa: PLW0603 -- it is this process's
+    size = (_LAST + 1 - _FIRST) // count
+    _ports = range(_FIRST + index * size, _FIRST + (index + 1) * size)
+
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether nothing listens on the port (connections in TIME_WAIT do not count)."""
@@ -24,11 +37,14 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port(preferred: int = 0, *, avoid: tuple[int, ...] = ()) -> int:
-    """The preferred port if it is free, else some free one that is not in `avoid`."""
+    """The preferred port if it is free, else some free one that is not in `avoid`, and that was not given before: it
+    may not be bound yet.
+    """
     if preferred and preferred not in avoid and is_free(preferred):
         return preferred
     for _ in range(_ATTEMPTS):
-        port = random.randint(_FIRST, _LAST)
-        if port not in avoid and is_free(port):
+        port = random.choice(_ports)
+        if port not in avoid and port not in _given and is_free(port):
+            _given.add(port)
             return port
-    raise OSError(f"no free TCP port between {_FIRST} and {_LAST}")
+    raise OSError(f"no free TCP port from {_ports.start} to {_ports.stop - 1}")

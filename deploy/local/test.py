@@ -6,13 +6,15 @@ import os
 import sys
 from typing import NoReturn
 
-from local import machine
+from local import chart_tools, machine
 from local.distribution import DistributionError, pulsar_home
 from local.environment import Environment, SetupError, clean_environment
 
-ERRORS = (machine.MachineError, SetupError, DistributionError)
+ERRORS = (machine.MachineError, SetupError, DistributionError, chart_tools.ToolError)
 SIDE_BY_SIDE = ("-n", "2")
-"""End-to-end tests wait a lot, the others never: two processes, one for each kind (tests/conftest.py says which)."""
+"""End-to-end tests wait a lot, the others never: two processes, one for each kind, and files that stand alone go to
+whichever is done first (tests/conftest.py).
+"""
 
 
 def prepare() -> Environment:
@@ -22,6 +24,7 @@ def prepare() -> Environment:
     environment = Environment()
     environment.prepare("test-kerberos" if machine.ensure_kerberos() else "test")
     pulsar_home()
+    chart_tools.install()
     return environment
 
 

@@ -1,8 +1,9 @@
 """The admin worker process."""
 
-from proxy.runtime.hardening import confine_process, harden_process
+from proxy.runtime.hardening import WORKER_OOM_SCORE, confine_process, harden_process, prefer_for_oom_kill
 
 if __name__ == "__main__":
+    prefer_for_oom_kill(WORKER_OOM_SCORE)
     harden_process()  # before the imports, which take most of a second
     confine_process()
 

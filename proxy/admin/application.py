@@ -1,4 +1,4 @@
-"""GET /metrics, /healthz, /readyz, /status: what is answered, to whom."""
+"""GET /metrics, /healthz, /readyz, /status.html, /status: what is answered, to whom."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -15,7 +15,7 @@ from proxy.runtime.rpc_client import RpcError
 
 JSON = "application/json"
 
-FOR_TOKEN_HOLDERS = frozenset({"/metrics", "/status"})
+FOR_TOKEN_HOLDERS = frozenset({"/metrics", "/metrics/", "/status"})
 """The others say nothing but yes or no, and Kubernetes has no token to bring."""
 
 
@@ -50,8 +50,10 @@ class AdminApplication:
         self._allows = allows
         self._paths: dict[str, Callable[[], Awaitable[Answer]]] = {
             "/metrics": self._metrics,
+            "/metrics/": self._metrics,  # as annotations for Pulsar's own proxy name it
             "/healthz": self._healthz,
             "/readyz": self._readyz,
+            "/status.html": self._status_html,  # what probes of Pulsar's own proxy ask
             "/status": self._status,
         }
         self._requests = prometheus_client.Counter(
@@ -96,6 +98,10 @@ class AdminApplication:
     async def _readyz(self) -> Answer:
         reasons = await self._knowledge.not_ready_reasons()
         return Answer(503, "".join(f"{reason}\n" for reason in reasons).encode()) if reasons else Answer(200, b"ok\n")
+
+    async def _status_html(self) -> Answer:
+        reasons = await self._knowledge.not_ready_reasons()
+        return Answer(503, b"NOT READY\n") if reasons else Answer(200, b"OK\n")
 
     async def _status(self) -> Answer:
         status = (await self._knowledge.status()).encode()

@@ -3,7 +3,6 @@
 Every mistake is a ConfigError that names the key. Nothing is bound or started before all of it has been checked.
 """
 
-import os
 import tomllib
 import types
 import typing
@@ -13,8 +12,10 @@ from typing import Any
 
 import msgspec
 
+from proxy.config.cgroups import ContainerLimits, container_limits
 from proxy.config.checks import checked
 from proxy.config.errors import ConfigError
+from proxy.config.memory import MemoryPlan, fit, usable_forwarders
 from proxy.config.types import Authentication, BrokerCredentials, Config, Listener
 
 ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
@@ -22,6 +23,24 @@ ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
 
 def load_config(path: Path, environment: Mapping[str, str]) -> Config:
     """The configuration of a file, overridden from the environment; raises ConfigError."""
+    return checked(_typed(_tree(path, environment)))
+
+
+def load_plan(
+    path: Path, environment: Mapping[str, str], limits: ContainerLimits | None = None, running_forwarders: int = 0
+) -> MemoryPlan:
+    """Load the configuration as ``load_config``, fitted to this process's container, or to one with these limits.
+
+    ``running_forwarders``: how many there are already; 0: none. Raises ConfigError where the configuration is wrong;
+    whether the container is large enough, the plan says.
+    """
+    tree = _tree(path, environment)
+    config = checked(_typed(tree))
+    given = {f"limits.{key}" for key in tree.get("limits", {})}
+    return fit(config, given, container_limits() if limits is None else limits, running_forwarders)
+
+
+def _tree(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -31,7 +50,7 @@ def load_config(path: Path, environment: Mapping[str, str]) -> Config:
     names = (name for name in environment if name.startswith(ENVIRONMENT_PREFIX))
     for name in sorted(names, key=_order):
         _override(tree, name, environment[name])
-    return checked(_typed(tree))
+    return tree
 
 
 def _typed(tree: dict[str, Any]) -> Config:
@@ -205,5 +224,5 @@ def decode_config(data: bytes) -> Config:
 
 
 def forwarder_count(config: Config) -> int:
-    """How many forwarders to run."""
-    return config.cluster.forwarders or len(os.sched_getaffinity(0))
+    """How many forwarders to run; of a configuration that was not fitted to a container, one for each CPU."""
+    return config.cluster.forwarders or usable_forwarders(container_limits())

@@ -30,9 +30,10 @@ PULSAR_TRIO_PROXY__BROKERS__ALLOWED_PORTS=[6650, 6651]
 PULSAR_TRIO_PROXY__LISTENER__0__BIND=0.0.0.0:6650
 ```
 
-SIGHUP or `pulsar-trio-proxy reload` takes over changes, key files included, for connections that come from then on.
-`[cluster]`, `admin.bind`, which listeners there are and whether they speak TLS need a restart; a reload that would
-change these is refused.
+SIGHUP or `pulsar-trio-proxy reload` takes over changes, key files included, for connections that come from then on; a
+file that has changed is taken over by itself (`[reload]`).
+`[cluster]`, `admin.bind`, `relay.crash_safe`, which listeners there are and whether they speak TLS need a restart; a
+reload that would change these is refused.
 """
 
 

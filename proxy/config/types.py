@@ -31,7 +31,8 @@ class Cluster(Strict, frozen=True):
 
     name: value of the label `cluster` of every metric; Pulsar's own name for the cluster behind the proxy fits well
     runtime_dir: folder of the Unix sockets, made with mode 0700; at most 80 bytes long, and of this cluster alone
-    forwarders: forwarding worker processes; 0 means one for each CPU
+    forwarders: forwarding worker processes; 0 means one for each CPU that this process may use and that the CPU quota
+        of its container (cgroup) has room for, rounded up, and no more than have room in half of the container's memory
     lookup_workers: lookup worker processes
     auth_workers: auth worker processes
     """
@@ -366,28 +367,40 @@ class Relay(Strict, frozen=True):
 
 
 class Limits(Strict, frozen=True):
-    """Bounds on what strangers can make the cluster do.
+    """Bounds on what strangers can make the cluster do. In a container with a memory limit (cgroup), those of them that
+    are bounds on memory and are not set here are smaller than their default where less fits (docs/installation.md).
 
-    max_connections: clients' connections in the whole cluster; each forwarder takes in an equal part of them
+    max_connections: clients' connections in the whole cluster; each forwarder takes in an equal part of them. Not set:
+        at most the default, and as many as fit into the container's memory
     max_connections_per_address: clients' connections from one IP address (of IPv6, one /64 network) to the whole
         cluster; 0: no limit
     max_unauthenticated_connections: connections whose client has not authenticated yet (without authentication: has not
         been answered `Connected` yet), TLS handshakes included, in the whole cluster; half of them from one address.
         Above it the one that has been silent for longest gives way, of the address with most of them; where none is
-        silent, newcomers wait for a second, and then are told to come again. 0: a quarter of `max_connections`
+        silent, newcomers wait for a second, and then are told to come again. 0: a quarter of `max_connections`, less
+        where memory is short: each may hold `max_command_bytes`
     max_concurrent_lookups: lookup requests that a lookup worker works on at a time; above it they are answered
         `TooManyRequests`
     max_concurrent_lookups_per_connection: the same for one client's connection
     max_topic_lists_bytes: memory for answers that may be large (all topics of a namespace, schemas), in each forwarder
         and in each lookup worker. Each under way counts `max_broker_frame_bytes`, once it is there its size, until its
-        client has taken it; requests beyond it wait, in turn by principal or, without one, by IP address
+        client has taken it; requests beyond it wait, in turn by principal or, without one, by IP address. Not set: at
+        most the default, and as much as fits into the container's memory
+    max_lookup_bytes: memory for all other lookup requests under way, in each forwarder and in each lookup worker, and,
+        in a forwarder, for what it keeps of unfinished frames and of answers that clients do not take. Half of it is
+        whoever's comes first, of the rest nobody gets more than an equal share (a principal or, without one, an IP
+        address); what is above it is answered `TooManyRequests`. Not set: as above
     handshake_timeout_ms: longest time from accepting a client to Connected
     lookup_timeout_ms: longest time for one lookup request, redirects included
     keep_alive_interval_ms: a client in lookup mode that is silent this long is sent a PING, and closed if it says
         nothing within another such time
     max_command_bytes: largest frame that a client may send before it is relayed; a relay has no such limit
     max_broker_frame_bytes: largest frame that a broker may answer a lookup or a handshake with
-    drain_timeout_ms: how long a drain waits for clients to leave before it closes their connections
+    max_connection_age_ms: a client's connection is ended gently at this age, counted from when it was accepted, so that
+        clients come to new instances; 10 % more or less by connection, so that those that came together do not leave
+        together. Relays are then followed frame by frame, which costs CPU. For connections that come from then on.
+        0: connections may be of any age
+    drain_timeout_ms: over how long a drain spreads the ends of relays; what is left after it is closed
     """
 
     max_connections: Positive = 10_000
@@ -396,20 +409,44 @@ class Limits(Strict, frozen=True):
     max_concurrent_lookups: Positive = 50_000
     max_concurrent_lookups_per_connection: Positive = 5_000
     max_topic_lists_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 64 * MIB
+    max_lookup_bytes: Annotated[int, Meta(ge=1024, le=2**31 - 1)] = 64 * MIB
     handshake_timeout_ms: Positive = 10_000
     lookup_timeout_ms: Positive = 10_000
     keep_alive_interval_ms: Positive = 30_000
     max_command_bytes: Annotated[int, Meta(ge=1024, le=16 * MIB)] = 128 * 1024
     max_broker_frame_bytes: Annotated[int, Meta(ge=1024, le=128 * MIB)] = PULSAR_FRAME_BYTES_MAX
+    max_connection_age_ms: NonNegative = 0
     drain_timeout_ms: NonNegative = 30_000
 
 
+class Shutdown(Strict, frozen=True):
+    """How the cluster ends upon SIGTERM, SIGINT or `drain`. It takes `delay_ms`, then up to `limits.drain_timeout_ms`,
+    then 10 s at most.
+
+    delay_ms: for so long it only says that it is not ready (`/readyz`) and still accepts clients, since load balancers
+        and Kubernetes' endpoints need seconds to forget an instance. 0: it accepts no more clients at once
+    """
+
+    delay_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 0
+
+
+class Reload(Strict, frozen=True):
+    """Which changes are taken over without being asked to.
+
+    watch_interval_ms: how often the configuration file is looked at. A change that was the same at two looks is taken
+        over as `reload` would; one that cannot be changes nothing, and is tried again later. 0: only `reload` and
+        SIGHUP count
+    """
+
+    watch_interval_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 5_000
+
+
 class Admin(Strict, frozen=True):
-    """The HTTP port for operators: `/metrics`, `/healthz`, `/readyz`, `/status`.
+    """The HTTP port for operators: `/metrics`, `/healthz`, `/readyz` (and `/status.html`), `/status`.
 
     bind: `address:port`; keep it away from clients
     token_file: a file with the token that `/metrics` and `/status` ask for (`Authorization: Bearer …`); read again when
-        it changes. Empty: they ask for none. `/healthz` and `/readyz` never do
+        it changes. Empty: they ask for none. `/healthz`, `/readyz` and `/status.html` never do
     """
 
     bind: NonEmpty = "127.0.0.1:8080"
@@ -451,6 +488,8 @@ class Config(Strict, frozen=True):
     session: Session = Session()
     relay: Relay = Relay()
     limits: Limits = Limits()
+    shutdown: Shutdown = Shutdown()
+    reload: Reload = Reload()
     metrics: Metrics = Metrics()
     admin: Admin = Admin()
     log: Log = Log()

@@ -89,21 +89,25 @@ class Authentication:
         *,
         timeout_s: float,
         forwards_credentials: bool,
+        one_round_methods: frozenset[str],
     ) -> None:
+        """``one_round_methods``: those of which the first round is the last, and may be asked twice."""
         self._worker = worker
         self._id = worker.new_id()
         self._client = client
         self._connect = connect
         self._deadline = trio.current_time() + timeout_s
         self._forwards_credentials = forwards_credentials
+        self._has_one_round = commands.auth_method_of(connect) in one_round_methods
         self._rounds = 0
         self._under_way = False
 
     async def round(self, command: BaseCommand) -> Verdict:
         """Have CONNECT or the answer to a challenge judged. Raises RpcError.
 
-        Where the worker dies, only the first round is asked again: to begin anew harms nothing, but no answer to a
-        challenge is ever given twice.
+        Where the worker dies, the round is asked again only for a method of one round. What begins an exchange of
+        several may be good for one use (a Kerberos server takes the same ticket's authenticator for a replay), and no
+        answer to a challenge is ever given twice: there the client is told to come again.
         """
         first = not self._rounds
         request = self._first_request() if first else self._next_request(command)
@@ -112,7 +116,7 @@ class Authentication:
         request.client_address = self._client.address
         timeout_s = max(0.0, self._deadline - trio.current_time())
         response = await self._worker.call(
-            Method.AUTHENTICATE, request, AuthenticateResponse, timeout_s=timeout_s, retry=first
+            Method.AUTHENTICATE, request, AuthenticateResponse, timeout_s=timeout_s, retry=first and self._has_one_round
         )
         verdict = self._verdict(response)
         self._under_way = isinstance(verdict, Challenge)

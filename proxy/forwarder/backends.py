@@ -1,6 +1,6 @@
 """What all sessions of a forwarder share: the way to the other workers, and the settings in force."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -15,16 +15,20 @@ from proto.rpc_pb2 import (
     BrokerProfileResponse,
     EnvelopeRequest,
     Method,
+    OtherBroker,
     ResolveTargetRequest,
     ResolveTargetResponse,
 )
 from proxy import __version__
+from proxy.config.methods import one_round_methods
 from proxy.config.types import Config
 from proxy.forwarder.authentication import SERVER_VERSION, Authentication, ClientEnd, ClientIdentity
-from proxy.runtime.broker_link import BrokerGreeter, BrokerLink
+from proxy.runtime.broker_link import NOT_NOW, OTHER_BROKER_MAY_HELP, BrokerGreeter, BrokerLink, BrokerLinkFailed
+from proxy.runtime.byte_budget import ByteBudget
 from proxy.runtime.credentials import credentials_for
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.fair_room import FairRoom
+from proxy.runtime.logs import get_logger
 from proxy.runtime.rpc_client import PendingCall, RpcError, RpcPool
 from proxy.runtime.tasks import seconds
 
@@ -56,16 +60,21 @@ class Backends:
         self._answer_timeout_ms = int(self.answer_timeout_s * 1000)
         self.room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         """For answers that may be large."""
+        self.budget = ByteBudget(config.limits.max_lookup_bytes)
+        """For all else that is kept for clients before the relay."""
         self._greeter = BrokerGreeter(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
+        self._one_round_methods = one_round_methods(config.authentication)
         self._auth = auth
         self._lookup = lookup
         self.profile: CommandConnected | None = None
 
-    def keep_room(self, room: FairRoom) -> None:
+    def keep_room(self, room: FairRoom, budget: ByteBudget) -> None:
         """Go on with the room of settings before these: what is lent there counts, or each reload would add its own."""
         limits = self.config.limits
         room.resize(limits.max_topic_lists_bytes, limits.max_broker_frame_bytes)
         self.room = room
+        budget.resize(limits.max_lookup_bytes)
+        self.budget = budget
         self._profile_at = 0.0
 
     # ---- auth workers
@@ -78,6 +87,7 @@ class Backends:
             connect,
             timeout_s=seconds(self.config.limits.handshake_timeout_ms),
             forwards_credentials=self.config.brokers.forward_authorization_credentials,
+            one_round_methods=self._one_round_methods,
         )
 
     # ---- lookup workers
@@ -129,10 +139,17 @@ class Backends:
         return self.profile
 
     async def open_broker(self, connect: CommandConnect, identity: ClientIdentity, client_address: str) -> BrokerLink:
-        """Open the broker's side of a relay. Raises TargetRefused, BrokerLinkFailed, RpcError."""
+        """Open the broker's side of a relay: to the broker that CONNECT names, or to any where the name is empty.
+
+        Raises TargetRefused, BrokerLinkFailed, RpcError.
+        """
         brokers = self.config.brokers
         request = ResolveTargetRequest(
-            target=connect.proxy_to_broker_url, client_address=client_address, principal_name=identity.role
+            target=connect.proxy_to_broker_url,
+            client_address=client_address,
+            principal_name=identity.role,
+            sealed_principal=identity.sealed,
+            any_broker=not connect.proxy_to_broker_url,
         )
         target = await self._lookup.pick().call(
             Method.RESOLVE_TARGET,
@@ -148,6 +165,36 @@ class Backends:
             told = identity.broker_identity(method, data)
             return broker_connect(connect, told, __version__, through_proxy=brokers.through_proxy)
 
-        credentials = credentials_for(self._auth, target.host, configured=brokers.credentials is not None)
-        broker = HostPort(target.host, target.port)
-        return await self._greeter.open(broker, tuple(target.addresses), credentials, make_connect)
+        return await self._open_first([target, *target.others], make_connect)
+
+    async def _open_first(
+        self,
+        targets: Sequence[ResolveTargetResponse | OtherBroker],
+        make_connect: Callable[[str, bytes], CommandConnect],
+    ) -> BrokerLink:
+        """Open the first of these brokers that can be reached and takes clients now. Each has an equal share of the
+        time that is left, so that a silent one leaves some to those behind it. Raises BrokerLinkFailed.
+        """
+        brokers = self.config.brokers
+        deadline = trio.current_time() + seconds(brokers.handshake_timeout_ms)
+        for number, target in enumerate(targets, 1):
+            is_last = number == len(targets)
+            broker = HostPort(target.host, target.port)
+            credentials = credentials_for(self._auth, broker.host, configured=brokers.credentials is not None)
+            left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes its time, too
+            try:
+                return await self._greeter.open(
+                    broker,
+                    tuple(target.addresses),
+                    credentials,
+                    make_connect,
+                    timeout_s=left_s / (len(targets) + 1 - number),
+                )
+            except BrokerLinkFailed as failed:
+                not_now = failed.reason == "refused" and failed.code in NOT_NOW
+                if is_last or not (not_now or failed.reason in OTHER_BROKER_MAY_HELP):
+                    raise
+                get_logger().warning(
+                    "a client takes any broker, and one cannot serve it", broker=str(broker), reason=str(failed)
+                )
+        raise RuntimeError("no broker to open")

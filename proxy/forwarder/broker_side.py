@@ -2,15 +2,16 @@
 
 import trio
 
+from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import CommandConnect, ServerError
-from proto.rpc_pb2 import StoredRelay
+from proto.rpc_pb2 import Status, StoredRelay
 from proxy.forwarder.authentication import ClientIdentity
 from proxy.forwarder.backends import Backends, TargetRefused
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.relay_session import RelaySession
 from proxy.forwarder.relays import Relays
 from proxy.runtime.broker_link import BrokerLink, BrokerLinkFailed
-from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 from proxy.runtime.tasks import close_at_once
 
 TARGET_REFUSED = "Target broker cannot be validated."
@@ -67,6 +68,11 @@ class BrokerSide:
                 Cause.BROKER_FAILED, failed.reason, failed.code, failed.message, str(failed)
             ) from None
         except RpcError as error:
+            if isinstance(error, RpcCallRefused) and error.status == Status.PRINCIPAL_DESERIALIZATION_FAILURE:
+                code = ServerError.AuthenticationError
+                raise BrokerSideFailed(
+                    Cause.AUTHENTICATION_FAILED, "bad_principal", code, AUTHENTICATION_FAILED, str(error)
+                ) from None
             detail = f"no answer from the lookup worker: {error}"
             raise BrokerSideFailed(
                 Cause.LOOKUP_UNAVAILABLE, "lookup_worker", ServerError.ServiceNotReady, CANNOT_CHECK, detail

@@ -2,14 +2,11 @@
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from proto.rpc_pb2 import StoredRelay
+from proxy.forwarder.followed import Closing, Followed, Framing
 from proxy.forwarder.pipes import Pipe
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT, row
-
-if TYPE_CHECKING:
-    from proxy.forwarder.followed import Followed, Framing
 
 
 class Direction:
@@ -58,20 +55,26 @@ class Relay:
     """Two sockets and the two directions between them.
 
     ``broken``: one side failed, or the relay was cut short. ``followed``: the session whose frames are followed; None:
-    the relay is blind.
+    the relay is blind. ``leaving``: why the proxy ends it by itself.
     """
 
-    __slots__ = ("about", "broken", "followed", "half_close_timeout_s", "to_broker", "to_client")
+    __slots__ = ("about", "broken", "followed", "half_close_timeout_s", "leaving", "to_broker", "to_client")
 
     def __init__(self, about: StoredRelay, client: int, broker: int, half_close_timeout_s: float) -> None:
         self.about = about
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = False
         self.followed: Followed | None = None
+        self.leaving = Closing.NO
         there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))
         back = self.to_client = Direction(broker, client, row(about.id, TO_CLIENT))
         there.opposite, back.opposite = back, there
         there.relay = back.relay = self
+
+    @property
+    def is_over(self) -> bool:
+        """Whether both directions have ended."""
+        return self.to_broker.done and self.to_client.done
 
     @property
     def sockets(self) -> tuple[int, int]:

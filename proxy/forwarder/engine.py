@@ -142,6 +142,17 @@ class RelayEngine:
             relay.broken = True
             self._finish(relay)
 
+    def hold_back(self, relay: Relay) -> None:
+        """Let nothing more of a blind relay's client pass; the broker is not told that."""
+        relay.to_broker.pump = self.mover.pump_no_more
+
+    def end_in_order(self, relay: Relay) -> None:
+        """End both directions of a blind relay as they are, and close once the peers have read what they were sent."""
+        relay.broken = True
+        for direction in (relay.to_client, relay.to_broker):
+            if not direction.done:
+                self.mover.end(direction)
+
     def end_all(self) -> None:
         """End all relays at once; not those that are a successor's."""
         if self.frozen:

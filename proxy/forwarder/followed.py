@@ -44,6 +44,14 @@ class Closing(enum.IntEnum):
     """No boundary can be found any more, or none that the broker would find, too."""
     STILL_SERVED = 5
     """It has expired and is not used, but past its grace the broker still sends more than PING and PONG."""
+    MAX_AGE = 6
+    """Its connection has reached `limits.max_connection_age_ms`."""
+    SHUT_DOWN = 7
+    """The cluster is draining."""
+
+
+LEAVING = frozenset({Closing.MAX_AGE, Closing.SHUT_DOWN})
+"""Why a relay is closed although nothing is wrong with it."""
 
 
 LOOK_BYTES = 1 << 20

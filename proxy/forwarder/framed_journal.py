@@ -180,7 +180,10 @@ class FramedJournal:
             framing = self._recall_framing(direction)
             self._cells[framing.row + PUTTING] = 0
         self.write_clock(relay)
-        return Closing(self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING])
+        try:
+            return Closing(self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING])
+        except ValueError:  # a later version's, which this one has followed
+            return Closing.EXPIRED
 
     def _recall_framing(self, direction: Direction) -> Framing:
         followed = direction.relay.followed

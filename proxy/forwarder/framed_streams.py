@@ -21,7 +21,9 @@ Stream = trio.abc.HalfCloseableStream
 
 
 class FramedStreams:
-    """One relay; a Line for its judge. ``relay`` once. ``count_messages`` hears of a way and how many went there."""
+    """One relay; a Line for its judge, also before ``relay``, which is called once. ``count_messages`` hears of a way
+    and how many went there.
+    """
 
     def __init__(
         self, followed: Followed, count_messages: Callable[[int, int], None], judge: Judge, now: Callable[[], float]
@@ -44,9 +46,11 @@ class FramedStreams:
         self.has_producer = False
         self.bytes_to_client = 0
         self.is_over = False
+        self._ended = 0
+        self._half_close_timeout_s = float("inf")
+        self._over = trio.CancelScope()
         self._client: Stream
         self._broker: Stream
-        self._over: trio.CancelScope
 
     async def relay(
         self,
@@ -62,15 +66,20 @@ class FramedStreams:
         """As proxy.forwarder.relay.relay."""
         self._client, self._broker = client, broker
         self._half_close_timeout_s = half_close_timeout_s
-        self._ended = 0
+        self._moved()  # it may be closing already
         try:
-            async with trio.open_nursery() as nursery:
-                self._over = nursery.cancel_scope
-                nursery.start_soon(self._move_to_broker, first_to_broker, count_to_broker)
-                nursery.start_soon(self._move_to_client, first_to_client, count_to_client)
-                nursery.start_soon(self._speak)
+            with self._over:
+                await self._move(first_to_broker, count_to_broker, first_to_client, count_to_client)
         finally:
             self.is_over = True
+
+    async def _move(
+        self, first_to_broker: bytes, count_to_broker: Count, first_to_client: bytes, count_to_client: Count
+    ) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._move_to_broker, first_to_broker, count_to_broker)
+            nursery.start_soon(self._move_to_client, first_to_client, count_to_client)
+            nursery.start_soon(self._speak)
 
     def _moved(self) -> None:
         """Once one direction has ended, the other lives only as long as its bytes move."""

@@ -11,7 +11,7 @@ import trio
 
 from proto import commands
 from proto.client_machine import Action, ClientMachine, Event
-from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, lookup_mode_connected
+from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, lookup_mode_connected, wants_broker
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy.forwarder.authentication import (
@@ -32,6 +32,11 @@ from proxy.forwarder.wire import ClientWire
 from proxy.runtime.owned_tasks import Starts
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import InFlight, seconds
+
+TARGET_SHOWN_MAX = 300
+"""How many characters of a target are kept, for logs and for the record of a relay."""
+
+ANY_BROKER = "any broker"
 
 
 class HandshakeSession(Protocol):
@@ -80,7 +85,7 @@ class Handshake:
         stranger: Stranger | None = None,
     ) -> None:
         self.target = ""
-        """Which broker the client wants, as it was said; empty: none."""
+        """Which broker the client wants, for logs: as it was said, or, where it takes any, which one it got."""
         self._session = session
         self._client = client
         self._backends = backends
@@ -146,7 +151,8 @@ class Handshake:
             self._session.fail(Event.DENIED, Cause.NOT_ALLOWED, refusal.code, refusal.message)
             return False
         self._connect = command.connect
-        self.target = self._connect.proxy_to_broker_url[:300]
+        if wants_broker(self._connect):
+            self.target = self._connect.proxy_to_broker_url[:TARGET_SHOWN_MAX] or ANY_BROKER
         if authentication.enabled:
             self._authentication = self._backends.new_authentication(self._client, self._connect)
         return True
@@ -186,7 +192,7 @@ class Handshake:
         self._session.accepted(self._connect, identity)
         if self._backends.config.authentication.enabled:
             self._stranger.is_known()
-        if self.target:
+        if wants_broker(self._connect):
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
                 self._tasks.start_soon(self._open_broker, identity)
         elif self._backends.profile_is_fresh:
@@ -220,6 +226,8 @@ class Handshake:
             self._metrics.broker_failures.labels(reason=failed.reason).inc()
             self._session.fail(Event.BROKER_FAILED, failed.cause, failed.code, failed.message, str(failed))
             return
+        if not self._connect.proxy_to_broker_url:
+            self.target = str(self._broker.link.broker)
         if self._machine.handle(Event.BROKER_CONNECTED) is Action.START_RELAY:
             self._measure("broker", started)
             self._measure("total", self._started)

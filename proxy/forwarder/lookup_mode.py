@@ -15,11 +15,13 @@ from proto.frames import encode_frame
 from proto.lookups import KINDS, LookupKind, client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
-from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse, RefusedRequest, Status
+from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
+from proxy.config.types import Config
 from proxy.forwarder.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.wire import ClientWire
+from proxy.runtime.byte_budget import REQUEST_OVERHEAD_BYTES, Holding
 from proxy.runtime.fair_room import Loan, owner_of
 from proxy.runtime.logs import get_logger
 from proxy.runtime.owned_tasks import Starts
@@ -41,6 +43,12 @@ DELIVERY_SHARE = 2
 
 DELIVERY_LOOK_S = 0.25
 
+MODEST_BYTES = 64 * 1024
+"""What a client may have under way and unsent although the process's budget is short; above it, it is read no more."""
+
+TOLERATED_BYTES = 16 * 1024
+"""What may wait for a client in any case: behind TLS every answer waits for a moment."""
+
 UNAVAILABLE = "The proxy's lookup service is not available"
 _CODES: Mapping[int | None, int] = {
     Status.TOO_MANY_REQUESTS: ServerError.TooManyRequests,
@@ -49,8 +57,9 @@ _CODES: Mapping[int | None, int] = {
 """What a call's failure is to the client; all others are ServiceNotReady, upon which it comes back."""
 
 _OK = int(Status.OK)  # as names of their enums they would be searched for each time
-_ENVELOPE_OK = int(EnvelopeError.ENVELOPE_OK)
+_ENVELOPE_OK = int(EnvelopeResponse.NONE)
 
+NO_MEMORY = "The proxy has too many lookups under way"
 TOO_MANY = "Too many lookups under way in this connection"
 NO_ROOM = "The proxy has too many large answers under way"
 NO_LONGER_VALID = "The credential of this connection is no longer valid"
@@ -95,19 +104,27 @@ class LookupMode:
         self._batch: list[bytes] = []
         self._identity = ANONYMOUS
         self._owner = owner_of("", client_address)
+        self._budget = backends.budget
+        self._taken = 0
+        self._unsent = Holding(backends.budget, self._owner)
+        wire.on_unsent = self._unsent_changed
         self._head = b""
 
     def identify(self, identity: ClientIdentity) -> None:
         """Whose requests these are, from now on."""
         self._identity = identity
-        is_somebody = identity.role != self._backends.config.authentication.anonymous_role
-        self._owner = owner_of(identity.role if is_somebody else "", self._client_address)
+        owner = budget_owner(identity, self._client_address, self._backends.config)
+        if owner != self._owner:
+            self._budget.move(self._owner, owner, self._taken)
+            self._unsent.belong_to(owner)
+            self._owner = owner
         self._head = self._backends.envelope_head(identity, self._client_address)
 
     @property
     def has_room(self) -> bool:
         """Whether more requests may be taken in."""
-        self._full = self._bytes + self._wire.unsent_bytes >= BYTES_MAX
+        kept = self._bytes + self._wire.unsent_bytes
+        self._full = kept >= BYTES_MAX or (kept >= MODEST_BYTES and self._budget.is_short)
         return not self._full
 
     def forward(self, request: bytes) -> None:
@@ -115,6 +132,8 @@ class LookupMode:
         if self.under_way.count >= self._most:
             self._metrics.refused_commands.labels(reason="too_many_requests").inc()
             self._wire.send(_failed(*_parsed(request), ServerError.TooManyRequests, TOO_MANY))
+            return
+        if not self._take_bytes(request):
             return
         self.under_way.begin()
         self._bytes += len(request)
@@ -125,6 +144,8 @@ class LookupMode:
         if not kind_of(command).may_be_large or self.under_way.count >= self._most:
             self.forward(request)
             return
+        if not self._take_bytes(request):
+            return
         self.under_way.begin()
         loan = self._backends.room.lend_now(self._owner)
         self._bytes += len(request) + (WAITING_BYTES if loan is None else LARGE_ANSWER_BYTES)
@@ -134,6 +155,32 @@ class LookupMode:
         else:
             self._loans.add(loan)
             self._tasks.start_soon(self._ask_large, batch, loan)
+
+    def _take_bytes(self, request: bytes) -> bool:
+        """Count a request, or refuse it where this process keeps as much as it may. Raises CommandCorrupt."""
+        size = len(request) + REQUEST_OVERHEAD_BYTES
+        if self._budget.take(self._owner, size):
+            self._taken += size
+            return True
+        self._metrics.refused_commands.labels(reason="too_many_requests").inc()
+        self._wire.send(_failed(*_parsed(request), ServerError.TooManyRequests, NO_MEMORY))
+        return False
+
+    def _unsent_changed(self) -> None:
+        """Count what the client does not take. One that takes nothing while others need the memory is closed. What
+        was lent room for (large answers) is counted there.
+        """
+        if self._closed:
+            return
+        unsent = max(0, self._wire.unsent_bytes - sum(loan.size_bytes for loan in self._loans))
+        if not self._unsent.set(unsent) and unsent > TOLERATED_BYTES:
+            get_logger().warning(
+                "a client does not take its answers, and others need the memory",
+                client=self._client_address,
+                principal=self._identity.role,
+                limit="limits.max_lookup_bytes",
+            )
+            self._wire.give_up()
 
     def flush(self) -> None:
         """Send on what was taken in since the last time: nothing more is there to be read."""
@@ -152,6 +199,9 @@ class LookupMode:
         self._closed = True
         for loan in self._loans:  # of which some may belong to tasks that will not begin
             loan.give_back()
+        self._budget.give_back(self._owner, self._taken)
+        self._taken = 0
+        self._unsent.set(0)
 
     # ---- the short way: no task waits for the answers
 
@@ -318,6 +368,10 @@ class LookupMode:
             size += len(request)
         if count:
             self.under_way.end(count)
+            if not self._closed:
+                taken = size + count * REQUEST_OVERHEAD_BYTES
+                self._taken -= taken
+                self._budget.give_back(self._owner, taken)
             self._give(size)
 
     def _give(self, size: int) -> None:
@@ -371,6 +425,12 @@ def _in_time(batch: _Batch) -> Iterator[None]:
         raise RpcDeadlineExceeded("no answer in time") from None
 
 
+def budget_owner(identity: ClientIdentity, client_address: str, config: Config) -> str:
+    """Name who shares the memory for clients as one: a principal, or an address without one."""
+    is_somebody = identity.role != config.authentication.anonymous_role
+    return owner_of(identity.role if is_somebody else "", client_address)
+
+
 def _parsed(request: bytes) -> tuple[BaseCommand, LookupKind]:
     """A request and its kind. Raises CommandCorrupt where it only began as one."""
     command = parse_command(request)
@@ -386,6 +446,6 @@ def _failed(command: BaseCommand, kind: LookupKind, code: int, text: str) -> byt
 
 def _envelope_error(error: int | None) -> tuple[int, str]:
     """KIP-590: an envelope's own error is no business of the client's, beyond whether to come back with a new one."""
-    if error == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE:
+    if error == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE:
         return ServerError.AuthenticationError, NO_LONGER_VALID
     return ServerError.UnknownError, "The proxy cannot forward this request"

@@ -126,6 +126,18 @@ class Mover:
         except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
             self.defect(direction, error)
 
+    def pump_no_more(self, direction: Direction) -> None:
+        """Give its turn to a direction of a relay that is being ended: what has left the source is delivered, nothing
+        else.
+        """
+        if direction.in_line or direction.done:
+            return
+        try:
+            if direction.in_pipe:
+                self.drain(direction)
+        except Exception as error:  # noqa: BLE001 -- as pump
+            self.defect(direction, error)
+
     def deliver(self, direction: Direction, pipe: Pipe, *, is_all: bool) -> None:
         """The second half of a turn, as ``pump`` has it: from the pipe in hand to the sink. ``is_all``: the source was
         taken for dry.

@@ -26,13 +26,16 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
 from proto.session_clock import NEVER, Failure, SessionClock
 from proxy.forwarder.authentication import Challenge, ClientIdentity, Denial, Verdict
-from proxy.forwarder.followed import PUT_IN_BYTES_MAX, Closing, Followed
+from proxy.forwarder.departures import until_quiet
+from proxy.forwarder.followed import LEAVING, PUT_IN_BYTES_MAX, Closing, Followed
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import seconds
 
 SESSION_EXPIRED = "The proxy closes this connection: session expired"
+MAX_AGE_REACHED = "The proxy closes this connection: it has reached its maximum age; connect again"
+SHUTTING_DOWN = "The proxy closes this connection: it is shutting down; connect again"
 STREAM_CORRUPT = "The proxy closes this connection: what was sent is no frame of a Pulsar client's or broker's"
 
 QUIET_S = 0.1
@@ -47,6 +50,8 @@ _TEXTS = {
     Closing.FAILED: (ServerError.AuthenticationError, AUTHENTICATION_FAILED),
     Closing.STILL_SERVED: (ServerError.AuthenticationError, SESSION_EXPIRED),
     Closing.CORRUPT: (ServerError.UnknownError, STREAM_CORRUPT),
+    Closing.MAX_AGE: (ServerError.ServiceNotReady, MAX_AGE_REACHED),
+    Closing.SHUT_DOWN: (ServerError.ServiceNotReady, SHUTTING_DOWN),
 }
 _SIZES_BYTES = 8
 
@@ -251,22 +256,21 @@ class Reauthentication:
         """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""
         if followed.closing in {Closing.EXPIRED, Closing.STILL_SERVED}:
             self._metrics.expired_killed.inc()
-        get_logger().info(
-            "a client's session is being closed",
-            client=followed.relay.client_address,
-            principal=followed.relay.principal,
-            reason=followed.closing.name.lower(),
-        )
+        if followed.closing not in LEAVING:  # of which proxy.forwarder.relays tells
+            get_logger().info(
+                "a client's session is being closed",
+                client=followed.relay.client_address,
+                principal=followed.relay.principal,
+                reason=followed.closing.name.lower(),
+            )
         self._nursery.start_soon(self._see_off, followed)
 
     async def _see_off(self, followed: Followed) -> None:
         deadline = trio.current_time() + GRACE_S
         if followed.closing is Closing.FAILED:
             await trio.sleep(seconds(followed.about.failure_delay_ms))
-        before = -1
-        while followed.line.bytes_to_client != before and trio.current_time() < deadline:
-            before = followed.line.bytes_to_client
-            await trio.sleep(QUIET_S)
+        left_s = deadline - trio.current_time()
+        await until_quiet(lambda: followed.line.bytes_to_client, quiet_s=QUIET_S, most_s=left_s)
         followed.line.say_farewell(self.farewell(followed))
 
     def farewell(self, followed: Followed) -> bytes:

@@ -24,16 +24,18 @@ async def relay(
     half_close_timeout_s: float,
     count_to_broker: Count,
     count_to_client: Count,
+    reading_client: trio.CancelScope | None = None,
 ) -> None:
     """Move bytes until both directions have ended; closes neither stream.
 
+    ``reading_client``: cancelled when nothing more may pass to the broker; the broker is not told that.
     ``first_to_broker`` and ``first_to_client`` were read ahead of the relay and are delivered before all else.
     Memory is bounded by one chunk a direction: a side that does not read stops the reading on the other.
     """
     half_close = _HalfClose(half_close_timeout_s)
     async with trio.open_nursery() as nursery:
         half_close.scope = nursery.cancel_scope
-        nursery.start_soon(_pump, client, broker, first_to_broker, count_to_broker, half_close)
+        nursery.start_soon(_pump_within, reading_client, client, broker, first_to_broker, count_to_broker, half_close)
         nursery.start_soon(_pump, broker, client, first_to_client, count_to_client, half_close)
 
 
@@ -52,6 +54,18 @@ class _HalfClose:
     def moved(self) -> None:
         if self._ended:
             self.scope.deadline = trio.current_time() + self._timeout_s
+
+
+async def _pump_within(  # noqa: PLR0917 -- as _pump
+    scope: trio.CancelScope | None,
+    source: trio.abc.HalfCloseableStream,
+    sink: trio.abc.HalfCloseableStream,
+    first: bytes,
+    count: Count,
+    half_close: _HalfClose,
+) -> None:
+    with scope or trio.CancelScope():
+        await _pump(source, sink, first, count, half_close)
 
 
 async def _pump(

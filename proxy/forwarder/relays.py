@@ -23,9 +23,10 @@ from prometheus_client.registry import Collector
 from proto.command_heads import FrameWrong
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.departures import Departures, until_quiet
 from proxy.forwarder.directions import Relay, shut_down
 from proxy.forwarder.engine import RelayEngine
-from proxy.forwarder.followed import Followed
+from proxy.forwarder.followed import LEAVING, Closing, Followed
 from proxy.forwarder.framed import Framer
 from proxy.forwarder.keeping import Inheritance, RelayKeeper
 from proxy.forwarder.moving import SPLICE_FLAGS
@@ -33,7 +34,7 @@ from proxy.forwarder.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.principals import Principals
 from proxy.forwarder.reauthentication import Reauthentication, ReauthenticationMetrics
 from proxy.forwarder.relay_session import Recall, RelaySession, nobody_judges
-from proxy.forwarder.user_space import LINGER_S, Stream, UserSpaceRelays
+from proxy.forwarder.user_space import LINGER_S, Stream, UserSpaceRelay, UserSpaceRelays
 from proxy.runtime.descriptors import adopt_stream
 from proxy.runtime.logs import get_logger
 from proxy.runtime.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable
@@ -100,6 +101,8 @@ class Relays(Collector):
         self._framer = Framer(self._table, self._engine.mover, self.judge, now)
         self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end)
         self._principals = Principals(self._table, principals_max)
+        self.departures: Departures[Relay | UserSpaceRelay] = Departures(self._leave, self._drop, now)
+        self._left_because: dict[int, Closing] = {}
 
     async def run(self) -> None:
         """Move bytes until cancelled or handed over; relays are left as they are either way."""
@@ -107,6 +110,7 @@ class Relays(Collector):
             get_logger().warning("the kernel refuses to splice; relays go through user space, which costs more")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.judge.run)
+            nursery.start_soon(self.departures.run)
             await self._engine.run()
             nursery.cancel_scope.cancel()
 
@@ -129,6 +133,9 @@ class Relays(Collector):
                 self._engine.adopt(relay, pipes, self._framer)
                 if relay.followed is not None:
                     self.judge.watch(relay.followed)
+                    if relay.followed.closing in LEAVING:
+                        relay.leaving = self._left_because[kept.about.id] = relay.followed.closing
+                self.departures.watch(relay)
             except OSError as error:
                 get_logger().error("a relay cannot be taken over", client=kept.about.client_address, reason=str(error))
                 self._relay_ended(relay)
@@ -139,6 +146,10 @@ class Relays(Collector):
                 self._pool.give(pipe)
         with contextlib.suppress(OSError):  # there may be no more descriptors; the engine copes
             self._pool.reserve()
+
+    def spread_ends(self, timeout_s: float) -> None:
+        """End all relays gently and by themselves, spread over this time."""
+        self.departures.spread([*self._engine.relays, *self._in_user_space.relays], timeout_s)
 
     def end_all(self) -> None:
         """End all relays that this process can end: the time of a drain is over."""
@@ -184,7 +195,7 @@ class Relays(Collector):
         except OverflowError as error:
             raise RelayNotBegun(str(error)) from None
         followed = None
-        if session is not None and (session.expires or session.counts_messages):
+        if session is not None and (session.expires or session.counts_messages or about.leave_at_ms):
             about.session.CopyFrom(session.stored())
             followed = Followed(about, session.clock if session.expires else None, session.reauthenticate)
         self._table.belongs(about.id, self._principals.number_of(about.principal))
@@ -199,7 +210,9 @@ class Relays(Collector):
             raise RelayNotBegun(f"a relay cannot begin: {error}") from error
         self.in_flight.begin()
         self._principals.add_session(about.principal)
-        self._in_user_space.begin(client, broker, about, first_to_broker, first_to_client, config, followed)
+        relay = UserSpaceRelay(about, followed)
+        self._in_user_space.begin(client, broker, relay, first_to_broker, first_to_client, config)
+        self.departures.watch(relay)
 
     async def _begin_to_splice(  # noqa: PLR0917 -- private, and called once
         self,
@@ -240,6 +253,7 @@ class Relays(Collector):
             self.in_flight.begin()
             if followed is not None:
                 self.judge.watch(followed)
+            self.departures.watch(relay)
 
     async def _load(
         self, relay: Relay, broker: trio.SocketStream, first_to_broker: bytes, first_to_client: bytes
@@ -268,6 +282,49 @@ class Relays(Collector):
             self._engine.preload(relay.to_broker, first_to_broker[ahead:])
 
     # ---- ends
+
+    def _leave(self, relay: Relay | UserSpaceRelay, why: Closing) -> None:
+        """Begin to end a relay gently."""
+        about = relay.about
+        get_logger().debug(
+            "a relay is being ended",
+            client=about.client_address,
+            principal=about.principal,
+            reason=why.name.lower(),
+        )
+        self._left_because[about.id] = why
+        if isinstance(relay, UserSpaceRelay):
+            self._in_user_space.leave(relay, why)
+        elif self._engine.frozen:
+            return  # it is a successor's
+        elif relay.followed is not None:
+            relay.followed.line.close(why)
+        else:
+            self._engine.hold_back(relay)
+            self._nursery.start_soon(self._see_off, relay)
+
+    async def _see_off(self, relay: Relay) -> None:
+        """End a relay of whose frames nothing is known: when the broker has answered what it was sent."""
+
+        def position() -> object:  # which differs from itself as long as bytes are on their way
+            in_pipes = relay.to_broker.in_pipe or relay.to_client.in_pipe
+            return object() if in_pipes else self._engine.bytes_moved(relay)
+
+        await until_quiet(position)
+        if not (relay.is_over or self._engine.frozen):
+            self._engine.end_in_order(relay)
+
+    def _drop(self, relay: Relay | UserSpaceRelay) -> None:
+        """End a relay that takes too long to end."""
+        get_logger().info("a relay that does not end is closed", client=relay.about.client_address)
+        if isinstance(relay, UserSpaceRelay):
+            self._in_user_space.drop(relay)
+        elif not self._engine.frozen:
+            self._engine.drop(relay)
+
+    def left_because(self, about: StoredRelay) -> Closing:
+        """Why the proxy itself has ended a relay of which it is being told that it has ended; NO: it has not."""
+        return self._left_because.get(about.id, Closing.NO)
 
     def _relay_ended(self, relay: Relay) -> None:
         """Tell of it, and close both sides; where one broke, only once the other has read what it was sent."""
@@ -311,6 +368,7 @@ class Relays(Collector):
             **({"proxy": about.proxy} if about.proxy else {}),
         )
         self._on_end(about)
+        self._left_because.pop(about.id, None)
 
     # ---- for those who look
 

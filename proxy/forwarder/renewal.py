@@ -11,7 +11,7 @@ from typing import Protocol
 
 from proto import commands
 from proto.command_heads import KEEP_ALIVE_FRAMES
-from proto.connect_rules import kept_of_connect
+from proto.connect_rules import kept_of_connect, wants_broker
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 from proto.relay_frames import frame_bytes_max
@@ -56,12 +56,12 @@ class Renewal:
             now_unix_ms=judge.unix_ms(),
             fraction=judge.fraction(),
         )
-        if clock.expires or config.metrics.count_messages:
+        if clock.expires or config.metrics.count_messages or config.limits.max_connection_age_ms:
             self._session = self._new_session(connect, clock, lifetime_ms_max)
 
     def _new_session(self, connect: CommandConnect, clock: SessionClock, lifetime_ms_max: int) -> RelaySession:
         config = self._backends.config
-        if connect.proxy_to_broker_url:
+        if wants_broker(connect):
             asked = may_be_asked(connect, config.session.relay_reauthentication)
         else:
             asked = MayBeAsked(connect.feature_flags.supports_auth_refresh, with_producer=True)

@@ -24,6 +24,7 @@ from proxy.forwarder.authentication import ClientEnd
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.doors import Door, doors
+from proxy.forwarder.followed import Closing
 from proxy.forwarder.keeping import RelayKeeper
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relays import Relays
@@ -47,6 +48,8 @@ TURNED_AWAY_AT_ONCE_MAX = 100
 
 HANDSHAKES_GRACE_S = 1.0
 """How long a hand-over waits for handshakes under way."""
+
+_CAUSES = {Closing.MAX_AGE: Cause.MAX_AGE, Closing.SHUT_DOWN: Cause.SHUT_DOWN}
 
 
 class ForwarderService:
@@ -129,7 +132,8 @@ class ForwarderService:
 
     def _relay_ended(self, about: StoredRelay) -> None:
         self._admission.leave(ip_of(about.client_address))
-        self._metrics.ended_connections[Cause.RELAY_ENDED].inc()
+        cause = _CAUSES.get(self._relays.left_because(about), Cause.RELAY_ENDED)
+        self._metrics.ended_connections[cause].inc()
 
     def _connection_ended(self, place: Place, cause: Cause) -> None:
         place.leave()
@@ -139,7 +143,7 @@ class ForwarderService:
         """New settings for connections that come from now on."""
         backends, new_doors = Backends(config, self._auth, self._lookup), doors(config)  # may raise
         self._admission.limits = config.limits
-        backends.keep_room(self._backends.room)
+        backends.keep_room(self._backends.room, self._backends.budget)
         self._backends, self._doors = backends, new_doors
         self._tune_listeners()
 
@@ -154,6 +158,8 @@ class ForwarderService:
         """Accept no more; let clients leave in their own time, then close what is left.
 
         ``hand_over``: a successor waits for the relays; what cannot be handed over has as much time as everybody else.
+        Otherwise relays are ended one after the other, spread over the time, so that their clients do not all come to
+        other instances in the same second.
         """
         started = trio.current_time()
         self._accepting.cancel()
@@ -165,6 +171,8 @@ class ForwarderService:
                 await self._relays.hand_over()
         for session in list(self._sessions):
             session.drain()
+        if not hand_over:
+            self._relays.spread_ends(timeout_s)
         both_empty = True
         for in_flight in (self._in_flight, self._relays.in_flight):
             left_s = max(0.0, timeout_s - (trio.current_time() - started))

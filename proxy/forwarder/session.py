@@ -19,24 +19,30 @@ from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
 from proto.session_clock import Use
+from proxy.forwarder.age import ConnectionAge
 from proxy.forwarder.authentication import ANONYMOUS, ClientEnd, ClientIdentity
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.broker_side import RELAY_NOT_BEGUN, BrokerSide
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.farewell import Farewell
 from proxy.forwarder.handshake import Handshake
-from proxy.forwarder.lookup_mode import LookupMode
+from proxy.forwarder.lookup_mode import LookupMode, budget_owner
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.patience import Patience
 from proxy.forwarder.relays import RelayNotBegun, Relays
 from proxy.forwarder.renewal import Renewal
 from proxy.forwarder.strangers import Stranger
 from proxy.forwarder.wire import ClientSlow, ClientWire
+from proxy.runtime.byte_budget import Holding
 from proxy.runtime.deadlines import Deadlines
+from proxy.runtime.fair_room import owner_of
 from proxy.runtime.logs import get_logger
 from proxy.runtime.owned_tasks import OwnedTasks
 from proxy.runtime.tasks import InFlight, seconds
 from proxy.runtime.turn import current_turn
+
+UNFINISHED_BYTES_MIN = 16 * 1024
+"""What is here of a frame is counted above this size; whoever connects and asks sends less."""
 
 
 class ClientSession:
@@ -101,7 +107,9 @@ class ClientSession:
         self._lookup_mode = LookupMode(
             backends, metrics, client.address, tasks, wire, self._take_frames, self._client_corrupt
         )
+        self._unfinished = Holding(backends.budget, owner_of("", client.address))
         self._accepted_at = client.accepted_at
+        self._age = ConnectionAge(deadlines, limits, client.accepted_at, self._reached_age)
         self._patience = Patience(deadlines, wire, limits, give_up=self._give_up, is_unheard=self._is_unheard)
         self._waits = False
         self._is_full = False
@@ -130,14 +138,22 @@ class ClientSession:
         """Leave as soon as nothing is under way. A relay goes on: its client decides when it ends."""
         self._draining = True
         if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
-            self._tasks.start_soon(self._leave)
+            self._tasks.start_soon(self._leave, Cause.SHUT_DOWN)
 
-    async def _leave(self) -> None:
-        await self._lookup_mode.under_way.wait_until_empty(timeout_s=float("inf"))
+    def _reached_age(self) -> None:
+        get_logger().debug("a lookup connection is being ended", client=self.address, reason="max_age")
+        self._tasks.start_soon(self._leave, Cause.MAX_AGE)
+
+    async def _leave(self, cause: Cause) -> None:
+        """End the connection at a moment when nothing is asked; where there is none, answer what was, and no more."""
+        under_way, timeout_s = self._lookup_mode.under_way, self._backends.answer_timeout_s
+        if not await under_way.wait_until_empty(timeout_s=timeout_s):
+            self.wait()
+            await under_way.wait_until_empty(timeout_s=timeout_s)
         if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
             self._machine.handle(Event.SHUT_DOWN)
             await self._wire.until_sent()
-            self._end(Cause.SHUT_DOWN)
+            self._end(cause)
 
     def shut_down(self) -> None:
         """Leave now."""
@@ -163,6 +179,7 @@ class ClientSession:
     def _stop(self) -> None:
         self._wire.pause()
         self._patience.end()
+        self._age.end()
         if not self.is_over:
             self.is_over = True
             if self.state is not State.RELAYING:
@@ -200,6 +217,7 @@ class ClientSession:
                 self._on_end(self)
 
     def _let_go(self) -> None:
+        self._unfinished.set(0)
         self._lookup_mode.close()
         self._tasks.cancel()
         self._handshake.end()
@@ -296,6 +314,22 @@ class ClientSession:
         except RemoteProtocolError as error:
             self._client_corrupt(error)
         self._lookup_mode.flush()
+        self._count_unfinished()
+
+    def _count_unfinished(self) -> None:
+        """Count what is here of a large frame: one that cannot be kept ends its sender, and nobody else.
+
+        A client that is not read ends by nobody's shortage: what is here may be whole frames, and no more comes.
+        """
+        unfinished = self._wire.unfinished_bytes
+        if unfinished < UNFINISHED_BYTES_MIN:
+            unfinished = 0
+        if unfinished == self._unfinished.size_bytes or self.is_over or self._unfinished.set(unfinished):
+            return
+        if not (self._is_full or self._waits):
+            text = "The proxy has no memory for a frame of this size now"
+            detail = f"{text} (limits.max_lookup_bytes)"
+            self.fail(Event.CLIENT_CORRUPT, Cause.NO_MEMORY, ServerError.ServiceNotReady, text, detail)
 
     def _has_room(self) -> bool:
         """Whether more may be taken from this client; else it goes on with an answer that leaves."""
@@ -358,6 +392,7 @@ class ClientSession:
     def accepted(self, connect: CommandConnect, identity: ClientIdentity) -> None:
         """It is known who the client is."""
         self.identity = identity
+        self._unfinished.belong_to(budget_owner(identity, self.address, self._backends.config))
         self.renewal.begin(connect, identity.principal)
 
     def enter_lookup_mode(self, connected: bytes) -> None:
@@ -366,6 +401,7 @@ class ClientSession:
         self.renewal.follow(self, partial(self._handshake.about, self.identity))
         self._wire.send(connected)
         self._patience.keep_alive()
+        self._age.begin()
         if self._draining:
             self.drain()
 
@@ -417,6 +453,7 @@ class ClientSession:
             return
         session = self.renewal.for_relay(self._broker.link.connected.message, self.identity)
         about = self._handshake.about(self.identity)
+        about.leave_at_ms = self._age.leave_at_ms(self._relays.now())
         try:
             await self._broker.begin_relay(
                 self._relays, self._wire.stream, about, first_to_broker=self._held + rest, session=session

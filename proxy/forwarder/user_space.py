@@ -3,17 +3,18 @@
 They end with their process, and are counted in the relay table like all others.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.followed import Followed
+from proxy.forwarder.departures import until_quiet
+from proxy.forwarder.followed import Closing, Followed
 from proxy.forwarder.framed_streams import FramedStreams
 from proxy.forwarder.reauthentication import Reauthentication
-from proxy.forwarder.relay import relay
+from proxy.forwarder.relay import relay as blind_relay
 from proxy.runtime.relay_table import (
     BYTES,
     MESSAGES,
@@ -28,9 +29,23 @@ from proxy.runtime.tasks import close_politely, seconds
 
 Stream = trio.abc.HalfCloseableStream
 Ended = Callable[[StoredRelay, int, int], None]
+Move = Callable[..., Awaitable[None]]
+"""What moves a relay's bytes, and returns when it is over: see proxy.forwarder.relay.relay."""
 
 LINGER_S = 5.0
 """How long a side of a relay that has ended may take to read what it was sent."""
+
+
+class UserSpaceRelay:
+    """One relay. ``leaving``: why the proxy ends it by itself; ``is_over``: whether it has ended."""
+
+    def __init__(self, about: StoredRelay, followed: Followed | None) -> None:
+        self.about = about
+        self.followed = followed
+        self.leaving = Closing.NO
+        self.is_over = False
+        self.moving = trio.CancelScope()
+        self.reading_client = trio.CancelScope()
 
 
 class UserSpaceRelays:
@@ -43,26 +58,36 @@ class UserSpaceRelays:
         self._table = table
         self._judge = judge
         self._ended = ended
-        self._living: dict[int, Followed | None] = {}
+        self._living: dict[int, UserSpaceRelay] = {}
 
     def begin(  # noqa: PLR0917 -- as Relays.begin has them
         self,
         client: Stream,
         broker: Stream,
-        about: StoredRelay,
+        relay: UserSpaceRelay,
         first_to_broker: bytes,
         first_to_client: bytes,
         config: RelayConfig,
-        followed: Followed | None,
     ) -> None:
-        """Begin one; both streams are its own."""
-        self._living[about.id] = followed
-        self._nursery.start_soon(self._relay, client, broker, about, first_to_broker, first_to_client, config, followed)
+        """Begin one; both streams are its own. It may be ended before its task runs."""
+        about, followed = relay.about, relay.followed
+        move: Move = partial(blind_relay, reading_client=relay.reading_client)
+        if followed is not None:
+            self._table.follow(about.id)
+            move = FramedStreams(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
+            self._judge.watch(followed)
+        self._living[about.id] = relay
+        self._nursery.start_soon(self._relay, move, client, broker, relay, first_to_broker, first_to_client, config)
+
+    @property
+    def relays(self) -> list[UserSpaceRelay]:
+        """Those that live."""
+        return [*self._living.values()]
 
     @property
     def followed(self) -> list[Followed]:
-        """Those that live whose frames are followed."""
-        return [followed for followed in self._living.values() if followed is not None]
+        """The sessions of those that live whose frames are followed."""
+        return [relay.followed for relay in self._living.values() if relay.followed is not None]
 
     def leave_table(self, other: RelayTable) -> None:
         """Sum up all that live, and go on in another table: this one is a successor's from now on."""
@@ -70,36 +95,58 @@ class UserSpaceRelays:
             self._table.give(relay_id)
         self._table = other
 
+    # ---- ends
+
+    def leave(self, relay: UserSpaceRelay, why: Closing) -> None:
+        """Begin to end one gently."""
+        if relay.followed is not None:
+            relay.followed.line.close(why)
+        else:
+            self._nursery.start_soon(self._see_off, relay)
+
+    async def _see_off(self, relay: UserSpaceRelay) -> None:
+        """End a relay of whose frames nothing is known: when the broker has answered what it was sent."""
+        relay.reading_client.cancel()
+        position = row(relay.about.id, TO_CLIENT) + BYTES
+        await until_quiet(lambda: self._table.cells[position])
+        relay.moving.cancel()
+
+    @staticmethod
+    def drop(relay: UserSpaceRelay) -> None:
+        """End one at once."""
+        relay.moving.cancel()
+
+    # ---- a relay's life
+
     async def _relay(  # noqa: PLR0917 -- private, and called once
         self,
+        move: Move,
         client: Stream,
         broker: Stream,
-        about: StoredRelay,
+        this: UserSpaceRelay,
         first_to_broker: bytes,
         first_to_client: bytes,
         config: RelayConfig,
-        followed: Followed | None,
     ) -> None:
+        about = this.about
         rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
-        move = relay
-        if followed is not None:
-            self._table.follow(about.id)
-            move = FramedStreams(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
-            self._judge.watch(followed)
         try:
-            await move(
-                client,
-                broker,
-                first_to_broker=first_to_broker,
-                first_to_client=first_to_client,
-                half_close_timeout_s=seconds(config.half_close_timeout_ms),
-                count_to_broker=partial(self._count, rows[0]),
-                count_to_client=partial(self._count, rows[1]),
-            )
+            with this.moving:
+                await move(
+                    client,
+                    broker,
+                    first_to_broker=first_to_broker,
+                    first_to_client=first_to_client,
+                    half_close_timeout_s=seconds(config.half_close_timeout_ms),
+                    count_to_broker=partial(self._count, rows[0]),
+                    count_to_client=partial(self._count, rows[1]),
+                )
+            this.is_over = True
             async with trio.open_nursery() as nursery:
                 for stream in (client, broker):
                     nursery.start_soon(partial(close_politely, stream, linger_s=LINGER_S))
         finally:
+            this.is_over = True
             with trio.CancelScope(shield=True):
                 for stream in (client, broker):
                     await trio.aclose_forcefully(stream)

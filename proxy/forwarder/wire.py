@@ -22,6 +22,10 @@ PONGS_BYTES_MAX = 4_096
 """PONGs that a client may owe us to read before nothing more is read from it."""
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class ClientSlow(Exception):
     """The client does not take what is sent to it."""
 
@@ -51,6 +55,8 @@ class ClientWire:
         self._all_sent = trio.Event()
         self._moved = trio.Event()
         self._broken = False
+        self.on_unsent: Callable[[], None] = _nothing
+        """Called when it has changed how much waits for a client that does not take everything at once."""
         self._reading: Reading | None = None
         self._reader = trio.CancelScope()
         self._reader_ended: trio.Event | None = None
@@ -101,6 +107,11 @@ class ClientWire:
         """The next frame, if it is here already. Raises RemoteProtocolError's kinds."""
         return self._decoder.next_frame()
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """How much of a frame is here whose rest is not."""
+        return self._decoder.unread_bytes
+
     def pause(self) -> None:
         """Leave what comes in the kernel; a portion more may come."""
         self._paused = True
@@ -149,6 +160,8 @@ class ClientWire:
     def push(self) -> None:
         """Send what is there, as far as that goes at once; a task sends the rest."""
         if self._has_sender or self._broken or not self._unsent:
+            if self._has_sender:
+                self.on_unsent()
             return
         if isinstance(self.stream, trio.SocketStream):
             try:
@@ -160,6 +173,7 @@ class ClientWire:
         if self._unsent:
             self._has_sender = True
             self._tasks.start_soon(self._send_rest)
+            self.on_unsent()
         else:
             self._pongs = 0
             if self._paused:
@@ -176,6 +190,7 @@ class ClientWire:
                 del data
                 if not self._unsent:
                     self._pongs = 0
+                self.on_unsent()
                 self._tell_who_waits()
                 self._on_frames()
         except trio.BrokenResourceError as error:  # which nobody else would notice while reading is paused

@@ -16,6 +16,10 @@ from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import seconds
 
 NOT_CONNECTED = "The proxy cannot connect to the broker"
+OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "tls", "timeout", "handshake"})
+"""Reasons of a BrokerLinkFailed that say nothing of other brokers. What one refuses, the others refuse, too."""
+NOT_NOW = frozenset({ServerError.ServiceNotReady, ServerError.TooManyRequests})
+"""What a broker refuses with that is starting, leaving, or has too much to do just now."""
 NOT_TAKEN_IN = "The broker does not accept the proxy's own credentials"
 
 
@@ -35,6 +39,7 @@ class BrokerLinkFailed(Exception):
 class BrokerLink:
     """A broker that has said Connected; ``connected.rest`` holds what it said after that."""
 
+    broker: HostPort
     stream: trio.abc.HalfCloseableStream
     connected: Connected
 
@@ -53,14 +58,18 @@ class BrokerGreeter:
         addresses: Sequence[str],
         credentials: Credentials,
         make_connect: Callable[[str, bytes], CommandConnect],
+        *,
+        timeout_s: float | None = None,
     ) -> BrokerLink:
         """Dial the first of the addresses that answers, and lead the handshake. Raises BrokerLinkFailed.
 
-        ``make_connect`` makes a CONNECT of the proxy's own method and data.
+        ``make_connect`` makes a CONNECT of the proxy's own method and data. ``timeout_s``: for all of it; by default
+        ``brokers.handshake_timeout_ms``.
 
         The addresses are dialled as they are given: whoever checked them must know that nothing else is.
         """
-        timeout_s = seconds(self.dialer.config.handshake_timeout_ms)
+        if timeout_s is None:
+            timeout_s = seconds(self.dialer.config.handshake_timeout_ms)
         stream: trio.abc.HalfCloseableStream | None = None
         linked = False
         try:
@@ -70,7 +79,7 @@ class BrokerGreeter:
                 await stream.send_all(commands.connect(make_connect(method, data)))
                 connected = await self._shake_hands(broker, stream, credentials)
                 linked = True
-                return BrokerLink(stream, connected)
+                return BrokerLink(broker, stream, connected)
         except trio.TooSlowError:
             detail = f"{broker} did not finish the handshake within {timeout_s} s"
             raise BrokerLinkFailed("timeout", detail, message=NOT_CONNECTED) from None

@@ -49,9 +49,14 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InParts:
-    """A handler without a task of its own, which answers in parts, when it can. It raises RpcRefused, DecodeError."""
+    """A handler without a task of its own, which answers in parts, when it can. It raises RpcRefused, DecodeError.
+
+    ``to_strangers``: the response for a caller whose role may not call the method, where the method has a word for
+    that; empty: the call is refused with a status, as those of all other methods.
+    """
 
     handle: Callable[[bytes, Caller, Answer], None]
+    to_strangers: bytes = b""
 
 
 Identify = Callable[[trio.socket.SocketType], Caller | None]
@@ -194,7 +199,11 @@ class _Connection:
             get_logger().error(
                 "a worker asked for what its role may not", caller=self._caller.role.value, method=_name(call.method)
             )
-            self._refuse(call, Status.CLUSTER_AUTHORIZATION_FAILED, f"{self._caller.role} may not {_name(call.method)}")
+            detail = f"{self._caller.role} may not {_name(call.method)}"
+            if isinstance(handler, InParts) and handler.to_strangers:
+                self.write_in_turn(_reply(call, _OK, detail, handler.to_strangers), ends_call=False)
+            else:
+                self._refuse(call, Status.CLUSTER_AUTHORIZATION_FAILED, detail)
         elif handler is None:
             self._refuse(call, Status.UNSUPPORTED_VERSION, f"{_name(call.method)} is not served here")
         elif self._calls >= CALLS_PER_CONNECTION_MAX:

@@ -26,6 +26,7 @@ from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.logs import configure_logs
 from proxy.runtime.metrics import exposition, new_registry
 from proxy.runtime.peers import Caller, PeerTable
+from proxy.runtime.process_metrics import measure_process
 from proxy.runtime.reactor import Reactor
 from proxy.runtime.rpc_client import RpcClient, RpcPool, connect_unix
 from proxy.runtime.rpc_server import (
@@ -123,6 +124,7 @@ class _Worker:
         self._descriptors = descriptors
         self._factory = factory
         self._registry = new_registry()
+        measure_process(self._registry)
         self._peers = PeerTable()
         self._service: Service | None = None
         self._server: RpcServer | None = None

@@ -22,7 +22,9 @@ from proxy.config.types import Config
 from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import new_registry
+from proxy.runtime.process_metrics import measure_process
 from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.tasks import seconds
 from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.configure import ReloadRefused, config_for, configure_all, configure_or_end
 from proxy.supervisor.fd_store import Shelf, keep_nothing
@@ -51,6 +53,8 @@ class Cluster:
     ) -> None:
         self.config = config
         self.begun = trio.Event()
+        self.leaving = False
+        """Whether clients should not be sent here any more, though they are still accepted."""
         self.draining = False
         self.generation = legacy.generation
         self.replacing = legacy.generation > 1
@@ -59,6 +63,7 @@ class Cluster:
         for index, listener in enumerate(config.listener):
             self._bind(f"listener[{index}].bind", listener.bind, legacy)
         self.registry = new_registry()
+        measure_process(self.registry)
         self._seal_key = legacy.seal_key
         self._workers_lock = trio.Lock()
         self._services = {
@@ -247,7 +252,10 @@ class Cluster:
         """
         fixed = changes_that_need_a_restart(self.config, config)
         if fixed:
-            raise ReloadRefused(f"a restart is needed to change: {', '.join(fixed)}")
+            raise ReloadRefused(
+                f"a restart is needed to change: {', '.join(fixed)} "
+                "(an upgrade can change all but cluster.runtime_dir and relay.crash_safe)"
+            )
         new_processes = changes_that_need_new_processes(self.config, config)
         async with self._workers_lock:  # a worker that is starting has the old configuration on its way
             if not new_processes:
@@ -333,21 +341,28 @@ class Cluster:
     # ---- drain
 
     async def drain(self) -> None:
-        """Finish in order: forwarders let their clients leave, then the workers that they needed may go."""
+        """Finish in order: forwarders let their clients leave, then the workers that they needed may go. All together
+        have the time that is configured.
+        """
         self.draining = True
+        until = trio.current_time() + seconds(self.config.limits.drain_timeout_ms)
         self._standby.stop()
         for listener in self.listeners:
             listener.close()
         for role in reversed(START_ORDER):
             async with trio.open_nursery() as nursery:
                 for slot in self.of(role):
-                    nursery.start_soon(self._drain_slot, slot)
+                    nursery.start_soon(self._drain_slot, slot, until)
             get_logger().info("drained", who=role.value)
 
-    async def _drain_slot(self, slot: Slot) -> None:
-        await slot.drain(self.config.limits.drain_timeout_ms)
-        if slot.role is Role.FORWARDER:
-            self.shelves[slot.index].clear()  # nobody will go on with what it may have left
+    async def _drain_slot(self, slot: Slot, until: float) -> None:
+        if slot.role is not Role.FORWARDER:
+            await slot.drain(until)
+            return
+        shelf = self.shelves[slot.index]
+        # As long as the store keeps relays, somebody has to go on with them.
+        await slot.drain(until, needs_successor=lambda: bool(shelf.relays))
+        shelf.clear()  # nobody will go on with what it may have left
 
     def stop_at_once(self) -> None:
         """End every worker, now."""

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,13 +13,16 @@ import trio
 from proto.roles import Role
 from proxy import __version__
 from proxy.config.errors import ConfigError
-from proxy.config.load import changes_that_need_new_processes, load_config, new_binds
+from proxy.config.load import changes_that_need_new_processes, load_config, load_plan, new_binds
+from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.hardening import adopt_orphans, harden_process
 from proxy.runtime.logs import configure_logs, get_logger
+from proxy.runtime.tasks import seconds
 from proxy.supervisor.admin import ADMIN_BACKLOG, AdminLine
 from proxy.supervisor.children import children
 from proxy.supervisor.cluster import Cluster
+from proxy.supervisor.config_watch import ConfigWatch, ReloadMetrics
 from proxy.supervisor.configure import ReloadRefused
 from proxy.supervisor.control import Control, UpgradeRefused
 from proxy.supervisor.legacy import SIGNALS, Legacy, State, become_next_program, check_command
@@ -29,8 +33,13 @@ from proxy.supervisor.worker_process import WorkerProcess
 
 PREFLIGHT_TIMEOUT_S = 30.0
 SIGNALS_GRACE_S = 0.01
+DRAIN_END_S_MAX = 10.0
+"""How much longer than its time limit a drain may take, whatever hangs."""
 REPLY_GRACE_S = 0.1
 """How long the operator's connection has to take its answer before an upgrade ends it."""
+
+
+NOT_RELOADED = "the configuration was not reloaded; the old one stays"
 
 
 class Supervisor:
@@ -44,9 +53,16 @@ class Supervisor:
         self._cluster = Cluster(config, self._directory, legacy, self._serve_admin)
         self._report = Report(self._cluster)
         self._admin_line = AdminLine(self._report, self._admin.fileno)
+        self._reload_metrics = ReloadMetrics(self._cluster.registry, time.time)
+        self._watch = ConfigWatch(
+            config_file, lambda: self._cluster.config.reload.watch_interval_ms, self._take_over_change
+        )
         self._drain_wanted = trio.Event()
         self._upgrade_wanted = trio.Event()
         self._reloading = trio.Lock()
+        self._reload_shields: set[trio.CancelScope] = set()
+        self._ends = False
+        self._change_refused_because = ""
         self._becoming = trio.Lock()
         if legacy.drain:
             self._drain_wanted.set()
@@ -66,12 +82,12 @@ class Supervisor:
                 nursery.start_soon(self._cluster.run, ready)
                 nursery.start_soon(self._announce, ready)
                 nursery.start_soon(self._upgrade)
+                nursery.start_soon(self._watch_config, ready)
                 await self._drain_wanted.wait()
-                if self._cluster.generation > 1:  # there are workers from before: somebody has to talk to them
-                    await self._cluster.begun.wait()
+                await self._leave()
                 async with self._becoming:  # too late for this program: the next one will drain
-                    get_logger().info("draining", timeout_ms=self._cluster.config.limits.drain_timeout_ms)
-                    await self._cluster.drain()
+                    await self._drain()
+                self._give_up_reloads()
                 nursery.cancel_scope.cancel()
         finally:
             self._cluster.stop_at_once()
@@ -79,6 +95,27 @@ class Supervisor:
             self._admin.close()
             self._directory.clear()
         get_logger().info("ended")
+
+    async def _leave(self) -> None:
+        """Say that no more clients should come, and go on for as long as it takes until everybody knows that."""
+        cluster = self._cluster
+        cluster.leaving = True
+        has_clients = cluster.started or cluster.generation > 1  # else nobody sends clients here yet
+        delay_ms = cluster.config.shutdown.delay_ms if has_clients else 0
+        over_at = trio.current_time() + seconds(delay_ms)
+        if delay_ms:
+            get_logger().info("leaving; clients are accepted for a while yet", delay_ms=delay_ms)
+        if cluster.generation > 1:  # there are workers from before: somebody has to talk to them
+            await cluster.begun.wait()
+        await trio.sleep_until(over_at)
+
+    async def _drain(self) -> None:
+        timeout_ms = self._cluster.config.limits.drain_timeout_ms
+        get_logger().info("draining", timeout_ms=timeout_ms)
+        with trio.move_on_after(seconds(timeout_ms) + DRAIN_END_S_MAX) as limit:
+            await self._cluster.drain()
+        if limit.cancelled_caught:
+            get_logger().error("the drain is not over in time; ending all workers")
 
     async def _serve_admin(self, worker: WorkerProcess) -> None:
         await self._admin_line.serve(worker)
@@ -107,6 +144,7 @@ class Supervisor:
                     nursery.start_soon(self._reload_and_log)
                 elif self._drain_wanted.is_set():
                     get_logger().warning("a second signal: ending at once")
+                    self._give_up_reloads()
                     raise StopAtOnce
                 else:
                     self._drain_wanted.set()
@@ -115,22 +153,77 @@ class Supervisor:
         try:
             await self._reload()
         except (ConfigError, ReloadRefused) as error:
-            get_logger().error("the configuration was not reloaded; the old one stays", reason=str(error))
+            get_logger().error(NOT_RELOADED, reason=str(error))
+
+    async def _watch_config(self, ready: trio.Event) -> None:
+        await ready.wait()
+        await self._watch.run()
+
+    async def _take_over_change(self) -> bool:
+        """The file has changed: as a reload, unless the change makes no difference. Whether there is no need to try
+        again; a reason for that is told once.
+        """
+        if self._drain_wanted.is_set():
+            return True
+        before, self._change_refused_because = self._change_refused_because, ""
+        try:
+            await self._reload_if(is_due=self._differs)
+        except Exception as error:  # noqa: BLE001 -- nobody has asked for this: the cluster must go on
+            self._change_refused_because = because = repr(error)
+            if because == before:
+                return False
+            if isinstance(error, ConfigError | ReloadRefused):
+                get_logger().error(NOT_RELOADED, reason=str(error))
+            else:
+                get_logger().error("a changed configuration met a defect; the old one stays", exc_info=error)
+            return False
+        return True
+
+    def _differs(self, config: Config) -> bool:
+        return config != self._cluster.config
 
     async def _reload(self) -> None:
-        """Read the configuration again and give it to all workers. Raises ConfigError, ReloadRefused.
+        """Read the configuration again and give it to all workers. Raises ConfigError, ReloadRefused."""
+        self._watch.note_trial()
+        await self._reload_if(is_due=lambda _config: True)
+
+    async def _reload_if(self, *, is_due: Callable[[Config], bool]) -> None:
+        """Read the configuration again, and give it to all workers if it is due. Raises ConfigError, ReloadRefused.
 
         Shielded: an operator who leaves in the middle must not leave half of the workers with another configuration.
         """
-        with trio.CancelScope(shield=True):
-            async with self._reloading:
-                config = load_config(self._config_file, os.environ)
-                if changes_that_need_new_processes(self._cluster.config, config):
-                    # Running processes would refuse what they cannot use; new ones would only fail to start.
-                    await self._prove_program(ReloadRefused)
-                await self._cluster.reload(config)
-                configure_logs(config.log, Role.SUPERVISOR, 0)
-                get_logger().info("the configuration was reloaded")
+        with trio.CancelScope(shield=not self._ends) as shield:
+            self._reload_shields.add(shield)
+            try:
+                async with self._reloading:
+                    try:
+                        await self._give_to_all(is_due)
+                    except Exception:
+                        self._reload_metrics.failed()
+                        raise
+                    self._reload_metrics.succeeded()
+            finally:
+                self._reload_shields.discard(shield)
+
+    def _give_up_reloads(self) -> None:
+        """The cluster ends: no reload may hold that up."""
+        self._ends = True
+        for shield in self._reload_shields:
+            shield.shield = False
+
+    async def _give_to_all(self, is_due: Callable[[Config], bool]) -> None:
+        forwarders = self._cluster.config.cluster.forwarders
+        plan = load_plan(self._config_file, os.environ, running_forwarders=forwarders)
+        config = plan.require().config
+        if not is_due(config):
+            return
+        if changes_that_need_new_processes(self._cluster.config, config):
+            # Running processes would refuse what they cannot use; new ones would only fail to start.
+            await self._prove_program(ReloadRefused)
+        await self._cluster.reload(config)
+        configure_logs(config.log, Role.SUPERVISOR, 0)
+        get_logger().info("the configuration was reloaded")
+        _log_plan(plan)
 
     # ---- upgrade
 
@@ -215,18 +308,30 @@ class Supervisor:
                 get_logger().error("the cluster goes on with the program it has; restart it soon", reason=str(error))
 
 
+def _log_plan(plan: MemoryPlan) -> None:
+    """Say once what the container allows, and what follows from it."""
+    get_logger().info("what the container allows", **plan.summary())
+    if plan.shortage:
+        get_logger().error("the container may be too small", reason=plan.shortage)
+
+
 class StopAtOnce(Exception):
     """An operator's second signal."""
 
 
-def serve(config: Config, config_file: Path, legacy_descriptor: int | None, fail: Callable[[str], None]) -> None:
+def serve(plan: MemoryPlan, config_file: Path, legacy_descriptor: int | None, fail: Callable[[str], None]) -> None:
     """Run a cluster in the foreground; ``fail`` is called with the reason where it cannot start or must stop.
 
     ``legacy_descriptor``: where the program that this one replaces left what is to go on.
     """
+    config = plan.config
     harden_process()
     adopt_orphans()
     configure_logs(config.log, Role.SUPERVISOR, 0)
+    _log_plan(plan)
+    if plan.shortage and legacy_descriptor is None:  # what another program left must not end by this
+        fail(plan.shortage)
+        return
     allow_open_files(config)
     try:
         legacy = Legacy() if legacy_descriptor is None else Legacy.read(legacy_descriptor)

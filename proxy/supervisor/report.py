@@ -119,6 +119,7 @@ class Report:
             "version": __version__,
             "ready": not reasons,
             "not_ready_because": reasons,
+            "leaving": self._cluster.leaving,
             "draining": self._cluster.draining,
             "generation": self._cluster.generation,
             "replacing_workers": self._cluster.replacing,
@@ -134,7 +135,11 @@ class Report:
         return self._not_ready(await self._ask_all(_is_ready))
 
     def _not_ready(self, told: dict[Slot, bool]) -> list[str]:
-        reasons = ["draining"] if self._cluster.draining else []
+        reasons: list[str] = []
+        if self._cluster.draining:
+            reasons.append("draining")
+        elif self._cluster.leaving:
+            reasons.append("leaving")
         if not self._cluster.started:
             reasons.append("starting")
         reasons += [

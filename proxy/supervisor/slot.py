@@ -11,7 +11,7 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import DrainRequest, Empty, Method, Text
 from proxy.runtime.logs import get_logger
-from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.rpc_client import RpcConnectionLost, RpcError
 from proxy.runtime.tasks import Backoff, seconds
 from proxy.supervisor.sockets import StartFailed
 from proxy.supervisor.worker_process import Inherited, WorkerProcess
@@ -92,6 +92,9 @@ class Slot:
         self._on_end = on_end
         self._keep_shelf = keep_shelf
         self._stopping = False
+        self._stop_begun = trio.Event()
+        self._needs_successor: Callable[[], bool] = lambda: False
+        self._came_up = trio.Event()
         self._backoff = Backoff(first_s=0.1, most_s=PAUSE_MAX_S[role])
         self._next: Life | None = None
         self._changing = trio.Lock()
@@ -118,10 +121,15 @@ class Slot:
 
     # ---- the place
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether nobody else comes into this place; in a drain somebody may have to."""
+        return self._stopping and not self._needs_successor()
+
     async def run(self) -> None:
         """Keep the place filled until ``stop``. Raises StartFailed where the very first worker cannot start."""
         async with trio.open_nursery() as self._nursery:
-            while not self._stopping:
+            while not self._is_over:
                 await self._fill()
             self.state = SlotState.STOPPED
 
@@ -136,7 +144,7 @@ class Slot:
             get_logger().error("a worker cannot be started", who=self.name, reason=str(error))
         else:
             await life.left.wait()
-            if life.retired or self._stopping:
+            if life.retired or self._is_over:
                 return
             self._failed(life)
         self.restarts += 1
@@ -157,7 +165,7 @@ class Slot:
                 self._nursery.start_soon(self._watch, life)
                 return life
             life = self._begin(await self._spawn())
-            if self._stopping:
+            if self._is_over:
                 life.worker.kill()
             else:
                 await self._bring_up(life)
@@ -213,6 +221,7 @@ class Slot:
             worker.kill()
             return False
         self.ready.set()
+        self._came_up.set()
         self._nursery.start_soon(self._watch, life)
         return True
 
@@ -248,7 +257,10 @@ class Slot:
                 life.worker.kill()
                 return False
             if hand_over:
-                await self.wait_until_awake(life.worker)
+                await self._wait_until_awake_or_stopping(life.worker)
+                if self._stopping:  # the relays are the old one's to drain
+                    life.worker.kill()
+                    return False
                 await self._take_leave(old, drain_timeout_ms)
             up = await self._bring_up(life)
             if up:
@@ -284,6 +296,17 @@ class Slot:
         with contextlib.suppress(RpcError):  # it has not been started: that it says so is all we want to know
             await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=AWAKE_TIMEOUT_S)
 
+    async def _wait_until_awake_or_stopping(self, worker: WorkerProcess) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def end_early() -> None:
+                await self._stop_begun.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(end_early)
+            await self.wait_until_awake(worker)
+            nursery.cancel_scope.cancel()
+
     async def _take_leave(self, old: Life, drain_timeout_ms: int) -> None:
         """Until an old forwarder has left its relays to the store."""
         self._retire(old, drain_timeout_ms)
@@ -303,25 +326,57 @@ class Slot:
         await self._ask_to_drain(old.worker, request, "a replaced worker did not drain")
         await old.worker.stop()
 
-    async def _ask_to_drain(self, worker: WorkerProcess, request: DrainRequest, failure: str) -> None:
+    async def _ask_to_drain(self, worker: WorkerProcess, request: DrainRequest, failure: str) -> bool:
+        """Let a worker finish what it has; whether it was lost meanwhile."""
         try:
             await worker.command(Method.DRAIN, request, timeout_s=seconds(request.timeout_ms) + DRAIN_GRACE_S)
         except RpcError as error:
             get_logger().warning(failure, who=self.name, reason=str(error))
+            return isinstance(error, RpcConnectionLost)
+        return False
 
     # ---- the end
 
-    async def drain(self, timeout_ms: int) -> None:
-        """Let the place's workers finish what they have, end them, and start no other."""
-        self.fill_no_more()
-        with trio.move_on_after(DRAIN_GRACE_S):  # a hand-over under way: the relays are its successor's to drain
+    async def drain(self, until: float, *, needs_successor: Callable[[], bool] = lambda: False) -> None:
+        """Let the place's workers finish what they have until then (Trio's time), end them, and start no other.
+
+        Where one dies meanwhile and ``needs_successor``, another one follows it, and finishes the rest.
+        """
+        self._stopping = True
+        self._stop_begun.set()
+        self._needs_successor = needs_successor
+        # A hand-over under way: the relays are its successor's to drain.
+        with trio.move_on_at(max(until, trio.current_time() + DRAIN_GRACE_S)):
             async with self._changing:
                 pass
-        if self.worker is not None and self.state is SlotState.RUNNING:
-            await self._ask_to_drain(self.worker, DrainRequest(timeout_ms=timeout_ms), "a worker did not drain")
-        with trio.move_on_after(seconds(timeout_ms)):
+        while (worker := await self._worker_to_drain(until)) is not None:
+            if not await self._drain_worker(worker, until):
+                break
+        self.fill_no_more()
+        with trio.move_on_at(until):
             await self.wait_for_retired()
         await self.stop()
+
+    async def _worker_to_drain(self, until: float) -> WorkerProcess | None:
+        """The place's worker once it runs; None where none does and none is needed, or none comes in time."""
+        while True:
+            came_up = self._came_up = trio.Event()
+            if self.worker is not None and self.state is SlotState.RUNNING:
+                return self.worker
+            if not self._needs_successor() or trio.current_time() >= until:
+                return None
+            with trio.move_on_at(until):
+                await came_up.wait()
+
+    async def _drain_worker(self, worker: WorkerProcess, until: float) -> bool:
+        """Let one worker finish; whether it died instead."""
+        left_ms = max(0, round((until - trio.current_time()) * 1000))
+        lost = await self._ask_to_drain(worker, DrainRequest(timeout_ms=left_ms), "a worker did not drain")
+        if lost:
+            for life in [life for life in self.lives if life.worker is worker]:
+                worker.kill()  # it cannot be talked to any more
+                await life.ended.wait()
+        return lost
 
     def unchanging(self) -> contextlib.AbstractAsyncContextManager[object]:
         """While it lasts, no worker comes into this place."""
@@ -330,10 +385,12 @@ class Slot:
     def fill_no_more(self) -> None:
         """Start no other worker."""
         self._stopping = True
+        self._stop_begun.set()
+        self._needs_successor = lambda: False
 
     async def stop(self) -> None:
         """End the place's workers, and start no other."""
-        self._stopping = True
+        self.fill_no_more()
         async with trio.open_nursery() as nursery:
             for life in list(self.lives):
                 nursery.start_soon(life.worker.stop)

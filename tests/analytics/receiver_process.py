@@ -81,7 +81,7 @@ class Sender(threading.Thread):
         while not self.stop.is_set():
             body, headers = self._make(self._number)
             try:
-                connection = connection or http.client.HTTPConnection(self._where(), timeout=10)
+                connection = connection or http.client.HTTPConnection(self._where(), timeout=60)
                 self.attempts[self._number] = self.attempts.get(self._number, 0) + 1
                 connection.request("POST", "/api/v1/write", body, headers)
                 answer = connection.getresponse()

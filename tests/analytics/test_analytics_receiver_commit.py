@@ -28,7 +28,7 @@ class FakeWriter:
 
     def append(self, records: Sequence[bytes]) -> None:
         if self.gate is not None:
-            assert self.gate.wait(20)
+            assert self.gate.wait(60)
         if self.error is not None:
             raise self.error
         self.groups.append(list(records))

@@ -4,12 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 from tokens import SECRET
-
-# A busy machine is no failure: no deadline for a single example. All else stays as it is, so CI's profile too.
-settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
 
 KeyFile = Callable[[bytes], str]
 

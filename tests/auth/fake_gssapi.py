@@ -152,3 +152,10 @@ def library(module: ModuleType | None) -> Iterator[None]:
         for name in names:
             sys.modules.pop(name, None)
         sys.modules.update(kept)
+        for name in OURS:  # a package keeps its modules under their names, too
+            package_name, _, module_name = name.rpartition(".")
+            package = sys.modules.get(package_name)
+            if name in kept:
+                setattr(package, module_name, kept[name])
+            elif hasattr(package, module_name):
+                delattr(package, module_name)

@@ -816,6 +816,7 @@ class Exchange:
     def __init__(self, host: str = "") -> None:
         self._host = host
         self._number = 0
+        self.expires_at_unix_ms = 0
         self.unavailable = ""
         self.gate = trio.Event()
         self.gate.set()
@@ -832,6 +833,7 @@ class Exchange:
         if challenge == b"forged":
             raise CredentialsUnavailable("the broker did not prove itself")
         self._number += 1
+        self.expires_at_unix_ms = 4_000_000_000_000 + self._number
         return f"{self._host} {self._number} ".encode() + (challenge or b"first")
 
     def is_complete(self) -> bool:
@@ -846,6 +848,15 @@ def exchange(monkeypatch: pytest.MonkeyPatch) -> Exchange:
     return exchange
 
 
+async def test_other_credentials_come_with_the_end_that_their_mechanism_knows(
+    exchange: Exchange, nursery: trio.Nursery
+) -> None:
+    """As a ticket's: who keeps a connection must replace it before."""
+    worker = Worker(Config(), nursery)
+    for number, challenge in enumerate((None, b"offer"), 1):
+        assert (await worker.credentials_response(challenge)).expires_at_unix_ms == 4_000_000_000_000 + number
+
+
 async def test_what_is_no_token_has_no_end_that_is_known(exchange: Exchange, nursery: trio.Nursery) -> None:
     """Of another mechanism's data nothing is read as if it were a token."""
     exchange.get_auth_data = lambda _host: Unread()  # type: ignore[method-assign, assignment]
@@ -853,6 +864,8 @@ async def test_what_is_no_token_has_no_end_that_is_known(exchange: Exchange, nur
 
 
 class Unread:
+    expires_at_unix_ms = 0
+
     async def authenticate(self, _challenge: bytes | None) -> bytes:
         await trio.lowlevel.checkpoint()
         return token(exp=4_000_000_000)

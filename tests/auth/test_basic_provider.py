@@ -261,7 +261,7 @@ class Gate(Checks):
         with self._lock:
             self.running += 1
             self.most = max(self.most, self.running)
-        assert self.go.wait(20)
+        assert self.go.wait(60)
         with self._lock:
             self.running -= 1
         return super().matches(entry, password)
@@ -276,7 +276,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not condition():
             await trio.lowlevel.checkpoint()
 

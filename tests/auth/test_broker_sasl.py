@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -108,6 +109,31 @@ async def test_a_refresh_begins_anew(kerberos: FakeKerberos, state: Any) -> None
     assert len(kerberos.contexts) == 3
 
 
+async def test_the_tickets_end_is_known_in_every_round(kerberos: FakeKerberos, state: Any) -> None:
+    """A pooled connection must be replaced before it."""
+    assert state.expires_at_unix_ms == 0
+    for lifetime_s, challenge in ((3600, None), (7200, b"PulsarAuthRefresh")):
+        kerberos.lifetime_s = lifetime_s
+        earliest = time.time() * 1000
+        await state.authenticate(challenge)
+        ends = state.expires_at_unix_ms
+        assert earliest - 1 <= ends - lifetime_s * 1000 <= time.time() * 1000
+        await state.authenticate(OFFER)
+        assert state.expires_at_unix_ms == ends
+
+
+async def test_a_ticket_without_an_end(kerberos: FakeKerberos, state: Any) -> None:
+    kerberos.lifetime_s = 2**32 - 1
+    await state.authenticate(None)
+    assert state.expires_at_unix_ms == 0
+
+
+async def test_after_a_failure_no_ticket_counts(kerberos: FakeKerberos, state: Any) -> None:
+    await state.authenticate(None)
+    await unavailable(state, b"no offer")
+    assert state.expires_at_unix_ms == 0
+
+
 async def test_a_refresh_in_the_middle_is_no_offer(state: Any) -> None:
     await state.authenticate(None)
     assert "has not proved its key" in await unavailable(state, b"PulsarAuthRefresh")
@@ -139,7 +165,7 @@ async def test_a_challenge_after_the_end(state: Any) -> None:
     assert "after the end" in await unavailable(state, OFFER)
 
 
-@pytest.mark.parametrize("call", ["credentials", "step"])
+@pytest.mark.parametrize("call", ["credentials", "step", "lifetime"])
 async def test_no_ticket(kerberos: FakeKerberos, state: Any, call: str) -> None:
     kerberos.failing(call, GSSError("Server not found\nin Kerberos database"))
     text = await unavailable(state, None)
@@ -162,7 +188,7 @@ async def test_the_library_is_only_called_in_threads(kerberos: FakeKerberos, sta
     kerberos.calls.clear()
     await state.authenticate(None)
     await state.authenticate(OFFER)
-    assert [call for call, _ in kerberos.calls] == ["credentials", "step", "unwrap", "wrap"]
+    assert [call for call, _ in kerberos.calls] == ["credentials", "step", "lifetime", "unwrap", "wrap"]
     assert threading.get_ident() not in {thread for _, thread in kerberos.calls}
 
 

@@ -217,6 +217,45 @@ async def test_the_first_denial_is_the_one_that_is_told() -> None:
     assert await outcome(registry, b"x") == "not_alice"
 
 
+class Denying:
+    """Denies everybody for one reason."""
+
+    method = "token"
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def new_auth_state(self, client: ClientContext) -> AuthState:
+        return OneStageAuthState(self, client)
+
+    async def identify(self, data: bytes, client: ClientContext) -> Identity:
+        raise AuthenticationDenied(self._reason)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "told"),
+    [
+        # Who only sees that a token is not for it leaves the word to one who knows better.
+        (("bad_signature", "expired"), "expired"),
+        (("bad_algorithm", "expired"), "expired"),
+        (("bad_signature", "bad_algorithm"), "bad_algorithm"),
+        # An issuer that nobody knows is no better word.
+        (("bad_signature", "unknown_issuer"), "bad_signature"),
+        (("bad_algorithm", "unknown_issuer"), "bad_algorithm"),
+        # Who knows the token has the word, whatever the other one says.
+        (("expired", "bad_signature"), "expired"),
+        (("expired", "issuer_unavailable"), "expired"),
+        (("unknown_issuer", "expired"), "unknown_issuer"),
+        # Of three likewise.
+        (("bad_signature", "unknown_issuer", "wrong_audience"), "wrong_audience"),
+        (("bad_signature", "expired", "wrong_audience"), "expired"),
+        (("unknown_issuer", "bad_signature", "wrong_audience"), "unknown_issuer"),
+    ],
+)
+async def test_which_of_several_denials_is_told(reasons: tuple[str, ...], told: str) -> None:
+    assert await outcome(judged_by(*map(Denying, reasons)), b"x") == told
+
+
 async def test_the_first_of_two_who_take_somebody_in_decides() -> None:
     assert await outcome(judged_by(Word(b"w", "alice"), Word(b"w", "bob")), b"w") == Identity("alice", 4711)
 

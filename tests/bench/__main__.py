@@ -9,7 +9,7 @@ from pathlib import Path
 
 from local.console import print_status
 
-from tests.bench import documents, generator, host, timing
+from tests.bench import documents, generator, host, sizing, timing
 from tests.bench.contenders import CONTENDERS, Following, HAProxy, Ours, haproxy_path
 from tests.bench.generator import BenchError
 from tests.bench.measuring import Bench, Results, run_memory, run_rounds, run_shared
@@ -27,6 +27,7 @@ def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--window", type=float, default=1.5, help="seconds of one measurement; default: %(default)s")
+    parser.add_argument("--sizing", action="store_true", help="only this: how much memory does the cluster need?")
     parser.add_argument("--timing", action="store_true", help="only this: does an error's time tell who exists?")
     parser.add_argument("--write", action="store_true", help="write the results to docs/benchmarks.md and .svg")
     options = parser.parse_args(arguments)
@@ -70,6 +71,9 @@ def _measure(contenders: list[str], rows: list[Row], options: argparse.Namespace
 def main() -> int:
     """Measure, print, write if told so."""
     options = _arguments()
+    if options.sizing:
+        sizing.run()
+        return 0
     if options.timing:
         timing.run()
         return 0

@@ -8,7 +8,17 @@ from analytics.receiver.metrics import Metrics
 ROOT = Path(__file__).resolve().parents[2]
 
 OF_PROMETHEUS = {"up", "ALERTS"}
-COMMON_LABELS = {"cluster", "role", "worker", "instance", "job", "le", "alertname", "alertstate"}
+COMMON_LABELS = {
+    "app_kubernetes_io_name",
+    "cluster",
+    "role",
+    "worker",
+    "instance",
+    "job",
+    "le",
+    "alertname",
+    "alertstate",
+}
 _SUFFIXES = ("_bucket", "_sum", "_count")
 _WORD = re.compile(r"\b(?:pulsar|process)_[a-z0-9_]+\b")
 _STRING = re.compile(r'"[^"]*"')

@@ -12,19 +12,26 @@ from local.distribution import pulsar_home as fetched_pulsar_home
 from local.ports import free_port
 from local.standalone import Standalone
 
-from .lab.cluster import ProxyCluster, Tables
+from .lab.cluster import NO_PINGS_S, ProxyCluster, Tables
 from .lab.programs import PROGRAMS, NotAvailableError, Program
 from .lab.security import grant
 
 HERE = Path(__file__).parent
+TIMEOUT_S = 1800
+"""Of one test and what it is the first to need, as brokers and client programs to be built, on a busy machine."""
+
+NO_PINGS = {"keepAliveIntervalSeconds": str(NO_PINGS_S)}
+"""Of a broker that raw clients are connected to."""
+
 _clusters: list[ProxyCluster] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here is `e2e`."""
+    """Everything here is `e2e`, and is given time."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -46,14 +53,14 @@ def pulsar_home() -> Path:
 @pytest.fixture(scope="session")
 def broker(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """A broker that lets everybody in."""
-    with Standalone(pulsar_home, tmp_path_factory.mktemp("broker")) as standalone:
+    with Standalone(pulsar_home, tmp_path_factory.mktemp("broker"), conf=NO_PINGS) as standalone:
         yield standalone
 
 
 @pytest.fixture(scope="session")
 def secured_broker(pulsar_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     """A broker with token authentication, authorization, and `proxyRoles=proxy`."""
-    with Standalone(pulsar_home, tmp_path_factory.mktemp("secured"), secured=True) as standalone:
+    with Standalone(pulsar_home, tmp_path_factory.mktemp("secured"), secured=True, conf=NO_PINGS) as standalone:
         grant(standalone)
         yield standalone
 

@@ -28,24 +28,15 @@ from analytics.remote_write.snappy import compress
 
 from .conftest import authentication, running
 from .lab.cluster import ProxyCluster, merged
-from .lab.metrics import Scrape
+from .lab.metrics import Scrape, per_principal
 from .lab.pipeline import TOKEN, Receiver, Tables, run_job, run_jobs, start_jobs, wait_for_staging
 from .lab.programs import CLIENTS, Program
 from .lab.prometheus import Prometheus, Samples
-from .lab.waiting import eventually
-
-pytestmark = pytest.mark.timeout(600)  # beside the other tests, on a busy machine
+from .lab.waiting import BUSY_S, eventually
 
 NAMESPACE = "secured/accounted"
 PRINCIPALS = ("alice", "bob", "carol")
 FORWARDERS = 2
-USAGE = {
-    "bytes_in": ("pulsar_proxy_principal_bytes_total", {"direction": "to_broker"}),
-    "bytes_out": ("pulsar_proxy_principal_bytes_total", {"direction": "to_client"}),
-    "messages_in": ("pulsar_proxy_principal_messages_total", {"direction": "to_broker"}),
-    "messages_out": ("pulsar_proxy_principal_messages_total", {"direction": "to_client"}),
-    "sessions": ("pulsar_proxy_principal_sessions_total", {}),
-}
 
 
 @dataclass
@@ -75,7 +66,7 @@ class Scene:
 
     def settle(self) -> int:
         """Wait until nothing moves, and all of it has arrived at the receiver; that moment (ms since 1970)."""
-        eventually(self.is_idle, what="no relay is open", within_s=20)
+        eventually(self.is_idle, what="no relay is open")
         moment_s = time.time()
         # A scrape that began just then is stamped with its begin, so the next one is as good as this moment.
         self.prometheus.wait_until_sent(moment_s + 2)
@@ -84,16 +75,6 @@ class Scene:
     def is_idle(self) -> bool:
         """Whether every client has gone."""
         return self.cluster.metrics().total("pulsar_proxy_active_connections") == 0
-
-
-def per_principal(scrape: Scrape) -> dict[str, dict[str, int]]:
-    """The proxy's own counters of the principals, as the usage tables name them."""
-    return {
-        principal: {
-            what: int(scrape.total(metric, principal=principal, **labels)) for what, (metric, labels) in USAGE.items()
-        }
-        for principal in sorted(scrape.label_values("principal"))
-    }
 
 
 # ---- the scene
@@ -333,7 +314,7 @@ def send_v2(receiver: Receiver, scrape: Scrape, started_ms: int) -> None:
         "Content-Encoding": "snappy",
         "Authorization": f"Bearer {TOKEN}",
     }
-    connection = http.client.HTTPConnection(receiver.address, timeout=10)
+    connection = http.client.HTTPConnection(receiver.address, timeout=BUSY_S)
     connection.request("POST", "/api/v1/write", compress(request.SerializeToString()), headers)
     assert connection.getresponse().status == 204
     connection.close()

@@ -14,8 +14,6 @@ from .lab.pipeline import Tables
 from .lab.prometheus import packed
 from .lab.spark_cluster import SparkCluster
 
-pytestmark = pytest.mark.timeout(600)
-
 PRINCIPALS = ("alice", "bob")
 DIRECTIONS = {"to_broker": "bytes_in", "to_client": "bytes_out"}
 WORKERS = ("0", "1")

@@ -7,7 +7,6 @@ from local.standalone import Standalone
 
 from .lab.programs import Program
 
-pytestmark = pytest.mark.timeout(120)
 MIB_5 = 5 * 1024 * 1024
 
 

@@ -24,8 +24,6 @@ from .lab.dns import NameServer
 from .lab.fakes import FakeBroker, LookupBroker
 from .lab.schema import LOOKUP_CONNECT
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
@@ -59,7 +57,7 @@ def find(nursery: trio.Nursery, service_url: str) -> Brokers:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110 -- nobody tells
             await trio.sleep(0.01)
 

@@ -29,17 +29,18 @@ from .lab.cluster import ProxyCluster
 from .lab.fakes import FakeBroker, connected
 from .lab.schema import Command
 from .lab.scram import MECHANISMS, ScramDialogue
-from .lab.waiting import eventually
+from .lab.waiting import BUSY_S, eventually
 from .lab.wire import Ended, WireClient, frame
-
-pytestmark = pytest.mark.timeout(90)
 
 TOPIC = "persistent://public/default/exchanges"
 USERS = 10
 EXCHANGES = 200
-HANDSHAKE_TIMEOUT_MS = 5000
-DEADLINE_S = HANDSHAKE_TIMEOUT_MS / 1000 + 2.0
+KILLS_MIN = 2
+ROUNDS_MAX = 20
+HANDSHAKE_TIMEOUT_MS = 15_000
+DEADLINE_S = HANDSHAKE_TIMEOUT_MS / 1000 + BUSY_S
 KILL_INTERVAL_S = 0.6
+WHOEVER_IS_THERE_EACH = 4
 PAUSE_S_MAX = 0.7
 AT_ODDS = 999_999
 
@@ -147,7 +148,7 @@ def who_it_is(client: WireClient) -> int:
         assert answer.partitions or answer.error == ServerError.ServiceNotReady, answer
         return int(answer.partitions)
 
-    return eventually(partitions, what="the broker says who it is", within_s=20)
+    return eventually(partitions, what="the broker says who it is")
 
 
 # ---- one exchange
@@ -162,14 +163,14 @@ def test_workers_killed_in_the_middle(proxy: ProxyCluster, last_word: bool) -> N
         if last_word:
             dialogue.respond(final)
             dialogue.take_last_word()
-        both = eventually(lambda: auth_pids(proxy) if len(auth_pids(proxy)) == 2 else [], what="both run", within_s=30)
+        both = eventually(lambda: auth_pids(proxy) if len(auth_pids(proxy)) == 2 else [], what="both run")
         for pid in both:
             assert kill(pid)
         dialogue.respond(b"" if last_word else final)
         answers = client.wait_for_end(DEADLINE_S)
         assert [answer.type for answer in answers] == [BaseCommand.ERROR]
         assert answers[0].error.error in {ServerError.AuthenticationError, ServerError.ServiceNotReady}
-    eventually(lambda: is_let_in(proxy, 3), what="the next one is let in", within_s=20)
+    eventually(lambda: is_let_in(proxy, 3), what="the next one is let in")
     assert not set(auth_pids(proxy)) & set(both)
 
 
@@ -177,7 +178,10 @@ def test_workers_killed_in_the_middle(proxy: ProxyCluster, last_word: bool) -> N
 
 
 class Killer:
-    """Kills a random auth worker again and again until told to stop."""
+    """Kills a random auth worker again and again until told to stop.
+
+    Mostly one of two: of a busy machine's workers none would ever be there.
+    """
 
     def __init__(self, cluster: ProxyCluster) -> None:
         self.kills = 0
@@ -197,7 +201,7 @@ class Killer:
     def _run(self) -> None:
         while not self._stop.wait(KILL_INTERVAL_S):
             pids = auth_pids(self._cluster)
-            if pids:
+            if len(pids) > 1 or (pids and self.kills % WHOEVER_IS_THERE_EACH == 0):
                 self.kills += kill(self._random.choice(pids))
 
 
@@ -233,23 +237,27 @@ def expect_connected(answer: Any) -> None:
 
 def test_two_hundred_exchanges_while_workers_are_killed(proxy: ProxyCluster) -> None:
     """Half of them with another's password. Every one ends in time, and who is let in is who has proved it."""
+    numbers = [index % USERS + 1 for index in range(EXCHANGES)]
+    rights = [index // USERS % 2 == 0 for index in range(EXCHANGES)]
+    results: list[tuple[str, float]] = []
     with Killer(proxy) as killer, ThreadPoolExecutor(EXCHANGES) as pool:
-        numbers = [index % USERS + 1 for index in range(EXCHANGES)]
-        rights = [index // USERS % 2 == 0 for index in range(EXCHANGES)]
-        ends = [
-            pool.submit(one_exchange, proxy, number, index, right=right)
-            for index, (number, right) in enumerate(zip(numbers, rights, strict=True))
-        ]
-        results = [end.result(60) for end in ends]
+        # Once more where a fast machine is done with all of them before a second worker is there to be killed.
+        while killer.kills < KILLS_MIN and len(results) < EXCHANGES * ROUNDS_MAX:
+            ends = [
+                pool.submit(one_exchange, proxy, number, index, right=right)
+                for index, (number, right) in enumerate(zip(numbers, rights, strict=True))
+            ]
+            results += [end.result(300) for end in ends]
     seen: Counter[str] = Counter()
-    for number, right, (end, _) in zip(numbers, rights, results, strict=True):
+    for index, (end, _) in enumerate(results):
+        number, right = numbers[index % EXCHANGES], rights[index % EXCHANGES]
         seen[f"{'right' if right else 'wrong'} password: {'let in' if end.startswith('is ') else end}"] += 1
         assert not end.startswith("is ") or (right and end == f"is {number}"), (number, right, end)
     longest_s = max(took for _, took in results)
     print(f"{killer.kills} kills; {dict(seen)}; longest wait {longest_s:.2f} s")
     assert longest_s < DEADLINE_S
-    assert killer.kills >= 2
+    assert killer.kills >= KILLS_MIN
     assert seen["right password: let in"]
-    eventually(lambda: len(auth_pids(proxy)) == 2, what="both auth workers run again", within_s=30)
+    eventually(lambda: len(auth_pids(proxy)) == 2, what="both auth workers run again")
     for number in range(1, USERS + 1):
-        assert is_let_in(proxy, number)
+        eventually(lambda number=number: is_let_in(proxy, number), what=f"user-{number} is let in")  # type: ignore[misc]

@@ -24,8 +24,6 @@ from .lab.processes import memory_kib
 from .lab.schema import LOOKUP_CONNECT
 from .lab.wire import WireClient
 
-pytestmark = pytest.mark.timeout(180)
-
 MIB = 1 << 20
 REQUESTS = 400
 LARGE_ANSWERS_BYTES = 64 * MIB
@@ -73,7 +71,7 @@ def before_brokers(brokers: dict[str, object], topic: str) -> Iterator[Bounded]:
     tables: Tables = {
         "cluster": {"forwarders": 1, "lookup_workers": 1},
         "brokers": brokers,
-        "limits": {"max_topic_lists_bytes": LARGE_ANSWERS_BYTES, "keep_alive_interval_ms": 120_000},
+        "limits": {"max_topic_lists_bytes": LARGE_ANSWERS_BYTES},
     }
     with running(ProxyCluster(tables, ready_timeout_s=90)) as cluster:
         with WireClient(cluster.port) as client:

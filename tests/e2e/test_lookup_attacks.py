@@ -27,8 +27,6 @@ from .lab.schema import LOOKUP_CONNECT, LOOKUP_FAILED, Command
 from .lab.security import NAMESPACE
 from .lab.wire import Ended, WireClient
 
-pytestmark = pytest.mark.timeout(120)
-
 REFUSED = "pulsar_proxy_invalid_lookup_requests_total"
 BLAMED = "pulsar_proxy_fatal_lookup_requests_total"
 EJECTIONS = "pulsar_proxy_broker_ejections_total"

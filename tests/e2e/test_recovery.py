@@ -18,8 +18,6 @@ from .lab.programs import Outcome, Program, Run
 from .lab.waiting import eventually
 from .lab.wire import WireClient
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def assert_nothing_lost(outcome: Outcome) -> None:
     """Every message that was sent came, first seen in order. Redeliveries are allowed."""
@@ -130,7 +128,7 @@ def test_clients_come_in_again_while_an_auth_worker_restarts(
             lookup = client.lookup("persistent://secured/shared/after-a-kill").lookup_topic_response
             return bool(lookup.proxy_through_service_url)
 
-    eventually(comes_in, what="a client comes in", within_s=5)
+    eventually(comes_in, what="a client comes in")
     assert_settled(secured_proxy)
 
 
@@ -148,11 +146,11 @@ def kill_and_wait(cluster: ProxyCluster, role: str, *, wait: bool = True) -> Non
         now = cluster.worker_pids()
         return all(now.get(name, pid) != pid for name, pid in old.items())
 
-    eventually(replaced, what=f"new {role} workers", within_s=10)
+    eventually(replaced, what=f"new {role} workers")
     assert_settled(cluster)
     for name, pid in old.items():
         cluster.wait_for_log("a worker ended", name, str(pid))
-    assert cluster.metrics().total("pulsar_proxy_worker_restarts_total", of=role) == restarts + len(old)
+    cluster.wait_for_total("pulsar_proxy_worker_restarts_total", restarts + len(old), of=role)
 
 
 def assert_settled(cluster: ProxyCluster) -> None:
@@ -161,5 +159,5 @@ def assert_settled(cluster: ProxyCluster) -> None:
     def settled() -> bool:
         return {worker["state"] for worker in cluster.status()["workers"]} == {"running"}
 
-    eventually(settled, what="every worker runs", within_s=10)
+    eventually(settled, what="every worker runs")
     cluster.wait_for_readiness(ready=True)

@@ -1,8 +1,8 @@
 """Relays outlive their processes: forwarders are killed, the whole cluster becomes another program, and no connection
 is lost and no byte.
 
-Most of it goes on between sockets of our own, where every byte can be checked; real clients come at the end. What is
-measured stands in the output of the tests (`pytest -rP`).
+All goes on between sockets of our own, where every byte can be checked; real clients are in test_clients_do_not_notice.
+What is measured stands in the output of the tests (`pytest -rP`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -24,23 +24,19 @@ from typing import Any
 import pytest
 import trio
 from local.ports import free_port
-from local.standalone import Standalone
 
 from proto.pulsar_pb2 import BaseCommand
 
-from .conftest import before, running
+from .conftest import running
 from .lab.cluster import ProxyCluster, Tables, merged
 from .lab.crowd import AT_ONCE, Crowd, Ends, many_open_files
 from .lab.fakes import FakeBroker, LookupBroker
 from .lab.framed_streams import FramedStreams
 from .lab.processes import Use, children, memory_kib
-from .lab.programs import Program, Run
 from .lab.schema import LOOKUP_CONNECT
 from .lab.streams import OneWay, Streams
-from .lab.waiting import eventually
+from .lab.waiting import BUSY_S, NotInTimeError, eventually
 from .lab.wire import Ended, WireClient
-
-pytestmark = pytest.mark.timeout(300)
 
 ADOPTED = "pulsar_proxy_adopted_relays_total"
 STORED = "pulsar_proxy_stored_relays"
@@ -78,7 +74,7 @@ def scene(tables: Tables | None = None, *, forwarders: int = 2, unprivileged: bo
         own: Tables = {
             "cluster": {"forwarders": forwarders},
             "brokers": {"service_url": url, "allowed_ports": [broker_port]},
-            "limits": {"max_connections": 20_000, "lookup_timeout_ms": 100_000},
+            "limits": {"max_connections": 20_000, "lookup_timeout_ms": 300_000, "drain_timeout_ms": 60_000},
         }
         with running(ProxyCluster(merged(own, tables or {}), unprivileged=unprivileged)) as cluster:
             yield Scene(cluster, broker_port, lookups)
@@ -101,6 +97,23 @@ def connections(cluster: ProxyCluster) -> list[int]:
     return [worker["connections"] for worker in cluster.status()["workers"] if "connections" in worker]
 
 
+def wait_for_connections(cluster: ProxyCluster, count: int) -> None:
+    """Until its only forwarder has so many, no more and no less: a status may be a moment old."""
+    eventually(lambda: connections(cluster) == [count], what=f"one forwarder with {count} connections")
+
+
+def wait_for_standby(cluster: ProxyCluster) -> None:
+    """Until a process stands by besides the one forwarder, and neither starts any more: their memory is at rest."""
+    seen: list[tuple[list[int], int]] = []
+
+    def at_rest() -> bool:
+        pids = children(cluster.pid, "proxy.forwarder")
+        seen.append((pids, sum(map(memory_kib, pids))))
+        return len(pids) == 2 and len(seen) > 1 and seen[-1][0] == seen[-2][0] and seen[-1][1] - seen[-2][1] < 100
+
+    eventually(at_rest, what="a process is on standby", every_s=0.7)
+
+
 def kill(pid: int) -> bool:
     """SIGKILL; whether there was somebody."""
     try:
@@ -116,10 +129,10 @@ def kill_forwarder(cluster: ProxyCluster, number: int = 0) -> float:
     def running_pid() -> int:
         return forwarders_running(cluster).get(f"forwarder-{number}", 0)
 
-    old = eventually(running_pid, what=f"forwarder {number} runs", within_s=20)
+    old = eventually(running_pid, what=f"forwarder {number} runs")
     killed_at = time.time()
     assert kill(old)
-    eventually(lambda: running_pid() not in {0, old}, what=f"another forwarder {number} than {old} runs", within_s=20)
+    eventually(lambda: running_pid() not in {0, old}, what=f"another forwarder {number} than {old} runs")
     return killed_at
 
 
@@ -140,13 +153,12 @@ def wait_until_empty(cluster: ProxyCluster) -> None:
         left = scrape.total(STORED) + scrape.total("pulsar_proxy_active_connections")
         return left == 0 and states == {"running"}
 
-    eventually(empty, what="no relay is left", within_s=20)
+    eventually(empty, what="no relay is left")
 
 
 def sockets_and_files(pid: int) -> int:
-    """Open descriptors that are no pipe's: pipes stay in their pool for the next relays."""
-    use = Use.of(pid)
-    return use.descriptors - use.pipe_ends
+    """Open descriptors that are no pipe's."""
+    return Use.of(pid).files
 
 
 def assert_no_more_open(cluster: ProxyCluster, earlier: int) -> None:
@@ -242,16 +254,17 @@ def test_without_crash_safety_relays_end_with_their_forwarder() -> None:
         (old,) = forwarders_running(on.cluster).values()
         assert kill(old)
         eventually(lambda: crowd.ended() == 50, what="every client has been told")
-        eventually(lambda: forwarders_running(on.cluster), what="another forwarder runs")
+        eventually(lambda: set(forwarders_running(on.cluster).values()) - {old}, what="another forwarder runs")
         assert on.cluster.metrics().total(ADOPTED) == 0
-        assert connections(on.cluster) == [0]
+        wait_for_connections(on.cluster, 0)
         crowd.close_all()
         crowd.open(10)
         crowd.exchange()
 
 
 RELAYS_OF_ONE = 1000
-PAUSE_MAX_S = 2.0
+PAUSE_MAX_S = BUSY_S
+"""Milliseconds, in fact, which the test prints."""
 
 
 def test_a_thousand_relays_stand_still_for_a_moment_only() -> None:
@@ -261,13 +274,13 @@ def test_a_thousand_relays_stand_still_for_a_moment_only() -> None:
         crowd.exchange()
         pauses, until_all_moved = [], []
         for _ in range(3):
-            time.sleep(1.7)  # there is a process on standby again
+            wait_for_standby(on.cluster)
             began_at = time.monotonic()
             pauses.append(pause_after_kill(on.cluster))
             crowd.exchange()
             until_all_moved.append(time.monotonic() - began_at)
-            assert connections(on.cluster) == [RELAYS_OF_ONE]
-        assert on.cluster.metrics().total(ADOPTED) == RELAYS_OF_ONE
+            wait_for_connections(on.cluster, RELAYS_OF_ONE)
+        on.cluster.wait_for_total(ADOPTED, RELAYS_OF_ONE)
     print("taken over after", *(f"{pause:.3f}" for pause in pauses), "s;", end=" ")
     print("bytes had moved through all after", *(f"{moved:.3f}" for moved in until_all_moved), "s")
     assert median(pauses) <= PAUSE_MAX_S
@@ -275,7 +288,7 @@ def test_a_thousand_relays_stand_still_for_a_moment_only() -> None:
 
 # ---- the whole cluster becomes another program
 
-UPGRADES = 20
+UPGRADES = 10
 
 
 class Upgrader:
@@ -302,7 +315,7 @@ class Upgrader:
                 client.send(BaseCommand.LOOKUP, lookup_topic={"topic": TOPIC, "request_id": 17})
                 eventually(lambda: len(self._on.lookups.lookups) > asked, what="the broker was asked")
                 began_at = time.monotonic()
-                answer = cluster.command("upgrade", timeout_s=100)
+                answer = cluster.command("upgrade", timeout_s=300)
                 self.seconds.append(time.monotonic() - began_at)
                 assert answer.returncode == 0, answer.stderr
             response = client.receive()
@@ -318,7 +331,7 @@ class Upgrader:
         assert not pids & self._seen
 
 
-def test_twenty_upgrades_in_a_row() -> None:
+def test_ten_upgrades_in_a_row() -> None:
     """The supervisor stays the same process, every other is another one each time; no stream notices. A client in
     lookup mode gets its answer first, and then an end.
     """
@@ -341,6 +354,7 @@ def test_twenty_upgrades_in_a_row() -> None:
 UNREAD_RELAYS = 3
 FLAT_KIB = 6 * 1024
 MORE_BYTES = 3_000_000
+QUIET_S = 1.5
 
 
 @dataclass
@@ -382,7 +396,7 @@ class Stuck:
 def fill_up(ways: list[Stuck], bytes_max: int) -> None:
     """Send until nothing has been taken for a while."""
     quiet_since = time.monotonic()
-    while time.monotonic() - quiet_since < 0.7:
+    while time.monotonic() - quiet_since < QUIET_S:
         if sum(way.push(bytes_max) for way in ways):
             quiet_since = time.monotonic()
         assert max(way.way.sent_bytes for way in ways) <= bytes_max, "who does not read must stop the sender"
@@ -407,7 +421,7 @@ def test_a_receiver_that_stops_reading_stops_the_sender_and_costs_no_memory() ->
     with scene(forwarders=1) as on, on.crowd() as crowd:
         crowd.open(UNREAD_RELAYS)
         crowd.exchange()
-        time.sleep(1.5)  # the standby is there, too
+        wait_for_standby(on.cluster)
         memory = [cluster_memory_kib(on.cluster)]
         ways = [way for ends in crowd.relays for way in both_ways(ends)]
         fill_up(ways, socket_buffers_max())
@@ -415,7 +429,7 @@ def test_a_receiver_that_stops_reading_stops_the_sender_and_costs_no_memory() ->
         stuck = [way.way.sent_bytes for way in ways]
         kill_forwarder(on.cluster)
         fill_up(ways, socket_buffers_max())
-        time.sleep(1.5)
+        wait_for_standby(on.cluster)
         memory.append(cluster_memory_kib(on.cluster))
         print(f"sent before it stopped: {min(stuck)} to {max(stuck)} bytes; memory of the cluster, KiB: {memory}")
         assert sum(stuck) > 2 * FLAT_KIB * 1024  # otherwise the memory would prove nothing
@@ -427,7 +441,7 @@ def test_a_receiver_that_stops_reading_stops_the_sender_and_costs_no_memory() ->
 def read_on(ways: list[Stuck]) -> None:
     """Everybody reads again, while a little more is sent."""
     left = dict.fromkeys(range(len(ways)), MORE_BYTES)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 2 * BUSY_S
 
     def done(number: int) -> bool:
         return left[number] <= 0 and ways[number].way.got_bytes >= ways[number].way.sent_bytes
@@ -461,17 +475,26 @@ def test_five_thousand_relays_come_and_go_and_leave_nothing_behind() -> None:
     with scene(forwarders=1) as on, on.crowd() as crowd:
         come_and_go(crowd, WARM_UP)
         wait_until_empty(on.cluster)
+        wait_for_standby(on.cluster)
         early = use_of_all(on.cluster)
         come_and_go(crowd, COME_AND_GO)
         wait_until_empty(on.cluster)
-        time.sleep(0.5)  # connections of our own looks end, too
-        late = use_of_all(on.cluster)
+
+        late = early
+
+        def are_closed() -> bool:
+            nonlocal late
+            late = use_of_all(on.cluster)
+            return late.keys() == early.keys() and all(late[pid].files <= early[pid].files for pid in late)
+
+        with suppress(NotInTimeError):  # connections of our own looks end a bit later; what is wrong is told below
+            eventually(are_closed, what="no process has more open than before")
     print("before", *early.values(), "after", *late.values(), sep="\n  ")
     assert late.keys() == early.keys()
     for pid, use in late.items():
         # The pool of pipes grows to what relays needed at the same time, which is chance.
         assert use.pipe_ends <= early[pid].pipe_ends + 4 * AT_ONCE
-        assert use.descriptors - use.pipe_ends <= early[pid].descriptors - early[pid].pipe_ends
+        assert use.files <= early[pid].files
         assert use.memory_kib <= early[pid].memory_kib + LEAK_KIB
 
 
@@ -499,62 +522,25 @@ def test_ten_thousand_relays_without_privileges() -> None:
     """
     with many_open_files(3 * RELAYS_WANTED) as limit, scene(forwarders=1, unprivileged=True) as on:
         assert all(capabilities(pid) == 0 for pid in (on.cluster.pid, *children(on.cluster.pid)))
-        count = min(RELAYS_WANTED, (limit - DESCRIPTORS_SPARE) // 2)
+        count = min(RELAYS_WANTED, (limit - DESCRIPTORS_SPARE - open_files()) // 2)
         with on.crowd() as crowd:
             crowd.open(count, at_once=200)
             crowd.exchange()
-            assert on.cluster.metrics().total(STORED) == count
+            on.cluster.wait_for_total(STORED, count)
             pause_s = pause_after_kill(on.cluster)
             crowd.exchange()
-            assert connections(on.cluster) == [count]
+            wait_for_connections(on.cluster, count)
             assert crowd.ended() == 0
         wait_until_empty(on.cluster)
     print(f"{count} relays, taken over after {pause_s:.2f} s")
+
+
+def open_files() -> int:
+    """How many files this process has open, those of other tests among them."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 def capabilities(pid: int) -> int:
     """What the kernel lets a process do beyond its user's rights."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
-
-
-# ---- real clients
-
-MESSAGES = 20_000
-RATE = 2000
-
-
-def test_real_clients_do_not_notice(every_client: list[Program], broker: Standalone, topic: str) -> None:
-    """Forwarders are killed and everything is replaced while they produce and consume: none of them reconnects."""
-    tables: Mapping[str, Mapping[str, object]] = {"brokers": before(broker)}
-    with running(ProxyCluster(tables)) as cluster, ExitStack() as stack:
-        runs: dict[str, Run] = {
-            program.name: stack.enter_context(
-                program.start("stream", cluster.service_url, f"{topic}-{program.name}", rate=RATE)
-            )
-            for program in every_client
-        }
-        assert runs
-        for run in runs.values():
-            run.wait_for_progress(300)
-        said_before = {name: run.reconnects() for name, run in runs.items()}  # settings with such names, at the start
-        for number in range(6):
-            kill_forwarder(cluster, number % 2)
-            if number == 2:
-                answer = cluster.command("upgrade", timeout_s=100)
-                assert answer.returncode == 0, answer.stderr
-            for run in runs.values():
-                run.wait_for_progress(RATE // 4)
-        for run in runs.values():
-            run.wait_for_progress(max(1, MESSAGES - run.progress()))
-        adopted = cluster.metrics().total(ADOPTED)  # by those who follow the last two who were killed
-        outcomes = {name: run.stop() for name, run in runs.items()}
-    for name, outcome in outcomes.items():
-        result = outcome.result
-        assert result["ok"], f"{name}: {result}\n{outcome.log[-4000:]}"
-        assert result["sent"] >= MESSAGES
-        found = {key: result[key] for key in ("missing", "duplicates", "send_failures", "in_order")}
-        assert found == {"missing": 0, "duplicates": 0, "send_failures": 0, "in_order": True}, name
-        assert outcome.reconnect_lines[said_before[name] :] == [], name
-    assert adopted >= len(runs)
-    print({name: outcome.result["sent"] for name, outcome in outcomes.items()})

@@ -23,8 +23,6 @@ from .lab.wire import WireClient
 from .lab.witness import nobody_harmed
 from .test_failing_brokers import comparable
 
-pytestmark = pytest.mark.timeout(90)
-
 GRANTED = f"persistent://{NAMESPACE}/granted"
 NOT_GRANTED = "persistent://public/default/not-granted"
 FAILURES = "pulsar_authentication_failures_total"
@@ -118,7 +116,9 @@ def test_an_expired_credential_serves_no_further_lookup(
     secured_broker: Standalone, secured_proxy: ProxyCluster
 ) -> None:
     """The connection was made with a good token; once that has expired, its next use ends it (KIP-368)."""
-    token = make_token(secured_broker.secret_key.read_bytes(), "alice", 3)
+    token = make_token(
+        secured_broker.secret_key.read_bytes(), "alice", 8
+    )  # long enough to come in and ask, also on a busy machine
     with WireClient(secured_proxy.port) as client:
         assert client.connect(token=token).type == BaseCommand.CONNECTED
         assert client.lookup(GRANTED).lookup_topic_response.proxy_through_service_url
@@ -127,7 +127,7 @@ def test_an_expired_credential_serves_no_further_lookup(
             answer = client.lookup(GRANTED)
             return bool(answer.type == BaseCommand.ERROR and answer.error.error == ServerError.AuthenticationError)
 
-        eventually(refused, what="the session is ended", within_s=6)
+        eventually(refused, what="the session is ended")
 
 
 # ---- nobody becomes another

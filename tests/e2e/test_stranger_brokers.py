@@ -26,8 +26,6 @@ from .lab.schema import LOOKUP_CONNECT, LOOKUP_FAILED, LOOKUP_REDIRECT
 from .lab.waiting import eventually
 from .lab.wire import WireClient
 
-pytestmark = pytest.mark.timeout(90)
-
 TOPIC = "persistent://public/default/strangers"
 BROKER, BELOW = "broker.lab.example", "b0.broker.lab.example"
 STRANGER, NEIGHBOUR, SHARING = "stranger.example", "evil.lab.example", "sharing.example"

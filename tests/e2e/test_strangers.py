@@ -19,8 +19,6 @@ from .lab.strangers import Strangers, client_hello
 from .lab.waiting import eventually
 from .lab.wire import Ended, WireClient
 
-pytestmark = pytest.mark.timeout(180)
-
 TOPIC = "persistent://public/default/strangers"
 STRANGERS = 5_000
 CONNECTIONS_MAX = 4_000

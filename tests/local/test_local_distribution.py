@@ -212,7 +212,7 @@ def test_second_run_waits_for_the_first(cache: Path, maven: Maven, tarball: byte
         fcntl.flock(other_run, fcntl.LOCK_EX)
         thread = threading.Thread(target=lambda: homes.append(pulsar_home(progress, archive)))
         thread.start()
-        assert waiting.wait(10)
+        assert waiting.wait(60)
         assert maven.calls == []
     thread.join(10)
     assert homes == [cache / "pulsar-1.0"]

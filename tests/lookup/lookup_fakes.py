@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -18,9 +19,9 @@ from proto.frames import FrameDecoder
 from proto.lookup_requests import Request, request_of
 from proto.lookups import kind_of
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, CommandLookupTopicResponse
-from proto.rpc_pb2 import BrokerCredentialsResponse
+from proto.rpc_pb2 import BrokerCredentialsResponse, Status
 from proxy.config.types import Config
-from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 
 Answer = BaseCommand | bytes | None
 Script = Callable[[BaseCommand], Answer]
@@ -193,12 +194,21 @@ class Network:
         return [(0, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
 
 
+EXCHANGE_LIFETIME_S = 10.0
+"""For how long an auth worker keeps an exchange that nobody goes on with: by default limits.handshake_timeout_ms."""
+
+
 class FakeAuth:
-    """An auth worker's client and pool in one: gives credentials that are new each time."""
+    """An auth worker's client and pool in one: gives credentials that are new each time, and forgets exchanges as the
+    real one does.
+    """
 
     def __init__(self, *, broken: bool = False) -> None:
         self.calls: list[Any] = []
         self.broken = broken
+        self._ids = itertools.count(1)
+        self._under_way: dict[int, float] = {}
+        """Exchange → until when it is kept."""
         self.lifetime_s = 0.0
         """Of the credentials; 0: they do not end."""
 
@@ -206,7 +216,7 @@ class FakeAuth:
         return self
 
     def new_id(self) -> int:
-        return 1
+        return next(self._ids)
 
     async def call(
         self, _method: int, request: Any, _type: Any, *, timeout_s: float, retry: bool
@@ -215,6 +225,10 @@ class FakeAuth:
         self.calls.append(request)
         if self.broken:
             raise RpcError("no auth worker")
+        until = self._under_way.pop(request.exchange_id, 0.0)
+        if request.HasField("challenge") and until <= trio.current_time():
+            raise RpcCallRefused(Status.INVALID_REQUEST, "a round of an exchange that is not under way")
+        self._under_way[request.exchange_id] = trio.current_time() + EXCHANGE_LIFETIME_S
         ends = int((time.time() + self.lifetime_s) * 1000) if self.lifetime_s else 0
         return BrokerCredentialsResponse(method="token", data=b"proxy-%d" % len(self.calls), expires_at_unix_ms=ends)
 

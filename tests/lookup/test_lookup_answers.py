@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lookup.answers import PART_BYTES_MAX, Answers
-from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse
+from proto.rpc_pb2 import EnvelopeResponse
 from proxy.runtime.turn import Turn, current_turn
 
 
@@ -70,7 +70,7 @@ async def test_answers_of_one_turn_travel_together(turn: Turn, reply: Reply) -> 
 async def test_outside_of_a_turn_an_answer_leaves_at_once(turn: Turn, reply: Reply) -> None:
     answers = Answers(3, reply)
     answers.put(2, b"two")
-    answers.refuse(0, "ENVELOPE_INVALID_REQUEST", "why")
+    answers.refuse(0, "INVALID_REQUEST", "why")
     answers.put(1, b"one")
     assert (reply.indices, reply.more) == ([[2], [], [1]], [True, True, False])
 
@@ -79,14 +79,14 @@ async def test_one_bad_request_is_refused_among_good_ones(turn: Turn, reply: Rep
     answers = Answers(3, reply)
     with turn:
         answers.put(0, b"zero")
-        answers.refuse(1, "ENVELOPE_INVALID_REQUEST", "why")
+        answers.refuse(1, "INVALID_REQUEST", "why")
         answers.put(2, b"two")
     [(part, more)] = reply.parts
     assert not more
-    assert part.error == EnvelopeError.ENVELOPE_OK, "the Envelope itself is accepted"
+    assert part.error == EnvelopeResponse.NONE, "the Envelope itself is accepted"
     assert (list(part.answered), part.frames) == ([0, 2], b"zerotwo")
     [bad] = part.refused
-    assert (bad.index, bad.error, bad.error_message) == (1, EnvelopeError.ENVELOPE_INVALID_REQUEST, "why")
+    assert (bad.index, bad.error, bad.error_message) == (1, EnvelopeResponse.INVALID_REQUEST, "why")
 
 
 async def test_a_part_holds_as_much_as_it_may(turn: Turn, reply: Reply) -> None:

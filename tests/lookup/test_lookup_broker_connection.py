@@ -82,7 +82,9 @@ async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
         ours, theirs = streams or trio.testing.memory_stream_pair()
         turn = current_turn()
         greeting = connected()
-        link = BrokerLink(ours, Connected(Frame(greeting.SerializeToString()), greeting.connected, rest))
+        link = BrokerLink(
+            host_port("b0"), ours, Connected(Frame(greeting.SerializeToString()), greeting.connected, rest)
+        )
 
         async def answer_challenge(_challenge: bytes) -> tuple[str, bytes]:
             await trio.lowlevel.checkpoint()

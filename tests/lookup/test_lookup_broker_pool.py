@@ -11,6 +11,8 @@ import trio
 import trio.testing
 from lookup_fakes import (
     CONNECT,
+    EXCHANGE_LIFETIME_S,
+    BrokerEnd,
     FakeAuth,
     FakeBroker,
     Network,
@@ -226,21 +228,56 @@ async def test_the_proxy_says_who_it_is(network: Network, nursery: trio.Nursery)
     assert pools.auth.calls[0].broker_host == "broker"
 
 
-async def test_a_challenge_later_on_is_answered_with_fresh_credentials(network: Network, nursery: trio.Nursery) -> None:
+async def test_a_challenge_later_on_is_answered_with_fresh_credentials(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The auth worker has forgotten the exchange of the handshake by then: a refresh begins another one, in which the
+    broker's further rounds are answered, too.
+    """
     pools = Pools(network, nursery, credentials=True)
-    await pools.get("alice")
-    seen: list[BaseCommand] = []
-    end = pools.broker.ends[0]
-    send, read = trio.open_memory_channel[BaseCommand](1)
+    end, answers = await listened_to(pools)
+    for refresh in range(2):
+        await trio.sleep(EXCHANGE_LIFETIME_S + 1)
+        for challenge in (b"PulsarAuthRefresh", b"a further round"):
+            await end.say(commands.auth_challenge("broker", 21, "token", challenge))
+            with trio.fail_after(5):
+                answer = (await answers.receive()).auth_response.response
+            assert answer.auth_data == b"proxy-%d" % len(pools.auth.calls)
+        first, second = pools.auth.calls[-2:]
+        assert not first.HasField("challenge")
+        assert second.challenge == b"a further round"
+        assert first.exchange_id == second.exchange_id == refresh + 2, "each refresh is an exchange of its own"
+    assert len(pools.auth.calls) == 5
+    assert not (await pools.get("alice")).closed
 
-    async def spy(data: bytes, _inner: Any = pools.pool) -> None:
-        await send.send(commands.parse_command(bytes(data)[8:]))
 
+async def test_a_further_round_in_a_forgotten_exchange_ends_the_connection(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    pools = Pools(network, nursery, credentials=True)
+    end, _ = await listened_to(pools)
     connection = await pools.get("alice")
+    await trio.sleep(EXCHANGE_LIFETIME_S + 1)
+    await end.say(commands.auth_challenge("broker", 21, "token", b"a further round"))
+    await trio.sleep(1)
+    assert connection.closed
+
+
+async def listened_to(pools: Pools) -> tuple[BrokerEnd, trio.MemoryReceiveChannel[BaseCommand]]:
+    """Alice's connection: the broker's end, and the AUTH_RESPONSEs that come over it."""
+    connection = await pools.get("alice")
+    send, receive = trio.open_memory_channel[BaseCommand](10)
+    send_all = connection._link.stream.send_all
+
+    async def spy(data: bytes) -> None:
+        command = commands.parse_command(bytes(data)[8:])
+        if command.type == BaseCommand.AUTH_RESPONSE:
+            await send.send(command)
+        else:
+            await send_all(data)
+
     connection._link.stream.send_all = spy  # type: ignore[method-assign]
-    await end.say(commands.auth_challenge("broker", 21, "token", b"PulsarAuthRefresh"))
-    seen.append(await read.receive())
-    assert seen[0].auth_response.response.auth_data == b"proxy-2"
+    return pools.broker.ends[0], receive
 
 
 async def test_without_credentials_none_are_asked_for(network: Network, nursery: trio.Nursery) -> None:

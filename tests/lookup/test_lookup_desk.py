@@ -183,6 +183,7 @@ class Setup:
         assert self.desk.under_way.count == 0
         assert self.desk._questions == {}
         assert self.desk._by_principal == {}
+        assert (self.desk._budget.used_bytes, self.desk._budget._by_owner) == (0, {})
 
 
 @pytest.fixture
@@ -421,6 +422,43 @@ async def test_room_that_is_given_back_is_not_all_the_greedy_ones(make: Make) ->
 async def test_without_authentication_there_is_nobody_to_share_with(make: Make) -> None:
     it = make(max_concurrent_lookups=100)
     assert fill(it, "") == 100
+
+
+async def test_requests_are_bounded_in_bytes_and_shared_fairly(make: Make) -> None:
+    """A request may have max_command_bytes: their number alone bounds no memory."""
+    it = make(max_lookup_bytes=100 * 1024)
+    it.lookups.open = False
+    for number in range(4):
+        it.ask(lookup(f"{number}" + "x" * (15 * 1024), request_id=number), "greedy")
+    assert it.heard == [("greedy", 3, ServerError.TooManyRequests)]
+    it.ask(lookup("y" * (15 * 1024), request_id=9), "modest")
+    it.ask(lookup("0" + "x" * (15 * 1024), request_id=8), "modest")
+    assert len(it.heard) == 1
+    it.lookups.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(it.heard) == 6
+    it.nothing_left()
+
+
+async def test_who_shares_the_bytes_without_authentication_is_told_by_address(make: Make) -> None:
+    it = make(max_lookup_bytes=100 * 1024)
+    for number in range(4):
+        it.ask(lookup(f"{number}" + "x" * (15 * 1024), request_id=number), "", address=f"192.0.2.7:400{number}")
+    it.ask(lookup("y" * (15 * 1024), request_id=9), "", address="192.0.2.8:4000")
+    assert it.heard == [("", 3, ServerError.TooManyRequests)]
+    it.reload(max_lookup_bytes=1024)
+    it.ask(lookup("z", request_id=10), "", address="192.0.2.9:4000")
+    assert it.heard[-1] == ("", 10, ServerError.TooManyRequests)
+
+
+async def test_those_who_wait_with_another_one_count_their_bytes_too(make: Make) -> None:
+    it = make(max_lookup_bytes=100 * 1024)
+    for number in range(4):
+        it.ask(lookup("x" * (15 * 1024), request_id=number), "alice")
+    assert it.heard == [("alice", 3, ServerError.TooManyRequests)]
+    it.lookups.asked[0].answer()
+    assert len(it.heard) == 4
+    it.nothing_left()
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 4])

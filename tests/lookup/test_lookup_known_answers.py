@@ -45,7 +45,9 @@ class Line:
     def __init__(self, nursery: trio.Nursery, shapes: AnswerShapes) -> None:
         ours, self.broker = trio.testing.memory_stream_pair()
         greeting = connected()
-        link = BrokerLink(ours, Connected(Frame(greeting.SerializeToString()), greeting.connected, b""))
+        link = BrokerLink(
+            host_port("b0"), ours, Connected(Frame(greeting.SerializeToString()), greeting.connected, b"")
+        )
         self.connection = BrokerConnection(
             host_port("broker"),
             link,

@@ -32,23 +32,23 @@ from proto.envelope import ENVELOPE_VERSION
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.roles import MAY_CALL, Role
-from proto.rpc_frames import Call, encode_call
+from proto.rpc_frames import Call, Reply, RpcDecoder, encode_call
 from proto.rpc_pb2 import (
     BrokerProfileRequest,
     BrokerProfileResponse,
-    EnvelopeError,
     EnvelopeRequest,
     EnvelopeResponse,
     Method,
     Principal,
     ResolveTargetRequest,
     ResolveTargetResponse,
+    Status,
 )
 from proto.sealed_principal import seal
 from proxy.config.errors import ConfigError
 from proxy.runtime.descriptors import Descriptors
 from proxy.runtime.peers import Caller
-from proxy.runtime.rpc_server import RpcServer
+from proxy.runtime.rpc_server import RpcRefused, RpcServer
 from proxy.runtime.rpc_writer import BatchedWriter
 from proxy.runtime.worker import WorkerContext
 
@@ -66,7 +66,7 @@ class Embedded:
     index: int
     response: bytes = b""
     """A BaseCommand."""
-    error: int = EnvelopeError.ENVELOPE_OK
+    error: int = EnvelopeResponse.NONE
     error_message: str = ""
 
 
@@ -110,7 +110,7 @@ class EnvelopeReply:
         """All answers, by their numbers."""
         await self._over.wait()
         for part, _ in self.parts:
-            assert part.error == EnvelopeError.ENVELOPE_OK, part.error_message
+            assert part.error == EnvelopeResponse.NONE, part.error_message
         return sorted((one for part, _ in self.parts for one in embedded_in(part)), key=lambda one: one.index)
 
 
@@ -170,7 +170,7 @@ class Served:
     async def answer(self, request: BaseCommand | None = None, **changes: Any) -> BaseCommand:
         """The answer to one request."""
         [embedded] = await self.send(lookup() if request is None else request, **changes).all()
-        assert embedded.error == EnvelopeError.ENVELOPE_OK, embedded.error_message
+        assert embedded.error == EnvelopeResponse.NONE, embedded.error_message
         return BaseCommand.FromString(embedded.response)
 
     def refusal(self, **changes: Any) -> int:
@@ -179,11 +179,18 @@ class Served:
         assert not more
         assert not embedded_in(part)
         assert part.error_message
-        assert self.value("pulsar_proxy_envelope_errors_total", error=EnvelopeError.Name(part.error)) == 1
+        assert self.value("pulsar_proxy_envelope_errors_total", error=EnvelopeResponse.Error.Name(part.error)) == 1
         return part.error
 
-    async def resolve(self, target: str) -> ResolveTargetResponse:
-        data = ResolveTargetRequest(target=target, client_address="192.0.2.7:4000").SerializeToString()
+    async def resolve(self, target: str, **changes: Any) -> ResolveTargetResponse:
+        fields: dict[str, Any] = {
+            "target": target,
+            "client_address": "192.0.2.7:4000",
+            "principal_name": "alice",
+            "sealed_principal": seal(ALICE, KEY),
+            **changes,
+        }
+        data = ResolveTargetRequest(**fields).SerializeToString()
         handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
         return ResolveTargetResponse.FromString(await handler(data, FORWARDER))
 
@@ -246,7 +253,7 @@ async def test_credentials_do_not_replace_a_principal(serve: Serve, broker: Fake
     refused = served.refusal(
         original_auth_method="token", original_auth_data="s3cret", sealed_principal=b"", principal_name="admin"
     )
-    assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert refused == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
     assert broker.connects == []
 
 
@@ -256,9 +263,48 @@ async def test_a_principal_behind_a_proxy_is_answered_for(serve: Serve, broker: 
     assert broker.requests[0][0] == "alice"
 
 
+@pytest.mark.parametrize("role", sorted(set(Role) - {Role.FORWARDER}))
+async def test_a_role_without_cluster_action_is_told_so_in_the_envelopes_words(
+    serve: Serve, broker: FakeBroker, nursery: trio.Nursery, role: Role
+) -> None:
+    """Security: KIP-590's right to ClusterAction is a forwarder's alone, whatever principal another role can show."""
+    served = serve()
+    ours, theirs = trio.testing.memory_stream_pair()
+    server = RpcServer(served.service.handlers(), max_frame_bytes=1 << 20)
+    nursery.start_soon(server.serve_connection, theirs, Caller(role, 1))
+    request = EnvelopeRequest(
+        version=ENVELOPE_VERSION,
+        requests=[lookup().SerializeToString()],
+        principal_type="User",
+        principal_name="alice",
+        sealed_principal=seal(ALICE, KEY),
+        client_address="192.0.2.7:4000",
+    )
+    await ours.send_all(encode_call(Call(1, Method.ENVELOPE, 1000, request.SerializeToString())))
+    decoder = RpcDecoder(max_frame_bytes=1 << 20)
+    while (reply := decoder.next_frame()) is None:
+        decoder.receive_data(await ours.receive_some(4096))
+    assert isinstance(reply, Reply)
+    assert (reply.status, reply.more) == (Status.OK, False)
+    assert EnvelopeResponse.FromString(reply.response).error == EnvelopeResponse.CLUSTER_AUTHORIZATION_FAILED
+    assert broker.connects == []
+    await ours.aclose()
+
+
+def test_the_errors_are_kafkas() -> None:
+    """KIP-590 takes them from Kafka's protocol, names and numbers."""
+    assert dict(EnvelopeResponse.Error.items()) == {
+        "NONE": 0,
+        "CLUSTER_AUTHORIZATION_FAILED": 31,
+        "UNSUPPORTED_VERSION": 35,
+        "INVALID_REQUEST": 42,
+        "PRINCIPAL_DESERIALIZATION_FAILURE": 97,
+    }
+
+
 @pytest.mark.parametrize("address", ["", "rubbish", "192.0.2.7", "192.0.2.7:x", "a b:1"])
 async def test_a_bad_client_address(serve: Serve, broker: FakeBroker, address: str) -> None:
-    assert serve().refusal(client_address=address) == EnvelopeError.ENVELOPE_INVALID_REQUEST
+    assert serve().refusal(client_address=address) == EnvelopeResponse.INVALID_REQUEST
     assert broker.requests == []
 
 
@@ -279,7 +325,7 @@ async def test_an_ipv6_client_address(serve: Serve, broker: FakeBroker) -> None:
 async def test_unsealed_malformed_or_forged(serve: Serve, broker: FakeBroker, sealed: bytes) -> None:
     """Security: a forwarder cannot mint a principal."""
     refused = serve().refusal(sealed_principal=sealed)
-    assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert refused == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
     assert broker.connects == []
 
 
@@ -293,7 +339,7 @@ async def test_expiry(serve: Serve, broker: FakeBroker, expires_at_ms: int, acce
         await served.answer(sealed_principal=seal(principal, KEY))
     else:
         refused = served.refusal(sealed_principal=seal(principal, KEY))
-        assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+        assert refused == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
         assert broker.connects == []
 
 
@@ -302,7 +348,7 @@ async def test_the_name_must_be_the_one_under_the_seal(
     serve: Serve, broker: FakeBroker, claimed: dict[str, str]
 ) -> None:
     refused = serve().refusal(**claimed)
-    assert refused == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert refused == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
     assert broker.connects == []
 
 
@@ -321,7 +367,7 @@ async def test_without_authentication_no_claimed_name_reaches_the_broker(serve: 
 
 async def test_a_version_newer_than_ours(serve: Serve, broker: FakeBroker) -> None:
     """An upgrade in the wrong order must not be read as what it is not."""
-    assert serve().refusal(version=ENVELOPE_VERSION + 1) == EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION
+    assert serve().refusal(version=ENVELOPE_VERSION + 1) == EnvelopeResponse.UNSUPPORTED_VERSION
     assert broker.connects == []
 
 
@@ -330,7 +376,7 @@ async def test_a_version_older_than_ours(serve: Serve, broker: FakeBroker) -> No
 
 
 async def test_an_envelope_without_a_request(serve: Serve) -> None:
-    assert serve().refusal(requests=[]) == EnvelopeError.ENVELOPE_INVALID_REQUEST
+    assert serve().refusal(requests=[]) == EnvelopeResponse.INVALID_REQUEST
 
 
 async def test_bytes_that_are_no_envelope(serve: Serve) -> None:
@@ -340,14 +386,14 @@ async def test_bytes_that_are_no_envelope(serve: Serve) -> None:
 
 
 BAD_REQUESTS: list[tuple[BaseCommand | bytes, int]] = [
-    (BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 1}), EnvelopeError.ENVELOPE_INVALID_REQUEST),
-    (BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": "x"}), EnvelopeError.ENVELOPE_INVALID_REQUEST),
-    (BaseCommand(type=BaseCommand.PING), EnvelopeError.ENVELOPE_INVALID_REQUEST),
-    (BaseCommand(type=BaseCommand.LOOKUP_RESPONSE), EnvelopeError.ENVELOPE_INVALID_REQUEST),
-    (BaseCommand(), EnvelopeError.ENVELOPE_INVALID_REQUEST),
-    (b"\xff\xff\xff\xff", EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION),
-    (BaseCommand(type=BaseCommand.LOOKUP), EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION),
-    (b"\x08\x17\xba\x01\x03\x0a\x01t", EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION),  # no request id
+    (BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 1}), EnvelopeResponse.INVALID_REQUEST),
+    (BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": "x"}), EnvelopeResponse.INVALID_REQUEST),
+    (BaseCommand(type=BaseCommand.PING), EnvelopeResponse.INVALID_REQUEST),
+    (BaseCommand(type=BaseCommand.LOOKUP_RESPONSE), EnvelopeResponse.INVALID_REQUEST),
+    (BaseCommand(), EnvelopeResponse.INVALID_REQUEST),
+    (b"\xff\xff\xff\xff", EnvelopeResponse.UNSUPPORTED_VERSION),
+    (BaseCommand(type=BaseCommand.LOOKUP), EnvelopeResponse.UNSUPPORTED_VERSION),
+    (b"\x08\x17\xba\x01\x03\x0a\x01t", EnvelopeResponse.UNSUPPORTED_VERSION),  # no request id
 ]
 
 
@@ -360,7 +406,7 @@ async def test_a_request_that_is_not_accepted(
         [embedded] = await served.send(bad).all()
     assert (embedded.error, embedded.response) == (error, b"")
     assert embedded.error_message
-    name = EnvelopeError.Name(error)
+    name = EnvelopeResponse.Error.Name(error)
     assert served.value("pulsar_proxy_envelope_errors_total", error=name) == 1
     assert [(entry["client"], entry["error"]) for entry in logs] == [("192.0.2.7:4000", name)]
     assert broker.connects == []
@@ -401,7 +447,7 @@ async def test_one_bad_request_keeps_no_other_from_its_answer(
 ) -> None:
     answers = await serve().send(lookup("a", 1), bad, lookup("b", 3)).all()
     assert [embedded.index for embedded in answers] == [0, 1, 2]
-    assert [embedded.error for embedded in answers] == [EnvelopeError.ENVELOPE_OK, error, EnvelopeError.ENVELOPE_OK]
+    assert [embedded.error for embedded in answers] == [EnvelopeResponse.NONE, error, EnvelopeResponse.NONE]
     assert [BaseCommand.FromString(answers[index].response).lookup_topic_response.request_id for index in (0, 2)] == [
         1,
         3,
@@ -776,6 +822,65 @@ async def test_resolve_target_denied(serve: Serve) -> None:
     assert served.value("pulsar_proxy_denied_targets_total", reason="port") == 1
 
 
+@pytest.mark.parametrize("any_broker", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sealed_principal": b""},
+        {"sealed_principal": b"\xff\xff\xff"},
+        {"sealed_principal": ALICE.SerializeToString()},
+        {"sealed_principal": seal(ALICE, b"x" * 32)},
+        {"sealed_principal": seal(BOB, KEY)},
+        {"sealed_principal": seal(Principal(name="alice", expires_at_unix_ms=int(NOW_S * 1000)), KEY)},
+        {"principal_name": ""},
+        {"principal_name": "admin"},
+    ],
+    ids=["unsealed", "malformed", "no seal", "forged", "bob's", "expired", "nobody", "admin"],
+)
+async def test_a_target_is_resolved_for_a_sealed_principal_alone(
+    serve: Serve, network: Network, changes: dict[str, Any], any_broker: bool
+) -> None:
+    """Security: a forwarder cannot mint a principal, for relays no more than for lookups."""
+    network.names["b1"] = [["10.0.0.2"]]
+    served = serve()
+    with pytest.raises(RpcRefused) as refused, structlog.testing.capture_logs() as logs:
+        await served.resolve("" if any_broker else "b1:6650", any_broker=any_broker, **changes)
+    assert refused.value.status == Status.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert "b1" not in network.resolved
+    assert served.value("pulsar_proxy_denied_targets_total", reason="bad_principal") == 1
+    assert [entry["client"] for entry in logs if "refused" in entry["event"]] == ["192.0.2.7:4000"]
+
+
+async def test_without_authentication_a_target_needs_no_principal(serve: Serve, network: Network) -> None:
+    network.names["b1"] = [["10.0.0.2"]]
+    served = serve(authentication={"enabled": False})
+    assert (await served.resolve("b1:6650", sealed_principal=b"", principal_name="")).host == "b1"
+
+
+async def test_resolve_any_broker(serve: Serve, network: Network) -> None:
+    network.names["b0"], network.names["b1"] = [["10.0.0.1"]], [["10.0.0.2"]]
+    served = serve(brokers={"service_url": "pulsar://b0:6650,b1:7000"})
+    await trio.testing.wait_all_tasks_blocked()
+    response = await served.resolve("", any_broker=True)
+    [other] = response.others
+    found = {(one.host, one.port, *one.addresses) for one in (response, other)}
+    assert found == {("b0", 6650, "10.0.0.1"), ("b1", 7000, "10.0.0.2")}
+    assert not response.denial
+
+
+async def test_an_empty_target_means_any_broker_only_where_it_is_said_so(serve: Serve) -> None:
+    response = await serve().resolve("")
+    assert (response.denial, response.host) == ("malformed", "")
+
+
+async def test_resolve_any_broker_denied(serve: Serve, network: Network) -> None:
+    network.names["b0"] = [["169.254.169.254"]]
+    served = serve()
+    response = await served.resolve("", any_broker=True)
+    assert (response.denial, response.host, list(response.others)) == ("metadata", "", [])
+    assert served.value("pulsar_proxy_denied_targets_total", reason="metadata") == 1
+
+
 async def test_the_profile_is_empty_before_a_broker_has_spoken_and_whole_after(
     serve: Serve, broker: FakeBroker
 ) -> None:
@@ -862,7 +967,7 @@ async def test_configure_can_switch_authentication_on(serve: Serve, broker: Fake
     await served.start()
     await served.answer(sealed_principal=b"")
     await served.configure(authentication={"enabled": True})
-    assert served.refusal(sealed_principal=b"") == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert served.refusal(sealed_principal=b"") == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
 async def test_configure_lets_lookups_under_way_finish_under_the_old_settings(

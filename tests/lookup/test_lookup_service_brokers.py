@@ -13,12 +13,15 @@ from prometheus_client import CollectorRegistry
 
 from lookup.service import LookupService
 from proto.roles import Role
-from proto.rpc_pb2 import Method, ResolveTargetRequest, ResolveTargetResponse
+from proto.rpc_pb2 import Method, Principal, ResolveTargetRequest, ResolveTargetResponse
+from proto.sealed_principal import seal
 from proxy.config.errors import ConfigError
 from proxy.runtime.descriptors import Descriptors
 from proxy.runtime.dns import Addresses
 from proxy.runtime.peers import Caller
 from proxy.runtime.worker import WorkerContext
+
+SEAL_KEY = b"k" * 32
 
 
 class Worker:
@@ -29,7 +32,7 @@ class Worker:
         descriptors = Descriptors(channel=-1, liveness=-1)
         no_reactor: Any = None
         self.service = LookupService(
-            WorkerContext(Role.LOOKUP, 0, config, b"k" * 32, descriptors, self.registry, nursery, no_reactor)
+            WorkerContext(Role.LOOKUP, 0, config, SEAL_KEY, descriptors, self.registry, nursery, no_reactor)
         )
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -38,7 +41,10 @@ class Worker:
     async def resolve(
         self, target: str, *, client: str = "192.0.2.7:4000", principal: str = "alice"
     ) -> ResolveTargetResponse:
-        request = ResolveTargetRequest(target=target, client_address=client, principal_name=principal)
+        sealed = seal(Principal(name=principal), SEAL_KEY)
+        request = ResolveTargetRequest(
+            target=target, client_address=client, principal_name=principal, sealed_principal=sealed
+        )
         handler: Any = self.service.handlers()[Method.RESOLVE_TARGET]
         return ResolveTargetResponse.FromString(await handler(request.SerializeToString(), Caller(Role.FORWARDER, 1)))
 

@@ -13,8 +13,9 @@ from prometheus_client import CollectorRegistry
 
 from lookup.brokers import Brokers
 from lookup.metrics import BrokerMetrics
-from lookup.targets import Target, TargetDenied, TargetRules, never_allowed, reached_by
+from lookup.targets import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, never_allowed, reached_by
 from proto.addresses import HostPort
+from proxy.runtime.broker_link import BrokerLinkFailed
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.dns import Resolver
 
@@ -245,6 +246,70 @@ async def test_the_other_proxy_need_not_be_among_the_brokers_addresses(network: 
     network.names["p0"] = [["192.0.2.1"]]
     through = rules(service_url="pulsar://p0:7000", through_proxy=True, allowed_addresses=["10.0.0.0/8"])
     assert (await through.check("broker:6650")).addresses == ("192.0.2.1",)
+
+
+# ---- any broker
+
+
+async def test_any_broker_is_each_in_its_turn_with_the_others_behind_it(network: Network, rules: Rules) -> None:
+    network.names["b0"], network.names["b1"] = [["10.0.0.1"]], [["10.0.0.2"]]
+    anywhere = rules(service_url="pulsar://b0:6650,b1:7000")
+    first, second = Target(HostPort("b0", 6650), ("10.0.0.1",)), Target(HostPort("b1", 7000), ("10.0.0.2",))
+    await trio.testing.wait_all_tasks_blocked()
+    assert [await anywhere.any_broker() for _ in range(3)] == [[first, second], [second, first], [first, second]]
+
+
+async def test_any_broker_is_a_healthy_one_while_there_is_one(network: Network, rules: Rules) -> None:
+    network.names["b0"], network.names["b1"] = [["10.0.0.1"]], [["10.0.0.2"]]
+    hour_ms = 3_600_000
+    anywhere = rules(service_url="pulsar://b0:6650,b1:6650", ejection_time_ms=hour_ms, ejection_time_max_ms=hour_ms)
+    await trio.testing.wait_all_tasks_blocked()
+    down = anywhere._brokers.discovery.endpoints[0]
+    failures = [BrokerLinkFailed("unreachable", "down", message="") for _ in range(3)]
+    for failure in failures:
+        anywhere._brokers.failed(down, "unreachable", failure)
+    assert [[target.broker.host for target in await anywhere.any_broker()] for _ in range(3)] == [["b1", "b0"]] * 3
+
+
+async def test_any_broker_of_many_is_one_of_a_few(network: Network, rules: Rules) -> None:
+    network.names["b"] = [[f"10.0.0.{number}" for number in range(1, 41)]]
+    anywhere = rules(service_url="pulsar://b:6650")
+    found = await anywhere.any_broker()
+    assert len({target.addresses for target in found}) == len(found) == ANY_BROKER_MAX
+
+
+async def test_any_broker_is_at_an_allowed_address(network: Network, rules: Rules) -> None:
+    """Security: what DNS says of the operator's names leads nowhere where no target may be, either."""
+    network.names["b0"], network.names["b1"] = [["169.254.169.254"]], [["10.0.0.2"]]
+    anywhere = rules(service_url="pulsar://b0:6650,b1:6650")
+    await trio.testing.wait_all_tasks_blocked()
+    for _ in range(2):
+        assert await anywhere.any_broker() == [Target(HostPort("b1", 6650), ("10.0.0.2",))]
+
+
+async def test_of_a_broker_only_the_allowed_addresses_are_any_brokers(network: Network, rules: Rules) -> None:
+    network.names["b0"] = [["10.0.0.1", "fe80::1"]]  # one broker, of two families
+    assert await rules(service_url="pulsar://b0:6650").any_broker() == [Target(HostPort("b0", 6650), ("10.0.0.1",))]
+
+
+@pytest.mark.parametrize(("answer", "reason"), [("169.254.169.254", "metadata"), ("224.0.0.1", "multicast")])
+async def test_no_broker_is_allowed(network: Network, rules: Rules, answer: str, reason: str) -> None:
+    network.names["b0"] = [[answer]]
+    with pytest.raises(TargetDenied) as caught:
+        await rules(service_url="pulsar://b0:6650").any_broker()
+    assert caught.value.reason == reason
+
+
+async def test_no_broker_is_known(rules: Rules) -> None:
+    with pytest.raises(TargetDenied, match="nowhere") as caught:
+        await rules(service_url="pulsar://nowhere:6650").any_broker()
+    assert caught.value.reason == "unknown_host"
+
+
+async def test_any_broker_through_another_proxy_is_that_proxy(network: Network, rules: Rules) -> None:
+    network.names["p0"] = [["192.0.2.1"]]
+    through = rules(service_url="pulsar://p0:7000", through_proxy=True, allowed_addresses=["10.0.0.0/8"])
+    assert await through.any_broker() == [Target(HostPort("p0", 7000), ("192.0.2.1",))]
 
 
 # ---- never allowed, whatever the operator's rules are

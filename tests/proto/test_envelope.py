@@ -7,7 +7,7 @@ from proto.envelope import ENVELOPE_VERSION, EnvelopeRefused, embedded_request, 
 from proto.lookups import KINDS
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import RequestRefused
-from proto.rpc_pb2 import EnvelopeError, EnvelopeRequest, Principal
+from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal
 from proto.sealed_principal import seal
 
 KEY = b"k" * 32
@@ -49,13 +49,19 @@ def test_older_versions_are_understood(version: int) -> None:
 def test_a_newer_version_is_refused_before_anything_else_is_looked_at(key: bytes | None) -> None:
     """What it leaves out, or means otherwise, cannot be known here."""
     request = envelope(version=ENVELOPE_VERSION + 1, client_address="rubbish", sealed_principal=b"")
-    assert refusal(request, key) == EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION
+    assert refusal(request, key) == EnvelopeResponse.UNSUPPORTED_VERSION
 
 
 @pytest.mark.parametrize("key", [KEY, None])
 @pytest.mark.parametrize("address", ["", "rubbish", "192.0.2.7", "192.0.2.7:x", "a b:1", "192.0.2.7:0", "[::1]"])
 def test_a_bad_client_address(address: str, key: bytes | None) -> None:
-    assert refusal(envelope(client_address=address), key) == EnvelopeError.ENVELOPE_INVALID_REQUEST
+    assert refusal(envelope(client_address=address), key) == EnvelopeResponse.INVALID_REQUEST
+
+
+def test_whose_request_it_is_comes_before_what_else_is_wrong_with_it() -> None:
+    """As KIP-590 has it: a caller that cannot show a principal learns nothing of the rest."""
+    request = envelope(sealed_principal=b"", client_address="rubbish")
+    assert refusal(request) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
 @pytest.mark.parametrize(
@@ -64,13 +70,13 @@ def test_a_bad_client_address(address: str, key: bytes | None) -> None:
 )
 def test_unsealed_malformed_or_forged(sealed: bytes) -> None:
     """Security: a forwarder cannot mint a principal."""
-    assert refusal(envelope(sealed_principal=sealed)) == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert refusal(envelope(sealed_principal=sealed)) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
 def test_an_expired_principal() -> None:
     with pytest.raises(EnvelopeRefused) as caught:
         principal_of(envelope(), KEY, NOW_MS + 1)
-    assert caught.value.error == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert caught.value.error == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
 def test_what_was_found_of_a_seal_holds_for_this_key_and_until_its_end() -> None:
@@ -82,14 +88,14 @@ def test_what_was_found_of_a_seal_holds_for_this_key_and_until_its_end() -> None
             with pytest.raises(EnvelopeRefused, match="expired"):
                 principal_of(envelope(), KEY, now_ms)
     for _ in range(2):
-        assert refusal(envelope(), b"x" * 32) == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+        assert refusal(envelope(), b"x" * 32) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
     for_ever = Principal(type="User", name="alice")
     assert principal_of(envelope(sealed_principal=seal(for_ever, KEY)), KEY, 2**62) == for_ever
 
 
 @pytest.mark.parametrize("claimed", [{"principal_name": "admin"}, {"principal_type": "Group"}, {"principal_name": ""}])
 def test_the_name_must_be_the_one_under_the_seal(claimed: dict[str, str]) -> None:
-    assert refusal(envelope(**claimed)) == EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE
+    assert refusal(envelope(**claimed)) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
 def test_without_authentication_requests_are_nobodys_whatever_is_claimed() -> None:
@@ -98,7 +104,7 @@ def test_without_authentication_requests_are_nobodys_whatever_is_claimed() -> No
 
 def test_an_envelope_without_a_request() -> None:
     """It has nothing that could be answered, and its caller waits."""
-    assert refusal(envelope(requests=[])) == EnvelopeError.ENVELOPE_INVALID_REQUEST
+    assert refusal(envelope(requests=[])) == EnvelopeResponse.INVALID_REQUEST
 
 
 # ---- requests
@@ -116,7 +122,7 @@ def test_a_command_that_may_not_be_forwarded(kind: int) -> None:
     """Security: a lookup worker asks for its clients, and does nothing else on their behalf."""
     with pytest.raises(EnvelopeRefused, match="may not be forwarded") as caught:
         embedded_request(BaseCommand(type=kind).SerializeToString())
-    assert caught.value.error == EnvelopeError.ENVELOPE_INVALID_REQUEST
+    assert caught.value.error == EnvelopeResponse.INVALID_REQUEST
 
 
 @pytest.mark.parametrize("kind", [BaseCommand.GET_TOPICS_OF_NAMESPACE, BaseCommand.GET_SCHEMA])
@@ -137,4 +143,4 @@ def test_a_request_for_much_that_begins_as_one_for_little(kind: int) -> None:
 def test_inner_bytes_that_cannot_be_parsed(inner: bytes) -> None:
     with pytest.raises(EnvelopeRefused) as caught:
         embedded_request(inner)
-    assert caught.value.error == EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION
+    assert caught.value.error == EnvelopeResponse.UNSUPPORTED_VERSION

@@ -10,8 +10,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from proxy import __main__ as module
+from proxy import cli
+from proxy.config import load
+from proxy.config.cgroups import ContainerLimits
 
 ROOT = Path(module.__file__).parents[1]
 COMMAND = [sys.executable, "-m", "proxy"]
@@ -77,3 +81,18 @@ def test_a_password_is_still_asked_for() -> None:
     os.close(ours)
     assert process.returncode == 0
     assert b"a-secret" not in shown
+
+
+def test_check_says_what_the_container_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "proxy.toml"
+    config.write_text("[cluster]\nforwarders = 1\n")
+    monkeypatch.setattr(load, "container_limits", lambda: ContainerLimits(memory_bytes=512 << 20))
+    done = CliRunner().invoke(cli.main, ["check", "--config", str(config)])
+    assert done.exit_code == 0, done.output
+    in_order, container = done.output.splitlines()
+    assert in_order == f"{config}: in order"
+    assert "memory_limit_mib=512" in container
+    monkeypatch.setattr(load, "container_limits", lambda: ContainerLimits(memory_bytes=64 << 20))
+    done = CliRunner().invoke(cli.main, ["check", "--config", str(config)])
+    assert done.exit_code == 1
+    assert "limit of 64 MiB is too small: this configuration needs" in done.output

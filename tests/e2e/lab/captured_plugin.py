@@ -98,7 +98,7 @@ def _write_nonsense() -> None:
 def drain(control: str) -> str:
     """Ask for a drain; "" where the line is closed without a word."""
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(10)
+        sock.settimeout(30)
         sock.connect(control)
         try:
             sock.sendall(encode_call(Call(1, Method.CLUSTER_DRAIN, 5000, b"")))

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,11 +25,17 @@ from local.ports import free_port
 from local.process import OwnedProcess
 
 from .metrics import Scrape
-from .waiting import eventually
+from .waiting import BUSY_S, NotInTimeError, eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 HOST = "127.0.0.1"
 NOBODY = 65534
+READY_TIMEOUT_S = 90.0
+COMMAND_TIMEOUT_S = 120.0
+NO_PINGS_S = 600
+"""After so long a silent connection gets a PING: in no test, however long a busy machine takes, or it comes in place of
+an answer.
+"""
 Tables = Mapping[str, Mapping[str, Any]]
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -76,7 +83,7 @@ class ProxyCluster:
         self,
         tables: Tables,
         *,
-        ready_timeout_s: float = 30.0,
+        ready_timeout_s: float = READY_TIMEOUT_S,
         unprivileged: bool = False,
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
@@ -99,7 +106,8 @@ class ProxyCluster:
             "cluster": {"name": "e2e", "runtime_dir": str(self.runtime_dir), "forwarders": 2},
             "listener": {"bind": f"{HOST}:{self.port}"},
             "admin": {"bind": f"{HOST}:{self.admin_port}"},
-            "limits": {"drain_timeout_ms": 5000},
+            "limits": {"drain_timeout_ms": 5000, "keep_alive_interval_ms": NO_PINGS_S * 1000},
+            "reload": {"watch_interval_ms": 0},  # tests that change the file say what is to come of it
         }
         self.tables = merged(own, tables)
         self.write_config(self.tables)
@@ -140,7 +148,7 @@ class ProxyCluster:
         if self.get("/healthz").status != 200:
             return False
         try:
-            socket.create_connection((HOST, self.port), timeout=1).close()
+            socket.create_connection((HOST, self.port), timeout=BUSY_S).close()
         except OSError:
             return False
         return True
@@ -156,7 +164,7 @@ class ProxyCluster:
         assert self._process is not None
         self._process.signal(number)
 
-    def wait(self, timeout_s: float) -> int | None:
+    def wait(self, timeout_s: float = BUSY_S) -> int | None:
         """The supervisor's exit code, or None if it is still there after that time."""
         assert self._process is not None
         return self._process.wait(timeout_s)
@@ -179,7 +187,7 @@ class ProxyCluster:
     # ---- looks
 
     def get(
-        self, path: str, timeout_s: float = 5.0, *, method: str = "GET", headers: Mapping[str, str] | None = None
+        self, path: str, timeout_s: float = BUSY_S, *, method: str = "GET", headers: Mapping[str, str] | None = None
     ) -> Answer:
         """GET, or another method, on the admin port."""
         request = urllib.request.Request(
@@ -194,10 +202,10 @@ class ProxyCluster:
         except OSError as error:
             return Answer(0, str(error))
 
-    def wait_for_readiness(self, *, ready: bool, within_s: float = 10.0) -> None:
+    def wait_for_readiness(self, *, ready: bool) -> None:
         """Wait until `/readyz` says so."""
         status = 200 if ready else 503
-        eventually(lambda: self.get("/readyz").status == status, what=f"/readyz is {status}", within_s=within_s)
+        eventually(lambda: self.get("/readyz").status == status, what=f"/readyz is {status}")
 
     def metrics(self) -> Scrape:
         """One scrape of all processes, collected after now: the cluster keeps one for a second."""
@@ -208,6 +216,19 @@ class ProxyCluster:
             if float(answer.headers.get("X-Collected-At", "inf")) >= asked_at:
                 return Scrape.parse(answer.text)
             time.sleep(0.1)
+
+    def wait_for_total(self, name: str, value: float, **labels: str) -> None:
+        """Wait until a metric is this over all processes: what is counted may be a moment behind what is seen."""
+        seen = -1.0
+
+        def has_come() -> bool:
+            nonlocal seen
+            seen = self.metrics().total(name, **labels)
+            return seen == value
+
+        with suppress(NotInTimeError):
+            eventually(has_come, what=name)
+        assert seen == value, f"{name}{labels}"
 
     def status(self) -> dict[str, Any]:
         """`/status`."""
@@ -229,7 +250,7 @@ class ProxyCluster:
         """The end of its log."""
         return "\n".join(self.log_text().splitlines()[-lines:])
 
-    def wait_for_log(self, *words: str, within_s: float = 5.0, since: int = 0) -> str:
+    def wait_for_log(self, *words: str, within_s: float = BUSY_S, since: int = 0) -> str:
         """The first line, from offset `since` on, that has all these words."""
 
         def find() -> str:
@@ -240,7 +261,9 @@ class ProxyCluster:
 
     # ---- commands
 
-    def command(self, name: str, *arguments: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, name: str, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> subprocess.CompletedProcess[str]:
         """Run one of the commands against this cluster's configuration."""
         command = [sys.executable, "-m", "proxy", name, "--config", str(self.config_path), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT, check=False)

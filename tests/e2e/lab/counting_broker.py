@@ -55,7 +55,7 @@ class CountingBroker:
             answers = []
             while (received := decoder.next_frame()) is not None:
                 answers.append(self._answer(received.command))
-            self.may_answer.wait(60)
+            self.may_answer.wait(100)
             connection.sendall(b"".join(answers))
 
     def _answer(self, data: bytes) -> bytes:

@@ -18,7 +18,7 @@ from .wire import frame
 
 HOST = "127.0.0.1"
 AT_ONCE = 50
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 _NUMBER_BYTES = 4
 
 
@@ -70,22 +70,27 @@ class Crowd:
             count -= batch
 
     def _open(self, count: int) -> list[Ends]:
-        clients = []
-        for _ in range(count):
-            client = socket.create_connection((HOST, self._proxy_port), timeout=TIMEOUT_S)
-            client.sendall(self._hello)
-            clients.append(client)
-        brokers = []
-        for _ in range(count):
-            broker, _ = self._listener.accept()
-            broker.settimeout(TIMEOUT_S)
-            assert receive_command(broker).type == BaseCommand.CONNECT
-            broker.sendall(connected())
-            brokers.append(broker)
-        for number, client in enumerate(clients):
-            assert receive_command(client).type == BaseCommand.CONNECTED
-            client.sendall(number.to_bytes(_NUMBER_BYTES, "big"))  # the broker is to know which one it is
-        return [Ends(clients[int.from_bytes(read_exactly(broker, _NUMBER_BYTES), "big")], broker) for broker in brokers]
+        with contextlib.ExitStack() as opened:  # a failure must leave none of them open: other tests follow
+            clients = []
+            for _ in range(count):
+                client = opened.enter_context(socket.create_connection((HOST, self._proxy_port), timeout=TIMEOUT_S))
+                client.sendall(self._hello)
+                clients.append(client)
+            brokers = []
+            for _ in range(count):
+                broker = opened.enter_context(self._listener.accept()[0])
+                broker.settimeout(TIMEOUT_S)
+                assert receive_command(broker).type == BaseCommand.CONNECT
+                broker.sendall(connected())
+                brokers.append(broker)
+            for number, client in enumerate(clients):
+                assert receive_command(client).type == BaseCommand.CONNECTED
+                client.sendall(number.to_bytes(_NUMBER_BYTES, "big"))  # the broker is to know which one it is
+            relays = [
+                Ends(clients[int.from_bytes(read_exactly(broker, _NUMBER_BYTES), "big")], broker) for broker in brokers
+            ]
+            opened.pop_all()
+        return relays
 
     def exchange(self) -> None:
         """A few bytes through every relay in both directions, other ones for each."""

@@ -18,7 +18,7 @@ from .schema import NO_REQUEST_ID, Command
 from .wire import frame
 
 Behaviour = Callable[[socket.socket], None]
-ANSWER_LATEST_S = 100.0
+ANSWER_LATEST_S = 300.0
 
 
 class FakeBroker:
@@ -130,7 +130,7 @@ class SlowToConnect:
         """Serve one connection."""
         receive_command(connection)
         self.asked.set()
-        self.may_answer.wait(10)
+        self.may_answer.wait(ANSWER_LATEST_S)
         connection.sendall(connected())
         self.heard = read_to_end(connection)
 

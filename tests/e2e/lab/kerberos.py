@@ -20,7 +20,7 @@ from .programs import NotAvailableError
 
 REALM = "PULSAR.TEST"
 ALICE, BOB, PROXY, BROKER = (f"{name}@{REALM}" for name in ("alice", "bob", "proxy/localhost", "broker/localhost"))
-_START_TIMEOUT_S = 10.0
+_START_TIMEOUT_S = 60.0
 
 _KRB5_CONF = """
 [libdefaults]

@@ -17,6 +17,7 @@ from proto.frames import FrameDecoder, encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 
 from .schema import LOOKUP_FAILED, Command
+from .waiting import BUSY_S
 from .wire import frame
 
 HOST = "127.0.0.1"
@@ -49,6 +50,11 @@ class Question:
     def took_s(self) -> float:
         """From sending to the answer; without an answer it is infinite."""
         return float("inf") if self.answered_at is None else self.answered_at - self.sent_at
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether an answer has come, be it an error."""
+        return self.answered_at is not None
 
     @property
     def error(self) -> tuple[int, str] | None:
@@ -210,7 +216,7 @@ class Load:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._running.wait(30), "not connected in time"
+        assert self._running.wait(BUSY_S), "not connected in time"
         assert self._error is None, self._error
         return self
 

@@ -38,3 +38,22 @@ class Scrape:
         names = self.names() | before.names()
         changes = {name: self.total(name) - before.total(name) for name in sorted(names)}
         return {name: change for name, change in changes.items() if change}
+
+
+USAGE = {
+    "bytes_in": ("pulsar_proxy_principal_bytes_total", {"direction": "to_broker"}),
+    "bytes_out": ("pulsar_proxy_principal_bytes_total", {"direction": "to_client"}),
+    "messages_in": ("pulsar_proxy_principal_messages_total", {"direction": "to_broker"}),
+    "messages_out": ("pulsar_proxy_principal_messages_total", {"direction": "to_client"}),
+    "sessions": ("pulsar_proxy_principal_sessions_total", {}),
+}
+
+
+def per_principal(scrape: Scrape) -> dict[str, dict[str, int]]:
+    """The proxy's own counters of the principals, as the usage tables name them."""
+    return {
+        principal: {
+            what: int(scrape.total(metric, principal=principal, **labels)) for what, (metric, labels) in USAGE.items()
+        }
+        for principal in sorted(scrape.label_values("principal"))
+    }

@@ -53,7 +53,7 @@ class PasswordFlood:
 
     def _come(self, place: tuple[str, str]) -> None:
         address, user = place
-        client = socket.create_connection(("127.0.0.1", self._port), timeout=10, source_address=(address, 0))
+        client = socket.create_connection(("127.0.0.1", self._port), timeout=60, source_address=(address, 0))
         connect = {
             "client_version": "stranger",
             "protocol_version": 19,

@@ -52,6 +52,11 @@ class Use:
     pipe_ends: int
     memory_kib: int
 
+    @property
+    def files(self) -> int:
+        """Descriptors that are no pipe's: pipes stay in their pool for the next relays."""
+        return self.descriptors - self.pipe_ends
+
     @classmethod
     def of(cls, pid: int) -> Use:
         """Right now."""

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local.cache import cache_directory
+from local.cache import cache_directory, locked
+from local.console import print_status
 
 from .waiting import eventually
 
 CLIENTS = Path(__file__).resolve().parents[1] / "clients"
-RUN_TIMEOUT_S = 90.0
+RUN_TIMEOUT_S = 180.0
 _RECONNECT = re.compile(r"reconnect", re.IGNORECASE)
 
 
@@ -55,7 +56,7 @@ class Run:
         numbers = re.findall(r"^PROGRESS (.*)\n", self._output.read_text(), re.MULTILINE)
         return int(json.loads(numbers[-1])["received"]) if numbers else 0
 
-    def wait_for_progress(self, more: int, within_s: float = 60.0) -> None:
+    def wait_for_progress(self, more: int, within_s: float = 120.0) -> None:
         """Wait until it has received `more` messages than now; fail at once if it ends before."""
         goal = self.progress() + more
 
@@ -184,20 +185,23 @@ def _built(name: str, inputs: list[Path], build: Callable[[Path], None]) -> Path
     for path in inputs:
         digest.update(str(path).encode() + (path.read_bytes() if path.is_file() else b""))
     target = cache_directory() / "e2e-clients" / f"{name}-{digest.hexdigest()[:16]}"
-    if not target.exists():
-        target.parent.mkdir(exist_ok=True)
-        unfinished = target.with_name(f"{target.name}.{os.getpid()}")
-        unfinished.mkdir()
-        try:
-            build(unfinished)
-            unfinished.rename(target)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    if target.exists():
+        return target
+    with locked(cache_directory() / "e2e-clients.lock", print_status):
+        if not target.exists():  # another process may have built it meanwhile
+            target.parent.mkdir(exist_ok=True)
+            unfinished = target.with_name(f"{target.name}.{os.getpid()}")
+            unfinished.mkdir()
+            try:
+                build(unfinished)
+                unfinished.rename(target)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
     return target
 
 
 def _build(command: list[str], cwd: Path | None = None) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=cwd)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, cwd=cwd)
     if result.returncode == 0:
         return
     # Modules that cannot be fetched say something about the machine; anything else is a defect of the program.

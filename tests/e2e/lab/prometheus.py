@@ -68,7 +68,7 @@ class Prometheus:
             "--log.level=warn",
         ]
         self._process = OwnedProcess(command, log=self._directory / "prometheus.log", cwd=self._directory)
-        eventually(self._is_ready, what=f"Prometheus is ready\n{self._process.log_tail()}", within_s=30)
+        eventually(self._is_ready, what=f"Prometheus is ready\n{self._process.log_tail()}")
 
     def kill(self) -> None:
         """SIGKILL; harmless if it does not run."""
@@ -82,7 +82,7 @@ class Prometheus:
         families = text_string_to_metric_families(self._get("/metrics"))
         return max((sample.value for family in families for sample in family.samples if sample.name == name), default=0)
 
-    def wait_until_sent(self, moment_s: float, within_s: float = 30.0) -> None:
+    def wait_until_sent(self, moment_s: float, within_s: float = 60.0) -> None:
         """Wait until a scrape after this moment has arrived at the receiver, and so everything before."""
         eventually(lambda: self.sent_until_s() > moment_s, what=f"sent until {moment_s}", within_s=within_s)
 
@@ -105,6 +105,6 @@ class Prometheus:
             return False
         return True
 
-    def _get(self, path: str, timeout_s: float = 5.0) -> str:
+    def _get(self, path: str, timeout_s: float = 30.0) -> str:
         with _opener.open(f"{self.url}{path}", timeout=timeout_s) as answer:
             return str(answer.read().decode())

@@ -169,7 +169,7 @@ class Session(WireClient):
 
     def goes_on_until_it_ends(self, credentials: str) -> str:
         """It is used again and again, and says the same credentials whenever it is asked; its last word."""
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + REPLY_TIMEOUT_S
         while True:
             assert time.monotonic() < deadline, "it does not end"
             self.use()

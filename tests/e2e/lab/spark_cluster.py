@@ -29,8 +29,8 @@ _PACK = (
     "import analytics, pathlib, shutil; "
     "shutil.make_archive('analytics', 'zip', pathlib.Path(analytics.__file__).parents[1], 'analytics')"
 )
-_START_TIMEOUT_S = 60.0
-_JOB_TIMEOUT_S = 180.0
+_START_TIMEOUT_S = 120.0
+_JOB_TIMEOUT_S = 400.0
 _STOP_TIMEOUT_S = 10.0
 # An environment without its .pth files, one of which leads to our own package in the tree.
 _PYTHON = """\
@@ -113,7 +113,7 @@ class SparkCluster:
         """Whether the executors' Python finds a module without Spark's help."""
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
         ran = subprocess.run(
-            [self.python, "-c", code], cwd=self.directory, env=self._environment, timeout=60, check=False
+            [self.python, "-c", code], cwd=self.directory, env=self._environment, timeout=_START_TIMEOUT_S, check=False
         )
         return ran.returncode == 0
 

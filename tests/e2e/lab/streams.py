@@ -14,7 +14,7 @@ from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 
 HOST = "127.0.0.1"
-SLOWEST_END_S = 20.0
+SLOWEST_END_S = 60.0
 _FRAME_BYTES_MAX = 1 << 20
 _CHUNK_BYTES = 1 << 16
 

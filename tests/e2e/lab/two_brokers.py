@@ -18,7 +18,7 @@ from local.standalone import Standalone
 from .waiting import eventually
 
 HOST = "127.0.0.1"
-ZOOKEEPER_READY_S = 30.0
+ZOOKEEPER_READY_S = 60.0
 SESSION_TIMEOUT_MS = 3000
 """So long after a broker's death its topics still count as its own."""
 
@@ -125,7 +125,7 @@ class TwoBrokers:
 
     def _accepts(self) -> bool:
         try:
-            socket.create_connection((HOST, self._zookeeper_port), timeout=1).close()
+            socket.create_connection((HOST, self._zookeeper_port), timeout=10).close()
         except OSError:
             return False
         return True

@@ -13,8 +13,9 @@ from proto.frames import Frame, FrameDecoder, encode_frame
 from proto.pulsar_pb2 import BaseCommand
 
 from .schema import Command
+from .waiting import BUSY_S
 
-REPLY_TIMEOUT_S = 10.0
+REPLY_TIMEOUT_S = BUSY_S
 _FRAME_BYTES_MAX = 64 * 1024 * 1024
 _request_ids = itertools.count(1)
 
@@ -26,7 +27,7 @@ class Ended(Exception):
 class WireClient:
     """One connection, from ``source`` if that is given. Everything that waits has a deadline."""
 
-    def __init__(self, port: int, host: str = "127.0.0.1", *, source: str = "", timeout_s: float = 5.0) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1", *, source: str = "", timeout_s: float = BUSY_S) -> None:
         origin = (source, 0) if source else None
         self._socket = socket.create_connection((host, port), timeout=timeout_s, source_address=origin)
         own_host, own_port = self._socket.getsockname()[:2]
@@ -107,7 +108,9 @@ class WireClient:
 
     def has_heard(self) -> bool:
         """Whether anything is there to be received, an end included."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        poll = select.poll()  # unlike select it takes descriptors beyond 1023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
 
     # ---- a little dialogue
 

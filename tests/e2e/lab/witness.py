@@ -31,7 +31,7 @@ class Witness:
         def risen() -> bool:
             return self._cluster.metrics().total(name, **labels) > self._before.total(name, **labels)
 
-        eventually(risen, what=f"{name}{labels} rises; what moved: {self.moved()}", within_s=5)
+        eventually(risen, what=f"{name}{labels} rises; what moved: {self.moved()}")
 
     def moved(self) -> dict[str, float]:
         """Every metric that moved."""

@@ -19,7 +19,7 @@ from proxy.runtime.metrics import new_registry
 from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.runtime.rpc_server import WAITING_BYTES_MAX
 
-PATHS = ("/metrics", "/healthz", "/readyz", "/status")
+PATHS = ("/metrics", "/metrics/", "/healthz", "/readyz", "/status.html", "/status")
 
 
 class Setup:
@@ -75,6 +75,13 @@ async def test_the_paths(setup: Setup) -> None:
     status = await setup.get("/status")
     assert (status.content_type, json.loads(status.body)) == ("application/json", {"cluster": "prod"})
     assert b"\n" in status.body.strip(), "for people, too"
+
+
+async def test_paths_of_pulsars_own_proxy(setup: Setup) -> None:
+    assert await setup.get("/metrics/") == await setup.get("/metrics")
+    assert await setup.get("/status.html") == Answer(200, b"OK\n")
+    setup.reasons = ["starting"]
+    assert await setup.get("/status.html") == Answer(503, b"NOT READY\n")
 
 
 async def test_not_ready(setup: Setup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.config import load
+from proxy.config.cgroups import ContainerLimits
 from proxy.config.load import (
     ConfigError,
     changes_that_need_a_restart,
@@ -443,7 +446,14 @@ def test_relays_have_what_the_kernel_takes(files: Files, key: str, value: int, a
 def test_forwarders(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 5})
     assert forwarder_count(files.load("[cluster]\nforwarders = 7")) == 7
+    monkeypatch.setattr(load, "container_limits", ContainerLimits)
     assert forwarder_count(Config()) == 3
+    monkeypatch.setattr(load, "container_limits", lambda: ContainerLimits(cpus=Fraction(3, 2)))
+    assert forwarder_count(Config()) == 2
+    assert forwarder_count(files.load("[cluster]\nforwarders = 7")) == 7
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(1000)))
+    monkeypatch.setattr(load, "container_limits", ContainerLimits)
+    assert forwarder_count(Config()) == 256
 
 
 def test_types_are_frozen_and_forbid_what_they_do_not_know() -> None:

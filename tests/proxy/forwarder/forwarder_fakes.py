@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from relay_fakes import new_relays
 
 from proto import commands
+from proto.addresses import HostPort
 from proto.broker_handshake import Connected
 from proto.frames import Frame, FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
@@ -34,6 +35,7 @@ from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session import ClientSession
 from proxy.runtime.broker_link import BrokerLink
+from proxy.runtime.byte_budget import ByteBudget
 from proxy.runtime.deadlines import Deadlines
 from proxy.runtime.fair_room import FairRoom
 from proxy.runtime.rpc_client import PendingCall
@@ -190,7 +192,7 @@ class FakeAuthentication:
     ) -> AuthenticateResponse:
         """In place of RpcClient.call."""
         assert method == Method.AUTHENTICATE
-        assert retry == request.first_round, "to begin anew harms nothing; no answer to a challenge is given twice"
+        assert retry == (request.first_round and request.method == "token"), "what has one round may be asked twice"
         assert timeout_s >= 0
         self.requests.append(request)
         await trio.lowlevel.checkpoint()
@@ -259,10 +261,12 @@ class FakeBackends:
         self.config = config
         self.nursery = nursery
         self.room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
+        self.budget = ByteBudget(config.limits.max_lookup_bytes)
         self.short_way = True
         self.sent: list[SentEnvelope] = []
         self.answer_by: Answerer | None = self.answer_at_once
         self.authentication = FakeAuthentication([])
+        self.judged_clients: list[ClientEnd] = []
         self.profile: CommandConnected | None = None
         self.profile_is_fresh = False
         self.profile_asked = 0
@@ -284,12 +288,14 @@ class FakeBackends:
 
     def new_authentication(self, client: ClientEnd, connect: CommandConnect) -> Authentication:
         assert (client.address, client.certificate) == (CLIENT, CERTIFICATE)
+        self.judged_clients.append(client)
         return Authentication(
             self.authentication,  # type: ignore[arg-type]
             client,
             connect,
             timeout_s=seconds(self.config.limits.handshake_timeout_ms),
             forwards_credentials=self.config.brokers.forward_authorization_credentials,
+            one_round_methods=frozenset({"token"}),
         )
 
     async def broker_profile(self) -> CommandConnected | None:
@@ -347,7 +353,9 @@ class FakeBackends:
             raise self.broker_failure
         greeting = BaseCommand(type=BaseCommand.CONNECTED, connected=self.broker_connected)
         frame = Frame(greeting.SerializeToString())
-        return BrokerLink(self.broker_stream, Connected(frame, self.broker_connected, self.broker_rest))
+        return BrokerLink(
+            HostPort("b0", 6650), self.broker_stream, Connected(frame, self.broker_connected, self.broker_rest)
+        )
 
 
 class Play:

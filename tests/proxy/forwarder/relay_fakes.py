@@ -29,7 +29,7 @@ from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Shelf
 
 DEFAULTS = RelayConfig()
-PATIENCE_S = 10
+PATIENCE_S = 60
 SMALL_BUFFER = 16 * 1024
 
 
@@ -168,11 +168,16 @@ class Killed(BaseException):
 
 
 class WatchedKeeper(RelayKeeper):
-    """Writes down, in order, what is said to the store; knows what its forwarder has open."""
+    """Writes down, in order, what is said to the store; knows what its forwarder has open.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Forwarder and store are one process here: what the store gets is another descriptor of the same socket or pipe, and
+    may have the very number that the forwarder has just closed.
+    """
+
+    def __init__(self, sock: socket.socket, shelf: Shelf) -> None:
         super().__init__(sock, keeps=True)
         self.sock = sock
+        self._shelf = shelf
         self.said: list[tuple[str, int]] = []
         self.open: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
@@ -211,9 +216,11 @@ class WatchedKeeper(RelayKeeper):
         """As the kernel does for a process that is gone."""
         self.sock.close()
         open_ends, self.open = [*itertools.chain.from_iterable(self.open.values())], {}
+        kept = (*self._shelf.relays.values(), *self._shelf.pipes.values())
+        the_stores = {end for one in kept for end in (one.first, one.second)}
         for end, inode in open_ends:
             try:
-                is_ours = os.fstat(end).st_ino == inode
+                is_ours = os.fstat(end).st_ino == inode and end not in the_stores
             except OSError:
                 continue
             if is_ours:
@@ -241,8 +248,10 @@ async def busy_line(keeper: RelayKeeper) -> AsyncIterator[Callable[[], None]]:
 class Forwarder:
     """The relays of one process, from inheritance to whatever its end is."""
 
-    def __init__(self, sock: socket.socket, config: RelayConfig, recall: Recall, now: Callable[[], float]) -> None:
-        self.keeper = WatchedKeeper(sock)
+    def __init__(
+        self, sock: socket.socket, shelf: Shelf, config: RelayConfig, recall: Recall, now: Callable[[], float]
+    ) -> None:
+        self.keeper = WatchedKeeper(sock, shelf)
         self.config = config
         self.recall = recall
         self.now = now
@@ -289,6 +298,8 @@ class Forwarder:
         except* Killed:
             self._die()
         finally:
+            if self.has_begun:  # its numbers of descriptors are nobody's any more
+                self.relays._engine.let_go()
             if self.was_killed:
                 self.keeper.close_all()
             self.gone.set()
@@ -374,7 +385,7 @@ class Place:
         """The next one; it waits for its predecessor's last word."""
         ours, theirs = store_sockets()
         self._nursery.start_soon(self._serve, StoreChannel(ours))
-        forwarder = Forwarder(theirs, config or self._config, self.recall, self.now)
+        forwarder = Forwarder(theirs, self.shelf, config or self._config, self.recall, self.now)
         self.forwarders.append(forwarder)
         with trio.fail_after(PATIENCE_S):
             await self._nursery.start(forwarder.live)

@@ -248,7 +248,7 @@ async def converse(lane: Lane, seed: int) -> tuple[int, int]:
         assert found == expected
 
     there, back = sizes.randbytes(150_000), sizes.randbytes(90_001)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send, lane.client, there)
             nursery.start_soon(send, lane.broker, back)

@@ -43,6 +43,7 @@ class Rounds:
             self.connect.connect,
             timeout_s=10.0,
             forwards_credentials=forwards,
+            one_round_methods=frozenset({"token"}),
         )
 
     async def first(self) -> Any:

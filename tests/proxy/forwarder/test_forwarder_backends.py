@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import structlog.testing
 import trio
 import trio.testing
 from forwarder_fakes import ALICE, CERTIFICATE, CLIENT, SECRET, Peer, auth_response, authenticated, connect, make_config
@@ -26,7 +28,7 @@ from proto.rpc_pb2 import (
 )
 from proxy.forwarder.authentication import ANONYMOUS, ClientEnd, ClientIdentity
 from proxy.forwarder.backends import Backends, TargetRefused
-from proxy.runtime.broker_link import BrokerLinkFailed
+from proxy.runtime.broker_link import BrokerGreeter, BrokerLinkFailed
 from proxy.runtime.rpc_client import PendingCall, RpcConnectionLost, RpcError
 
 
@@ -147,19 +149,58 @@ def client_end() -> ClientEnd:
 
 async def test_rounds_stay_with_one_worker_and_no_answer_is_given_twice(autojump_clock: trio.testing.MockClock) -> None:
     """Security: only what begins an exchange is asked again where the worker dies under it."""
-    setup = Setup(limits={"handshake_timeout_ms": 6000})
+    setup = Setup(limits={"handshake_timeout_ms": 6000}, authentication={"tls": {}})
     setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
-    authentication = setup.backends.new_authentication(client_end(), connect().connect)
-    await authentication.round(connect())
+    command = connect(auth_method_name="tls")
+    authentication = setup.backends.new_authentication(client_end(), command.connect)
+    await authentication.round(command)
     await trio.sleep(2)
-    await authentication.round(auth_response(b"answer"))
+    await authentication.round(auth_response(b"answer", "tls"))
     [client] = setup.auth.clients
     (_, first, first_timeout_s, first_retry), (_, second, second_timeout_s, second_retry) = client.calls
-    assert (first.first_round, first.method, first.data, first.client_address) == (True, "token", SECRET, CLIENT)
-    assert (second.first_round, second.method, second.data) == (False, "token", b"answer")
+    assert (first.first_round, first.method, first.data, first.client_address) == (True, "tls", SECRET, CLIENT)
+    assert (second.first_round, second.method, second.data) == (False, "tls", b"answer")
     assert first.authentication_id == second.authentication_id
     assert (first_timeout_s, second_timeout_s) == (pytest.approx(6), pytest.approx(4)), "one deadline for all rounds"
     assert (first_retry, second_retry) == (True, False)
+
+
+TOKEN = {"secret_key": "x"}
+BASIC = {"file": "x"}
+SCRAM = {"file": "x"}
+SASL = {"principal": "x", "keytab": "x"}
+OIDC = {"allowed_issuers": ["https://issuer.example"], "allowed_audiences": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("authentication", "method", "retried"),
+    [
+        ({"token": TOKEN}, "token", True),
+        ({"oidc": OIDC}, "token", True),
+        ({"tls": {}}, "tls", True),
+        ({"basic": BASIC}, "basic", True),
+        ({"anonymous_role": "nobody"}, "none", True),
+        ({"anonymous_role": "nobody"}, "", True),
+        ({"scram": SCRAM}, "SCRAM-SHA-256", False),
+        ({"scram": SCRAM}, "SCRAM-SHA-512", False),
+        ({"sasl": SASL}, "sasl", False),
+        ({"plugins": {"elsewhere": {}}}, "elsewhere", False),
+        ({"plugins": {"elsewhere": {}}}, "token", False),  # it may be that plug-in's
+        ({"token": TOKEN}, "basic", False),
+        ({"token": TOKEN}, "none", False),
+    ],
+)
+async def test_a_first_round_is_asked_again_for_methods_of_one_round_alone(
+    authentication: dict[str, Any], method: str, retried: bool
+) -> None:
+    """Security: what begins an exchange of several rounds may be good for one use."""
+    setup = Setup(authentication=authentication)
+    setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
+    command = connect(auth_method_name=method)
+    rounds = setup.backends.new_authentication(client_end(), command.connect)
+    await rounds.round(command)
+    [(_, request, _, retry)] = setup.auth.clients[0].calls
+    assert (request.first_round, request.method, retry) == (True, method or "none", retried)
 
 
 async def test_each_client_has_rounds_of_its_own() -> None:
@@ -254,6 +295,8 @@ class Dialled:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: list[tuple[str, int]] = []
+        self.refusing: set[str] = set()
+        self.silent: set[str] = set()
         self.stream, theirs = trio.testing.memory_stream_pair()
         self.broker = Peer(theirs)
         monkeypatch.setattr("proxy.runtime.dialing._connect", self._dial)
@@ -261,6 +304,10 @@ class Dialled:
     async def _dial(self, address: str, port: int, _congestion_control: str) -> trio.abc.HalfCloseableStream:
         await trio.lowlevel.checkpoint()
         self.addresses.append((address, port))
+        if address in self.refusing:
+            raise OSError(errno.ECONNREFUSED, "Connection refused")
+        if address in self.silent:
+            await trio.sleep_forever()
         return self.stream
 
 
@@ -295,6 +342,7 @@ async def test_the_address_that_the_lookup_worker_checked_is_dialled_and_no_othe
     await opened(setup, dialled, connect("evil:6650"))
     assert dialled.addresses == [("10.0.0.1", 6650)]
     [(method, request, _, retry)] = setup.lookup.clients[0].calls
+    assert request.sealed_principal == b"sealed"
     assert (method, request.target, request.client_address, request.principal_name, retry) == (
         Method.RESOLVE_TARGET,
         "evil:6650",
@@ -397,3 +445,133 @@ async def test_a_broker_that_refuses(dialled: Dialled) -> None:
         with pytest.raises(BrokerLinkFailed) as caught:
             await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
     assert (caught.value.code, caught.value.message) == (ServerError.AuthorizationError, "Invalid roles.")
+
+
+# ---- any broker
+
+
+ANY_BROKER = BaseCommand(type=BaseCommand.CONNECT, connect={"client_version": "test", "proxy_to_broker_url": ""})
+
+
+def allowed_three(setup: Setup) -> None:
+    """The lookup worker names three brokers for a client that takes any."""
+    response = ResolveTargetResponse(host="b0", port=6650, addresses=["10.0.0.1"])
+    response.others.add(host="b1", port=6651, addresses=["10.0.0.2"])
+    response.others.add(host="b2", port=6652, addresses=["10.0.0.3"])
+    setup.lookup.answers[Method.RESOLVE_TARGET] = response
+
+
+async def test_an_empty_target_asks_for_any_broker(dialled: Dialled) -> None:
+    setup = Setup()
+    allowed_three(setup)
+    seen = await opened(setup, dialled, ANY_BROKER)
+    [(_, request, _, _)] = setup.lookup.clients[0].calls
+    assert (request.any_broker, request.target) == (True, "")
+    assert not seen.HasField("proxy_to_broker_url")
+    assert dialled.addresses == [("10.0.0.1", 6650)], "one that can be reached is enough"
+
+
+async def test_a_named_target_asks_for_no_other_broker(dialled: Dialled) -> None:
+    setup = Setup()
+    allowed(setup)
+    await opened(setup, dialled, connect("b0:6650"))
+    assert not setup.lookup.clients[0].calls[0][1].any_broker
+
+
+async def test_another_proxy_is_told_that_any_broker_will_do(dialled: Dialled) -> None:
+    setup = Setup(brokers={"through_proxy": True})
+    allowed(setup)
+    seen = await opened(setup, dialled, ANY_BROKER)
+    assert seen.HasField("proxy_to_broker_url")
+    assert seen.proxy_to_broker_url == ""
+
+
+async def test_where_any_broker_will_do_the_next_one_takes_the_place_of_one_that_is_down(dialled: Dialled) -> None:
+    setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
+    allowed_three(setup)
+    setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=b"the proxy's")
+    dialled.refusing = {"10.0.0.1", "10.0.0.2"}
+    with structlog.testing.capture_logs() as logs:
+        seen = await opened(setup, dialled, ANY_BROKER)
+    assert dialled.addresses == [("10.0.0.1", 6650), ("10.0.0.2", 6651), ("10.0.0.3", 6652)]
+    assert seen.original_principal == "alice"
+    asked_for = [client.calls[0][1].broker_host for client in setup.auth.clients]
+    assert asked_for == ["b0", "b1", "b2"], "credentials are for one broker host (PIP-30)"
+    assert [entry["broker"] for entry in logs] == ["b0:6650", "b1:6651"]
+
+
+async def test_where_any_broker_will_do_a_silent_one_leaves_time_to_the_next(
+    dialled: Dialled, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup = Setup(brokers={"handshake_timeout_ms": 8000, "connect_timeout_ms": 8000})
+    allowed_three(setup)
+    dialled.silent = {"10.0.0.1", "10.0.0.2"}
+    await opened(setup, dialled, ANY_BROKER)
+    assert trio.current_time() == pytest.approx(16 / 3), "a third of 8 s each"
+
+
+async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
+    dialled: Dialled, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The time before it has run out a moment ago: no defect."""
+    setup = Setup(brokers={"handshake_timeout_ms": 8000, "connect_timeout_ms": 8000})
+    allowed_three(setup)
+
+    async def open_late(*_args: object, **_options: object) -> None:
+        await trio.sleep(9)
+        raise BrokerLinkFailed("timeout", "late", message="late")
+
+    greeter_open = BrokerGreeter.open
+    calls = iter([open_late, greeter_open, greeter_open])
+
+    async def open_next(*args: Any, **options: Any) -> Any:
+        return await next(calls)(*args, **options)
+
+    monkeypatch.setattr(BrokerGreeter, "open", open_next)
+    with pytest.raises(BrokerLinkFailed) as caught:
+        await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+    assert caught.value.reason == "timeout"
+
+
+@pytest.mark.parametrize("code", [ServerError.ServiceNotReady, ServerError.TooManyRequests])
+async def test_a_broker_that_takes_nobody_now_leaves_the_client_to_the_next(dialled: Dialled, code: int) -> None:
+    setup = Setup()
+    allowed_three(setup)
+
+    async def serve() -> None:
+        await dialled.broker.hear()
+        dialled.refusing = {"10.0.0.2", "10.0.0.3"}
+        await dialled.broker.say(commands.error(commands.NO_REQUEST_ID, code, "Not now."))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        with pytest.raises(BrokerLinkFailed):
+            await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+    assert dialled.addresses == [("10.0.0.1", 6650), ("10.0.0.2", 6651), ("10.0.0.3", 6652)]
+
+
+async def test_where_no_broker_can_be_reached_the_last_failure_is_told_in_time(
+    dialled: Dialled, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup = Setup(brokers={"handshake_timeout_ms": 8000, "connect_timeout_ms": 8000})
+    allowed_three(setup)
+    dialled.refusing, dialled.silent = {"10.0.0.1"}, {"10.0.0.2", "10.0.0.3"}
+    with pytest.raises(BrokerLinkFailed, match="b2:6652") as caught:
+        await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+    assert caught.value.reason == "timeout"
+    assert trio.current_time() == pytest.approx(8.0)
+
+
+async def test_what_one_broker_refuses_no_other_is_asked(dialled: Dialled) -> None:
+    setup = Setup()
+    allowed_three(setup)
+
+    async def serve() -> None:
+        await dialled.broker.hear()
+        await dialled.broker.say(commands.error(commands.NO_REQUEST_ID, ServerError.AuthorizationError, "No."))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        with pytest.raises(BrokerLinkFailed, match="AuthorizationError"):
+            await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
+    assert dialled.addresses == [("10.0.0.1", 6650)]

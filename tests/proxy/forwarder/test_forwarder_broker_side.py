@@ -9,16 +9,18 @@ import trio
 import trio.testing
 from forwarder_fakes import ALICE, CLIENT, Play, connect
 
+from proto.addresses import HostPort
 from proto.broker_handshake import Connected
+from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import Frame
 from proto.pulsar_pb2 import CommandConnected, ServerError
-from proto.rpc_pb2 import StoredRelay
+from proto.rpc_pb2 import Status, StoredRelay
 from proxy.forwarder.authentication import ClientIdentity
 from proxy.forwarder.backends import TargetRefused
 from proxy.forwarder.broker_side import CANNOT_CHECK, TARGET_REFUSED, BrokerSide, BrokerSideFailed
 from proxy.forwarder.cause import Cause
 from proxy.runtime.broker_link import BrokerLink, BrokerLinkFailed
-from proxy.runtime.rpc_client import RpcConnectionLost
+from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost
 
 CONNECT = connect("pulsar://b0:6650").connect
 WHO = ClientIdentity(ALICE, b"sealed")
@@ -73,8 +75,24 @@ async def test_before_it_is_open_there_is_no_link(broker: Side) -> None:
             CANNOT_CHECK,
             "no answer from the lookup worker: the lookup worker has gone",
         ),
+        (
+            RpcCallRefused(Status.PRINCIPAL_DESERIALIZATION_FAILURE, "the sealed principal is expired"),
+            Cause.AUTHENTICATION_FAILED,
+            "bad_principal",
+            ServerError.AuthenticationError,
+            AUTHENTICATION_FAILED,
+            "PRINCIPAL_DESERIALIZATION_FAILURE: the sealed principal is expired",
+        ),
+        (
+            RpcCallRefused(Status.TOO_MANY_REQUESTS, "busy"),
+            Cause.LOOKUP_UNAVAILABLE,
+            "lookup_worker",
+            ServerError.ServiceNotReady,
+            CANNOT_CHECK,
+            "no answer from the lookup worker: TOO_MANY_REQUESTS: busy",
+        ),
     ],
-    ids=["denied", "nobody can say"],
+    ids=["denied", "nobody can say", "bad principal", "busy"],
 )
 async def test_what_a_failure_means(  # noqa: PLR0917 -- the table
     broker: Side, failure: Exception, cause: Cause, reason: str, code: int, message: str, detail: str
@@ -120,7 +138,9 @@ async def test_the_relay_begins_with_what_both_sides_have_said(broker: Side) -> 
 
     await broker.open()
     frame = Frame(b"the CONNECTED frame")
-    broker.side._link = BrokerLink(broker.backends.broker_stream, Connected(frame, CommandConnected(), b"more"))
+    broker.side._link = BrokerLink(
+        HostPort("b0", 6650), broker.backends.broker_stream, Connected(frame, CommandConnected(), b"more")
+    )
     client, about = trio.testing.memory_stream_pair()[0], StoredRelay(client_address=CLIENT)
     await broker.side.begin_relay(
         FakeRelays(),  # type: ignore[arg-type]

@@ -223,6 +223,30 @@ async def test_a_challenge_waits_for_a_boundary(place: Place, lane: Lane, now: N
     assert await read(lane.client, len(expected)) == expected
 
 
+async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(
+    place: Place, lane: Lane, now: Now, judges: Judges
+) -> None:
+    """It would ask for a further round of what is being judged."""
+    judges.gate = trio.Event()
+    forwarder = await framed(place, lane, now, judges)
+    frame = message_frame(b"x" * 1000)
+    await lane.broker.send_all(frame[:500])
+    assert await read(lane.client, 500) == frame[:500]
+    now.s += 90
+    ask(forwarder)  # it waits for a boundary
+    await lane.client.send_all(answer(b"unasked"))
+    await until(lambda: judges.given == [b"unasked"])
+    await lane.broker.send_all(frame[500:] + frame)
+    assert await read(lane.client, len(frame) - 500 + len(frame)) == frame[500:] + frame, "and nothing between"
+    judges.gate.set()
+    await until(lambda: counted(forwarder.metrics.success, method="token") == 1)
+    now.s += 90
+    ask(forwarder)
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE, "the next one comes in its time"
+    await lane.client.send_all(answer(b"asked"))
+    await until(lambda: judges.given == [b"unasked", b"asked"])
+
+
 async def test_answers_of_any_size_in_any_pieces(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     forwarder = await framed(place, lane, now, judges)
     for number, size in enumerate([0, 1, 100, ANSWER_BYTES_MAX - 100]):
@@ -396,6 +420,22 @@ async def test_a_size_that_none_can_have(  # noqa: PLR0917 -- fixtures
     else:
         await expect_end(lane, STREAM_CORRUPT, before=good)
         assert await read_all(lane.broker) == b""
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("way", [TO_BROKER, TO_CLIENT])
+async def test_1024_random_bytes_end_their_own_relay(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, seed: int, way: int
+) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    async with open_lane() as other:
+        await forwarder.begin(other, session=session(now, judges))
+        sender = lane.client if way == TO_BROKER else lane.broker
+        await sender.send_all(random.Random(seed).randbytes(1024))
+        await expect_end(lane, STREAM_CORRUPT)
+        assert await read_all(lane.broker) == b""
+        await other.client.send_all(send_frame())
+        assert await read(other.broker, len(send_frame())) == send_frame()
 
 
 @pytest.mark.parametrize("counts", [True, False])

@@ -55,7 +55,7 @@ class Stage:
 
     async def read(self, stream: Any, size: int) -> bytes:
         found = b""
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while len(found) < size:
                 data = await stream.receive_some(size - len(found))
                 assert data, f"an early end behind {found!r}"
@@ -64,7 +64,7 @@ class Stage:
 
     async def read_all(self, stream: Any) -> bytes:
         found = b""
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             async for data in stream:
                 found += data
         return found
@@ -154,6 +154,30 @@ async def test_a_silent_broker_and_several_rounds(begin: Any) -> None:
     assert await stage.read(stage.broker, len(send_frame())) == send_frame()
 
 
+async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(begin: Any) -> None:
+    """It would ask for a further round of what is being judged."""
+    stage = await begin()
+    stage.judges.gate = trio.Event()
+    frame = message_frame(b"x" * 1000)
+    await stage.broker.send_all(frame[:500])
+    assert await stage.read(stage.client, 500) == frame[:500]
+    stage.now.s += 90
+    stage.ask()  # it waits for a boundary
+    await stage.client.send_all(answer(b"unasked"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert stage.judges.given == [b"unasked"]
+    await stage.broker.send_all(frame[500:] + frame)
+    assert await stage.read(stage.client, len(frame) - 500 + len(frame)) == frame[500:] + frame, "and nothing between"
+    stage.judges.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    stage.now.s += 90
+    stage.ask()
+    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE, "the next one comes in its time"
+    await stage.client.send_all(answer(b"asked"))
+    await trio.testing.wait_all_tasks_blocked()
+    assert stage.judges.given == [b"unasked", b"asked"]
+
+
 async def test_used_past_its_end(begin: Any) -> None:
     stage = await begin(challenge=b"")
     stage.now.s += 101
@@ -195,6 +219,17 @@ async def test_a_size_that_none_can_have(begin: Any, way: str) -> None:
     stage = await begin()
     await getattr(stage, way).send_all(send_frame() + b"\xff" * 20)
     await stage.expect_end(STREAM_CORRUPT, before=send_frame() if way == "broker" else b"")
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("way", ["client", "broker"])
+async def test_1024_random_bytes_end_their_own_relay(begin: Any, way: str, seed: int) -> None:
+    stage, other = await begin(), await begin()
+    await getattr(stage, way).send_all(random.Random(seed).randbytes(1024))
+    await stage.expect_end(STREAM_CORRUPT)
+    assert await stage.read_all(stage.broker) == b""
+    await other.client.send_all(send_frame())
+    assert await other.read(other.broker, len(send_frame())) == send_frame()
 
 
 @pytest.mark.parametrize("after_s", [0, 200])

@@ -19,7 +19,7 @@ from proto.envelope import ENVELOPE_VERSION
 from proto.errors import RemoteProtocolError
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proto.rpc_pb2 import EnvelopeError, EnvelopeResponse, RefusedRequest, Status
+from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
 from proxy.forwarder import lookup_mode
 from proxy.forwarder.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.lookup_mode import LookupMode
@@ -103,6 +103,7 @@ class Desk:
         await trio.testing.wait_all_tasks_blocked()
         assert self.mode.under_way.count == 0
         assert self.mode._bytes == 0
+        assert (self.mode._taken, self.backends.budget.used_bytes) == (0, 0)
         with trio.move_on_after(0.01):
             pytest.fail(f"{await self.client.hear()} was answered twice")
 
@@ -231,7 +232,7 @@ async def test_a_refusal_of_nothing_is_dropped(make: Make, short_way: bool) -> N
     desk = make(short_way=short_way)
     await desk.forward(lookup(request_id=1))
     [sent] = desk.sent
-    stray = RefusedRequest(index=9, error=EnvelopeError.ENVELOPE_INVALID_REQUEST)
+    stray = RefusedRequest(index=9, error=EnvelopeResponse.INVALID_REQUEST)
     sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[stray, stray]))
     assert await desk.hear_ids(1) == [(1, 0)]
     await desk.nothing_left()
@@ -261,10 +262,10 @@ async def test_a_reply_that_does_not_answer_what_was_asked(
 
 
 ENVELOPE_ERRORS = [
-    (EnvelopeError.PRINCIPAL_DESERIALIZATION_FAILURE, ServerError.AuthenticationError),
-    (EnvelopeError.ENVELOPE_CLUSTER_AUTHORIZATION_FAILED, ServerError.UnknownError),
-    (EnvelopeError.ENVELOPE_INVALID_REQUEST, ServerError.UnknownError),
-    (EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION, ServerError.UnknownError),
+    (EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE, ServerError.AuthenticationError),
+    (EnvelopeResponse.CLUSTER_AUTHORIZATION_FAILED, ServerError.UnknownError),
+    (EnvelopeResponse.INVALID_REQUEST, ServerError.UnknownError),
+    (EnvelopeResponse.UNSUPPORTED_VERSION, ServerError.UnknownError),
     (77, ServerError.UnknownError),
 ]
 
@@ -478,9 +479,9 @@ async def test_what_only_began_as_a_request_is_told_to_the_session(
     [sent] = desk.sent
     with structlog.testing.capture_logs() as logs:
         if whole:
-            sent.say(EnvelopeResponse(error=EnvelopeError.ENVELOPE_INVALID_REQUEST))
+            sent.say(EnvelopeResponse(error=EnvelopeResponse.INVALID_REQUEST))
         else:
-            refused = RefusedRequest(index=1, error=EnvelopeError.ENVELOPE_UNSUPPORTED_VERSION)
+            refused = RefusedRequest(index=1, error=EnvelopeResponse.UNSUPPORTED_VERSION)
             sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[refused]))
             assert await desk.hear_ids(1) == [(1, 0)]
         await desk.nothing_left()
@@ -882,3 +883,79 @@ async def test_counters_are_right_when_the_session_ends(nursery: trio.Nursery, a
         nursery.start_soon(desk.client.read_all)
     assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
     assert desk.backends.room.free_bytes == desk.backends.config.limits.max_topic_lists_bytes
+
+
+# ---- the process's bound in bytes
+
+
+async def test_requests_are_bounded_in_bytes_over_all_clients(make: Make) -> None:
+    desk = make(max_lookup_bytes=100 * 1024)
+    requests = [lookup(f"{number}" + "x" * (15 * 1024), request_id=number) for number in range(4)]
+    await desk.forward(*requests)
+    (refused,) = await desk.hear()
+    assert refused.lookup_topic_response.request_id == 3
+    assert refused.lookup_topic_response.error == ServerError.TooManyRequests
+    desk.sent[0].answer(0, 1, 2)
+    await desk.hear(3)
+    await desk.nothing_left()
+
+
+@LARGE
+async def test_requests_with_large_answers_count_there_too(make: Make, command: BaseCommand) -> None:
+    desk = make(max_lookup_bytes=1024)
+    await desk.forward(command)
+    await desk.hear()
+    assert desk.sent == []
+    await desk.nothing_left()
+
+
+async def test_what_a_client_that_has_gone_had_under_way_is_given_back(make: Make) -> None:
+    desk = make()
+    await desk.forward(lookup(request_id=1), topics(2))
+    assert desk.backends.budget.used_bytes > 0
+    desk.mode.close()
+    assert (desk.backends.budget.used_bytes, desk.backends.budget._by_owner) == (0, {})
+
+
+async def test_what_is_under_way_when_a_client_becomes_known_is_given_back_once(make: Make) -> None:
+    desk = make()
+    await desk.forward(lookup(request_id=1))
+    desk.mode.identify(ANONYMOUS)
+    await desk.forward(lookup(request_id=2))
+    assert len(desk.backends.budget._by_owner) == 1
+    desk.sent[0].answer(0)
+    desk.sent[1].answer(0)
+    await desk.hear(2)
+    await desk.nothing_left()
+
+
+async def test_a_client_that_takes_no_answers_is_closed_once_others_need_the_memory(make: Make) -> None:
+    desk = make(max_lookup_bytes=4 << 20)
+    gate = Gate(desk)
+    await desk.forward(lookup(request_id=1))
+    await desk.forward(lookup(request_id=2))
+    desk.sent[0].answer(0, padding=1500 << 10)
+    await trio.testing.wait_all_tasks_blocked()
+    assert desk.ends == []
+    with structlog.testing.capture_logs() as logs:
+        desk.sent[1].answer(0, padding=1500 << 10)
+        await trio.testing.wait_all_tasks_blocked()
+    assert [type(end) for end in desk.ends] == [ClientSlow]
+    assert [entry["limit"] for entry in logs] == ["limits.max_lookup_bytes"]
+    desk.mode.close()
+    assert desk.backends.budget.used_bytes == 0
+    await desk.client.stream.aclose()
+    gate.opened.set()
+
+
+async def test_a_client_with_much_under_way_is_read_no_more_where_memory_is_short(make: Make) -> None:
+    desk = make(max_lookup_bytes=200 * 1024)
+    await desk.forward(lookup("x" * (70 * 1024), request_id=1))
+    assert desk.mode.has_room
+    assert desk.backends.budget.take("somebody else", 60 * 1024)
+    assert not desk.mode.has_room
+    desk.sent[0].answer(0)
+    await desk.hear()
+    assert desk.mode.has_room
+    desk.backends.budget.give_back("somebody else", 60 * 1024)
+    await desk.nothing_left()

@@ -55,6 +55,7 @@ class Again:
             fresh,
             timeout_s=10.0,
             forwards_credentials=self._forwards,
+            one_round_methods=frozenset({"token"}),
         )
 
     async def says(self, data: bytes = FRESH, method: str = "token") -> Any:

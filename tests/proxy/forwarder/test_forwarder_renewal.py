@@ -33,7 +33,7 @@ from proto.client_machine import State
 from proto.commands import AUTH_REFRESH
 from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
-from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredClient, StoredRelay, StoredSession
+from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSession
 from proto.session_clock import Phase
 from proxy.forwarder.authentication import Challenge, ClientEnd, ClientIdentity, Denial
 from proxy.forwarder.followed import Closing
@@ -823,8 +823,8 @@ class Told:
         return self
 
     def session(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession | None:
-        fields = {"feature_flags": {"supports_auth_refresh": True}, **fields}
-        self.renewal.begin(connect(TARGET, **fields).connect, self.principal)
+        fields = {"proxy_to_broker_url": TARGET, "feature_flags": {"supports_auth_refresh": True}, **fields}
+        self.renewal.begin(connect(**fields).connect, self.principal)
         return self.renewal.for_relay(BROKER, ClientIdentity(self.principal, b"sealed", original))
 
     def must_be_told(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession:
@@ -923,6 +923,14 @@ async def test_who_is_asked_in_a_relay(
     assert session.spares_producers is spared
 
 
+async def test_an_empty_target_makes_a_relay_as_any_other(told: Tell) -> None:
+    """Whether a client can be asked, and whether it named its broker, have nothing to do with each other."""
+    anywhere = {"proxy_to_broker_url": ""}
+    assert told().expiring().must_be_told(**CPP, **anywhere).spares_producers
+    never = told(session={"relay_reauthentication": "never"}).expiring().must_be_told(**JAVA, **anywhere)
+    assert never.challenge == b""
+
+
 @pytest.mark.parametrize("policy", ["never", "by_client_kind"])
 async def test_in_lookup_mode_all_are_asked_that_can_be(
     life: Begin, autojump_clock: trio.testing.MockClock, policy: str
@@ -998,15 +1006,24 @@ async def test_a_successor_judges_by_the_settings_in_force(told: Tell) -> None:
     assert verdict.original == OriginalCredentials("token", NEW_SECRET.decode())
 
 
-async def test_the_listener_is_kept(told: Tell) -> None:
-    it = told()
-    client = ClientEnd(CLIENT, 0.0, CERTIFICATE, listener=0)
+async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
+    """A successor's auth worker is told the certificate, and the listener's maximum goes on to count."""
+    it = told(listener=[{"connections_max_reauth_ms": 0}, {"connections_max_reauth_ms": 7000}])
+    client = ClientEnd(CLIENT, 0.0, CERTIFICATE, listener=1)
     renewal = Renewal(it.play.backends, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
-    renewal.begin(connect(TARGET).connect, it.expiring().principal)
+    renewal.begin(connect(TARGET).connect, it.principal)
     session = renewal.for_relay(BROKER, ClientIdentity(it.principal))
     assert session is not None
-    stored = StoredClient.FromString(session.context)
-    assert (stored.listener, stored.certificate) == (0, CERTIFICATE)
+    assert session.lifetime_ms_max == 7000
+    relay = StoredRelay(client_address=CLIENT)
+    relay.session.CopyFrom(session.stored())
+    backends = it.play.backends
+    recalled = recall(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
+    for judge in (session.reauthenticate, recalled):
+        await judge(answer_again())
+        judged = backends.judged_clients[-1]
+        assert (judged.address, judged.certificate, judged.listener) == (CLIENT, CERTIFICATE, 1)
+        assert backends.authentication.requests[-1].client_certificate == CERTIFICATE
 
 
 # ---- the line between a session in lookup mode and its judge

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,13 +19,16 @@ from prometheus_client import CollectorRegistry
 from relay_fakes import Lane, kept_relay, open_lane, read, tcp_pair, until
 
 from proto import commands
+from proto.addresses import HostPort
 from proto.broker_handshake import Connected
 from proto.frames import Frame
-from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
 from proxy.forwarder import service as service_module
 from proxy.forwarder.admission import Admission
+from proxy.forwarder.authentication import ANONYMOUS, ClientEnd, ClientIdentity
+from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.handshake import Handshake
 from proxy.forwarder.service import ForwarderService
@@ -46,8 +50,11 @@ class FakeListener:
     def __init__(self) -> None:
         self._send, self._receive = trio.open_memory_channel[Any](100)
         self.closed = False
+        self.take_in_of: dict[Any, Any] = {}
+        """What takes clients in that come to a listener, by its address."""
 
     async def accept_clients(self, listener: socket.socket, _admission: Admission, take_in: Any) -> None:
+        self.take_in_of[listener.getsockname()] = take_in
         with listener:
             try:
                 while True:
@@ -78,7 +85,8 @@ class Served:
         self.counters = ConnectionCounters(counters)
         self.shelf = shelf
         ours, theirs = store_sockets()
-        self.real_listener = socket.create_server(("127.0.0.1", 0))
+        self.real_listeners = [socket.create_server(("127.0.0.1", 0)) for _ in tables.get("listener", [{}])]
+        self.real_listener = self.real_listeners[0]
         nursery.start_soon(self._keep, StoreChannel(ours))
         descriptors = Descriptors(channel=-1, liveness=-1, store=theirs.detach(), connections=counters)
         reactor = Reactor()
@@ -88,10 +96,9 @@ class Served:
         self.service = ForwarderService(context)
 
     async def _keep(self, channel: StoreChannel) -> None:
-        with self.real_listener:
-            await self.shelf.serve(
-                channel, lambda: [self.real_listener.fileno()], new=True, tables=AddressTableExchange().line(0)
-            )
+        with contextlib.ExitStack() as stack:
+            descriptors = [stack.enter_context(listener).fileno() for listener in self.real_listeners]
+            await self.shelf.serve(channel, lambda: descriptors, new=True, tables=AddressTableExchange().line(0))
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -169,6 +176,56 @@ async def test_addresses_in_logs_are_as_people_write_them(serve: Serve, monkeypa
     served = await serve()
     await served.in_lookup_mode(ip="2001:db8::1")
     assert {session.address for session in served.service._sessions} == {"[2001:db8::1]:4000"}
+
+
+class TlsDoor:
+    """A listener behind which a client has shown a certificate."""
+
+    speaks_tls = True
+    congestion_control = ""
+
+    async def enter(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
+        await trio.lowlevel.checkpoint()
+        assert timeout_s > 0
+        return transport, b"the certificate"
+
+
+class NobodysRounds:
+    """Who comes is nobody."""
+
+    async def round(self, _command: BaseCommand) -> ClientIdentity:
+        await trio.lowlevel.checkpoint()
+        return ANONYMOUS
+
+    def abandon(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, number: int, tls: bool
+) -> None:
+    served = await serve(listener=[{}, {}, {}], authentication={"enabled": True, "anonymous_role": "nobody"})
+    told: list[ClientEnd] = []
+
+    def new_authentication(_backends: Backends, client: ClientEnd, _connect: CommandConnect) -> Any:
+        told.append(client)
+        return NobodysRounds()
+
+    monkeypatch.setattr(Backends, "new_authentication", new_authentication)
+    if tls:
+        served.service._doors = (*served.service._doors[:number], TlsDoor(), *served.service._doors[number + 1 :])  # type: ignore[assignment]
+    ours, theirs = trio.testing.memory_stream_pair()
+    served.listener.take_in_of[served.real_listeners[number].getsockname()](ours, ("192.0.2.1", 4000))
+    peer = Peer(theirs)
+    await peer.say(connect())
+    await trio.testing.wait_all_tasks_blocked()
+    [client] = told
+    assert (client.address, client.listener) == ("192.0.2.1:4000", number)
+    assert client.certificate == (b"the certificate" if tls else b"")
+    await peer.stream.aclose()
+    await trio.testing.wait_all_tasks_blocked()
 
 
 async def test_the_limit_of_connections(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
@@ -432,7 +489,7 @@ async def connected(
         await trio.lowlevel.checkpoint()
         greeting = CommandConnected(server_version="the broker", protocol_version=21)
         frame = Frame(BaseCommand(type=BaseCommand.CONNECTED, connected=greeting).SerializeToString())
-        return BrokerLink(our_broker, Connected(frame, greeting, b""))
+        return BrokerLink(HostPort("b0", 6650), our_broker, Connected(frame, greeting, b""))
 
     monkeypatch.setattr("proxy.forwarder.backends.Backends.open_broker", open_broker)
     stream = await trio.open_tcp_stream(*served.real_listener.getsockname())
@@ -467,7 +524,7 @@ async def test_a_hand_over_waits_for_handshakes_and_leaves_relays(
             await trio.testing.wait_all_tasks_blocked()
             assert not drained.is_set()
             gate.set()
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 await drained.wait()
         assert served.value("pulsar_proxy_ended_connections_total", cause="relay_ended") == 0
         served.counters.set(0, 77)
@@ -511,7 +568,7 @@ async def test_after_a_hand_over_the_counter_is_the_successors(serve: Serve) -> 
             await second.in_lookup_mode()
         assert second.counters.total() == 3
         await client.stream.aclose()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await stays.wait()
     assert second.counters.total() == 3
     assert first.value("pulsar_proxy_active_connections") == 0

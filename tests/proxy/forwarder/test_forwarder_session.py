@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
@@ -35,13 +36,13 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import (
     AuthenticateResponse,
-    EnvelopeError,
     EnvelopeResponse,
     Principal,
     RefusedRequest,
     Status,
 )
 from proxy.forwarder.wire import PONGS_BYTES_MAX
+from proxy.runtime.fair_room import owner_of
 from proxy.runtime.reactor import Reactor
 from proxy.runtime.rpc_client import RpcConnectionLost, RpcDeadlineExceeded
 
@@ -384,6 +385,19 @@ async def test_a_frame_too_large(play: Start) -> None:
     code, text = await it.client.must_hear_error()
     assert (code, "Too large" in text) == (ServerError.NotAllowedError, True)
     assert await it.end() == "frame_too_large"
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_1024_random_bytes_in_lookup_mode_end_their_own_connection(play: Start, seed: int) -> None:
+    it, other = await play().in_lookup_mode(), await play().in_lookup_mode()
+    await it.client.say(lookup())
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.say(random.Random(seed).randbytes(1024))
+    code, _text = await it.client.must_hear_error()
+    assert code == ServerError.NotAllowedError
+    assert await it.end() in {"frame_too_large", "protocol_error"}
+    await other.client.say(lookup())
+    await other.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -1049,7 +1063,7 @@ async def test_a_client_is_read_on_once_it_has_taken_a_large_answer(
         await trio.testing.wait_all_tasks_blocked()
         answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
         assert (answer.request_id, len(answer.broker_service_url)) == (number, 3_000_000 + len("pulsar://b0:6650"))
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await it.client.must_hear(BaseCommand.PONG)
 
 
@@ -1071,7 +1085,7 @@ async def test_a_request_that_turns_out_to_be_none_ends_the_connection(
     await it.client.say(lookup("a", 1), encode_frame(corrupt), lookup("b", 3))
     await trio.testing.wait_all_tasks_blocked()
     [sent] = it.backends.sent
-    refused = RefusedRequest(index=1, error=EnvelopeError.ENVELOPE_INVALID_REQUEST, error_message="for the log")
+    refused = RefusedRequest(index=1, error=EnvelopeResponse.INVALID_REQUEST, error_message="for the log")
     with structlog.testing.capture_logs() as logs:
         sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[refused]), more=True)
         await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
@@ -1094,7 +1108,7 @@ async def test_room_that_comes_with_the_end_is_nobodys(play: Start, monkeypatch:
     resumed: list[bool] = []
     monkeypatch.setattr(it.session._wire, "resume", lambda: resumed.append(True))
     [sent] = it.backends.sent
-    sent.say(EnvelopeResponse(error=EnvelopeError.ENVELOPE_INVALID_REQUEST))
+    sent.say(EnvelopeResponse(error=EnvelopeResponse.INVALID_REQUEST))
     await it.client.must_hear_error()
     assert await it.end() == "protocol_error"
     assert resumed == []
@@ -1437,3 +1451,64 @@ async def test_failures_are_logged_with_who_and_why(play: Start, autojump_clock:
     assert entry["target"] == "b0:6650"
     assert entry["cause"] == "authentication_failed"
     assert "expired" in entry["reason"]
+
+
+# ---- frames that are never finished
+
+
+async def test_what_is_here_of_a_large_frame_is_bounded_over_all_clients(play: Start) -> None:
+    """Security: 10,000 connections with 128 KiB each would be more memory than there is."""
+    it = play(limits={"max_lookup_bytes": 100 * 1024})
+    others = it.backends.budget
+    assert others.take("others", 50 * 1024)
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    unfinished = encode_frame(bytes(100_000))[: 40 * 1024]
+    await it.client.stream.send_all(unfinished)
+    error = (await it.client.must_hear(BaseCommand.ERROR)).error
+    assert error.error == ServerError.ServiceNotReady
+    assert await it.end() == "no_memory"
+    assert others._by_owner == {"others": 50 * 1024}
+
+
+async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
+    play: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy itself lets them lie; others have taken the memory."""
+    monkeypatch.setattr("proxy.forwarder.lookup_mode.BYTES_MAX", 1000)
+    monkeypatch.setattr("proxy.forwarder.session.UNFINISHED_BYTES_MIN", 1)
+    it = await play().in_lookup_mode()
+    it.backends.answer_by = None
+    await it.client.say(*(lookup("t" * 400, number) for number in range(3)))
+    await trio.testing.wait_all_tasks_blocked()
+    it.backends.budget.resize(1)
+    await it.client.say(*(lookup("t" * 400, number) for number in range(3, 9)))
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.session._is_full
+    assert it.session._wire.unfinished_bytes
+    assert not it.session.is_over
+
+
+async def test_what_is_here_of_a_frame_counts_for_the_clients_principal(play: Start) -> None:
+    """Security: not for its address, which many share."""
+    it = play(authentication=AUTHENTICATED)
+    it.backends.authentication.answers = [authenticated()]
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    await it.client.stream.send_all(encode_frame(bytes(100_000))[: 30 * 1024])
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.backends.budget._by_owner == {owner_of("alice", CLIENT): 30 * 1024}
+
+
+async def test_a_large_frame_that_is_finished_counts_no_more(play: Start) -> None:
+    it = play()
+    await it.client.say(connect())
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    frame = commands.encode(lookup("t" * (40 * 1024)))
+    await it.client.stream.send_all(frame[: 30 * 1024])
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.backends.budget.used_bytes == 30 * 1024
+    await it.client.stream.send_all(frame[30 * 1024 :])
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.backends.budget.used_bytes == 0

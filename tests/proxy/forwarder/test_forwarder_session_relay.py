@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,17 @@ async def test_bytes_are_relayed_blind_both_ways(play: Start) -> None:
     assert await it.client.read_exactly(11) == b"nor is this"
     assert it.value("pulsar_proxy_binary_bytes_total", direction="to_broker") == 21
     assert it.value("pulsar_proxy_binary_ops_total", direction="to_client") == 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_1024_random_bytes_are_the_brokers_business(play: Start, seed: int) -> None:
+    """Of a session that never ends no frame is looked at."""
+    it = await relaying(play)
+    noise = random.Random(seed).randbytes(1024)
+    await it.client.say(noise)
+    assert await it.backends.broker.read_exactly(1024) == noise
+    await it.backends.broker.say(noise)
+    assert await it.client.read_exactly(1024) == noise
 
 
 async def test_bytes_behind_the_brokers_connected_follow_it(play: Start) -> None:
@@ -267,7 +279,7 @@ async def test_no_byte_is_lost_on_the_way_from_the_reactor_to_the_kernel(
         await trio.testing.wait_all_tasks_blocked(0.002)
     await it.client.must_hear(BaseCommand.CONNECTED)
     expected = EARLY + pieces[-1]
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         assert await it.backends.broker.read_exactly(len(expected)) == expected
     await it.backends.broker.say(b"and back")
     assert await it.client.read_exactly(8) == b"and back"
@@ -485,3 +497,44 @@ async def test_drain_while_the_broker_is_awaited_leads_into_the_relay(play: Star
     it.session.drain()
     it.backends.broker_gate.set()
     await it.client.must_hear(BaseCommand.CONNECTED)
+
+
+# ---- any broker (apache/pulsar#25879)
+
+
+async def test_an_empty_target_leads_to_a_broker_and_none_to_lookups(play: Start) -> None:
+    it = play()
+    await it.client.say(connect(proxy_to_broker_url=""))
+    connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
+    assert connected == it.backends.broker_connected, "the broker's own Connected"
+    assert it.session.state is State.RELAYING
+    await it.client.stream.aclose()
+    await it.backends.broker.stream.aclose()
+    assert (await it.relay_ended()).target == "b0:6650", "the one that it got"
+    other = await play().in_lookup_mode()
+    assert other.session.state is State.LOOKUP
+    assert other.backends.opened == []
+
+
+async def test_an_empty_target_is_told_apart_in_the_log(play: Start) -> None:
+    it = play()
+    it.backends.broker_failure = TargetRefused("metadata", "why")
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(connect(proxy_to_broker_url=""))
+        await it.client.must_hear_error()
+        await it.end()
+    assert [entry["target"] for entry in logs] == ["any broker"]
+
+
+@pytest.mark.parametrize("length", [299, 300, 301, 4000])
+async def test_a_long_target_is_cut_for_the_log_alone(play: Start, length: int) -> None:
+    """What a client says must not fill the disk; the lookup worker judges all of it."""
+    it = play()
+    it.backends.broker_failure = TargetRefused("host", "why")
+    target = "b" * length
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(connect(target))
+        await it.client.must_hear_error()
+        await it.end()
+    assert [entry["target"] for entry in logs] == [target[:300]]
+    assert it.backends.opened[0][0].proxy_to_broker_url == target

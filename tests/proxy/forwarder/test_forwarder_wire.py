@@ -192,7 +192,7 @@ async def test_a_reset(nursery: trio.Nursery, plain: bool) -> None:
     line = Line(nursery, ours, None)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     theirs.close()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         await line.ended.wait()
     assert [type(error) for error in line.ends] == [trio.BrokenResourceError]
     await trio.aclose_forcefully(ours)
@@ -456,7 +456,7 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
         await line.hear(len(LARGE) - 10)
         await settle()
         received(line.client)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await line.wire.until_sent()
         await settle()
     else:
@@ -525,7 +525,7 @@ async def test_a_client_that_goes_while_it_is_paused_is_noticed(make: Make) -> N
     await line.client.aclose()
     await settle()
     gate.set()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         await line.ended.wait()
     assert not await line.wire.until_sent()
 
@@ -671,7 +671,7 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
                             await settle()
                         case _:
                             await trio.lowlevel.checkpoint()
-                with trio.fail_after(10):
+                with trio.fail_after(60):
                     while len(data) < sum(len(encode_frame(command)) for command in said):
                         data += await theirs.receive_some(65536)
                         await settle()  # whoever is told of room has said its part

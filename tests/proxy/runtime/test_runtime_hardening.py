@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from proxy.runtime import hardening
-from proxy.runtime.hardening import adopt_orphans, confine_process, harden_process
+from proxy.runtime.hardening import adopt_orphans, confine_process, harden_process, prefer_for_oom_kill
+
+ROOT = Path(hardening.__file__).parents[2]
 
 
 class Kernel:
@@ -160,3 +162,38 @@ def test_a_kernel_that_refuses_is_an_error(kernel: Kernel) -> None:
     kernel.error = 22
     with pytest.raises(OSError, match=r"prctl\(36, 1\): Invalid argument"):
         adopt_orphans()
+
+
+# ---- where memory runs out
+
+
+@pytest.mark.parametrize(
+    ("before", "more", "after"), [(0, 200, 200), (300, 200, 500), (900, 200, 1000), (1000, 100, 1000)]
+)
+def test_a_worker_is_ended_before_what_started_it(before: int, more: int, after: int) -> None:
+    """``before``: what the container's class gives; to raise it needs no privilege."""
+    code = (
+        "import sys; from proxy.runtime.hardening import harden_process, prefer_for_oom_kill;"
+        f"open('/proc/self/oom_score_adj', 'w').write('{before}');"
+        f"prefer_for_oom_kill({more}); harden_process(); print(open('/proc/self/oom_score_adj').read())"
+    )
+    inherited = int(Path("/proc/self/oom_score_adj").read_text())
+    if before < inherited:
+        before, after = inherited, min(inherited + more, 1000)
+        code = code.replace("open('/proc/self/oom_score_adj', 'w')", "open('/dev/null', 'w')")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == after
+
+
+@pytest.mark.parametrize("package", ["auth", "lookup", "proxy/admin", "proxy/forwarder"])
+def test_every_worker_says_so_before_the_file_is_roots(package: str) -> None:
+    text = (ROOT / package / "__main__.py").read_text().partition("__name__")[2]
+    assert 0 < text.find("prefer_for_oom_kill(") < text.find("harden_process()")
+
+
+def test_a_score_that_cannot_be_written_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_keywords: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("builtins.open", refuse)
+    prefer_for_oom_kill(200)

@@ -25,7 +25,7 @@ from proxy.config.types import BrokerTls, ListenerTls
 from proxy.runtime import tls, watched
 from proxy.runtime.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 TLS_1_2, TLS_1_3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 VERSIONS = pytest.mark.parametrize("version", [TLS_1_2, TLS_1_3], ids=["1.2", "1.3"])
 ROLES = pytest.mark.parametrize("serves", [True, False], ids=["as server", "as client"])

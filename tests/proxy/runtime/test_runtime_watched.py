@@ -228,7 +228,7 @@ async def test_while_one_makes_it_others_have_the_one_before(file: Path, value: 
 
     def build_slowly() -> str:
         going.set()
-        assert go.wait(5)
+        assert go.wait(60)
         return build()
 
     watched._build = build_slowly
@@ -237,7 +237,7 @@ async def test_while_one_makes_it_others_have_the_one_before(file: Path, value: 
     async def ask() -> None:
         found.append(await watched.current())
 
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await trio.to_thread.run_sync(going.wait)

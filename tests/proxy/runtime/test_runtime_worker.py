@@ -264,17 +264,17 @@ async def test_a_drain_accepts_no_more_callers_and_waits_for_those_that_are_here
         drained.set()
 
     nursery.start_soon(stay)
-    assert (await client.call(Method.ENVELOPE, Text(text="x"), Text, timeout_s=5)).text == "x"
+    assert (await client.call(Method.ENVELOPE, Text(text="x"), Text, timeout_s=60)).text == "x"
     nursery.start_soon(drain)
     await trio.testing.wait_all_tasks_blocked()
     it.listener.come(pid=10)
     await trio.testing.wait_all_tasks_blocked()
     assert it.listener._receive.statistics().current_buffer_used == 1, "it is a successor's"
     assert not drained.is_set()
-    assert (await client.call(Method.ENVELOPE, Text(text="still"), Text, timeout_s=5)).text == "still"
+    assert (await client.call(Method.ENVELOPE, Text(text="still"), Text, timeout_s=60)).text == "still"
     assert "drain" not in {entry[0] for entry in it.service.story if isinstance(entry, tuple)}
     leave.cancel()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         await drained.wait()
     assert it.service.story[-1] == ("drain", 4.0, False)
     await finish(it)
@@ -288,7 +288,7 @@ async def test_a_drain_has_its_bounds(
     await it.start(Peer(pid=10, role="forwarder"))
     client = caller_of(it, 10)
     nursery.start_soon(client.run)
-    await client.call(Method.ENVELOPE, Text(text="x"), Text, timeout_s=5)
+    await client.call(Method.ENVELOPE, Text(text="x"), Text, timeout_s=60)
     it.service.hangs_in_drain = True
     started = trio.current_time()
     await it.call(Method.DRAIN, DrainRequest(timeout_ms=1000))
@@ -324,7 +324,7 @@ async def test_other_workers_are_served_once_it_has_started_and_strangers_never(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client.run)
             with contextlib.suppress(Exception):
-                answer = await client.call(Method.ENVELOPE, Text(text="x"), Text, timeout_s=5)
+                answer = await client.call(Method.ENVELOPE, Text(text="x"), Text, timeout_s=60)
                 nursery.cancel_scope.cancel()
                 return bool(answer.text == "x")
             nursery.cancel_scope.cancel()

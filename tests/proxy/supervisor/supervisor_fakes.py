@@ -68,6 +68,7 @@ class FakeWorker:
         self.store: StoreChannel | None = None
         self.line: StoreChannel | None = None
         self.adopted: list[int] = []
+        self.listeners = 0
         self._ended = trio.Event()
         self._under_way: set[trio.CancelScope] = set()
         self._log = log if log is not None else []

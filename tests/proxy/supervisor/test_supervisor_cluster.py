@@ -45,6 +45,7 @@ def forwarder_like(worker: FakeWorker) -> None:
         while (received := await line.receive()) is not None:
             close_all(received[1])
             worker.adopted += [relay.id for relay in received[0].relays]
+            worker.listeners += received[0].listeners
             if received[0].complete:
                 return
 

@@ -89,33 +89,33 @@ def operated() -> Operated:
 
 
 async def test_status(operated: Operated, nursery: trio.Nursery) -> None:
-    answer = await operated.client(nursery).call(Method.CLUSTER_STATUS, Empty(), Text, timeout_s=5)
+    answer = await operated.client(nursery).call(Method.CLUSTER_STATUS, Empty(), Text, timeout_s=60)
     assert json.loads(answer.text) == STATUS
 
 
 async def test_drain(operated: Operated, nursery: trio.Nursery) -> None:
-    await operated.client(nursery).call(Method.CLUSTER_DRAIN, Empty(), Text, timeout_s=5)
+    await operated.client(nursery).call(Method.CLUSTER_DRAIN, Empty(), Text, timeout_s=60)
     assert operated.drained == 1
 
 
 async def test_reload(operated: Operated, nursery: trio.Nursery) -> None:
     client = operated.client(nursery)
-    await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=5)
+    await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=60)
     assert operated.reloaded == 1
     for error in (ConfigError("limits: bad"), ReloadRefused("a restart is needed")):
         operated.reload_error = error
         with pytest.raises(RpcCallRefused, match=str(error)) as caught:
-            await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=5)
+            await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=60)
         assert caught.value.status == Status.INVALID_REQUEST
 
 
 async def test_upgrade(operated: Operated, nursery: trio.Nursery) -> None:
     client = operated.client(nursery)
-    answer = await client.call(Method.CLUSTER_UPGRADE, Empty(), Text, timeout_s=5)
+    answer = await client.call(Method.CLUSTER_UPGRADE, Empty(), Text, timeout_s=60)
     assert (answer.text, operated.upgraded) == ("41", 1), "the generation that is to be followed by another"
     operated.upgrade_error = UpgradeRefused("the program that is installed now fails: x")
     with pytest.raises(RpcCallRefused, match="the program that is installed now fails: x") as caught:
-        await client.call(Method.CLUSTER_UPGRADE, Empty(), Text, timeout_s=5)
+        await client.call(Method.CLUSTER_UPGRADE, Empty(), Text, timeout_s=60)
     assert caught.value.status == Status.INVALID_REQUEST
 
 
@@ -129,7 +129,7 @@ def test_only_an_operator_may(operated: Operated) -> None:
 async def test_a_worker_may_not(operated: Operated, nursery: trio.Nursery, role: Role) -> None:
     """Security: a forwarder that was taken over could otherwise end the cluster."""
     with pytest.raises(RpcCallRefused) as caught:
-        await operated.client(nursery, role).call(Method.CLUSTER_DRAIN, Empty(), Text, timeout_s=5)
+        await operated.client(nursery, role).call(Method.CLUSTER_DRAIN, Empty(), Text, timeout_s=60)
     assert caught.value.status == Status.CLUSTER_AUTHORIZATION_FAILED
     assert operated.drained == 0
 
@@ -201,7 +201,8 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
 
 def test_check(run: Run, config: Path) -> None:
     result = run("check")
-    assert (result.exit_code, result.output) == (0, f"{config}: in order\n")
+    assert result.exit_code == 0
+    assert result.output.startswith(f"{config}: in order\ncontainer: ")
 
 
 def test_check_names_the_key(run: Run, config: Path) -> None:
@@ -424,7 +425,7 @@ def test_serve(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "run_supervisor", lambda *arguments: served.extend(arguments))
     assert run("serve").exit_code == 0
     loaded, path, legacy, fail = served
-    assert (loaded.limits.drain_timeout_ms, path, legacy) == (1234, config, None)
+    assert (loaded.config.limits.drain_timeout_ms, path, legacy) == (1234, config, None)
     with pytest.raises(SystemExit) as caught:
         fail("why")
     assert caught.value.code == 1

@@ -437,7 +437,7 @@ def test_an_exec(tmp_path: Path) -> None:
     (tmp_path / "leaked").touch()
     command = [sys.executable, "-W", "ignore", *(str(tmp_path / name) for name in ("first.py", "next.py", "leaked"))]
     environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[2])}
-    done = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=200)
     assert done.returncode == 0, done.stderr.decode()
     told = json.loads(done.stdout)
     assert told == {

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,23 @@ import trio
 import trio.testing
 from supervisor_fakes import FakeDirectory, FakeSocket, make_config
 
+from proxy.config import load
+from proxy.config.cgroups import ContainerLimits
+from proxy.config.memory import MemoryPlan, fit
 from proxy.config.types import Config
 from proxy.supervisor import main
 from proxy.supervisor.children import children
 from proxy.supervisor.configure import ReloadRefused
 from proxy.supervisor.control import Control, UpgradeRefused
 from proxy.supervisor.legacy import SIGNALS, Legacy, State
-from proxy.supervisor.main import PREFLIGHT_TIMEOUT_S, REPLY_GRACE_S, StopAtOnce, Supervisor, serve
+from proxy.supervisor.main import (
+    DRAIN_END_S_MAX,
+    PREFLIGHT_TIMEOUT_S,
+    REPLY_GRACE_S,
+    StopAtOnce,
+    Supervisor,
+    serve,
+)
 from proxy.supervisor.open_files import DESCRIPTORS_PER_RELAY, SPARE, allow_open_files, files_needed
 from proxy.supervisor.sockets import StartFailed
 from proxy.supervisor.worker_process import Inherited
@@ -42,6 +53,7 @@ class FakeCluster:
         self.reload_error: Exception | None = None
         self.registry = None
         self.started = True
+        self.leaving = False
         self.draining = False
         self.replacing = False
         self.generation = 3
@@ -52,6 +64,8 @@ class FakeCluster:
         self.retired_gate.set()
         self.still_gate = trio.Event()
         self.still_gate.set()
+        self.reload_gate = trio.Event()
+        self.reload_gate.set()
 
     async def run(self, ready: trio.Event) -> None:
         await trio.lowlevel.checkpoint()
@@ -67,7 +81,7 @@ class FakeCluster:
         await self.drain_gate.wait()
 
     async def reload(self, config: Config) -> None:
-        await trio.lowlevel.checkpoint()
+        await self.reload_gate.wait()
         if self.reload_error is not None:
             raise self.reload_error
         self.reloaded.append(config)
@@ -124,6 +138,10 @@ class Setup:
             monkeypatch.setattr(main, name, partial(self.hardened.append, name))
         monkeypatch.setattr(children, "reap_adopted", trio.sleep_forever)
         monkeypatch.setattr(trio, "open_signal_receiver", self._signals)
+
+    def plan(self, memory_mib: int | None = None) -> MemoryPlan:
+        """The configuration, fitted to a container with so much memory."""
+        return fit(self.config, (), ContainerLimits(None, memory_mib and memory_mib << 20))
 
     def _directory(self, path: str, lock: int) -> FakeDirectory:
         self.log.append((path, lock))
@@ -191,6 +209,90 @@ async def test_a_second_signal_ends_at_once(setup: Setup) -> None:
     assert setup.directory.cleared
 
 
+async def test_it_turns_unready_and_goes_on_for_a_while_before_it_drains(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup.config = make_config(shutdown={"delay_ms": 10_000})
+    ended = await setup.run(nursery)
+    setup.signal(signal.SIGTERM)
+    await trio.sleep(9)
+    assert setup.cluster.leaving
+    assert "drain" not in setup.log
+    await ended.wait()
+    assert trio.current_time() == pytest.approx(10)
+    assert setup.log.count("drain") == 1
+
+
+async def test_the_drain_command_waits_as_a_signal_does(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup.config = make_config(shutdown={"delay_ms": 10_000})
+    ended = await setup.run(nursery)
+    setup.supervisor._drain_wanted.set()
+    await ended.wait()
+    assert trio.current_time() == pytest.approx(10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_does_not_wait_for_the_delay(
+    setup: Setup, number: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    setup.config = make_config(shutdown={"delay_ms": 10_000})
+    with pytest.RaisesGroup(StopAtOnce, flatten_subgroups=True):
+        async with trio.open_nursery() as nursery:
+            await setup.run(nursery)
+            setup.signal(signal.SIGTERM)
+            await trio.sleep(1)
+            setup.signal(number)
+    assert trio.current_time() == pytest.approx(1)
+    assert "drain" not in setup.log
+    assert "stop at once" in setup.log
+
+
+async def test_a_cluster_that_is_starting_does_not_wait(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Nobody sends clients to it yet."""
+    setup.config = make_config(shutdown={"delay_ms": 10_000})
+    setup.cluster.generation = 1
+    setup.cluster.started = False
+    ended = await setup.run(nursery)
+    setup.signal(signal.SIGTERM)
+    await ended.wait()
+    assert trio.current_time() < 1
+
+
+async def test_the_delay_begins_before_another_program_has_begun(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A signal that came in an upgrade: its two waits are one. Clients come all the time."""
+    setup.config = make_config(shutdown={"delay_ms": 10_000})
+    setup.cluster.started = False
+    setup.cluster.generation = 2
+    setup.cluster.begin_gate = trio.Event()
+    setup.signal(signal.SIGTERM)
+    ended = await setup.run(nursery)
+    await trio.sleep(6)
+    setup.cluster.begin_gate.set()
+    await ended.wait()
+    assert trio.current_time() == pytest.approx(10)
+
+
+async def test_whatever_hangs_the_end_comes(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """terminationGracePeriodSeconds can be computed: delay, drain, and DRAIN_END_S_MAX."""
+    setup.config = make_config(shutdown={"delay_ms": 2_000}, limits={"drain_timeout_ms": 3_000})
+    setup.cluster.drain_gate = trio.Event()
+    with structlog.testing.capture_logs() as logs:
+        ended = await setup.run(nursery)
+        setup.signal(signal.SIGTERM)
+        await ended.wait()
+    assert trio.current_time() == pytest.approx(5 + DRAIN_END_S_MAX)
+    assert "the drain is not over in time; ending all workers" in [entry["event"] for entry in logs]
+    assert "stop at once" in setup.log
+
+
 @pytest.mark.parametrize("generation", [1, 2])
 async def test_a_signal_that_waited_for_this_program(setup: Setup, nursery: trio.Nursery, generation: int) -> None:
     """The exec held it back: it comes before anybody talks to the workers that are there from before. A first program
@@ -217,6 +319,34 @@ async def test_a_second_signal_does_not_wait_for_workers_from_before(setup: Setu
     assert "stop at once" in setup.log
 
 
+@pytest.mark.parametrize("end", ["a second signal", "the end of the drain"])
+async def test_a_reload_that_hangs_holds_no_end_up(
+    setup: Setup, end: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is shielded from whoever asked for it, but not from the end."""
+    setup.cluster.reload_gate = trio.Event()
+
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            ended = await setup.run(nursery)
+            setup.signal(signal.SIGHUP)
+            await trio.testing.wait_all_tasks_blocked()
+            assert setup.supervisor._reloading.locked()
+            setup.signal(signal.SIGTERM)
+            if end == "a second signal":
+                setup.signal(signal.SIGTERM)
+            await ended.wait()
+
+    with trio.fail_after(20):
+        if end == "a second signal":
+            with pytest.RaisesGroup(StopAtOnce, flatten_subgroups=True):
+                await run()
+        else:
+            await run()
+    assert "stop at once" in setup.log
+    assert setup.cluster.reloaded == []
+
+
 async def test_sighup_reloads(setup: Setup, nursery: trio.Nursery) -> None:
     ended = await setup.run(nursery)
     setup.config_file.write_text("[limits]\nmax_connections = 5\n")
@@ -237,6 +367,39 @@ async def test_a_bad_configuration_is_not_taken_over(setup: Setup, nursery: trio
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert setup.cluster.reloaded == []
     assert not ended.is_set()
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_configuration_for_which_the_memory_is_too_small_is_not_taken_over(
+    setup: Setup, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "container_limits", lambda: ContainerLimits(memory_bytes=512 << 20))
+    await setup.run(nursery)
+    setup.config_file.write_text("[cluster]\nforwarders = 1\n[limits]\nmax_connections = 100000\n")
+    with structlog.testing.capture_logs() as logs:
+        setup.signal(signal.SIGHUP)
+        await trio.testing.wait_all_tasks_blocked()
+    assert [entry["reason"].partition(":")[0] for entry in logs] == ["limits.max_connections"]
+    assert setup.cluster.reloaded == []
+    setup.config_file.write_text("[cluster]\nforwarders = 1\n[limits]\nmax_connections = 500\n")
+    setup.signal(signal.SIGHUP)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [config.limits.max_connections for config in setup.cluster.reloaded] == [500]
+    assert setup.cluster.reloaded[0].limits.max_topic_lists_bytes < Config().limits.max_topic_lists_bytes
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_reload_leaves_the_number_of_forwarders_that_run(
+    setup: Setup, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod whose CPU limit was changed while it runs: the number would need a restart, all else does not."""
+    setup.cluster.config = setup.config = make_config(cluster={"forwarders": 5})
+    monkeypatch.setattr(load, "container_limits", lambda: ContainerLimits(cpus=Fraction(1)))
+    await setup.run(nursery)
+    setup.config_file.write_text("[limits]\nmax_connections = 500\n")
+    setup.signal(signal.SIGHUP)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [config.cluster.forwarders for config in setup.cluster.reloaded] == [5]
     nursery.cancel_scope.cancel()
 
 
@@ -559,9 +722,38 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_serve_ends_without_a_failure(setup: Setup, failures: list[str]) -> None:
     setup.signal(signal.SIGTERM)
-    serve(setup.config, setup.config_file, None, failures.append)
+    serve(setup.plan(), setup.config_file, None, failures.append)
     assert failures == []
     assert setup.hardened == ["harden_process", "adopt_orphans"]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_container_that_is_too_small_is_said_before_anything_is_bound(setup: Setup, failures: list[str]) -> None:
+    serve(setup.plan(64), setup.config_file, None, failures.append)
+    assert ["limit of 64 MiB is too small" in text for text in failures] == [True]
+    assert setup.log == []
+
+
+@pytest.mark.usefixtures("quiet")
+def test_what_another_program_left_goes_on_in_a_container_that_is_too_small(
+    setup: Setup, failures: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Legacy, "read", lambda _descriptor: Legacy())
+    setup.signal(signal.SIGTERM)
+    with structlog.testing.capture_logs() as logs:
+        serve(setup.plan(64), setup.config_file, 17, failures.append)
+    assert failures == []
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["the container may be too small"]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_what_the_container_allows_is_logged_at_the_start(setup: Setup, failures: list[str]) -> None:
+    setup.signal(signal.SIGTERM)
+    with structlog.testing.capture_logs() as logs:
+        serve(setup.plan(1024), setup.config_file, None, failures.append)
+    (entry,) = [entry for entry in logs if entry["event"] == "what the container allows"]
+    assert entry["memory_limit_mib"] == 1024
+    assert entry["max_connections"] == setup.cluster.config.limits.max_connections
 
 
 @pytest.mark.usefixtures("quiet")
@@ -572,7 +764,7 @@ def test_what_cannot_be_bound_is_said_in_one_sentence(
         raise StartFailed("admin.bind: cannot bind")
 
     monkeypatch.setattr(main, "bind_tcp", cannot)
-    serve(setup.config, setup.config_file, None, failures.append)
+    serve(setup.plan(), setup.config_file, None, failures.append)
     assert failures == ["admin.bind: cannot bind"]
 
 
@@ -580,7 +772,7 @@ def test_what_cannot_be_bound_is_said_in_one_sentence(
 def test_a_worker_that_cannot_start_is_said_in_one_sentence(setup: Setup, failures: list[str]) -> None:
     group = ExceptionGroup("", [ExceptionGroup("", [StartFailed("b")]), StartFailed("a"), StartFailed("b")])
     setup.cluster.failure = group
-    serve(setup.config, setup.config_file, None, failures.append)
+    serve(setup.plan(), setup.config_file, None, failures.append)
     assert failures == ["a; b"]
     assert setup.directory.cleared
 
@@ -590,7 +782,7 @@ def test_an_end_at_once_is_a_failure(setup: Setup, failures: list[str]) -> None:
     setup.cluster.drain_gate = trio.Event()
     setup.signal(signal.SIGTERM)
     setup.signal(signal.SIGTERM)
-    serve(setup.config, setup.config_file, None, failures.append)
+    serve(setup.plan(), setup.config_file, None, failures.append)
     assert failures == ["ended at once, as asked"]
 
 
@@ -603,7 +795,7 @@ def test_fail_may_exit(setup: Setup) -> None:
         raise SystemExit(1)
 
     with pytest.raises(SystemExit):
-        serve(setup.config, setup.config_file, None, exit_)
+        serve(setup.plan(), setup.config_file, None, exit_)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -621,7 +813,7 @@ def test_serve_what_an_earlier_program_left(
     monkeypatch.setattr(Legacy, "read", left)
     setup.signal(signal.SIGTERM)
     with structlog.testing.capture_logs() as logs:
-        serve(setup.config, setup.config_file, 17, failures.append)
+        serve(setup.plan(), setup.config_file, 17, failures.append)
     assert (read, failures, setup.keys) == ([17], [], [b"s" * 32])
     assert setup.log[0] == (runtime_dir, 5)
     assert setup.cluster.config.cluster.runtime_dir == runtime_dir

@@ -45,6 +45,7 @@ class Setup:
             config=make_config(cluster={"name": "prod"}),
             registry=new_registry(),
             slots=[],
+            leaving=False,
             draining=False,
             started=True,
             generation=1,
@@ -105,9 +106,17 @@ async def test_one_forwarder_is_enough() -> None:
     assert await setup.report.not_ready_reasons() == []
 
 
+async def test_not_ready_while_clients_are_still_accepted() -> None:
+    setup = Setup()
+    setup.cluster.leaving = True
+    assert await setup.report.not_ready_reasons() == ["leaving"]
+    status = await setup.report.status()
+    assert (status["leaving"], status["draining"], status["ready"]) == (True, False, False)
+
+
 async def test_not_ready_while_draining() -> None:
     setup = Setup()
-    setup.cluster.draining = True
+    setup.cluster.leaving = setup.cluster.draining = True
     assert await setup.report.not_ready_reasons() == ["draining"]
 
 

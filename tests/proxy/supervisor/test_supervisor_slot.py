@@ -1091,6 +1091,48 @@ async def test_stop_during_a_hand_over(forwarders: ForwarderPlace, autojump_cloc
     assert trio.current_time() < 2
 
 
+async def test_a_drain_does_not_wait_for_a_successor_that_is_not_awake(
+    forwarders: ForwarderPlace, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The relays are still the old one's, which has all of the time for them."""
+    old = await started(forwarders, nursery)
+    equip = forwarders.equip
+
+    def asleep(worker: FakeWorker) -> None:
+        worker.answers[Method.GET_STATUS] = hang
+        equip(worker)
+
+    forwarders.equip = asleep  # type: ignore[method-assign]
+    replacement = Replacement(forwarders, nursery, hand_over=True)
+    await trio.sleep(1)
+    await forwarders.slot.drain(trio.current_time() + 60)
+    await replacement.done.wait()
+    assert replacement.result is False
+    assert [request.hand_over for request in called(old, Method.DRAIN)] == [False]
+    assert trio.current_time() < DRAIN_GRACE_S
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_drain_waits_for_a_hand_over(
+    forwarders: ForwarderPlace, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The relays are the successor's, which has what is left of the time."""
+    await started(forwarders, nursery)
+
+    async def slow(worker: FakeWorker) -> None:
+        await trio.sleep(3 * DRAIN_GRACE_S)
+        await forwarders.adopt(worker)
+
+    forwarders.start_by = slow
+    replacement = Replacement(forwarders, nursery, hand_over=True)
+    await trio.sleep(1)
+    await forwarders.slot.drain(trio.current_time() + 60)
+    assert replacement.result is True
+    new = forwarders.worker
+    assert [request.hand_over for request in called(new, Method.DRAIN)] == [False]
+    nursery.cancel_scope.cancel()
+
+
 # ---- a worker that ran before we did
 
 

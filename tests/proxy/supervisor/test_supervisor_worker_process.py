@@ -225,9 +225,9 @@ async def test_calls(processes: list[FakeProcess], spawned: Spawn, nursery: trio
     server = RpcServer({Method.GET_STATUS: status}, max_frame_bytes=1000)
     stream = adopt_stream(os.dup(processes[0].channel))
     nursery.start_soon(server.serve_connection, stream, Caller(Role.SUPERVISOR, 1))
-    assert (await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)).text == "fine"
+    assert (await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)).text == "fine"
     with pytest.raises(RpcError):
-        await worker.command(Method.DRAIN, Empty(), timeout_s=5)
+        await worker.command(Method.DRAIN, Empty(), timeout_s=60)
     nursery.cancel_scope.cancel()
 
 
@@ -240,7 +240,7 @@ async def test_calls_after_the_channel_has_ended(
     await stream.send_eof()
     await trio.sleep(0.1)
     with pytest.raises(RpcError):
-        await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)
+        await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)
     await stream.aclose()
     nursery.cancel_scope.cancel()
 
@@ -399,7 +399,7 @@ async def test_a_worker_is_taken_over(before: Before, nursery: trio.Nursery) -> 
     assert not any(os.get_inheritable(number) for number in (told.channel, told.liveness, told.store))
     nursery.start_soon(worker.talk)
     serve_worker(before.theirs.fileno(), nursery)
-    assert (await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)).text == "as before"
+    assert (await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)).text == "as before"
     before.store_theirs.send(StoreMessage(dropped_relays=[5]).SerializeToString())
     assert worker.store is not None
     assert await worker.store.receive() == (StoreMessage(dropped_relays=[5]), [])
@@ -431,8 +431,8 @@ async def test_what_the_next_program_is_told(
     worker = await spawned(role=Role.FORWARDER)
     nursery.start_soon(worker.talk)
     serve_worker(processes[0].channel, nursery)
-    await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)
-    told = await worker.prepare_to_be_inherited(5, timeout_s=5)
+    await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)
+    told = await worker.prepare_to_be_inherited(5, timeout_s=60)
     assert told is not None
     assert (told.role, told.index, told.pid) == ("forwarder", 5, 4711)
     assert 0 <= told.uptime_s < 5
@@ -441,10 +441,10 @@ async def test_what_the_next_program_is_told(
     assert told.store == worker.store.sock.fileno()
     assert not processes[0].supervisor_is_gone()
     with trio.move_on_after(0.05) as scope:
-        await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)
+        await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)
     assert scope.cancelled_caught, "nothing is on its way from now on"
     worker.resume()
-    await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=5)
+    await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)
     nursery.cancel_scope.cancel()
 
 
@@ -454,7 +454,7 @@ async def test_a_worker_without_a_store_for_the_next_program(
     worker = await spawned()
     nursery.start_soon(worker.talk)
     await trio.testing.wait_all_tasks_blocked()
-    told = await worker.prepare_to_be_inherited(0, timeout_s=5)
+    told = await worker.prepare_to_be_inherited(0, timeout_s=60)
     assert told is not None
     assert told.store == -1
     nursery.cancel_scope.cancel()

@@ -124,7 +124,7 @@ func consumeAll(consumer pulsar.Consumer, t *tally, m *mint, total *atomic.Int32
 	for total.Load() < 0 || len(t.seen) < int(total.Load()) {
 		message, err := receive(consumer, 500*time.Millisecond)
 		if err != nil {
-			if total.Load() >= 0 && time.Since(last) > 20*time.Second {
+			if total.Load() >= 0 && time.Since(last) > 60*time.Second {
 				break
 			}
 			continue

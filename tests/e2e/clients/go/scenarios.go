@@ -98,7 +98,7 @@ func reader(r *run) (result, error) {
 	}
 	t := newTally()
 	for opened.HasNext() {
-		ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 		message, err := opened.Next(ctx)
 		cancel()
 		if err != nil {
@@ -151,7 +151,7 @@ func typed(r *run, o *outbox, consumer pulsar.Consumer) (result, error) {
 		}
 	}
 	for i := 0; i < count; i++ {
-		message, err := receive(consumer, 15*time.Second)
+		message, err := receive(consumer, 60*time.Second)
 		if err != nil {
 			return nil, err
 		}
@@ -196,7 +196,7 @@ func keyShared(r *run) (result, error) {
 func shared(consumers []pulsar.Consumer, count int) result {
 	t, homes, per := newTally(), map[string]int{}, make([]int, len(consumers))
 	single := true
-	end := time.Now().Add(20 * time.Second)
+	end := time.Now().Add(60 * time.Second)
 	for len(t.seen) < count && time.Now().Before(end) {
 		for i, consumer := range consumers {
 			for {
@@ -237,7 +237,7 @@ func large(r *run) (result, error) {
 		if _, err = o.producer.Send(context.Background(), &pulsar.ProducerMessage{Payload: payload}); err != nil {
 			continue
 		}
-		message, err := receive(consumer, 15*time.Second)
+		message, err := receive(consumer, 60*time.Second)
 		if err != nil {
 			return nil, err
 		}

@@ -74,7 +74,7 @@ func stream(r *run) (result, error) {
 	for !(produced.Load() && len(t.seen) == int(atomic.LoadInt32(&o.sent))) {
 		message, err := receive(consumer, 500*time.Millisecond)
 		if err != nil {
-			if produced.Load() && time.Since(last) > 20*time.Second {
+			if produced.Load() && time.Since(last) > 60*time.Second {
 				break
 			}
 			continue

@@ -103,7 +103,7 @@ func numberIn(message pulsar.Message) int {
 // drain receives and acknowledges until everything is there; a gap of 15 s is the end.
 func drain(consumer pulsar.Consumer, t *tally, count int, byTopic bool) error {
 	for len(t.seen) < count {
-		message, err := receive(consumer, 15*time.Second)
+		message, err := receive(consumer, 60*time.Second)
 		if err != nil {
 			return fmt.Errorf("after %d of %d: %w", len(t.seen), count, err)
 		}

@@ -62,10 +62,10 @@ public final class E2eClient {
         return Integer.parseInt(new String(message.getData()).trim());
     }
 
-    /** Receive and acknowledge until everything is there; a gap of 15 s is the end. */
+    /** Receive and acknowledge until everything is there; a gap of 60 s is the end. */
     private static void drain(Consumer<byte[]> consumer, Tally tally, int count, boolean byTopic) throws Exception {
         while (tally.seen.size() < count) {
-            Message<byte[]> message = consumer.receive(15, TimeUnit.SECONDS);
+            Message<byte[]> message = consumer.receive(60, TimeUnit.SECONDS);
             if (message == null) {
                 throw new PulsarClientException.TimeoutException("nothing more after " + tally.seen.size());
             }
@@ -136,7 +136,7 @@ public final class E2eClient {
         outbox.flush();
         try (Reader<byte[]> reader = client.newReader().topic(topic).startMessageId(MessageId.earliest).create()) {
             while (reader.hasMessageAvailable()) {
-                tally.see(numberIn(reader.readNext(15, TimeUnit.SECONDS)), "");
+                tally.see(numberIn(reader.readNext(60, TimeUnit.SECONDS)), "");
             }
             Map<String, Object> result = tally.result(count);
             result.put("more_left", reader.hasMessageAvailable());
@@ -172,7 +172,7 @@ public final class E2eClient {
             }
             producer.flush();
             for (int i = 0; i < count; i++) {
-                Message<T> message = consumer.receive(15, TimeUnit.SECONDS);
+                Message<T> message = consumer.receive(60, TimeUnit.SECONDS);
                 got.add(message.getValue());
                 consumer.acknowledge(message);
             }
@@ -194,7 +194,7 @@ public final class E2eClient {
             }
             producer.flush();
             for (int i = 0; i < count; i++) {
-                Message<GenericRecord> message = consumer.receive(15, TimeUnit.SECONDS);
+                Message<GenericRecord> message = consumer.receive(60, TimeUnit.SECONDS);
                 GenericRecord record = message.getValue();
                 equal &= record.getField("number").equals(i) && record.getField("name").equals("reading " + i);
                 versions.add(Arrays.toString(message.getSchemaVersion()));
@@ -224,7 +224,7 @@ public final class E2eClient {
         Tally tally = new Tally();
         Map<String, Set<Integer>> homes = new HashMap<>();
         int[] perConsumer = new int[consumers.size()];
-        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(20);
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
         while (tally.seen.size() < count && System.nanoTime() < end) {
             for (int i = 0; i < consumers.size(); i++) {
                 Message<byte[]> message;
@@ -254,7 +254,7 @@ public final class E2eClient {
             } catch (PulsarClientException.InvalidMessageException tooBig) {
                 continue;
             }
-            Message<byte[]> message = consumer.receive(15, TimeUnit.SECONDS);
+            Message<byte[]> message = consumer.receive(60, TimeUnit.SECONDS);
             consumer.acknowledge(message);
             return Map.of("size", size, "payload_equal", Arrays.equals(payload, message.getData()));
         }
@@ -273,8 +273,8 @@ public final class E2eClient {
         int received = 0;
         boolean inOrder = true;
         for (int i = 0; i < topics; i++) {
-            consumers.get(i).get(30, TimeUnit.SECONDS);    // a subscription starts at the latest message
-            Outbox outbox = new Outbox(producers.get(i).get(30, TimeUnit.SECONDS));
+            consumers.get(i).get(60, TimeUnit.SECONDS);    // a subscription starts at the latest message
+            Outbox outbox = new Outbox(producers.get(i).get(60, TimeUnit.SECONDS));
             for (int k = 0; k < each; k++) {
                 outbox.send(null, k);
             }
@@ -303,7 +303,7 @@ public final class E2eClient {
         while (!(produced.get() && tally.seen.size() == outbox.sent.get())) {
             Message<byte[]> message = consumer.receive(500, TimeUnit.MILLISECONDS);
             if (message == null) {
-                if (produced.get() && System.nanoTime() - last > TimeUnit.SECONDS.toNanos(20)) {
+                if (produced.get() && System.nanoTime() - last > TimeUnit.SECONDS.toNanos(60)) {
                     break;
                 }
                 continue;

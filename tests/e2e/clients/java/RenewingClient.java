@@ -24,7 +24,7 @@ import org.apache.pulsar.client.api.PulsarClient;
 public final class RenewingClient {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int NUMBER_AND_SUM = 12;
-    private static final long QUIET_NS = TimeUnit.SECONDS.toNanos(20);
+    private static final long QUIET_NS = TimeUnit.SECONDS.toNanos(60);
 
     private final Map<String, String> options;
     private final byte[] key;

@@ -17,7 +17,7 @@ import pulsar
 from scenarios import Options, Outbox, Result, Tally, producer_of, receive_or_none
 
 NUMBER_AND_SUM = 12
-QUIET_S = 20.0
+QUIET_S = 60.0
 
 
 class Mint:

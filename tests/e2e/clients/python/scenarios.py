@@ -21,7 +21,7 @@ import pulsar
 from pulsar import schema as pulsar_schema
 
 MIB_5 = 5 * 1024 * 1024
-RECEIVE_TIMEOUT_MS = 15_000
+RECEIVE_TIMEOUT_MS = 60_000
 
 Options = dict[str, str]
 Result = dict[str, Any]
@@ -301,7 +301,7 @@ class Stream:
         while not (self.produced.is_set() and len(self.tally.seen) == self.outbox.sent):
             message = receive_or_none(self.consumer, 500)
             if message is None:
-                if self.produced.is_set() and time.monotonic() - quiet_since > 20:
+                if self.produced.is_set() and time.monotonic() - quiet_since > 60:
                     break
                 continue
             quiet_since = time.monotonic()

@@ -1,0 +1,198 @@
+"""`helm test`: one message from a producer to a consumer, both through the proxy.
+
+Runs in the proxy's own image and speaks the protocol by its package `proto`; the few commands that a proxy never reads
+are written here by hand (PulsarApi.proto has the numbers). Exits with 0, or with 1 and one line that says what failed.
+
+Environment: SERVICE_URL, TOPIC; TOKEN_FILE, CERTIFICATE_FILE with KEY_FILE, and CA_FILE, all of which may be missing
+(without a file at CA_FILE, the system's authorities count); TIMEOUT_S for each of ATTEMPTS.
+"""
+
+import os
+import socket
+import ssl
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from proto.addresses import parse_service_url, speaks_tls
+from proto.commands import PROTOCOL_VERSION, connect, encode, parse_command, pong
+from proto.frames import Frame, FrameDecoder, encode_frame
+from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandLookupTopic
+
+FRAME_BYTES_MAX = 8 * 1024 * 1024
+PAUSE_S = 2.0
+VARINT_BITS = 0x7F
+
+
+class Failed(Exception):
+    """The test did not succeed; the text says at what."""
+
+
+def varint(value: int) -> bytes:
+    """An integer as protobuf writes it."""
+    parts = bytearray()
+    while value > VARINT_BITS:
+        parts.append(value & VARINT_BITS | 0x80)
+        value >>= 7
+    return bytes((*parts, value))
+
+
+def message(fields: dict[int, int | str | bytes]) -> bytes:
+    """A protobuf message of integers, texts and messages, by field number."""
+    parts = []
+    for number, value in fields.items():
+        if isinstance(value, int):
+            parts.append(varint(number << 3) + varint(value))
+        else:
+            data = value.encode() if isinstance(value, str) else value
+            parts.append(varint(number << 3 | 2) + varint(len(data)) + data)
+    return b"".join(parts)
+
+
+def subscribe(topic: str) -> bytes:
+    """SUBSCRIBE, exclusive, not durable: nothing of it stays at the broker."""
+    body = message({1: topic, 2: f"helm-test-{uuid.uuid4()}", 3: 0, 4: 1, 5: 1, 8: 0})
+    return encode_frame(message({1: BaseCommand.SUBSCRIBE, 4: body}))
+
+
+def flow() -> bytes:
+    """FLOW: the consumer takes ten messages."""
+    return encode_frame(message({1: BaseCommand.FLOW, 11: message({1: 1, 2: 10})}))
+
+
+def producer(topic: str) -> bytes:
+    """PRODUCER, with a name that the broker chooses."""
+    return encode_frame(message({1: BaseCommand.PRODUCER, 5: message({1: topic, 2: 1, 3: 2})}))
+
+
+def send(payload: bytes) -> bytes:
+    """SEND with one message; the checksum is optional and left out."""
+    metadata = message({1: "helm-test", 2: 0, 3: int(time.time() * 1000)})
+    command = message({1: BaseCommand.SEND, 6: message({1: 1, 2: 0, 3: 1})})
+    return encode_frame(command, len(metadata).to_bytes(4, "big") + metadata + payload)
+
+
+def tls_context() -> ssl.SSLContext:
+    """Whom this side trusts, and its own certificate if there is one."""
+    authorities = os.environ.get("CA_FILE", "")
+    context = ssl.create_default_context(cafile=authorities if os.path.exists(authorities) else None)
+    if certificate := os.environ.get("CERTIFICATE_FILE"):
+        context.load_cert_chain(certificate, os.environ["KEY_FILE"])
+    return context
+
+
+class Connection:
+    """One connection to the proxy, until a deadline."""
+
+    def __init__(self, url: str, deadline: float) -> None:
+        self._deadline = deadline
+        at = parse_service_url(url)[0]
+        self._socket = socket.create_connection((at.host, at.port), timeout=self._left())
+        if speaks_tls(url):
+            self._socket = tls_context().wrap_socket(self._socket, server_hostname=at.host)
+        self._decoder = FrameDecoder(max_frame_bytes=FRAME_BYTES_MAX)
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()
+
+    def _left(self) -> float:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        return left_s
+
+    def send(self, frame: bytes) -> None:
+        """Send one frame."""
+        self._socket.settimeout(self._left())
+        self._socket.sendall(frame)
+
+    def receive(self, wanted: int, doing: str) -> tuple[BaseCommand, Frame]:
+        """The next command of a type; PINGs are answered, all else but an error is passed over."""
+        while True:
+            while (frame := self._decoder.next_frame()) is None:
+                self._socket.settimeout(self._left())
+                data = self._socket.recv(65536)
+                if not data:
+                    raise Failed(f"{doing}: the connection was closed")
+                self._decoder.receive_data(data)
+            command = parse_command(frame.command)
+            if command.type == wanted:
+                return command, frame
+            if command.type == BaseCommand.PING:
+                self.send(pong())
+            elif command.type == BaseCommand.ERROR:
+                raise Failed(f"{doing}: {command.error.message}")
+            elif command.type in {BaseCommand.CLOSE_PRODUCER, BaseCommand.CLOSE_CONSUMER, BaseCommand.SEND_ERROR}:
+                raise Failed(f"{doing}: the broker answered with command {command.type}")
+
+    def handshake(self, broker: str = "") -> None:
+        """CONNECT, with the token if there is one; `broker` asks for a relay to it."""
+        hello = CommandConnect(client_version="helm-test", protocol_version=PROTOCOL_VERSION)
+        if broker:
+            hello.proxy_to_broker_url = broker
+        if token_file := os.environ.get("TOKEN_FILE"):
+            hello.auth_method_name = "token"
+            hello.auth_data = Path(token_file).read_bytes().strip()
+        self.send(connect(hello))
+        self.receive(BaseCommand.CONNECTED, f"CONNECT{' to broker ' + broker if broker else ''}")
+
+
+def broker_of(url: str, topic: str, deadline: float) -> str:
+    """Look up the broker of a topic, as `host:port`."""
+    connection = Connection(url, deadline)
+    try:
+        connection.handshake()
+        question = CommandLookupTopic(topic=topic, request_id=1)
+        connection.send(encode(BaseCommand(type=BaseCommand.LOOKUP, lookup_topic=question)))
+        answer = connection.receive(BaseCommand.LOOKUP_RESPONSE, "LOOKUP")[0].lookup_topic_response
+    finally:
+        connection.close()
+    found = answer.broker_service_url or answer.broker_service_url_tls
+    if not found:
+        raise Failed(f"LOOKUP: {answer.message or 'no broker in the answer'}")
+    return str(found.partition("://")[2])
+
+
+def one_message(url: str, topic: str, deadline: float) -> None:
+    """Produce a message and consume it, over two relays."""
+    broker = broker_of(url, topic, deadline)
+    payload = uuid.uuid4().bytes
+    consuming, producing = Connection(url, deadline), Connection(url, deadline)
+    try:
+        consuming.handshake(broker)
+        consuming.send(subscribe(topic))
+        consuming.receive(BaseCommand.SUCCESS, "SUBSCRIBE")
+        consuming.send(flow())
+        producing.handshake(broker)
+        producing.send(producer(topic))
+        producing.receive(BaseCommand.PRODUCER_SUCCESS, "PRODUCER")
+        producing.send(send(payload))
+        producing.receive(BaseCommand.SEND_RECEIPT, "SEND")
+        while not consuming.receive(BaseCommand.MESSAGE, "consuming")[1].payload.endswith(payload):
+            pass  # somebody else's message on this topic
+    finally:
+        consuming.close()
+        producing.close()
+
+
+def main() -> int:
+    """Try it a few times."""
+    url, topic = os.environ["SERVICE_URL"], os.environ["TOPIC"]
+    attempts, timeout_s = int(os.environ.get("ATTEMPTS", "3")), float(os.environ.get("TIMEOUT_S", "30"))
+    for attempt in range(1, attempts + 1):
+        started_at = time.monotonic()
+        try:
+            one_message(url, topic, started_at + timeout_s)
+        except (Failed, OSError) as error:
+            print(f"attempt {attempt}: {error or type(error).__name__}", file=sys.stderr)
+            time.sleep(PAUSE_S if attempt < attempts else 0)
+        else:
+            print(f"produced and consumed one message on {topic} in {time.monotonic() - started_at:.2f} s")
+            return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,542 @@
+{{/* ---- names and labels ------------------------------------------------------------------------------------ */}}
+
+{{/* The chart's name, or `nameOverride`; at most 63 characters, as label values must be. */}}
+{{- define "pulsar-trio-proxy.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* The name that all objects begin with: `fullnameOverride`, or the release's name and the chart's. At most 40
+     characters, so that the longest suffix of ours, and what controllers append, fit into 63. */}}
+{{- define "pulsar-trio-proxy.fullname" -}}
+{{- $name := include "pulsar-trio-proxy.name" . -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The labels by which the proxy's pods are found. They never change: a Deployment's selector cannot. */}}
+{{- define "pulsar-trio-proxy.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "pulsar-trio-proxy.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: proxy
+{{- end -}}
+
+{{/* The labels of the pod of `helm test`. */}}
+{{- define "pulsar-trio-proxy.testSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "pulsar-trio-proxy.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: test
+{{- end -}}
+
+{{/* Labels of every object. Call: include "pulsar-trio-proxy.labels" (list . "proxy") */}}
+{{- define "pulsar-trio-proxy.labels" -}}
+{{- $root := index . 0 -}}
+{{- $labels := dict
+  "app.kubernetes.io/name" (include "pulsar-trio-proxy.name" $root)
+  "app.kubernetes.io/instance" $root.Release.Name
+  "app.kubernetes.io/component" (index . 1)
+  "app.kubernetes.io/version" $root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" $root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-")
+-}}
+{{- mergeOverwrite (deepCopy $root.Values.commonLabels) $labels | toYaml -}}
+{{- end -}}
+
+{{/* Name, namespace, labels and annotations of an object.
+     Call: include "pulsar-trio-proxy.metadata" (dict "root" . "suffix" "-admin" "component" "proxy" "annotations" map) */}}
+{{- define "pulsar-trio-proxy.metadata" -}}
+name: {{ include "pulsar-trio-proxy.fullname" .root }}{{ .suffix | default "" }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "pulsar-trio-proxy.labels" (list .root (.component | default "proxy")) | nindent 2 }}
+{{- range $key, $value := .labels }}
+  {{ $key }}: {{ $value | quote }}
+{{- end }}
+{{- with mergeOverwrite (deepCopy .root.Values.commonAnnotations) (.annotations | default dict) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* The service account of the proxy's pods. */}}
+{{- define "pulsar-trio-proxy.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "pulsar-trio-proxy.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* An image's reference. Call: include "pulsar-trio-proxy.image" (list . .Values.image) */}}
+{{- define "pulsar-trio-proxy.image" -}}
+{{- $root := index . 0 -}}{{- $image := index . 1 -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository ($image.tag | default $root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* ---- the configuration ------------------------------------------------------------------------------------ */}}
+
+{{/* Where secrets are mounted; one folder for each. */}}
+{{- define "pulsar-trio-proxy.secretsDirectory" -}}/var/run/secrets/pulsar-trio-proxy{{- end -}}
+
+{{/* The Secret with the listener's certificate: cert-manager's, or one that exists. Empty without TLS. */}}
+{{- define "pulsar-trio-proxy.tlsSecret" -}}
+{{- if .Values.tls.enabled -}}
+{{- if and .Values.tls.existingSecret .Values.tls.certManager.enabled -}}
+{{- fail "tls.existingSecret and tls.certManager.enabled: only one of them can bring the certificate" -}}
+{{- else if .Values.tls.existingSecret -}}
+{{- .Values.tls.existingSecret -}}
+{{- else if .Values.tls.certManager.enabled -}}
+{{- printf "%s-tls" (include "pulsar-trio-proxy.fullname" .) -}}
+{{- else -}}
+{{- fail "tls.enabled: needs tls.existingSecret or tls.certManager.enabled" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Name and key (JSON) of the Secret with the key by which clients' tokens are checked, or `{}`. */}}
+{{- define "pulsar-trio-proxy.tokenKeySecret" -}}
+{{- $token := .Values.auth.token -}}
+{{- $symmetric := eq $token.algorithm "symmetric" -}}
+{{- $secret := dict -}}
+{{- if $token.enabled -}}
+{{- if $token.keySecret.name -}}
+{{- $_ := set $secret "name" $token.keySecret.name -}}
+{{- else if .Values.auth.pulsarRelease -}}
+{{- $_ := set $secret "name" (printf "%s-token-%s-key" .Values.auth.pulsarRelease $token.algorithm) -}}
+{{- else -}}
+{{- fail "auth.token.enabled: needs auth.pulsarRelease or auth.token.keySecret.name" -}}
+{{- end -}}
+{{- $_ := set $secret "key" ($token.keySecret.key | default (ternary "SECRETKEY" "PUBLICKEY" $symmetric)) -}}
+{{- end -}}
+{{- $secret | toJson -}}
+{{- end -}}
+
+{{/* Name and key (JSON) of the Secret with the proxy's own token for brokers, or `{}`. */}}
+{{- define "pulsar-trio-proxy.proxyTokenSecret" -}}
+{{- $proxy := .Values.auth.proxyToken -}}
+{{- $secret := dict -}}
+{{- if $proxy.enabled -}}
+{{- if $proxy.secret.name -}}
+{{- $_ := set $secret "name" $proxy.secret.name -}}
+{{- else if .Values.auth.pulsarRelease -}}
+{{- $_ := set $secret "name" (printf "%s-token-%s" .Values.auth.pulsarRelease $proxy.role) -}}
+{{- else -}}
+{{- fail "auth.proxyToken.enabled: needs auth.pulsarRelease or auth.proxyToken.secret.name" -}}
+{{- end -}}
+{{- $_ := set $secret "key" ($proxy.secret.key | default "TOKEN") -}}
+{{- end -}}
+{{- $secret | toJson -}}
+{{- end -}}
+
+{{/* All Secrets that are mounted (JSON list): name of the folder, of the Secret, and its keys (empty: all). */}}
+{{- define "pulsar-trio-proxy.secretMounts" -}}
+{{- $mounts := list -}}
+{{- with include "pulsar-trio-proxy.tlsSecret" . -}}
+{{- $mounts = append $mounts (dict "folder" "tls" "secret" . "keys" (list "tls.crt" "tls.key")) -}}
+{{- end -}}
+{{- with .Values.tls.clientCa -}}
+{{- if and $.Values.tls.enabled .secret -}}
+{{- $mounts = append $mounts (dict "folder" "client-ca" "secret" .secret "keys" (list .key)) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.brokerTls.ca -}}
+{{- if .secret -}}
+{{- $mounts = append $mounts (dict "folder" "broker-ca" "secret" .secret "keys" (list .key)) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.brokerTls.certificateSecret -}}
+{{- $mounts = append $mounts (dict "folder" "broker-tls" "secret" . "keys" (list "tls.crt" "tls.key")) -}}
+{{- end -}}
+{{- with include "pulsar-trio-proxy.tokenKeySecret" . | fromJson -}}
+{{- $mounts = append $mounts (dict "folder" "token-key" "secret" .name "keys" (list .key)) -}}
+{{- end -}}
+{{- with include "pulsar-trio-proxy.proxyTokenSecret" . | fromJson -}}
+{{- $mounts = append $mounts (dict "folder" "proxy-token" "secret" .name "keys" (list .key)) -}}
+{{- end -}}
+{{- if .Values.adminToken.secret -}}
+{{- $mounts = append $mounts (dict "folder" "admin-token" "secret" .Values.adminToken.secret "keys" (list .Values.adminToken.key)) -}}
+{{- end -}}
+{{- $mounts | toJson -}}
+{{- end -}}
+
+{{/* What the chart's own values say of the configuration: listeners, files of mounted Secrets, folders. YAML. */}}
+{{- define "pulsar-trio-proxy.derivedConfig" -}}
+{{- $secrets := include "pulsar-trio-proxy.secretsDirectory" . -}}
+{{- $address := .Values.bindAddress -}}
+{{- $listeners := list -}}
+{{- if or (not .Values.tls.enabled) .Values.tls.keepPlain -}}
+{{- $listeners = append $listeners (dict "bind" (printf "%s:%d" $address (int .Values.ports.pulsar))) -}}
+{{- end -}}
+{{- if .Values.tls.enabled -}}
+{{- $tls := dict "certificate" (printf "%s/tls/tls.crt" $secrets) "key" (printf "%s/tls/tls.key" $secrets) -}}
+{{- if .Values.tls.clientCa.secret -}}
+{{- $_ := set $tls "client_ca" (printf "%s/client-ca/%s" $secrets .Values.tls.clientCa.key) -}}
+{{- end -}}
+{{- if .Values.tls.requireClientCertificate -}}
+{{- if not .Values.tls.clientCa.secret -}}
+{{- fail "tls.requireClientCertificate: needs tls.clientCa.secret" -}}
+{{- end -}}
+{{- $_ := set $tls "require_client_certificate" true -}}
+{{- end -}}
+{{- $listeners = append $listeners (dict "bind" (printf "%s:%d" $address (int .Values.ports.pulsarssl)) "tls" $tls) -}}
+{{- end -}}
+{{- $config := dict
+  "cluster" (dict "runtime_dir" "/run/pulsar-trio-proxy/cluster")
+  "listener" $listeners
+  "brokers" dict
+  "authentication" dict
+  "admin" (dict "bind" (printf "%s:%d" $address (int .Values.ports.admin)))
+-}}
+{{- if .Values.adminToken.secret -}}
+{{- $_ := set $config.admin "token_file" (printf "%s/admin-token/%s" $secrets .Values.adminToken.key) -}}
+{{- end -}}
+{{- $brokerTls := dict -}}
+{{- if .Values.brokerTls.ca.secret -}}
+{{- $_ := set $brokerTls "trust" (printf "%s/broker-ca/%s" $secrets .Values.brokerTls.ca.key) -}}
+{{- end -}}
+{{- if .Values.brokerTls.certificateSecret -}}
+{{- $_ := set $brokerTls "certificate" (printf "%s/broker-tls/tls.crt" $secrets) -}}
+{{- $_ := set $brokerTls "key" (printf "%s/broker-tls/tls.key" $secrets) -}}
+{{- end -}}
+{{- if $brokerTls -}}
+{{- $_ := set $config.brokers "tls" $brokerTls -}}
+{{- end -}}
+{{- with include "pulsar-trio-proxy.proxyTokenSecret" . | fromJson -}}
+{{- $_ := set $config.brokers "credentials" (dict "method" "token" "file" (printf "%s/proxy-token/%s" $secrets .key)) -}}
+{{- end -}}
+{{- with include "pulsar-trio-proxy.tokenKeySecret" . | fromJson -}}
+{{- $key := ternary "secret_key" "public_key" (eq $.Values.auth.token.algorithm "symmetric") -}}
+{{- $_ := set $config "authentication" (dict "enabled" true "token" (dict $key (printf "%s/token-key/%s" $secrets .key))) -}}
+{{- end -}}
+{{- $config | toYaml -}}
+{{- end -}}
+
+{{/* The configuration that is written to proxy.toml: what is derived, and `config` over it. YAML. */}}
+{{- define "pulsar-trio-proxy.config" -}}
+{{- $derived := include "pulsar-trio-proxy.derivedConfig" . | fromYaml -}}
+{{- if and (get (.Values.config | default dict) "listener") .Values.tls.enabled -}}
+{{- fail "config.listener and tls.enabled: with listeners of your own, give them their tls tables in config.listener" -}}
+{{- end -}}
+{{- include "pulsar-trio-proxy.refuseSecrets" . -}}
+{{- $config := mergeOverwrite $derived (deepCopy (.Values.config | default dict)) -}}
+{{- include "pulsar-trio-proxy.refuseAddresses" (list . $config) -}}
+{{- $config | toYaml -}}
+{{- end -}}
+
+{{/* An error where `config` has a secret: everybody who may read ConfigMaps would read it. */}}
+{{- define "pulsar-trio-proxy.refuseSecrets" -}}
+{{- $brokers := get (.Values.config | default dict) "brokers" | default dict -}}
+{{- if get (get $brokers "credentials" | default dict) "token" -}}
+{{- fail "config.brokers.credentials.token: would be in a ConfigMap; put it into a Secret and name that (auth.proxyToken.secret), or mount it (extraVolumes) and name the file (config.brokers.credentials.file)" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* An error where what the pod needs cannot be: probes on loopback, a folder that nobody may write to, two listeners on
+     one port. Call: include "pulsar-trio-proxy.refuseAddresses" (list . $config) */}}
+{{- define "pulsar-trio-proxy.refuseAddresses" -}}
+{{- $root := index . 0 -}}{{- $config := index . 1 -}}
+{{- $admin := $config.admin.bind -}}
+{{- if or (hasPrefix "127." $admin) (hasPrefix "localhost:" $admin) (hasPrefix "[::1]:" $admin) -}}
+{{- fail "config.admin.bind: the kubelet's probes come from outside of the pod and do not reach loopback" -}}
+{{- end -}}
+{{- $folders := list "/run/pulsar-trio-proxy/" "/tmp/" -}}
+{{- range $root.Values.extraVolumeMounts -}}
+{{- with .mountPath -}}
+{{- $folders = append $folders (printf "%s/" (trimSuffix "/" .)) -}}
+{{- end -}}
+{{- end -}}
+{{- $writable := false -}}
+{{- range $folders -}}
+{{- if hasPrefix . $config.cluster.runtime_dir -}}{{- $writable = true -}}{{- end -}}
+{{- end -}}
+{{- if not $writable -}}
+{{- fail (printf "config.cluster.runtime_dir: must be a folder below %s; all else is read-only" (join ", " $folders)) -}}
+{{- end -}}
+{{- $ports := dict ($admin | splitList ":" | last) "config.admin.bind (ports.admin)" -}}
+{{- range $config.listener -}}
+{{- $port := .bind | default "0.0.0.0:6650" | splitList ":" | last -}}
+{{- with get $ports $port -}}
+{{- fail (printf "port %s: a listener's and that of %s; in a pod each needs its own" $port .) -}}
+{{- end -}}
+{{- $_ := set $ports $port "another listener" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The configuration with the program's own defaults below it (files/defaults.json is generated). YAML. */}}
+{{- define "pulsar-trio-proxy.effectiveConfig" -}}
+{{- $defaults := .Files.Get "files/defaults.json" | fromJson -}}
+{{- mergeOverwrite $defaults (include "pulsar-trio-proxy.config" . | fromYaml) | toYaml -}}
+{{- end -}}
+
+{{/* An error where the proxy speaks for itself at the brokers and asks clients for nothing, unless that is wanted. */}}
+{{- define "pulsar-trio-proxy.refuseOpenToken" -}}
+{{- $config := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
+{{- if and .Values.auth.proxyToken.enabled (not $config.authentication.enabled) (not .Values.auth.proxyToken.withoutClientAuthentication) -}}
+{{- fail "auth.proxyToken.enabled: clients do not authenticate themselves (auth.token, config.authentication), so everybody who reaches the proxy has its role at the brokers; auth.proxyToken.withoutClientAuthentication: true says that this is wanted" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Make integers of the whole numbers in a map, in place: YAML has only floats, TOML knows the difference. */}}
+{{- define "pulsar-trio-proxy.integers" -}}
+{{- $map := . -}}
+{{- range $key, $value := $map -}}
+{{- if kindIs "map" $value -}}
+{{- include "pulsar-trio-proxy.integers" $value -}}
+{{- else if kindIs "slice" $value -}}
+{{- $entries := list -}}
+{{- range $entry := $value -}}
+{{- $holder := dict "entry" $entry -}}
+{{- include "pulsar-trio-proxy.integers" $holder -}}
+{{- $entries = append $entries $holder.entry -}}
+{{- end -}}
+{{- $_ := set $map $key $entries -}}
+{{- else if kindIs "float64" $value -}}
+{{- if eq (floor $value) $value -}}
+{{- $_ := set $map $key (int64 $value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A YAML text as TOML. Call: include "pulsar-trio-proxy.toml" (include "pulsar-trio-proxy.config" .) */}}
+{{- define "pulsar-trio-proxy.toml" -}}
+{{- $tree := fromYaml . -}}
+{{- include "pulsar-trio-proxy.integers" $tree -}}
+{{- mustToToml $tree -}}
+{{- end -}}
+
+{{/* Listeners (JSON list): name of the port, its number, whether it speaks TLS. The names are those of ports.names;
+     further listeners of a kind get a number behind it. */}}
+{{- define "pulsar-trio-proxy.listeners" -}}
+{{- $names := .Values.ports.names -}}
+{{- $seen := dict "plain" 0 "tls" 0 -}}
+{{- $ports := list -}}
+{{- range (include "pulsar-trio-proxy.config" . | fromYaml).listener -}}
+{{- $kind := ternary "tls" "plain" (hasKey . "tls") -}}
+{{- $name := ternary $names.pulsarssl $names.pulsar (eq $kind "tls") -}}
+{{- $service := ternary "pulsarssl" "pulsar" (eq $kind "tls") -}}
+{{- $count := add1 (get $seen $kind) -}}
+{{- $_ := set $seen $kind $count -}}
+{{- if gt $count 1 -}}
+{{- $name = printf "%s-%d" $name $count -}}
+{{- $service = printf "%s-%d" $service $count -}}
+{{- end -}}
+{{- $port := splitList ":" (.bind | default "0.0.0.0:6650") | last | int -}}
+{{- $ports = append $ports (dict "name" $name "service" $service "port" $port "tls" (eq $kind "tls")) -}}
+{{- end -}}
+{{- $ports | toJson -}}
+{{- end -}}
+
+{{/* The number of the admin port. */}}
+{{- define "pulsar-trio-proxy.adminPort" -}}
+{{- splitList ":" (include "pulsar-trio-proxy.config" . | fromYaml).admin.bind | last | int -}}
+{{- end -}}
+
+{{/* The seconds that a pod needs at least from SIGTERM to its end: delay, drain, and 15 for the rest. */}}
+{{- define "pulsar-trio-proxy.secondsToEnd" -}}
+{{- $config := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
+{{- $delay := dig "shutdown" "delay_ms" 0 $config -}}
+{{- add (divf (addf $delay $config.limits.drain_timeout_ms) 1000.0 | ceil | int) 15 -}}
+{{- end -}}
+
+{{/* terminationGracePeriodSeconds; an error where the kubelet would kill before the drain has ended. */}}
+{{- define "pulsar-trio-proxy.gracePeriod" -}}
+{{- $needed := include "pulsar-trio-proxy.secondsToEnd" . | int -}}
+{{- if lt (int .Values.terminationGracePeriodSeconds) $needed -}}
+{{- fail (printf "terminationGracePeriodSeconds: %d is too short; shutdown.delay_ms, limits.drain_timeout_ms and 15 s for the rest need %d" (int .Values.terminationGracePeriodSeconds) $needed) -}}
+{{- end -}}
+{{- int .Values.terminationGracePeriodSeconds -}}
+{{- end -}}
+
+{{/* Digest of what of the configuration makes new pods, by `rolloutOnConfigChange`; empty: nothing does. What a running
+     process cannot take over is needed (proxy/config/load.py: changes_that_need_…), and all of it where nobody looks. */}}
+{{- define "pulsar-trio-proxy.configDigest" -}}
+{{- $config := include "pulsar-trio-proxy.config" . | fromYaml -}}
+{{- $all := include "pulsar-trio-proxy.effectiveConfig" . | fromYaml -}}
+{{- $needed := eq .Values.rolloutOnConfigChange "needed" -}}
+{{- if or (eq .Values.rolloutOnConfigChange "always") (and $needed (eq (int $all.reload.watch_interval_ms) 0)) -}}
+{{- $config | toJson | sha256sum -}}
+{{- else if $needed -}}
+{{- $listeners := list -}}
+{{- range $config.listener -}}
+{{- $listeners = append $listeners (list (.bind | default "") (hasKey . "tls")) -}}
+{{- end -}}
+{{- $limits := pick $all.limits "max_command_bytes" "max_broker_frame_bytes" -}}
+{{- list $config.cluster $listeners $config.admin.bind $all.relay.crash_safe $all.log $limits | toJson | sha256sum -}}
+{{- end -}}
+{{- end -}}
+
+{{/* ---- pods ------------------------------------------------------------------------------------------------- */}}
+
+{{/* Labels of the proxy's pods. `component: proxy` is what monitors and dashboards for apache/pulsar-helm-chart look at.
+     Versions are not among them: a new chart alone makes no new pods. */}}
+{{- define "pulsar-trio-proxy.podLabels" -}}
+{{- $labels := include "pulsar-trio-proxy.selectorLabels" . | fromYaml -}}
+{{- $labels = mergeOverwrite (deepCopy .Values.commonLabels) $labels (dict "component" "proxy") -}}
+{{- range $key, $_ := include "pulsar-trio-proxy.selectorLabels" . | fromYaml -}}
+{{- if hasKey $.Values.podLabels $key -}}
+{{- fail (printf "podLabels: %s is the chart's own, by which the pods are found" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- mergeOverwrite $labels (deepCopy .Values.podLabels) | toYaml -}}
+{{- end -}}
+
+{{/* Deployment's `strategy`: `rollingUpdate` is for the type RollingUpdate alone, and the default has it. YAML. */}}
+{{- define "pulsar-trio-proxy.updateStrategy" -}}
+{{- if eq .Values.updateStrategy.type "RollingUpdate" -}}
+{{- .Values.updateStrategy | toYaml -}}
+{{- else -}}
+{{- omit .Values.updateStrategy "rollingUpdate" | toYaml -}}
+{{- end -}}
+{{- end -}}
+
+{{/* How many pods: `replicaCount`; with autoscaling what the Deployment has now, or nothing where there is none or the
+     cluster is not asked (`helm template`). Without the number, Kubernetes takes one pod where Helm set another before. */}}
+{{- define "pulsar-trio-proxy.replicas" -}}
+{{- if not .Values.autoscaling.enabled -}}
+{{- .Values.replicaCount -}}
+{{- else -}}
+{{- $live := lookup "apps/v1" "Deployment" .Release.Namespace (include "pulsar-trio-proxy.fullname" .) -}}
+{{- with $live -}}
+{{- dig "spec" "replicas" "" . -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Annotations of the proxy's pods, as YAML; may be an empty map. */}}
+{{- define "pulsar-trio-proxy.podAnnotations" -}}
+{{- $annotations := deepCopy .Values.podAnnotations -}}
+{{- with include "pulsar-trio-proxy.configDigest" . -}}
+{{- $_ := set $annotations "checksum/config" . -}}
+{{- end -}}
+{{- $annotations | toYaml -}}
+{{- end -}}
+
+{{/* Topology spread constraints (JSON list). Pods of another revision do not count, or a rollout would pile up. */}}
+{{- define "pulsar-trio-proxy.topologySpread" -}}
+{{- $constraints := list -}}
+{{- $selector := include "pulsar-trio-proxy.selectorLabels" . | fromYaml -}}
+{{- range $key, $when := dict "topology.kubernetes.io/zone" .Values.topologySpread.zones "kubernetes.io/hostname" .Values.topologySpread.hosts -}}
+{{- if $when -}}
+{{- $constraints = append $constraints (dict
+  "maxSkew" 1
+  "topologyKey" $key
+  "whenUnsatisfiable" $when
+  "labelSelector" (dict "matchLabels" $selector)
+  "matchLabelKeys" (list "pod-template-hash")
+) -}}
+{{- end -}}
+{{- end -}}
+{{- concat $constraints .Values.topologySpreadConstraints | toJson -}}
+{{- end -}}
+
+{{/* ---- the analytics ---------------------------------------------------------------------------------------- */}}
+
+{{/* The labels by which the receiver's pod is found. */}}
+{{- define "pulsar-trio-proxy.receiverSelectorLabels" -}}
+app.kubernetes.io/name: {{ include "pulsar-trio-proxy.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: receiver
+{{- end -}}
+
+{{/* The receiver's configuration: addresses, files and the spool's folder, and `analytics.receiver.config` over it. YAML. */}}
+{{- define "pulsar-trio-proxy.receiverConfig" -}}
+{{- $receiver := .Values.analytics.receiver -}}
+{{- $secrets := include "pulsar-trio-proxy.secretsDirectory" . -}}
+{{- $listen := dict "bind" (printf "%s:9291" .Values.bindAddress) -}}
+{{- if $receiver.tlsSecret -}}
+{{- $_ := set $listen "tls" (dict "certificate" (printf "%s/tls/tls.crt" $secrets) "key" (printf "%s/tls/tls.key" $secrets)) -}}
+{{- end -}}
+{{- $config := dict
+  "listen" $listen
+  "spool" (dict "directory" "/data/spool")
+  "admin" (dict "bind" (printf "%s:9292" .Values.bindAddress))
+-}}
+{{- if $receiver.tokenSecret -}}
+{{- $_ := set $config "authentication" (dict "token_files" (list (printf "%s/tokens/%s" $secrets $receiver.tokenKey))) -}}
+{{- end -}}
+{{- mergeOverwrite $config (deepCopy $receiver.config) | toYaml -}}
+{{- end -}}
+
+{{/* The receiver's grace period; an error where it would be killed before it has answered what it has. */}}
+{{- define "pulsar-trio-proxy.receiverGracePeriod" -}}
+{{- $receiver := .Values.analytics.receiver -}}
+{{- $drain := dig "limits" "drain_timeout_ms" 30000 $receiver.config -}}
+{{- $needed := add (divf $drain 1000.0 | ceil | int) 5 -}}
+{{- if lt (int $receiver.terminationGracePeriodSeconds) (int $needed) -}}
+{{- fail (printf "analytics.receiver.terminationGracePeriodSeconds: limits.drain_timeout_ms and 5 s for the rest need %d" $needed) -}}
+{{- end -}}
+{{- int $receiver.terminationGracePeriodSeconds -}}
+{{- end -}}
+
+{{/* Where pods of the analytics run. Call: include "pulsar-trio-proxy.analyticsPlacement" (list . .Values.analytics.rollup) */}}
+{{- define "pulsar-trio-proxy.analyticsPlacement" -}}
+{{- $root := index . 0 -}}{{- $values := index . 1 -}}
+dnsPolicy: {{ $root.Values.dnsPolicy }}
+{{- with $root.Values.dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $root.Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* A container that runs one Spark job. Call: include "pulsar-trio-proxy.job" (list . "ingest" (list "--spool" "/data/spool")) */}}
+{{- define "pulsar-trio-proxy.job" -}}
+{{- $root := index . 0 -}}{{- $job := index . 1 -}}{{- $options := index . 2 -}}
+{{- $rollup := $root.Values.analytics.rollup -}}
+- name: {{ $job }}
+  image: {{ include "pulsar-trio-proxy.image" (list $root $root.Values.analytics.image) | quote }}
+  imagePullPolicy: {{ $root.Values.analytics.image.pullPolicy }}
+  command:
+    {{- toYaml $rollup.command | nindent 4 }}
+  args:
+    {{- with $rollup.sparkArguments }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    - {{ $rollup.program | default "/job/analytics_job.py" }}
+    - {{ $job }}
+    {{- range $options }}
+    - {{ . | quote }}
+    {{- end }}
+    - --tables
+    - {{ $rollup.tables | quote }}
+  env:
+    - name: HOME
+      value: /tmp
+    - name: SPARK_LOCAL_DIRS
+      value: /tmp
+    {{- with $rollup.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  resources:
+    {{- toYaml $rollup.resources | nindent 4 }}
+  securityContext:
+    {{- toYaml $root.Values.securityContext | nindent 4 }}
+  volumeMounts:
+    - name: job
+      mountPath: /job
+      readOnly: true
+    - name: data
+      mountPath: /data
+    - name: tmp
+      mountPath: /tmp
+{{- end -}}

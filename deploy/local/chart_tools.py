@@ -1,0 +1,129 @@
+"""What the tests of the Helm chart need and no package has.
+
+Go builds helm, kubeconform and helm-docs at pinned versions, and fetches the modules that hold Kubernetes' OpenAPI
+descriptions and the custom resources' definitions. All of it comes through the Go module proxy, checked against Go's
+checksum database: the user's own GOPROXY applies, and no address has to be named here. A tool is built elsewhere and
+renamed into its place, so an interrupted run leaves none that is half there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from local import machine
+from local.cache import cache_directory, locked
+from local.console import Progress, print_status
+from local.process import run_reporting
+
+
+class ToolError(Exception):
+    """A tool cannot be had; the text holds Go's reason."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A command, the Go package that it is built from, and the version."""
+
+    name: str
+    package: str
+    version: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is, once it was built."""
+        return cache_directory() / "tools" / f"{self.name}-{self.version}" / self.name
+
+
+TOOLS = (
+    Tool("helm", "helm.sh/helm/v4/cmd/helm", "v4.3.1"),
+    Tool("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", "v0.8.0"),
+    Tool("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs", "v1.14.2"),
+)
+MODULES = (
+    "k8s.io/kubernetes@v1.36.3",
+    "github.com/prometheus-operator/prometheus-operator@v0.85.0",
+    "github.com/cert-manager/cert-manager@v1.21.2",
+)
+"""28 MB to fetch; only their JSON and YAML is read."""
+
+PAUSES_S = (2.0, 10.0)
+"""How long to wait before Go is asked again: a module proxy is out of reach for moments, and what has come it keeps."""
+
+
+def tool(name: str) -> Path:
+    """Where a tool is; it may not be there yet."""
+    return next(one for one in TOOLS if one.name == name).path
+
+
+def available() -> bool:
+    """Whether the machine's Go can build them, or they are there already."""
+    return machine.go_version() >= machine.GO_MINIMUM
+
+
+def install(progress: Progress = print_status) -> None:
+    """Build and fetch what is missing. Without Go nothing happens: the tests that need the tools are then skipped."""
+    if not available():
+        return
+    for module in MODULES:
+        module_directory(module)
+    missing = [one for one in TOOLS if not one.path.exists()]
+    if not missing:
+        return
+    with locked(cache_directory() / "tools.lock", progress):
+        for one in missing:
+            if not one.path.exists():  # another run may have done it while we waited
+                _build(one, progress)
+
+
+def _build(one: Tool, progress: Progress) -> None:
+    directory = one.path.parent
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{one.name}.", dir=directory.parent))
+    try:
+        for pause_s in (*PAUSES_S, None):
+            failure = run_reporting(
+                ["go", "install", "-trimpath", "-ldflags=-s -w", f"{one.package}@{one.version}"],
+                lambda s: f"Building {one.name} {one.version}: {s:.0f} s",
+                progress,
+                env={**os.environ, "GOBIN": str(work), "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"},
+                cwd=work,
+            )
+            if not failure or pause_s is None:
+                break
+            time.sleep(pause_s)
+        if failure:
+            raise ToolError(f"{one.package}@{one.version} cannot be built:\n{failure}")
+        shutil.rmtree(directory, ignore_errors=True)
+        work.rename(directory)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def module_directory(module: str) -> Path:
+    """Where Go keeps a module's files; fetches it if need be."""
+    command = ["go", "mod", "download", "-json", module]
+    environment = {**os.environ, "GOFLAGS": "", "GOWORK": "off"}
+    with tempfile.TemporaryDirectory() as directory:  # a go.mod where we stand would have a say
+        for pause_s in (*PAUSES_S, None):
+            result = subprocess.run(
+                command,
+                check=False,
+                capture_output=True,
+                text=True,
+                env=environment,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+            )
+            if result.returncode == 0 or pause_s is None:
+                break
+            time.sleep(pause_s)
+    if result.returncode != 0:
+        raise ToolError(f"{module} cannot be fetched:\n{result.stdout}{result.stderr}")
+    return Path(json.loads(result.stdout)["Dir"])

@@ -1,0 +1,384 @@
+"""The types of the Helm chart's values; values.schema.json is made of them: ``python -m local.chart_values``.
+
+`config` is the proxy's configuration itself, so a key that is new there is known here. Objects that go into the
+manifests as they are (tolerations, affinity, …) have Kubernetes' own types, which the API server checks.
+"""
+
+import json
+import sys
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from analytics.receiver.config import Config as ReceiverConfig
+from proxy.config.types import Config
+
+Text = str
+NonEmpty = Annotated[str, Meta(min_length=1)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+NodePort = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Duration = Annotated[str, Meta(pattern="^([0-9]+(ms|s|m|h))+$")]
+PortName = Annotated[str, Meta(pattern="^[a-z0-9]([a-z0-9-]{0,12}[a-z0-9])?$")]
+Image = Annotated[str, Meta(pattern="^(sha256:[0-9a-f]{64})?$")]
+CountOrPercent = int | Annotated[str, Meta(pattern="^([0-9]+%)?$")]
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+WhenUnsatisfiable = Literal["", "ScheduleAnyway", "DoNotSchedule"]
+Labels = dict[str, str]
+Object = dict[str, Any]
+Objects = list[dict[str, Any]]
+
+
+class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    """What all tables of values have in common: a key that is not here is an error."""
+
+
+class ImageValues(Values, frozen=True):
+    repository: NonEmpty = ""
+    tag: Text = ""
+    digest: Image = ""
+    pull_policy: PullPolicy = "IfNotPresent"
+
+
+class PortNames(Values, frozen=True):
+    pulsar: PortName = ""
+    pulsarssl: PortName = ""
+
+
+class Ports(Values, frozen=True):
+    pulsar: Port = 0
+    pulsarssl: Port = 0
+    admin: Port = 0
+    names: PortNames = PortNames()
+
+
+class KeyOfSecret(Values, frozen=True):
+    secret: Text = ""
+    key: NonEmpty = ""
+
+
+class NameAndKey(Values, frozen=True):
+    name: Text = ""
+    key: Text = ""
+
+
+class IssuerRef(Values, frozen=True):
+    name: Text = ""
+    kind: NonEmpty = ""
+    group: NonEmpty = ""
+
+
+class CertManager(Values, frozen=True):
+    enabled: bool = False
+    issuer_ref: IssuerRef = IssuerRef()
+    service_names: bool = True
+    dns_names: list[NonEmpty] = []
+    ip_addresses: list[NonEmpty] = []
+    duration: Duration = ""
+    renew_before: Duration = ""
+
+
+class Tls(Values, frozen=True):
+    enabled: bool = False
+    keep_plain: bool = False
+    existing_secret: Text = ""
+    require_client_certificate: bool = False
+    client_ca: KeyOfSecret = KeyOfSecret()
+    cert_manager: CertManager = CertManager()
+
+
+class BrokerTls(Values, frozen=True):
+    ca: KeyOfSecret = KeyOfSecret()
+    certificate_secret: Text = ""
+
+
+class TokenAuth(Values, frozen=True):
+    enabled: bool = False
+    algorithm: Literal["asymmetric", "symmetric"] = "asymmetric"
+    key_secret: NameAndKey = NameAndKey()
+
+
+class ProxyToken(Values, frozen=True):
+    enabled: bool = False
+    without_client_authentication: bool = False
+    role: NonEmpty = ""
+    secret: NameAndKey = NameAndKey()
+
+
+class Auth(Values, frozen=True):
+    pulsar_release: Text = ""
+    token: TokenAuth = TokenAuth()
+    proxy_token: ProxyToken = ProxyToken()
+
+
+class Probe(Values, frozen=True):
+    enabled: bool = True
+    initial_delay_seconds: Natural = 0
+    period_seconds: Count = 1
+    timeout_seconds: Count = 1
+    failure_threshold: Count = 1
+    success_threshold: Count = 1
+    termination_grace_period_seconds: Count = 1
+
+
+class Probes(Values, frozen=True):
+    startup: Probe = Probe()
+    readiness: Probe = Probe()
+    liveness: Probe = Probe()
+
+
+class Volumes(Values, frozen=True):
+    size_limit: NonEmpty = ""
+
+
+class ServiceAccount(Values, frozen=True):
+    create: bool = True
+    name: Text = ""
+    annotations: Labels = {}
+
+
+class ServicePorts(Values, frozen=True):
+    pulsar: Port = 0
+    pulsarssl: Port = 0
+
+
+class ServiceNodePorts(Values, frozen=True):
+    pulsar: NodePort = 0
+    pulsarssl: NodePort = 0
+
+
+class Service(Values, frozen=True):
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    annotations: Labels = {}
+    labels: Labels = {}
+    ports: ServicePorts = ServicePorts()
+    node_ports: ServiceNodePorts = ServiceNodePorts()
+    cluster_ip: Text = msgspec.field(default="", name="clusterIP")
+    load_balancer_class: Text = ""
+    load_balancer_ip: Text = msgspec.field(default="", name="loadBalancerIP")
+    load_balancer_source_ranges: list[NonEmpty] = []
+    external_traffic_policy: Literal["", "Local", "Cluster"] = ""
+    ip_family_policy: Literal["", "SingleStack", "PreferDualStack", "RequireDualStack"] = ""
+
+
+class Cpu(Values, frozen=True):
+    target_utilization: Natural = 0
+
+
+class Connections(Values, frozen=True):
+    target_average: Natural = 0
+    metric: NonEmpty = ""
+
+
+class Autoscaling(Values, frozen=True):
+    enabled: bool = False
+    min_replicas: Count = 1
+    max_replicas: Count = 1
+    cpu: Cpu = Cpu()
+    connections: Connections = Connections()
+    metrics: Objects = []
+    behavior: Object = {}
+
+
+class Pdb(Values, frozen=True):
+    enabled: bool = True
+    max_unavailable: CountOrPercent = 1
+    min_available: CountOrPercent = ""
+    unhealthy_pod_eviction_policy: Literal["AlwaysAllow", "IfHealthyBudget"] = "AlwaysAllow"
+
+
+class TopologySpread(Values, frozen=True):
+    zones: WhenUnsatisfiable = ""
+    hosts: WhenUnsatisfiable = ""
+
+
+class NetworkPolicy(Values, frozen=True):
+    enabled: bool = True
+    clients: Objects = []
+    admin: Objects = []
+    egress: Objects = []
+
+
+class Ingress(Values, frozen=True):
+    enabled: bool = False
+    class_name: Text = ""
+    annotations: Labels = {}
+    hostname: Text = ""
+    paths: list[Literal["/metrics", "/status", "/readyz", "/healthz"]] = []
+    tls_secret: Text = ""
+
+
+class Monitor(Values, frozen=True):
+    enabled: bool = False
+    labels: Labels = {}
+    interval: Duration = ""
+    scrape_timeout: Duration = ""
+    relabelings: Objects = []
+    metric_relabelings: Objects = []
+
+
+class Rules(Values, frozen=True):
+    enabled: bool = False
+    compatibility: bool = False
+    labels: Labels = {}
+
+
+class Dashboard(Values, frozen=True):
+    enabled: bool = False
+    labels: Labels = {}
+    annotations: Labels = {}
+
+
+class Test(Values, frozen=True):
+    enabled: bool = True
+    command: list[NonEmpty] = []
+    topic: NonEmpty = ""
+    host: Text = ""
+    token_secret: Text = ""
+    token_key: NonEmpty = ""
+    ca_secret: Text = ""
+    ca_key: NonEmpty = ""
+    client_certificate_secret: Text = ""
+    timeout_seconds: Count = 1
+    attempts: Count = 1
+
+
+class Persistence(Values, frozen=True):
+    size: NonEmpty = ""
+    storage_class_name: Text = ""
+    access_modes: list[Literal["ReadWriteOnce", "ReadWriteMany"]] = []
+    existing_claim: Text = ""
+
+
+class Receiver(Values, frozen=True):
+    enabled: bool = False
+    config: ReceiverConfig = ReceiverConfig()
+    command: list[NonEmpty] = []
+    token_secret: Text = ""
+    token_key: NonEmpty = ""
+    tls_secret: Text = ""
+    peers: Objects = []
+    service_monitor: bool = False
+    persistence: Persistence = Persistence()
+    resources: Object = {}
+    termination_grace_period_seconds: Count = 1
+    node_selector: Labels = {}
+    tolerations: Objects = []
+
+
+class Rollup(Values, frozen=True):
+    enabled: bool = False
+    schedule: NonEmpty = ""
+    tables: NonEmpty = ""
+    command: list[NonEmpty] = []
+    spark_arguments: list[str] = []
+    program: Text = ""
+    active_deadline_seconds: Count = 1
+    extra_env: Objects = []
+    resources: Object = {}
+    scratch_size: NonEmpty = ""
+    node_selector: Labels = {}
+    tolerations: Objects = []
+
+
+class Analytics(Values, frozen=True):
+    image: ImageValues = ImageValues()
+    receiver: Receiver = Receiver()
+    rollup: Rollup = Rollup()
+
+
+class ChartValues(Values, frozen=True):
+    enabled: bool = True
+    """What a chart that has this one as a part may ask for by its `condition`; Helm hands it down, nothing reads it."""
+    name_override: Text = ""
+    fullname_override: Text = ""
+    common_labels: Labels = {}
+    common_annotations: Labels = {}
+    image: ImageValues = ImageValues()
+    image_pull_secrets: Objects = []
+    command: list[NonEmpty] = []
+    config: Config = Config()
+    bind_address: Literal["0.0.0.0", "[::]"] = "0.0.0.0"
+    ports: Ports = Ports()
+    tls: Tls = Tls()
+    broker_tls: BrokerTls = BrokerTls()
+    auth: Auth = Auth()
+    admin_token: KeyOfSecret = KeyOfSecret()
+    replica_count: Natural = 1
+    update_strategy: Object = {}
+    min_ready_seconds: Natural = 0
+    revision_history_limit: Natural = 0
+    progress_deadline_seconds: Count = 1
+    rollout_on_config_change: Literal["needed", "always", "never"] = "always"
+    termination_grace_period_seconds: Count = 1
+    probes: Probes = Probes()
+    resources: Object = {}
+    pod_security_context: Object = {}
+    security_context: Object = {}
+    volumes: Volumes = Volumes()
+    service_account: ServiceAccount = ServiceAccount()
+    service: Service = Service()
+    autoscaling: Autoscaling = Autoscaling()
+    pdb: Pdb = Pdb()
+    topology_spread: TopologySpread = TopologySpread()
+    topology_spread_constraints: Objects = []
+    node_selector: Labels = {}
+    tolerations: Objects = []
+    affinity: Object = {}
+    priority_class_name: Text = ""
+    network_policy: NetworkPolicy = NetworkPolicy()
+    ingress: Ingress = Ingress()
+    service_monitor: Monitor = Monitor()
+    pod_monitor: Monitor = Monitor()
+    prometheus_rule: Rules = Rules()
+    grafana_dashboard: Dashboard = Dashboard()
+    deployment_annotations: Labels = {}
+    pod_annotations: Labels = {}
+    pod_labels: Labels = {}
+    extra_env: Objects = []
+    extra_env_from: Objects = []
+    extra_volumes: Objects = []
+    extra_volume_mounts: Objects = []
+    extra_containers: Objects = []
+    init_containers: Objects = []
+    dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"] = "ClusterFirst"
+    dns_config: Object = {}
+    test: Test = Test()
+    analytics: Analytics = Analytics()
+    global_: Object = msgspec.field(default_factory=dict, name="global")
+    """What Helm hands down from a chart that has this one as a part."""
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the values, without defaults: values.yaml has those."""
+    (root,), definitions = msgspec.json.schema_components([ChartValues], ref_template="#/$defs/{name}")
+    tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": definitions}
+    return _without_defaults(tree)  # type: ignore[no-any-return]
+
+
+def _without_defaults(node: Any) -> Any:
+    """A schema without `default`; no property has this name."""
+    if isinstance(node, list):
+        return [_without_defaults(entry) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: _without_defaults(value) for key, value in node.items() if key != "default"}
+
+
+def defaults() -> dict[str, Any]:
+    """The proxy's own defaults, for templates that compute with them."""
+    found = msgspec.to_builtins(Config())
+    assert isinstance(found, dict)
+    return found
+
+
+def main() -> None:
+    """Print the schema, or the defaults."""
+    tree = {"schema": schema, "defaults": defaults}[sys.argv[1]]()
+    print(json.dumps(tree, indent=1, sort_keys=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Fit the configuration to a container's memory: what the operator has set stays, what is left open takes what is left.
+
+All figures are estimates from measurements (`make bench ARGS=--sizing`, docs/installation.md) and on the large side: a
+container that needs more than its limit is ended by the kernel, with all its relays.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from proto.addresses import speaks_tls
+from proxy.config.cgroups import ContainerLimits, usable_cpus
+from proxy.config.errors import ConfigError
+from proxy.config.types import MIB, Config, Limits
+
+SUPERVISION_BYTES = 88 * MIB
+"""Supervisor and admin worker, a scrape under way included."""
+
+WORKER_BYTES = 40 * MIB
+"""Each forwarder, lookup and auth worker, and the standby forwarder (relay.crash_safe)."""
+
+CONNECTION_BYTES = 24 * 1024
+"""A client's connection and, of a relay, the broker's, the kernel's part included."""
+
+TLS_BYTES = 48 * 1024
+"""What TLS on one side of a connection adds."""
+
+RESERVE_SHARE = 16
+"""One part in so many stays free: page tables, files' pages, what Python keeps back."""
+
+ANSWER_OVERHEAD = 1.1
+"""What a large answer costs for each of its bytes."""
+
+FORWARDERS_MAX = 256
+CONNECTIONS_MIN = 100
+STRANGERS_MIN = 32
+LOOKUP_BYTES_MIN = MIB
+
+CONNECTIONS = "limits.max_connections"
+STRANGERS = "limits.max_unauthenticated_connections"
+LARGE_ANSWERS = "limits.max_topic_lists_bytes"
+LOOKUPS = "limits.max_lookup_bytes"
+FORWARDERS = "cluster.forwarders"
+
+_SHARES = {LARGE_ANSWERS: 0.3, LOOKUPS: 0.15, STRANGERS: 0.15}
+"""Of what the processes and the operator's own settings leave; connections get the rest."""
+
+
+class Need(NamedTuple):
+    """What one key may make the cluster use: ``amount`` times ``bytes_each``."""
+
+    key: str
+    amount: int
+    bytes_each: float
+    given: bool
+
+    @property
+    def bytes(self) -> int:
+        """In all."""
+        return int(self.amount * self.bytes_each)
+
+
+class MemoryPlan(NamedTuple):
+    """A configuration with every number that depends on the container; ``shortage``: why it does not fit, if so."""
+
+    config: Config
+    container: ContainerLimits
+    processes_bytes: int
+    needs: tuple[Need, ...]
+    shortage: str = ""
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the limit would have to be for this configuration."""
+        used = self.processes_bytes + sum(need.bytes for need in self.needs)
+        return _with_reserve(used)
+
+    def require(self) -> "MemoryPlan":
+        """Raise ConfigError where the container has too little memory."""
+        if self.shortage:
+            raise ConfigError(self.shortage)
+        return self
+
+    def summary(self) -> Mapping[str, Any]:
+        """What to tell an operator in one line, sizes in MiB."""
+        cpus, memory = self.container
+        limits = self.config.limits
+        return {
+            "memory_limit_mib": "none" if memory is None else memory // MIB,
+            "cpu_limit": "none" if cpus is None else float(cpus),
+            "needed_mib": -(-self.needed_bytes // MIB),
+            "processes_mib": self.processes_bytes // MIB,
+            "forwarders": self.config.cluster.forwarders,
+            "max_connections": limits.max_connections,
+            "max_unauthenticated_connections": _strangers(limits),
+            "max_topic_lists_bytes": limits.max_topic_lists_bytes,
+            "max_lookup_bytes": limits.max_lookup_bytes,
+        }
+
+
+def fit(config: Config, given: Collection[str], container: ContainerLimits, running_forwarders: int = 0) -> MemoryPlan:
+    """Decide what a configuration leaves open, for a container.
+
+    ``given``: the keys that the operator has set. ``running_forwarders``: how many there are already, which only a
+    restart changes.
+    """
+    config = _with_forwarders(config, container, running_forwarders)
+    processes = _processes_bytes(config, config.cluster.forwarders)
+    needs = _needs(config, given)
+    memory = container.memory_bytes
+    if memory is None:
+        return MemoryPlan(config, container, processes, tuple(needs.values()))
+    room = memory - memory // RESERVE_SHARE - processes
+    for share_out in (_in_shares, _at_least):
+        fitted = share_out(config, needs, room)
+        plan = MemoryPlan(_with_needs(config, fitted), container, processes, tuple(fitted.values()))
+        if sum(need.bytes for need in fitted.values()) <= room:
+            return plan
+    return plan._replace(shortage=_shortage(plan, memory))
+
+
+def _in_shares(config: Config, needs: Mapping[str, Need], room: int) -> dict[str, Need]:
+    """Give what the operator's settings leave of the room to the others, none of which gets more than its default."""
+    room -= sum(need.bytes for need in needs.values() if need.given)
+    lowest = _at_least(config, needs, room)
+    fitted = dict(needs)
+    left = room
+    for key in (LARGE_ANSWERS, LOOKUPS, STRANGERS, CONNECTIONS):
+        need = needs[key]
+        if not need.given:
+            share = left if key == CONNECTIONS else int(room * _SHARES[key])
+            count = max(lowest[key].amount, min(need.amount, int(share / need.bytes_each)))
+            fitted[key] = need._replace(amount=count)
+            left -= fitted[key].bytes
+    strangers = fitted[STRANGERS]
+    if not strangers.given:
+        count = min(strangers.amount, max(1, fitted[CONNECTIONS].amount // 4))
+        fitted[STRANGERS] = strangers._replace(amount=count)
+    return fitted
+
+
+def _at_least(config: Config, needs: Mapping[str, Need], _room: int) -> dict[str, Need]:
+    """Give what is left open the least that serves anybody; below it the container is too small."""
+    limits = config.limits
+    lowest = {
+        LARGE_ANSWERS: limits.max_broker_frame_bytes,
+        LOOKUPS: max(LOOKUP_BYTES_MIN, 4 * limits.max_command_bytes),
+        STRANGERS: STRANGERS_MIN,
+        CONNECTIONS: CONNECTIONS_MIN,
+    }
+    return {
+        key: need if need.given else need._replace(amount=min(need.amount, lowest[key])) for key, need in needs.items()
+    }
+
+
+def usable_forwarders(limits: ContainerLimits) -> int:
+    """How many forwarders the CPUs have work for."""
+    return min(FORWARDERS_MAX, usable_cpus(len(os.sched_getaffinity(0)), limits))
+
+
+def _with_forwarders(config: Config, limits: ContainerLimits, running: int) -> Config:
+    """One forwarder for each CPU, but no more than half of the memory has room for all processes of."""
+    if config.cluster.forwarders:
+        return config
+    count = usable_forwarders(limits)
+    if limits.memory_bytes is not None:
+        spare = limits.memory_bytes // 2 - _processes_bytes(config, 0)
+        count = max(1, min(count, spare // WORKER_BYTES))
+    cluster = msgspec.structs.replace(config.cluster, forwarders=running or count)
+    return msgspec.structs.replace(config, cluster=cluster)
+
+
+def _processes_bytes(config: Config, forwarders: int) -> int:
+    cluster = config.cluster
+    workers = forwarders + cluster.lookup_workers + cluster.auth_workers + config.relay.crash_safe
+    return SUPERVISION_BYTES + workers * WORKER_BYTES
+
+
+def _needs(config: Config, given: Collection[str]) -> dict[str, Need]:
+    """What each key may lead to, as it is set."""
+    limits, holders = config.limits, config.cluster.forwarders + config.cluster.lookup_workers
+    needs = (
+        Need(
+            LARGE_ANSWERS,
+            max(limits.max_topic_lists_bytes, limits.max_broker_frame_bytes),
+            holders * ANSWER_OVERHEAD,
+            LARGE_ANSWERS in given,
+        ),
+        Need(LOOKUPS, limits.max_lookup_bytes, holders, LOOKUPS in given),
+        Need(STRANGERS, _strangers(limits), limits.max_command_bytes, bool(limits.max_unauthenticated_connections)),
+        Need(CONNECTIONS, limits.max_connections, _connection_bytes(config), CONNECTIONS in given),
+    )
+    return {need.key: need for need in needs}
+
+
+def _connection_bytes(config: Config) -> int:
+    """What a connection of the dearest kind that there may be needs."""
+    sides = any(listener.tls is not None for listener in config.listener) + speaks_tls(config.brokers.service_url)
+    return CONNECTION_BYTES + sides * TLS_BYTES
+
+
+def _strangers(limits: Limits) -> int:
+    """How many connections may be unauthenticated (proxy.forwarder.admission)."""
+    return limits.max_unauthenticated_connections or max(1, limits.max_connections // 4)
+
+
+def _with_needs(config: Config, needs: Mapping[str, Need]) -> Config:
+    values = {key.removeprefix("limits."): need.amount for key, need in needs.items() if not need.given}
+    return msgspec.structs.replace(config, limits=msgspec.structs.replace(config.limits, **values))
+
+
+def _shortage(plan: MemoryPlan, memory: int) -> str:
+    """Say how much is missing, and which of the operator's own settings would help most."""
+    cluster = plan.config.cluster
+    settings = [(need.bytes, need.key, need.amount) for need in plan.needs if need.given]
+    workers = (
+        ("forwarders", cluster.forwarders),
+        ("lookup_workers", cluster.lookup_workers),
+        ("auth_workers", cluster.auth_workers),
+    )
+    settings += [(count * WORKER_BYTES, f"cluster.{name}", count) for name, count in workers if count > 1]
+    text = (
+        f"the container's memory limit of {memory // MIB} MiB is too small: "
+        f"this configuration needs {-(-plan.needed_bytes // MIB)} MiB"
+    )
+    if not settings:
+        return f"{text}; raise the limit"
+    used, key, count = max(settings)
+    return f"{key}: {text}; lower {key} (now {count}, for {used // MIB} MiB), or raise the limit"
+
+
+def _with_reserve(used: int) -> int:
+    """The smallest limit that leaves the reserve beside what is used."""
+    return -(-used * RESERVE_SHARE // (RESERVE_SHARE - 1))

@@ -1,0 +1,247 @@
+"""How much memory the cluster needs: at rest, for each process, and for 1,000 connections of each kind.
+
+Two figures for each: what the processes' pages are (PSS), and, where the memory controller of cgroups v1 is mounted and
+writable, what a cgroup is charged, which has the kernel's part in it (sockets, pipes, descriptors). The second decides
+when a container is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import select
+import socket
+import ssl
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from local.console import print_status
+
+from proto.frames import FrameDecoder
+from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse
+from tests.bench.processes import pss_bytes
+from tests.e2e.lab.certificates import Authority
+from tests.e2e.lab.cluster import HOST, ProxyCluster, Tables
+from tests.e2e.lab.fakes import connected
+from tests.e2e.lab.processes import children, memory_kib
+from tests.e2e.lab.schema import Command
+from tests.e2e.lab.wire import WireClient, frame
+
+MIB = 1 << 20
+CONNECTIONS = 1_000
+SETTLE_S = 3.0
+PINGS = 100
+"""What goes to and fro in each relay, so that what a relay needs for bytes was needed once."""
+
+CGROUP_V1 = Path("/sys/fs/cgroup/memory")
+DESCRIPTORS = 16_384
+
+
+class Broker(threading.Thread):
+    """Answers PING, CONNECT and LOOKUP, and takes whatever else comes, from one epoll."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._listener = socket.create_server((HOST, 0), backlog=1024)
+        self.port: int = self._listener.getsockname()[1]
+        self._poll = select.epoll()
+        self._connections: dict[int, tuple[socket.socket, FrameDecoder]] = {}
+
+    def run(self) -> None:
+        self._poll.register(self._listener, select.EPOLLIN)
+        while True:
+            for number, _events in self._poll.poll():
+                if number == self._listener.fileno():
+                    connection, _ = self._listener.accept()
+                    self._connections[connection.fileno()] = connection, FrameDecoder(max_frame_bytes=1 << 20)
+                    self._poll.register(connection, select.EPOLLIN)
+                else:
+                    self._read(number)
+
+    def _read(self, number: int) -> None:
+        connection, decoder = self._connections[number]
+        try:
+            data = connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._poll.unregister(number)
+            del self._connections[number]
+            connection.close()
+            return
+        decoder.receive_data(data)
+        while (received := decoder.next_frame()) is not None:
+            self._reply(connection, Command.FromString(received.command))
+
+    def _reply(self, connection: socket.socket, command: Any) -> None:
+        if command.type == BaseCommand.PING:
+            connection.sendall(frame(BaseCommand.PONG, pong={}))
+        elif command.type == BaseCommand.CONNECT:
+            connection.sendall(connected())
+        elif command.type == BaseCommand.LOOKUP:
+            body = {
+                "request_id": command.lookup_topic.request_id,
+                "response": CommandLookupTopicResponse.Connect,
+                "broker_service_url": f"pulsar://{HOST}:{self.port}",
+                "authoritative": True,
+            }
+            connection.sendall(frame(BaseCommand.LOOKUP_RESPONSE, lookup_topic_response=body))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the cluster uses, in bytes; ``charged`` is 0 where no cgroup tells."""
+
+    pages: int
+    charged: int
+
+    def __sub__(self, other: Memory) -> Memory:
+        return Memory(self.pages - other.pages, self.charged - other.charged)
+
+    def __str__(self) -> str:
+        charged = f", {self.charged / MIB:6.1f} MiB charged" if self.charged else ""
+        return f"{self.pages / MIB:6.1f} MiB of pages{charged}"
+
+
+@contextlib.contextmanager
+def cgroup() -> Iterator[Path | None]:
+    """A cgroup of its own for the cluster, with TCP's buffers counted; None where there can be none."""
+    path = CGROUP_V1 / f"pulsar-trio-proxy-sizing-{os.getpid()}"
+    try:
+        path.mkdir()
+        (path / "memory.kmem.tcp.limit_in_bytes").write_text(str(1 << 40))  # counted only with a limit
+    except OSError:
+        yield None
+        return
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+class Measured:
+    """A cluster before a broker, and what it uses."""
+
+    def __init__(self, cluster: ProxyCluster, path: Path | None) -> None:
+        self._cluster = cluster
+        self._path = path
+
+    def now(self) -> Memory:
+        time.sleep(SETTLE_S)
+        return Memory(pss_bytes(self._cluster.pid), self._charged())
+
+    def _charged(self) -> int:
+        if self._path is None:
+            return 0
+        # Files' pages are given back before anybody is ended.
+        stat = dict(line.split() for line in (self._path / "memory.stat").read_text().splitlines())
+        files = int(stat["total_inactive_file"]) + int(stat["total_active_file"])
+        counted = ("memory.usage_in_bytes", "memory.kmem.tcp.usage_in_bytes")
+        return sum(int((self._path / name).read_text()) for name in counted) - files
+
+
+@contextlib.contextmanager
+def measured(tables: Tables) -> Iterator[tuple[ProxyCluster, Measured]]:
+    with cgroup() as path:
+        enter = f"echo $$ > {path}/cgroup.procs; " if path else ""
+        cluster = ProxyCluster(tables, prefix=["sh", "-c", f'{enter}exec "$@"', "sh"], ready_timeout_s=90)
+        with cluster:
+            yield cluster, Measured(cluster, path)
+
+
+def _tables(broker: Broker, **cluster: object) -> Tables:
+    return {
+        "cluster": cluster,
+        "brokers": {"service_url": f"pulsar://{HOST}:{broker.port}"},
+        "limits": {"keep_alive_interval_ms": 600_000, "handshake_timeout_ms": 60_000, "drain_timeout_ms": 0},
+    }
+
+
+def _connections(open_one: Callable[[], WireClient], memory: Measured) -> Memory:
+    """What CONNECTIONS more need, after as many before them: the first ones also fill what is kept for good."""
+    clients = []
+    figures = []
+    for _ in range(2):
+        clients += [open_one() for _ in range(CONNECTIONS)]
+        figures.append(memory.now())
+    for client in clients:
+        client.close()
+    return figures[1] - figures[0]
+
+
+def _relay(cluster: ProxyCluster, broker: Broker, context: ssl.SSLContext | None) -> WireClient:
+    client = _client(cluster, context)
+    client.connect(proxy_to_broker_url=f"{HOST}:{broker.port}")
+    client.send_bytes(frame(BaseCommand.PING, ping={}) * PINGS)
+    for _ in range(PINGS):
+        client.receive()
+    return client
+
+
+def _lookups(cluster: ProxyCluster, numbers: Iterator[int], context: ssl.SSLContext | None) -> WireClient:
+    client = _client(cluster, context)
+    client.connect()
+    client.lookup(f"persistent://public/default/t{next(numbers)}")
+    return client
+
+
+def _client(cluster: ProxyCluster, context: ssl.SSLContext | None) -> WireClient:
+    client = WireClient(cluster.port, timeout_s=60)
+    if context is not None:
+        client._socket = context.wrap_socket(client._socket, server_hostname="localhost")
+    return client
+
+
+def _at_rest(broker: Broker) -> None:
+    totals = {}
+    for forwarders in (1, 2, 4):
+        with measured(_tables(broker, forwarders=forwarders)) as (cluster, memory):
+            totals[forwarders] = memory.now()
+            print_status.line(f"at rest, {forwarders} forwarders:     {totals[forwarders]}")
+            if forwarders == 1:
+                for pid in (cluster.pid, *children(cluster.pid)):
+                    name = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")[3].decode()
+                    print_status.line(f"  {name:16} {memory_kib(pid) / 1024:.1f} MiB of its own")
+    one = totals[4] - totals[2]
+    print_status.line(f"a further forwarder:       {Memory(one.pages // 2, one.charged // 2)}")
+    for workers in ("lookup_workers", "auth_workers"):
+        with measured(_tables(broker, **{"forwarders": 1, workers: 3})) as (_, memory):
+            one = memory.now() - totals[1]
+            print_status.line(f"a further {workers[:-8]} worker:   {Memory(one.pages // 2, one.charged // 2)}")
+
+
+def _by_connections(broker: Broker, directory: Path) -> None:
+    plain = _tables(broker, forwarders=1)
+    authority = Authority(directory, "sizing")
+    pair = authority.server("server")
+    with_tls: Tables = {**plain, "listener": {"tls": {"certificate": pair.certificate, "key": pair.key}}}
+    context = ssl.create_default_context(cafile=authority.file)
+    numbers = itertools.count()
+    kinds = (
+        ("plain relays", plain, lambda: _relay(cluster, broker, None)),
+        ("relays with TLS to clients", with_tls, lambda: _relay(cluster, broker, context)),
+        ("lookup connections", plain, lambda: _lookups(cluster, numbers, None)),
+        ("lookup connections with TLS", with_tls, lambda: _lookups(cluster, numbers, context)),
+    )
+    for name, tables, open_one in kinds:
+        with measured(tables) as (cluster, memory):
+            print_status.line(f"1,000 {name}: {_connections(open_one, memory)}")
+
+
+def run() -> None:
+    """Measure, and print."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(DESCRIPTORS, hard), hard))
+    broker = Broker()
+    broker.start()
+    with tempfile.TemporaryDirectory(prefix="sizing-") as name:
+        _at_rest(broker)
+        _by_connections(broker, Path(name))

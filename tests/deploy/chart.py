@@ -1,0 +1,105 @@
+"""The chart as Helm renders it. Helm, kubeconform and helm-docs are those that `make test` builds."""
+
+import functools
+import json
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from local import chart_tools
+from local.generate import CHART as CHART_PATH
+
+from tests.deploy.metric_names import ROOT
+
+CHART = ROOT / CHART_PATH
+RELEASE, NAMESPACE = "r", "messaging"
+NAME = "r-pulsar-trio-proxy"
+VALUES: Any = yaml.safe_load((CHART / "values.yaml").read_text())
+
+needs_tools = pytest.mark.skipif(not chart_tools.available(), reason="Go builds Helm, and is missing or too old")
+
+
+class Refused(Exception):
+    """Helm renders nothing; the text says why."""
+
+
+def helm_template(values: Mapping[str, Any]) -> str:
+    """What `helm template` writes for these values over the chart's own; raises Refused."""
+    return _helm_template(json.dumps(values))
+
+
+@functools.cache
+def _helm_template(values: str) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(values)  # JSON is YAML
+        file.flush()
+        command = [
+            chart_tools.tool("helm"),
+            "template",
+            RELEASE,
+            CHART,
+            "--namespace",
+            NAMESPACE,
+            "--values",
+            file.name,
+        ]
+        result = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if result.returncode != 0:
+        raise Refused(result.stderr)
+    return result.stdout
+
+
+class Manifests:
+    """Objects by kind and name."""
+
+    def __init__(self, text: str) -> None:
+        self.all = [one for one in yaml.safe_load_all(text) if one]
+
+    def names(self, kind: str) -> list[str]:
+        """The names of a kind."""
+        return [one["metadata"]["name"] for one in self.all if one["kind"] == kind]
+
+    def get(self, kind: str, name: str = NAME) -> Any:
+        """One object; an error if there is not exactly one."""
+        (found,) = (one for one in self.all if one["kind"] == kind and one["metadata"]["name"] == name)
+        return found
+
+    @property
+    def pod(self) -> Any:
+        """The proxy's pods."""
+        return self.get("Deployment")["spec"]["template"]
+
+    @property
+    def container(self) -> Any:
+        """The proxy's container."""
+        return self.pod["spec"]["containers"][0]
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """What proxy.toml says."""
+        return tomllib.loads(self.get("ConfigMap")["data"]["proxy.toml"])
+
+
+def render(**values: Any) -> Manifests:
+    """The manifests for some values."""
+    return Manifests(helm_template(values))
+
+
+def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Maps merged, all else replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = deep_merge(merged[key], value) if both else value
+    return merged
+
+
+def write(path: Path, text: str) -> Path:
+    """A file with this text."""
+    path.write_text(text)
+    return path

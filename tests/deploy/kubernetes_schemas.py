@@ -1,0 +1,106 @@
+"""JSON schemas for kubeconform, made of what Kubernetes and the operators ship: no address is asked.
+
+Objects are closed: a field that the API does not have is an error, as with `kubectl apply --validate=strict`.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from local import chart_tools
+
+LOCATION = "{{ .Group }}_{{ .ResourceAPIVersion }}_{{ .ResourceKind }}.json"
+_KUBERNETES, _PROMETHEUS, _CERT_MANAGER = chart_tools.MODULES
+_SPECIFICATIONS = "api/openapi-spec/v3"
+_APIS = (
+    "api__v1",
+    "apis__apps__v1",
+    "apis__autoscaling__v2",
+    "apis__batch__v1",
+    "apis__networking.k8s.io__v1",
+    "apis__policy__v1",
+)
+_KINDS = {
+    "ConfigMap", "CronJob", "Deployment", "HorizontalPodAutoscaler", "Ingress", "NetworkPolicy", "Pod",
+    "PodDisruptionBudget", "Service", "ServiceAccount", "StatefulSet",
+}  # fmt: skip
+_CRDS = {
+    _PROMETHEUS: ("example/prometheus-operator-crd", ("podmonitors", "prometheusrules", "servicemonitors")),
+    _CERT_MANAGER: ("deploy/crds", ("certificates",)),
+}
+_REFERENCE = "#/components/schemas/"
+
+
+def write_schemas(out: Path) -> None:
+    """A file for each kind that the chart may have."""
+    root = chart_tools.module_directory(_KUBERNETES) / _SPECIFICATIONS
+    for api in _APIS:
+        for name, schema in _of_api(json.loads((root / f"{api}_openapi.json").read_text())):
+            (out / name).write_text(json.dumps(schema))
+    for module, (directory, plurals) in _CRDS.items():
+        for path in sorted((chart_tools.module_directory(module) / directory).glob("*.yaml")):
+            if path.stem.rpartition("_")[2] in plurals:
+                for name, schema in _of_definition(yaml.safe_load(path.read_text())):
+                    (out / name).write_text(json.dumps(schema))
+
+
+def _of_api(specification: Any) -> Iterator[tuple[str, Any]]:
+    schemas = specification["components"]["schemas"]
+    for name, schema in schemas.items():
+        for kind in schema.get("x-kubernetes-group-version-kind", ()):
+            if kind["kind"] in _KINDS:
+                reached = {one: closed(schemas[one]) for one in _reachable(name, schemas)}
+                tree = {"$ref": f"{_REFERENCE}{name}", "components": {"schemas": reached}}
+                yield file_name(kind["group"], kind["version"], kind["kind"]), tree
+
+
+def _reachable(name: str, schemas: dict[str, Any]) -> set[str]:
+    found, to_do = {name}, [name]
+    while to_do:
+        for reference in _references(schemas[to_do.pop()]):
+            if reference not in found:
+                found.add(reference)
+                to_do.append(reference)
+    return found
+
+
+def _references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(reference := node.get("$ref"), str):
+            yield reference.removeprefix(_REFERENCE)
+        for value in node.values():
+            yield from _references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _references(value)
+
+
+def _of_definition(definition: Any) -> Iterator[tuple[str, Any]]:
+    spec = definition["spec"]
+    for version in spec["versions"]:
+        schema = version["schema"]["openAPIV3Schema"]
+        schema["properties"]["metadata"] = {"type": "object"}
+        yield file_name(spec["group"], version["name"], spec["names"]["kind"]), closed(schema)
+
+
+def closed(node: Any) -> Any:
+    """A schema whose objects have no other fields than those that it names."""
+    if isinstance(node, list):
+        return [closed(entry) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    tree = {key: closed(value) for key, value in node.items()}
+    if node.get("x-kubernetes-int-or-string"):
+        tree.pop("type", None)
+        tree["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    names_fields = isinstance(node.get("properties"), dict) and node.get("type") == "object"
+    if names_fields and "additionalProperties" not in node and not node.get("x-kubernetes-preserve-unknown-fields"):
+        tree["additionalProperties"] = False
+    return tree
+
+
+def file_name(group: str, version: str, kind: str) -> str:
+    """The name under which kubeconform looks for it, by LOCATION; it takes the version for the group of `v1`."""
+    return f"{group or version}_{version}_{kind.lower()}.json"

@@ -1,0 +1,247 @@
+"""Helm's linter and Kubernetes' own schemas over a matrix of values; README and copies are what is generated."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from local import chart_tools
+from local.generate import chart_copies
+
+from analytics.receiver.config import Config as ReceiverConfig
+from proxy.config.types import Config
+from tests.deploy.chart import CHART, VALUES, Manifests, Refused, deep_merge, helm_template, needs_tools, write
+from tests.deploy.kubernetes_schemas import LOCATION, closed, write_schemas
+from tests.deploy.metric_names import ROOT
+
+pytestmark = needs_tools
+
+CERTIFICATE = {"enabled": True, "issuerRef": {"name": "ca", "kind": "ClusterIssuer"}, "dnsNames": ["proxy.example.org"]}
+PULSAR_SECRETS = {"pulsarRelease": "pulsar", "token": {"enabled": True}, "proxyToken": {"enabled": True}}
+PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+ANALYTICS = {"analytics": {"receiver": {"enabled": True, "serviceMonitor": True}, "rollup": {"enabled": True}}}
+
+MATRIX: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "tls of a secret": {"tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True}},
+    "tls by cert-manager, clients' certificates": {
+        "tls": {
+            "enabled": True,
+            "certManager": CERTIFICATE,
+            "clientCa": {"secret": "ca"},
+            "requireClientCertificate": True,
+        }
+    },
+    "tls towards brokers": {
+        "brokerTls": {"ca": {"secret": "ca"}, "certificateSecret": "proxy"},
+        "config": {"brokers": {"service_url": "pulsar+ssl://b:6651", "credentials": {"method": "tls"}}},
+    },
+    "secrets of the Pulsar chart": {"auth": PULSAR_SECRETS},
+    "shared secret": {"auth": deep_merge(PULSAR_SECRETS, {"token": {"algorithm": "symmetric"}})},
+    "node ports": {
+        "service": {"type": "NodePort", "nodePorts": {"pulsar": 30650, "pulsarssl": 30651}},
+        "tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True},
+    },
+    "load balancer": {
+        "service": {
+            "type": "LoadBalancer",
+            "loadBalancerClass": "example.org/lb",
+            "loadBalancerIP": "192.0.2.7",
+            "loadBalancerSourceRanges": ["198.51.100.0/24"],
+            "annotations": {"example.org/internal": "true"},
+            "ipFamilyPolicy": "PreferDualStack",
+        }
+    },
+    "autoscaling": {
+        "autoscaling": {"enabled": True, "connections": {"targetAverage": 2000}},
+        "pdb": {"maxUnavailable": "25%"},
+    },
+    "monitored by its service": {
+        "adminToken": {"secret": "admin"},
+        "serviceMonitor": {
+            "enabled": True,
+            "labels": {"release": "prometheus"},
+            "metricRelabelings": [{"action": "keep"}],
+        },
+        "prometheusRule": {"enabled": True},
+        "grafanaDashboard": {"enabled": True, "annotations": {"folder": "Pulsar"}},
+        "networkPolicy": {"admin": PEERS, "egress": [{"to": PEERS}]},
+    },
+    "monitored by its pods": {
+        "podMonitor": {"enabled": True, "relabelings": [{"targetLabel": "a", "replacement": "b"}]}
+    },
+    "ingress": {
+        "adminToken": {"secret": "admin"},
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "hostname": "proxy.example.org",
+            "tlsSecret": "ingress",
+            "paths": ["/metrics", "/status"],
+        },
+    },
+    "everything else of pods": {
+        "imagePullSecrets": [{"name": "registry"}],
+        "image": {"digest": f"sha256:{'0' * 64}"},
+        "nodeSelector": {"pool": "edge"},
+        "tolerations": [{"key": "edge", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+        "priorityClassName": "high",
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "extraEnvFrom": [{"secretRef": {"name": "s"}}],
+        "extraVolumes": [{"name": "v", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "v", "mountPath": "/v"}],
+        "extraContainers": [{"name": "c", "image": "i"}],
+        "initContainers": [{"name": "d", "image": "i"}],
+        "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]},
+        "topologySpread": {"zones": "", "hosts": "DoNotSchedule"},
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"app": "pulsar"},
+    },
+    "listeners of one's own, IPv6": {
+        "bindAddress": "[::]",
+        "config": {"listener": [{"bind": "[::]:6650"}, {"bind": "[::]:6660"}]},
+        "test": {"tokenSecret": "client"},
+    },
+    "analytics": ANALYTICS,
+    "analytics with all secrets, on a claim": deep_merge(
+        ANALYTICS,
+        {
+            "analytics": {
+                "receiver": {
+                    "tokenSecret": "tokens",
+                    "tlsSecret": "tls",
+                    "persistence": {"existingClaim": "mine"},
+                    "config": {"spool": {"total_bytes_max": 1_000_000_000}, "limits": {"max_connections": 10}},
+                },
+                "rollup": {"tables": "s3a://bucket/tables", "extraEnv": [{"name": "A", "value": "b"}]},
+            }
+        },
+    ),
+    "little": {
+        "networkPolicy": {"enabled": False},
+        "pdb": {"enabled": False},
+        "serviceAccount": {"create": False},
+        "test": {"enabled": False},
+        "topologySpread": {"zones": "", "hosts": ""},
+        "rolloutOnConfigChange": "never",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def schemas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("schemas")
+    write_schemas(directory)
+    return directory
+
+
+def complaints(text: str, schemas: Path) -> list[str]:
+    """What kubeconform has against manifests; an object without a schema is an error, too."""
+    command = [
+        chart_tools.tool("kubeconform"),
+        "-strict",
+        "-output",
+        "json",
+        "-schema-location",
+        f"{schemas}/{LOCATION}",
+    ]
+    result = subprocess.run(command, input=text, check=False, capture_output=True, text=True)
+    found = json.loads(result.stdout)["resources"]
+    assert bool(found) == (result.returncode != 0), result.stderr
+    return [f"{one['kind']} {one['name']}: {one['msg']}" for one in found]
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_manifests_are_what_kubernetes_takes(case: str, schemas: Path) -> None:
+    assert complaints(helm_template(MATRIX[case]), schemas) == []
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_configurations_are_what_the_programs_take(case: str) -> None:
+    """Every key and type; what only files and addresses can show, `pulsar-trio-proxy check` looks at."""
+    manifests = Manifests(helm_template(MATRIX[case]))
+    msgspec.convert(manifests.configuration, Config)
+    if "receiver" in str(MATRIX[case]):
+        text = manifests.get("ConfigMap", "r-pulsar-trio-proxy-receiver")["data"]["receiver.toml"]
+        assert msgspec.toml.decode(text, type=ReceiverConfig).spool.directory == "/data/spool"
+
+
+def test_kubeconform_refuses_a_field_that_is_none_and_a_wrong_type(schemas: Path) -> None:
+    """The net itself: without closed schemas a misspelt field would pass."""
+    wrong: Any = yaml.safe_load(
+        "{apiVersion: apps/v1, kind: Deployment, metadata: {name: x}, spec: {selector: {}, replica: 1, template: {}}}"
+    )
+    assert complaints(yaml.safe_dump(wrong), schemas)
+    wrong["spec"] = {"selector": {}, "replicas": "one", "template": {}}
+    assert complaints(yaml.safe_dump(wrong), schemas)
+    wrong["spec"] = {"selector": {}, "replicas": 1, "template": {}}
+    assert complaints(yaml.safe_dump(wrong), schemas) == []
+    unknown = {"apiVersion": "example.org/v1", "kind": "Thing", "metadata": {"name": "x"}}
+    assert complaints(yaml.safe_dump(unknown), schemas)
+
+
+def test_closed_leaves_maps_open() -> None:
+    assert closed({"type": "object", "properties": {"a": {}}})["additionalProperties"] is False
+    labels = {"type": "object", "additionalProperties": {"type": "string"}}
+    assert closed(labels) == labels
+    free = {"type": "object", "properties": {}, "x-kubernetes-preserve-unknown-fields": True}
+    assert closed(free) == free
+
+
+def test_helm_lints_every_case_strictly(tmp_path: Path) -> None:
+    for number, (case, values) in enumerate(MATRIX.items()):
+        file = write(tmp_path / f"{number}.yaml", yaml.safe_dump(values))
+        command = [chart_tools.tool("helm"), "lint", "--strict", "--quiet", "--values", file, CHART]
+        result = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert result.returncode == 0, f"{case}: {result.stdout}{result.stderr}"
+
+
+def test_the_readme_is_what_helm_docs_makes_of_the_values() -> None:
+    command = [chart_tools.tool("helm-docs"), "--dry-run", "--chart-search-root", CHART, "--log-level", "warning"]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == (CHART / "README.md").read_text().strip(), "run `make generate`"
+
+
+def test_the_copies_are_those_and_no_others() -> None:
+    """`make check` compares their bytes; a copy whose source is gone it would not see."""
+    there = {
+        path.relative_to(ROOT) for name in ("prometheus", "grafana") for path in (CHART / "files" / name).iterdir()
+    }
+    assert there == set(chart_copies(ROOT))
+
+
+def test_values_are_all_told() -> None:
+    """helm-docs leaves a key without its comment empty."""
+    rows = [line for line in (CHART / "README.md").read_text().splitlines() if line.startswith("| ")][1:]
+    assert rows
+    empty = [row for row in rows if not row.strip("| ").rpartition(" | ")[2].strip()]
+    untold = [row for row in empty if not row.startswith(("| probes.", "| updateStrategy.", "| autoscaling.behavior."))]
+    assert untold == []
+    assert VALUES
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "a key of the chart": {"replicas": 3},
+    "a key inside a table": {"service": {"kind": "ClusterIP"}},
+    "a type": {"replicaCount": "three"},
+    "a table of the configuration": {"config": {"broker": {}}},
+    "a key of the configuration": {"config": {"brokers": {"service_uri": "pulsar://b:6650"}}},
+    "a value's type": {"config": {"limits": {"max_connections": "many"}}},
+    "a value's bounds": {"config": {"limits": {"max_connections": 0}}},
+    "a value out of a set": {"config": {"log": {"format": "xml"}}},
+    "a fraction": {"config": {"limits": {"max_connections": 1.5}}},
+    "a required key": {"config": {"brokers": {"credentials": {"file": "/x"}}}},
+    "the receiver's key": {"analytics": {"receiver": {"config": {"spool": {"dir": "/x"}}}}},
+    "a digest": {"image": {"digest": "0123"}},
+    "a traffic policy": {"service": {"externalTrafficPolicy": "local"}},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_values_are_refused_by_the_schema(case: str) -> None:
+    with pytest.raises(Refused, match="specifications of the schema"):
+        helm_template(WRONG[case])

@@ -1,0 +1,168 @@
+"""Each value that values.yaml names does something: another value there makes another manifest."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.deploy.chart import VALUES, Refused, deep_merge, helm_template, needs_tools
+
+pytestmark = needs_tools
+
+_CERT_MANAGER = {"tls": {"enabled": True, "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}}}
+_TLS = {"tls": {"enabled": True, "existingSecret": "tls"}}
+_BOTH = {"tls": {"enabled": True, "existingSecret": "tls", "keepPlain": True}}
+_RECEIVER = {"analytics": {"receiver": {"enabled": True, "serviceMonitor": True}}}
+
+CONTEXTS: dict[str, dict[str, Any]] = {
+    "ports.pulsarssl": _TLS,
+    "ports.names.pulsarssl": _TLS,
+    "tls.keepPlain": _TLS,
+    "tls.enabled": _TLS,
+    "tls.existingSecret": _TLS,
+    "tls.clientCa": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}}}),
+    "tls.requireClientCertificate": deep_merge(_TLS, {"tls": {"clientCa": {"secret": "ca"}}}),
+    "tls.certManager": _CERT_MANAGER,
+    "brokerTls.ca": {"brokerTls": {"ca": {"secret": "ca"}}},
+    "auth": {"auth": {"pulsarRelease": "pulsar", "token": {"enabled": True}, "proxyToken": {"enabled": True}}},
+    "auth.proxyToken.withoutClientAuthentication": {"auth": {"proxyToken": {"enabled": True, "secret": {"name": "t"}}}},
+    "adminToken": {"adminToken": {"secret": "admin"}},
+    "service.nodePorts": {"service": {"type": "NodePort"}, **_BOTH},
+    "service.ports": _BOTH,
+    "service.loadBalancer": {"service": {"type": "LoadBalancer"}},
+    "service.externalTrafficPolicy": {"service": {"type": "LoadBalancer"}},
+    "autoscaling": {"autoscaling": {"enabled": True, "connections": {"targetAverage": 1000}}},
+    "pdb.minAvailable": {"pdb": {"maxUnavailable": "", "minAvailable": 1}},
+    "ingress": {
+        "adminToken": {"secret": "admin"},
+        "ingress": {"enabled": True, "paths": ["/status"], "tlsSecret": "tls"},
+    },
+    "serviceMonitor": {"serviceMonitor": {"enabled": True}},
+    "podMonitor": {"podMonitor": {"enabled": True}},
+    "prometheusRule": {"prometheusRule": {"enabled": True}},
+    "grafanaDashboard": {"grafanaDashboard": {"enabled": True}},
+    "test.tokenKey": {"test": {"tokenSecret": "client"}},
+    "test.ca": _TLS,
+    "test.clientCertificateSecret": _TLS,
+    "analytics": _RECEIVER,
+    "analytics.receiver.tokenKey": deep_merge(_RECEIVER, {"analytics": {"receiver": {"tokenSecret": "t"}}}),
+    "analytics.rollup": deep_merge(_RECEIVER, {"analytics": {"rollup": {"enabled": True}}}),
+}
+"""What else must be said for a value to count; the longest beginning of its path decides."""
+
+CHANGED: dict[str, Any] = {
+    "image.digest": f"sha256:{'1' * 64}",
+    "image.pullPolicy": "Always",
+    "analytics.image.digest": f"sha256:{'1' * 64}",
+    "analytics.image.pullPolicy": "Always",
+    "bindAddress": "[::]",
+    "auth.token.algorithm": "symmetric",
+    "tls.certManager.duration": "1h",
+    "tls.certManager.renewBefore": "1h",
+    "rolloutOnConfigChange": "never",
+    "terminationGracePeriodSeconds": 600,
+    "analytics.receiver.terminationGracePeriodSeconds": 600,
+    "updateStrategy.type": "Recreate",
+    "service.type": "NodePort",
+    "service.externalTrafficPolicy": "Cluster",
+    "service.ipFamilyPolicy": "SingleStack",
+    "service.nodePorts.pulsar": 30650,
+    "service.nodePorts.pulsarssl": 30651,
+    "pdb.unhealthyPodEvictionPolicy": "IfHealthyBudget",
+    "pdb.minAvailable": 2,
+    "topologySpread.zones": "DoNotSchedule",
+    "topologySpread.hosts": "DoNotSchedule",
+    "dnsPolicy": "Default",
+    "ingress.paths": ["/metrics"],
+    "serviceMonitor.interval": "1m",
+    "serviceMonitor.scrapeTimeout": "1s",
+    "podMonitor.interval": "1m",
+    "podMonitor.scrapeTimeout": "1s",
+    "analytics.receiver.config": {"log": {"level": "debug"}},
+    "analytics.receiver.persistence.accessModes": ["ReadWriteMany"],
+}
+"""Values that cannot be made up by their type alone."""
+
+OBJECT_LISTS = {
+    "imagePullSecrets", "tolerations", "topologySpreadConstraints", "clients", "admin", "egress", "metrics", "peers",
+    "relabelings", "metricRelabelings", "extraEnv", "extraEnvFrom", "extraVolumes", "extraVolumeMounts",
+    "extraContainers", "initContainers",
+}  # fmt: skip
+
+
+def leaves(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that values.yaml has, with its path; an empty map is one."""
+    for key, value in node.items():
+        at = f"{path}.{key}" if path else key
+        if isinstance(value, dict) and value:
+            yield from leaves(value, at)
+        else:
+            yield at, value
+
+
+def changed(path: str, value: Any) -> Any:
+    """Another value of this kind."""
+    if path in CHANGED:
+        return CHANGED[path]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value}x" if value else "x"
+    if isinstance(value, dict):
+        return {"changed": "x"}
+    return [{"name": "x"}] if path.rpartition(".")[2] in OBJECT_LISTS else ["x"]
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """The values that say this and nothing else. Label names have dots, which a path cannot tell from its own."""
+    for key in ("app.kubernetes.io/name",):
+        path = path.replace(key, key.replace(".", "\0"))
+    for part in reversed(path.split(".")):
+        value = {part.replace("\0", "."): value}
+    assert isinstance(value, dict)
+    return value
+
+
+def context(path: str) -> dict[str, Any]:
+    """What else has to be said."""
+    fitting = [prefix for prefix in CONTEXTS if path.startswith(prefix)]
+    return CONTEXTS[max(fitting, key=len)] if fitting else {}
+
+
+LEAVES = dict(leaves(VALUES))
+
+
+def value_at(path: str, values: dict[str, Any]) -> Any:
+    """What these values say, or else values.yaml."""
+    node: Any = values
+    for part in path.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return LEAVES[path]
+        node = node[part]
+    return node
+
+
+def outcome(values: dict[str, Any]) -> str:
+    """What is rendered, or why nothing is; that a value is of a wrong type is a mistake of this test."""
+    try:
+        return helm_template(values)
+    except Refused as refused:
+        if "specifications of the schema" in str(refused):
+            raise
+        return str(refused)
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_a_value_changes_what_is_rendered(path: str) -> None:
+    before = context(path)
+    values = deep_merge(before, nested(path, changed(path, value_at(path, before))))
+    differs = outcome(values) != outcome(before)
+    assert differs, f"{values} renders what {before} does"
+
+
+def test_no_context_or_value_is_left_over() -> None:
+    """A key that was renamed must not leave its row behind."""
+    assert [path for path in CHANGED if path not in LEAVES] == []
+    assert [prefix for prefix in CONTEXTS if not any(path.startswith(prefix) for path in LEAVES)] == []

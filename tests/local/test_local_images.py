@@ -1,0 +1,119 @@
+"""The images: what is copied into them, and how they are built."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from local import images
+from local.environment import ROOT
+
+DOCKERFILE = (ROOT / "deploy/image/Dockerfile").read_text()
+
+
+def packages() -> list[str]:
+    """The packages that the wheel holds."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return list(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+
+
+@pytest.mark.parametrize("package", packages())
+def test_every_package_of_the_wheel_is_copied_and_not_ignored(package: str) -> None:
+    assert f"COPY {package} /build/tree/{package}" in DOCKERFILE
+    assert f"!{package}" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+def test_what_is_not_named_stays_out_of_the_build() -> None:
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines[0] == "**"
+    assert not any("tests" in line or ".git" in line for line in lines)
+
+
+@pytest.mark.parametrize("stage", ["proxy", "analytics"])
+def test_an_image_that_is_run_has_a_numeric_user_and_no_tools(stage: str) -> None:
+    (text,) = re.findall(rf"^FROM \$\{{BASE\}} AS {stage}$(.*?)(?=^FROM |\Z)", DOCKERFILE, re.MULTILINE | re.DOTALL)
+    # runAsNonRoot can be checked by a kubelet only for a number.
+    assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
+    assert not re.search(r"\bpip\b|gcc|-dev\b", text)
+
+
+def test_the_proxy_is_what_is_built_without_a_target() -> None:
+    assert re.findall(r"^FROM .* AS (\S+)$", DOCKERFILE, re.MULTILINE)[-1] == "proxy"
+
+
+def test_a_build_uses_no_cache_and_one_time_for_all(tmp_path: Path) -> None:
+    command = images.build_command(images.PROXY, "base:1", 1234, tmp_path / "id")
+
+    def after(option: str) -> str:
+        return command[command.index(option) + 1]
+
+    assert "--no-cache" in command
+    assert after("--timestamp") == "1234"
+    assert after("--target") == "proxy"
+    assert {"BASE=base:1", "SOURCE_DATE_EPOCH=1234"} <= set(command)
+    assert command[-1] == "."
+
+
+def test_times_are_those_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "77")
+    assert images.source_date_epoch_s() == 77
+
+
+def test_without_a_commit_times_are_zero(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    monkeypatch.setattr(images, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert images.source_date_epoch_s() == 0
+
+
+DRIVER = """tini -s -- HOME/bin/spark-submit --conf spark.driver.bindAddress=10.0.0.1
+--conf spark.executorEnv.SPARK_DRIVER_POD_IP=10.0.0.1 --deploy-mode client --class X cli.py"""
+EXECUTOR = """tini -s -- java -Da=b c -Dx=2 -Dx=10 -Xms1g -Xmx1g -cp HOME/conf:HOME/jars/*
+org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend --driver-url spark://d --executor-id 1
+--cores 2 --app-id app --hostname 10.0.0.2 --resourceProfileId 0 --podName pod"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["pulsar-proxy-analytics", "usage"], "pulsar-proxy-analytics usage"),
+        (["driver", "--class", "X", "cli.py"], DRIVER),
+        (["executor"], EXECUTOR),
+    ],
+)
+def test_the_entry_point_keeps_sparks_contract(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    for name in ("tini", "pulsar-proxy-analytics"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        program.chmod(0o755)
+    python = tmp_path / "python3"
+    python.write_text("#!/bin/sh\necho HOME\n")
+    python.chmod(0o755)
+    bash = shutil.which("bash")
+    assert bash
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SPARK_DRIVER_BIND_ADDRESS": "10.0.0.1",
+        "SPARK_EXECUTOR_MEMORY": "1g",
+        "SPARK_DRIVER_URL": "spark://d",
+        "SPARK_EXECUTOR_ID": "1",
+        "SPARK_EXECUTOR_CORES": "2",
+        "SPARK_APPLICATION_ID": "app",
+        "SPARK_EXECUTOR_POD_IP": "10.0.0.2",
+        "SPARK_RESOURCE_PROFILE_ID": "0",
+        "SPARK_EXECUTOR_POD_NAME": "pod",
+        "SPARK_JAVA_OPT_10": "-Dx=10",
+        "SPARK_JAVA_OPT_2": "-Dx=2",
+        "SPARK_JAVA_OPT_0": "-Da=b c",  # one option with a blank in it
+    }
+    result = subprocess.run(
+        [bash, str(ROOT / "deploy/image/spark-entrypoint.sh"), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert result.stdout.split() == expected.split()
