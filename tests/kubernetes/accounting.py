@@ -10,7 +10,7 @@ from typing import Any
 
 from local.distribution import pulsar_home
 
-from tests.e2e.lab.metrics import Scrape
+from tests.e2e.lab.metrics import Scrape, per_principal
 from tests.e2e.lab.pipeline import Tables
 from tests.e2e.lab.programs import python_program
 from tests.e2e.lab.prometheus import JOB, REPLICA, Prometheus
