@@ -5,6 +5,8 @@ The clock is the test's: trio's, for what goes forward, and the wall clock behin
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -298,6 +300,30 @@ async def test_a_client_may_come_unasked(life: Begin, autojump_clock: trio.testi
     await it.at(500)
     await it.must_serve()
     assert it.counted() == (1, 0, 0)
+
+
+RENEWALS = 300
+
+
+async def test_many_renewals_keep_no_object_of_any(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    """Of hundreds more on one connection nothing is left: counted, since the memory of a real process is too coarse."""
+    it = await life(100).enter()
+    auth = it.backends.authentication
+
+    async def renew_often() -> int:
+        """Renew, forget what the fakes have kept of it, and count Python's allocated blocks."""
+        for number in range(RENEWALS):
+            auth.answers = [token(100)]
+            await it.at(it.second + 1)
+            await it.client.say(answer_again(b"%d" % number))
+            await it.settle()
+            auth.requests.clear()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = await renew_often()
+    assert await renew_often() - before < RENEWALS / 2
+    assert it.counted() == (2 * RENEWALS, 0, 0)
 
 
 @pytest.mark.parametrize(("pause_s", "passes"), [(0.9, False), (1.0, True)])
