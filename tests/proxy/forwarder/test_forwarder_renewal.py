@@ -507,6 +507,18 @@ async def test_who_cannot_renew_is_counted_never_asked_and_closed_when_it_is_use
     assert it.counted() == (0, 0, 1)
 
 
+async def test_the_log_tells_of_each_session_that_is_closed(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100).enter(refresh=False)
+    await it.at(101)
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(lookup())
+        await it.must_be_over("session_expired", EXPIRED)
+    [entry] = [entry for entry in logs if entry["event"] == "a client's session is being closed"]
+    assert (entry["client"], entry["principal"], entry["reason"]) == (CLIENT, "alice", "expired")
+
+
 async def test_who_can_renew_is_not_counted(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100).enter()
     assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token") is None

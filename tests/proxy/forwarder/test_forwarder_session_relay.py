@@ -11,7 +11,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from forwarder_fakes import CLIENT, Play, authenticated, connect, lookup
+from forwarder_fakes import CLIENT, Play, authenticated, connect, denied, lookup
 from relay_fakes import tcp_pair
 
 from proto import commands
@@ -399,6 +399,31 @@ async def test_the_handshakes_deadline_covers_the_broker(play: Start, autojump_c
     await it.client.must_hear_error()
     assert trio.current_time() == pytest.approx(3)
     assert await it.end() == "handshake_timeout"
+
+
+async def test_no_target_is_looked_at_before_its_client_is_authenticated(play: Start) -> None:
+    """Security: a stranger could have names of his choice resolved, and learn which there are."""
+    it = play(authentication={"enabled": True, "failure_delay_ms": 0})
+    it.backends.authentication.answers = [denied()]
+    it.backends.broker_failure = TargetRefused("host", "not allowed")
+    await it.client.say(connect(TARGET))
+    assert await it.client.must_hear_error() == (ServerError.AuthenticationError, "Failed to authenticate")
+    assert await it.end() == "authentication_failed"
+    assert it.backends.opened == []
+
+
+async def test_each_connection_is_a_relay_of_its_own_to_the_broker_that_it_names(play: Start) -> None:
+    relays = []
+    for target in ("b0:6650", "b1:6650", "b1:6650"):
+        it = play()
+        await it.client.say(connect(target))
+        await it.client.must_hear(BaseCommand.CONNECTED)
+        assert [message.proxy_to_broker_url for message, _, _ in it.backends.opened] == [target]
+        relays.append((it, target.encode()))
+    for it, data in relays:
+        await it.client.say(data)
+    for it, data in relays:
+        assert await it.backends.broker.read_exactly(len(data)) == data
 
 
 async def test_nobody_who_is_not_authenticated_reaches_a_broker(play: Start) -> None:
