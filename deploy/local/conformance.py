@@ -4,8 +4,8 @@ The statements stand in tests/conformance/*.toml. A test says by a marker which 
 
     @pytest.mark.conforms("kip-368.20")
 
-Markers are found by reading the tests' syntax, so nothing is imported. `make generate` writes the page; `problems` finds
-what does not fit together, and a test (tests/conformance) fails upon any.
+Markers are found by reading the tests' syntax, so nothing is imported. `make generate` writes the page; `problems`
+finds what does not fit together, and a test (tests/conformance) fails upon any.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MARKER = "conforms"
 
 HOLDS, DEVIATES, NOT_APPLICABLE = "yes", "deviates", "not applicable"
 _WORDS = {HOLDS: "holds", DEVIATES: "**deviates**", NOT_APPLICABLE: "not applicable"}
-_KEYS = {"id", "section", "says", "paraphrase", "holds", "note", "where"}
+_KEYS = {"id", "section", "says", "paraphrase", "holds", "deviation", "note", "where"}
 _WIDTH = 120
 
 
@@ -40,8 +40,8 @@ class StatementsInvalid(Exception):
 class Statement:
     """One statement of a specification.
 
-    ``says``: quoted, or said closely where ``is_paraphrase``. ``note``: how the proxy does it; of a deviation what it does
-    instead, and why. ``where``: `file`, or `file:symbol`.
+    ``says``: quoted, or said closely where ``is_paraphrase``. ``deviation``: what one is about, in some words. ``note``:
+    how the proxy does it; of a deviation what it does instead, and why. ``where``: `file`, or `file:symbol`.
     """
 
     id: str
@@ -49,6 +49,7 @@ class Statement:
     says: str
     is_paraphrase: bool
     holds: str
+    deviation: str
     note: str
     where: tuple[str, ...]
 
@@ -96,12 +97,21 @@ def _statement(file: Path, entry: dict[str, object]) -> Statement:
     where = entry.get("where", [])
     assert isinstance(where, list)
     found = Statement(
-        text("id"), text("section"), text("says"), bool(entry.get("paraphrase")), text("holds"), text("note"), tuple(where)
+        id=text("id"),
+        section=text("section"),
+        says=text("says"),
+        is_paraphrase=bool(entry.get("paraphrase")),
+        holds=text("holds"),
+        deviation=text("deviation"),
+        note=text("note"),
+        where=tuple(map(str, where)),
     )
     if found.holds not in _WORDS:
         raise StatementsInvalid(f"{file}: {found.id} holds {found.holds!r}: one of {', '.join(_WORDS)}")
     if not found.section or not found.says:
         raise StatementsInvalid(f"{file}: {found.id} says nothing, or not in which section")
+    if bool(found.deviation) != (found.holds == DEVIATES):
+        raise StatementsInvalid(f"{file}: {found.id} holds {found.holds!r}, and its deviation is {found.deviation!r}")
     if not found.note and found.holds != HOLDS:
         raise StatementsInvalid(f"{file}: {found.id} gives no reason (note)")
     if bool(found.where) == (found.holds == NOT_APPLICABLE):
@@ -205,8 +215,8 @@ _HEAD = """\
 
 What the four specifications say, statement by statement: whether this proxy does it, where, and which tests show it. A
 statement that holds, and each deviation, has at least one test that says so by its marker
-(`@pytest.mark.conforms("{example}")`); CI fails where it has none, where a place named here is gone, and where this page
-is not what the tests say. The tests of `tests/e2e` run real brokers and clients.
+(`@pytest.mark.conforms("{example}")`). CI fails where it has none, where a place named here is gone, and where this
+page is not what the tests say. The tests of `tests/e2e` run real brokers and clients.
 
 Statements are quoted as they stand, errors of spelling included; "…" leaves something out. *In short* are those that a
 specification says over several lines, and the cases that its own implementation tests.
@@ -238,16 +248,12 @@ def _summary(specifications: tuple[Specification, ...]) -> Iterator[str]:
         counted = [sum(statement.holds == word for statement in one.statements) for word in _WORDS]
         yield f"| {one.title} | {len(one.statements)} | {' | '.join(map(str, counted))} |"
     yield ""
-    yield "**Deviations**, each with its reason below:"
-    yield ""
+    yield "| deviation | |"
+    yield "|---|---|"
     for one in specifications:
         for statement in one.statements:
             if statement.holds == DEVIATES:
-                yield from _wrapped(f"[{statement.id}](#{statement.id}) {_first_sentence(statement.note)}", "* ", "  ")
-
-
-def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=[.])(?= [A-Z])|(?=[:;] )", text, maxsplit=1)[0].rstrip(".")
+                yield f"| {statement.deviation} | [{statement.id}](#{statement.id}) |"
 
 
 def _entry(statement: Statement, shown_by: list[Mark]) -> Iterator[str]:

@@ -391,6 +391,7 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
     assert served.value("pulsar_proxy_ended_connections_total", cause="shut_down") == 1
 
 
+@pytest.mark.conforms("kip-368.39")
 async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
