@@ -40,8 +40,8 @@ class StatementsInvalid(Exception):
 class Statement:
     """One statement of a specification.
 
-    ``says``: quoted, or said closely where ``is_paraphrase``. ``deviation``: what one is about, in some words. ``note``:
-    how the proxy does it; of a deviation what it does instead, and why. ``where``: `file`, or `file:symbol`.
+    ``says``: quoted, or said closely where ``is_paraphrase``. ``deviation``: its subject, in some words. ``note``: how
+    the proxy does it; of a deviation what it does instead, and why. ``where``: `file`, or `file:symbol`.
     """
 
     id: str
