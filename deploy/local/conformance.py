@@ -81,9 +81,10 @@ def load(root: Path) -> tuple[Specification, ...]:
 def _specification(file: Path, name: str) -> Specification:
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
     statements = tuple(_statement(file, entry) for entry in tables["statement"])
-    for number, statement in enumerate(statements, 1):
-        if statement.id != f"{name}.{number}":  # so that an id is never used twice, and a gap is seen
-            raise StatementsInvalid(f"{file}: {statement.id} stands where {name}.{number} should")
+    # In any order: one that is added gets the next number, wherever it stands, so that none changes its id.
+    wanted = [f"{name}.{number}" for number in range(1, len(statements) + 1)]
+    if sorted(statement.id for statement in statements) != sorted(wanted):
+        raise StatementsInvalid(f"{file}: its ids are not {wanted[0]} to {wanted[-1]}, each once")
     return Specification(name, tables["title"], tables["source"], statements)
 
 
@@ -232,12 +233,11 @@ def page(root: Path) -> str:
     lines = [_HEAD.format(example=specifications[-1].statements[0].id), *_summary(specifications)]
     for one in specifications:
         lines += ["", f"## {one.title}", "", f"[{one.name.upper()}]({one.source})"]
-        section = ""
-        for statement in one.statements:
-            if statement.section != section:
-                section = statement.section
-                lines += ["", f"### {section}"]
-            lines += ["", *_entry(statement, by_statement.get(statement.id, []))]
+        for section in dict.fromkeys(statement.section for statement in one.statements):
+            lines += ["", f"### {section}"]
+            for statement in one.statements:
+                if statement.section == section:
+                    lines += ["", *_entry(statement, by_statement.get(statement.id, []))]
     return "\n".join(lines) + "\n"
 
 

@@ -72,7 +72,7 @@ class Tree:
     def change(self, old: str, new: str) -> None:
         statement = STATEMENT.format(name="pip-1")
         assert old in statement
-        self.write("pip-1", statement.replace(old, new))
+        self.write("pip-1", statement.replace(old, new, 1))
 
     def test(self, ids: str) -> None:
         (self.root / "tests" / "test_it.py").write_text(TEST.format(ids=ids))
@@ -119,6 +119,17 @@ def test_a_marker_of_no_statement(tree: Tree) -> None:
     assert tree.problems() == ["tests/test_it.py: test_it shows pip-1.2, which no specification has"]
 
 
+def test_a_statement_that_is_added_gets_the_next_number_wherever_it_stands(tree: Tree) -> None:
+    first = STATEMENT.format(name="pip-1")
+    second = first.replace("pip-1.1", "pip-1.2")
+    third = first.replace("pip-1.1", "pip-1.3").replace("Design", "Motivation")
+    tree.write("pip-1", second + third + first)
+    assert tree.problems() == [f"pip-1.{number} holds, but no test shows it" for number in (2, 3)]
+    page = conformance.page(tree.root)
+    assert page.count("### Design") == len(conformance.SPECIFICATIONS)
+    assert page.index("**pip-1.2**") < page.index("**pip-1.1**") < page.index("### Motivation")
+
+
 @pytest.mark.parametrize("place", ["code.py", "code.py:LIMIT", "code.py:OTHER", "code.py:Thing.field", "page.md:word"])
 def test_a_place_that_is_there(tree: Tree, place: str) -> None:
     tree.change("code.py:Thing.works", place)
@@ -144,8 +155,9 @@ def test_a_place_that_is_not(tree: Tree, place: str) -> None:
         ('where = ["code.py:Thing.works"]', "", "pip-1.1 says not where"),
         ("It works.", " ", "pip-1.1 says nothing"),
         ('"Design"', '""', "not in which section"),
-        ("pip-1.1", "pip-1.2", "pip-1.2 stands where pip-1.1 should"),
-        ("pip-1.1", "pip-30.1", "pip-30.1 stands where pip-1.1 should"),
+        ("pip-1.1", "pip-1.2", "ids are not pip-1.1 to pip-1.1, each once"),
+        ("pip-1.1", "pip-30.1", "ids are not pip-1.1 to pip-1.1, each once"),
+        ("\n", "\n" + STATEMENT.format(name="pip-1"), "ids are not pip-1.1 to pip-1.2, each once"),
         ("where", "were", "pip-1.1 has were"),
     ],
 )
