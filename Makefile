@@ -32,7 +32,7 @@ images: ## build the container images; ARGS=--twice compares two builds of each
 e2e-kubernetes: ## try images and chart on a real node (root); ARGS="install rollout" for single steps
 	@$(LOCAL).e2e_kubernetes $(ARGS)
 
-generate: ## regenerate the protobuf modules and docs/configuration.md
+generate: ## regenerate the protobuf modules, docs/configuration.md, docs/conformance.md, the chart's schema
 	@$(LOCAL).generate
 
 clean: ## remove what was made in the tree (the Pulsar distribution stays in the cache)

@@ -1,4 +1,5 @@
-"""The generated files: the protobuf modules, the configuration reference, the Helm chart's schema and copies.
+"""The generated files: the protobuf modules, the configuration reference, the page on conformance, the Helm chart's
+schema and copies.
 
 A chart can hold only files of its own, so it has copies of deploy/prometheus and deploy/grafana.
 
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from local import chart_tools
+from local import chart_tools, conformance
 from local.environment import Environment, clean_environment
 
 _PROTOS = ("proto/pulsar.proto", "proto/rpc.proto", "analytics/remote_write/remote.proto")
@@ -32,6 +33,7 @@ def produce(environment: Environment, out: Path) -> list[Path]:
     text = subprocess.run(reference, check=True, cwd=root, env=clean_environment(), stdout=subprocess.PIPE)
     (out / _REFERENCE).parent.mkdir(parents=True, exist_ok=True)
     (out / _REFERENCE).write_bytes(text.stdout)
+    (out / conformance.PAGE).write_text(conformance.page(root), encoding="utf-8")
     _chart(environment, out)
     return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
 

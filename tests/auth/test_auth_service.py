@@ -236,6 +236,7 @@ def logs() -> Iterator[list[Any]]:
 # ---- one round
 
 
+@pytest.mark.conforms("pip-1.9", "pip-30.11")
 async def test_a_good_token(worker: Worker, logs: list[Any]) -> None:
     assert await worker.principal("token", token()) == of_alice("token")
     labels = {"provider_name": "TokenProvider", "auth_method": "token"}
@@ -308,6 +309,7 @@ async def test_a_token_has_no_second_round(worker: Worker) -> None:
     assert await worker.denial("token", token(), first=False) == "unknown_round"
 
 
+@pytest.mark.conforms("pip-30.53")
 async def test_without_any_provider_everybody_is_denied(nursery: trio.Nursery) -> None:
     worker = Worker(Config(), nursery)
     assert await worker.denial("token", token()) == "unknown_method"
@@ -327,6 +329,7 @@ async def test_what_is_served(worker: Worker) -> None:
 # ---- several rounds (PIP-30)
 
 
+@pytest.mark.conforms("pip-30.10", "pip-30.17", "pip-30.20", "pip-30.37", "pip-30.38")
 async def test_two_rounds(many_rounds: Worker, provider: RoundsProvider) -> None:
     assert await many_rounds.challenge(b"first") == b"challenge"
     assert many_rounds.service.status() == {"methods": ["rounds"], "authentications_under_way": 1}
@@ -340,12 +343,14 @@ async def test_two_rounds(many_rounds: Worker, provider: RoundsProvider) -> None
     assert many_rounds.count("pulsar_authentication_success_total", **labels) == 1
 
 
+@pytest.mark.conforms("pip-30.38")
 async def test_an_empty_challenge_is_a_challenge(many_rounds: Worker, provider: RoundsProvider) -> None:
     provider.next_state = lambda: Rounds([b""])
     assert await many_rounds.challenge(b"first") == b""
     await many_rounds.principal("rounds", b"last", first=False)
 
 
+@pytest.mark.conforms("pip-30.45")
 async def test_ten_rounds_and_not_one_more(many_rounds: Worker, provider: RoundsProvider) -> None:
     provider.next_state = lambda: Rounds([b"c"] * 9)
     assert await many_rounds.challenge(b"first") == b"c"
@@ -369,6 +374,7 @@ async def test_a_denial_ends_the_exchange(many_rounds: Worker, logs: list[Any]) 
     assert logs[0]["detail"] == "the mechanism says no"
 
 
+@pytest.mark.conforms("pip-30.51")
 async def test_a_defect_of_a_provider_lets_nobody_in(many_rounds: Worker, logs: list[Any]) -> None:
     """To the client a denial as any other; to the operator an error in the log."""
     await many_rounds.challenge(b"first")
@@ -384,6 +390,7 @@ async def test_what_a_defect_quotes_is_not_logged(many_rounds: Worker, logs: lis
     assert "s3cret" not in str(logs)
 
 
+@pytest.mark.conforms("pip-30.55")
 async def test_the_mechanisms_own_words_do_not_leave_the_worker(many_rounds: Worker) -> None:
     """Security: the log has them; the forwarder, and so the client, has a reason from a short list."""
     response = await many_rounds.ask("rounds", b"wrong")
@@ -391,12 +398,14 @@ async def test_the_mechanisms_own_words_do_not_leave_the_worker(many_rounds: Wor
     assert b"the mechanism says no" not in response.SerializeToString()
 
 
+@pytest.mark.conforms("pip-30.24")
 async def test_a_provider_that_neither_finishes_nor_asks(many_rounds: Worker, provider: RoundsProvider) -> None:
     provider.next_state = lambda: Rounds([None, b"never"])
     assert await many_rounds.denial("rounds", b"first") == "no_challenge"
     assert await many_rounds.denial("rounds", b"last", first=False) == "unknown_round"
 
 
+@pytest.mark.conforms("pip-30.49")
 @pytest.mark.parametrize("method", ["token", "", "Rounds"])
 async def test_another_method_in_a_later_round(many_rounds: Worker, method: str) -> None:
     await many_rounds.challenge(b"first")
@@ -416,6 +425,7 @@ async def test_nobody_answers_for_another(many_rounds: Worker, how: dict[str, An
     assert (await many_rounds.principal("rounds", b"last", first=False)).name == "alice"
 
 
+@pytest.mark.conforms("pip-30.50")
 async def test_a_round_answered_twice_at_the_same_time(many_rounds: Worker, provider: RoundsProvider) -> None:
     await many_rounds.challenge(b"first")
     outcomes: list[str | None] = []
@@ -431,6 +441,7 @@ async def test_a_round_answered_twice_at_the_same_time(many_rounds: Worker, prov
     assert provider.states[0].data == [b"first", b"last"]
 
 
+@pytest.mark.conforms("pip-30.46")
 async def test_a_client_that_takes_too_long(many_rounds: Worker, autojump_clock: trio.testing.MockClock) -> None:
     await many_rounds.challenge(b"first")
     await trio.sleep(9.9)
@@ -474,6 +485,7 @@ async def test_an_identity_that_has_ended_is_denied(
     assert (await many_rounds.ask("rounds", b"last")).authenticated.principal.name == "alice"
 
 
+@pytest.mark.conforms("pip-30.47")
 @pytest.mark.parametrize(
     "role",
     [
@@ -515,6 +527,7 @@ class LastWord(Rounds):
         return not self._challenges
 
 
+@pytest.mark.conforms("pip-30.8", "pip-30.24")
 async def test_the_servers_last_word_is_heard_before_anybody_is_let_in(
     many_rounds: Worker, provider: RoundsProvider
 ) -> None:
@@ -536,6 +549,7 @@ async def test_the_last_word_after_the_first_round(many_rounds: Worker, provider
     assert (await many_rounds.principal("rounds", b"", first=False)).name == "alice"
 
 
+@pytest.mark.conforms("pip-30.8")
 @pytest.mark.parametrize("data", [b"x", b"proof", b"\0", b"signature"])
 async def test_the_last_word_is_answered_with_nothing(
     many_rounds: Worker, provider: RoundsProvider, data: bytes
@@ -605,12 +619,14 @@ async def test_a_credential_that_ends_before_the_last_word_is_answered(
 # ---- what a client may bring
 
 
+@pytest.mark.conforms("pip-30.17")
 async def test_the_certificate_is_for_the_provider_to_judge(many_rounds: Worker, provider: RoundsProvider) -> None:
     provider.next_state = lambda: Rounds([])
     await many_rounds.principal("rounds", b"last", client_certificate=b"DER")
     assert provider.clients == [ClientContext(ADDRESS, b"DER")]
 
 
+@pytest.mark.conforms("pip-30.21", "pip-30.51")
 async def test_data_may_be_anything(many_rounds: Worker, provider: RoundsProvider) -> None:
     """Empty data, and rubbish, are the mechanism's to judge: in any round."""
     for first in (b"", b"\xff" * 1024, b"wrong"):
@@ -620,6 +636,7 @@ async def test_data_may_be_anything(many_rounds: Worker, provider: RoundsProvide
         assert await many_rounds.denial("rounds", b"wrong", first=False) in {"bad_password", "unknown_round"}
 
 
+@pytest.mark.conforms("pip-30.52")
 async def test_a_worker_that_was_restarted_knows_no_rounds(
     many_rounds: Worker, provider: RoundsProvider, nursery: trio.Nursery
 ) -> None:
@@ -630,6 +647,7 @@ async def test_a_worker_that_was_restarted_knows_no_rounds(
     assert len(provider.states) == 1
 
 
+@pytest.mark.conforms("pip-30.54")
 async def test_an_anonymous_client(nursery: trio.Nursery, secret_file: str) -> None:
     token_table = TokenAuthentication(secret_key=secret_file)
     for anonymous_role in ("", "guest"):
@@ -667,6 +685,7 @@ async def behind(secret_file: str, nursery: trio.Nursery) -> Worker:
 PROXY = {"original_principal": "alice", "through_proxy": True}
 
 
+@pytest.mark.conforms("pip-1.32")
 async def test_a_proxy_brings_its_client(behind: Worker) -> None:
     end = int(time.time()) + 100
     principal = await behind.principal("token", token(sub="proxy-a", exp=end), **PROXY)
@@ -886,6 +905,7 @@ async def test_credentials_that_cannot_be_had(exchange: Exchange, nursery: trio.
     )
 
 
+@pytest.mark.conforms("pip-30.18", "pip-30.26")
 @pytest.mark.usefixtures("exchange")
 async def test_the_rounds_of_one_broker_share_a_state_of_their_own(nursery: trio.Nursery) -> None:
     worker = Worker(Config(), nursery)

@@ -27,6 +27,7 @@ class Provider:
         return Identity("alice", 4711)
 
 
+@pytest.mark.conforms("pip-30.19", "pip-30.29", "pip-30.30", "pip-30.31", "pip-30.33")
 async def test_one_round_and_it_is_complete() -> None:
     provider = Provider()
     state = OneStageAuthState(provider, CLIENT)
@@ -52,6 +53,7 @@ async def test_a_second_round_is_denied_however_the_first_went(first: bytes) -> 
     assert len(provider.asked) == 1
 
 
+@pytest.mark.conforms("pip-30.29")
 async def test_a_denied_client_has_no_identity() -> None:
     state = OneStageAuthState(Provider(), CLIENT)
     with pytest.raises(AuthenticationDenied):
@@ -63,6 +65,7 @@ async def test_a_denied_client_has_no_identity() -> None:
         state.get_auth_role()
 
 
+@pytest.mark.conforms("pip-30.29")
 def test_before_its_round_it_has_no_identity_either() -> None:
     with pytest.raises(RuntimeError):
         OneStageAuthState(Provider(), CLIENT).get_identity()

@@ -109,6 +109,7 @@ async def test_a_hash_that_apache_has_written(make: Make) -> None:
     assert await provider.identify(b"alice:myPassword", CLIENT) == Identity("alice")
 
 
+@pytest.mark.conforms("pip-30.35")
 async def test_a_state_takes_one_round(make: Make) -> None:
     (provider,) = configured_providers(Authentication(basic=BasicAuthentication(file=str(_written(make)))))
     assert provider.method == "basic"
@@ -169,6 +170,7 @@ async def test_an_unknown_users_name_is_not_told_to_the_log(make: Make) -> None:
     assert "hunter2" not in str(await denial(make(), login("hunter2")))
 
 
+@pytest.mark.conforms("pip-30.47")
 async def test_sizes_are_judged_before_any_hash_is_made(make: Make, checks: Checks) -> None:
     provider = make()
     await denial(provider, login("alice", "x" * (DATA_BYTES_MAX - 5)))
@@ -213,6 +215,7 @@ async def test_72_bytes_may_end_within_a_character(make: Make) -> None:
 # ---- nobody learns who exists
 
 
+@pytest.mark.conforms("pip-30.57")
 async def test_an_unknown_user_costs_what_a_wrong_password_costs(make: Make, checks: Checks) -> None:
     """The scheme and the cost that most users have; the file's order does not count."""
     provider = make(

@@ -86,6 +86,7 @@ def test_who_makes_the_other_credentials(maker: str, method: Any, monkeypatch: p
     assert broker_authentication(config) == ("made of", config)
 
 
+@pytest.mark.conforms("pip-30.19", "pip-30.22")
 async def test_the_secret_for_connect_and_for_every_challenge(file: Path) -> None:
     credentials = SecretCredentials("token", str(file))
     state = credentials.get_auth_data("broker-1")

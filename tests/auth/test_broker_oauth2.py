@@ -93,6 +93,7 @@ def test_what_the_configuration_asks_for(file: Path) -> None:
     assert isinstance(made, OAuth2Credentials)
 
 
+@pytest.mark.conforms("pip-30.28")
 async def test_every_broker_and_every_challenge_gets_it(credentials: OAuth2Credentials, issuer: FakeIssuer) -> None:
     for host in ("broker-1", "broker-2"):
         state = credentials.get_auth_data(host)

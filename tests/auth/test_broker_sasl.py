@@ -77,6 +77,7 @@ async def test_a_broker_may_offer_layers_besides_none(state: Any) -> None:
     assert await state.authenticate(b"server:\x07\x00\x10\x00") == CHOICE
 
 
+@pytest.mark.conforms("pip-30.27")
 async def test_what_is_asked_of_the_library(kerberos: FakeKerberos, keytab: Path) -> None:
     made = credentials(keytab, broker_service="pulsar")
     for host in ("one", "two"):
@@ -98,6 +99,7 @@ async def test_after_a_reload_the_tickets_are_new_ones(kerberos: FakeKerberos, k
     assert len({one.store["ccache"] for one in kerberos.credentials if one.usage == "initiate"}) == 2
 
 
+@pytest.mark.conforms("pip-30.22")
 async def test_a_refresh_begins_anew(kerberos: FakeKerberos, state: Any) -> None:
     await state.authenticate(None)
     await state.authenticate(OFFER)
@@ -139,6 +141,7 @@ async def test_a_refresh_in_the_middle_is_no_offer(state: Any) -> None:
     assert "has not proved its key" in await unavailable(state, b"PulsarAuthRefresh")
 
 
+@pytest.mark.conforms("pip-30.1", "pip-30.14")
 @pytest.mark.parametrize("offer", [b"", b"garbage", CHOICE, b"client:\x01\x00\x00\x00"])
 async def test_an_offer_that_the_broker_has_not_signed(state: Any, offer: bytes) -> None:
     await state.authenticate(None)

@@ -35,6 +35,7 @@ def test_a_client_that_names_nobody(blank: str) -> None:
     assert principal_behind("alice", "token", Claim(original_principal=blank), PROXIES) == Behind("alice")
 
 
+@pytest.mark.conforms("pip-1.31")
 @pytest.mark.parametrize("proxies", [PROXIES, NO_PROXIES], ids=["some", "none"])
 @pytest.mark.parametrize("original", ["bob", "alice", "proxy-a", "admin", " bob"])
 def test_a_client_names_no_original_principal(original: str, proxies: ProxyRoles) -> None:

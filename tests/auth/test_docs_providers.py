@@ -65,6 +65,7 @@ def documented(registry: Registry) -> ProviderRegistry:
     return registry(OPTIONS, {"voucher": page["VoucherProvider"], "riddle": page["RiddleProvider"]})
 
 
+@pytest.mark.conforms("pip-30.34", "pip-30.42", "pip-30.43")
 async def test_the_provider_of_one_round(documented: ProviderRegistry) -> None:
     assert documented.methods == ("riddle", "voucher")
     state = documented.new_auth_state("voucher", CLIENT)
@@ -77,12 +78,14 @@ async def test_the_provider_of_one_round(documented: ProviderRegistry) -> None:
     assert not other.is_complete()
 
 
+@pytest.mark.conforms("pip-30.42", "pip-30.43")
 def test_the_provider_of_one_round_is_three_methods_long() -> None:
     provider = shown()["VoucherProvider"]
     assert {name for name in vars(provider) if not name.startswith("_")} == {"method", "identify"}
     assert "__init__" in vars(provider)
 
 
+@pytest.mark.conforms("pip-30.20", "pip-30.30", "pip-30.31", "pip-30.33")
 async def test_the_provider_of_several_rounds(documented: ProviderRegistry) -> None:
     state = documented.new_auth_state("riddle", CLIENT)
     nonce = await state.authenticate(b"bob")
@@ -129,12 +132,14 @@ class Shouting(AuthenticationProvider):
         return Identity(f"{client.address} {client.certificate.decode()}")
 
 
+@pytest.mark.conforms("pip-30.41")
 async def test_the_data_source_is_the_providers(registry: Registry) -> None:
     state = registry({"shouting": {}}, {"shouting": Shouting}).new_auth_state("shouting", CLIENT)
     await state.authenticate(b"")
     assert state.get_auth_role() == "A HOST certificate"
 
 
+@pytest.mark.conforms("pip-30.41")
 async def test_the_data_source_is_the_providers_also_where_two_share_a_method(registry: Registry) -> None:
     shared = registry({"one": {}, "two": {}}, {"one": Shouting, "two": Shouting}).new_auth_state("shouting", CLIENT)
     await shared.authenticate(b"")
@@ -181,6 +186,7 @@ class Mute(AuthenticationProvider):
         del options
 
 
+@pytest.mark.conforms("pip-30.23")
 async def test_a_provider_that_can_judge_nothing_lets_nobody_in(registry: Registry) -> None:
     state = registry({"mute": {}}, {"mute": Mute}).new_auth_state("mute", CLIENT)
     with pytest.raises(NotImplementedError, match="Mute has neither"):
@@ -188,6 +194,7 @@ async def test_a_provider_that_can_judge_nothing_lets_nobody_in(registry: Regist
     assert not state.is_complete()
 
 
+@pytest.mark.conforms("pip-30.23")
 def test_a_state_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
         AuthenticationState()  # type: ignore[abstract]

@@ -89,6 +89,7 @@ async def test_a_token_of_the_issuer(provider: OidcProvider, issuer: FakeIssuer)
     assert issuer.asked == ["/.well-known/openid-configuration", "/keys"]
 
 
+@pytest.mark.conforms("pip-30.35")
 async def test_a_state_for_a_client(provider: OidcProvider) -> None:
     assert provider.method == "token"
     state = provider.new_auth_state(CLIENT)

@@ -42,6 +42,7 @@ def test_the_token_provider(secret_file: str) -> None:
     assert registry_with_token(secret_file).methods == ("token",)
 
 
+@pytest.mark.conforms("pip-30.36")
 def test_every_client_gets_a_state_of_its_own(secret_file: str) -> None:
     registry = registry_with_token(secret_file)
     first, second = registry.new_auth_state("token", CLIENT), registry.new_auth_state("token", CLIENT)
@@ -49,6 +50,7 @@ def test_every_client_gets_a_state_of_its_own(secret_file: str) -> None:
     assert first is not second
 
 
+@pytest.mark.conforms("pip-30.53")
 @pytest.mark.parametrize("method", ["", "none", "Token", "TOKEN", "token ", "token\0", "sasl", "basic", "tls"])
 def test_an_unknown_method_is_denied(method: str, secret_file: str) -> None:
     with pytest.raises(AuthenticationDenied) as denied:
@@ -124,6 +126,7 @@ def judged_by(*providers: Provider, **settings: Any) -> ProviderRegistry:
     return ProviderRegistry(Authentication(enabled=True, **settings), lambda _config: providers)
 
 
+@pytest.mark.conforms("pip-30.54")
 @pytest.mark.parametrize("method", ["", "none"])
 async def test_an_anonymous_role_only_where_it_is_configured(method: str) -> None:
     with pytest.raises(AuthenticationDenied) as denied:

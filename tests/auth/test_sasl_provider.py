@@ -87,6 +87,7 @@ async def reason(state: AuthState, data: bytes) -> str:
 # ---- the good way
 
 
+@pytest.mark.conforms("pip-30.39")
 async def test_ticket_offer_choice(state: AuthState) -> None:
     assert await state.authenticate(TICKET) == OFFER
     assert not state.is_complete()
@@ -101,6 +102,7 @@ async def test_an_authorization_identity_may_be_missing(state: AuthState) -> Non
     assert state.get_identity().role == ALICE
 
 
+@pytest.mark.conforms("pip-30.1")
 async def test_mutual_authentication_costs_a_round_more(kerberos: FakeKerberos, state: AuthState) -> None:
     kerberos.proof = b"AP-REP"
     assert await state.authenticate(TICKET) == b"AP-REP"
@@ -296,6 +298,7 @@ class Slow:
         self._end.set()
 
 
+@pytest.mark.conforms("pip-30.32")
 async def test_a_slow_exchange_delays_no_other(kerberos: FakeKerberos, config: SaslAuthentication) -> None:
     made = provider(config)
     slow, other = (made.new_auth_state(ClientContext(name)) for name in "ab")

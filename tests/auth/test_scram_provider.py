@@ -98,6 +98,7 @@ async def denial_at_the_end(provider: ScramProvider, client: Any) -> Authenticat
 # ---- who is taken in
 
 
+@pytest.mark.conforms("pip-30.1")
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 async def test_an_exchange(make: Make, mechanism: str) -> None:
     state = await exchange(make(mechanism=mechanism), client(mechanism=mechanism))
@@ -301,6 +302,7 @@ async def test_a_final_message_that_is_none(make: Make, message: str | bytes, re
     assert (await denial(state, peer.final(PASSWORD))).reason == "unexpected_round"
 
 
+@pytest.mark.conforms("pip-30.47")
 async def test_a_final_message_that_is_too_long(make: Make) -> None:
     peer, state = await begun(make())
     assert (await denial(state, peer.final(PASSWORD, more=",x=" + "y" * DATA_BYTES_MAX))).reason == "malformed"
@@ -361,6 +363,7 @@ async def shape(provider: ScramProvider, user: str) -> tuple[bytes, int]:
     return peer.salt, peer.iterations
 
 
+@pytest.mark.conforms("pip-30.57")
 async def test_an_unknown_user_is_denied_where_a_wrong_password_is(make: Make) -> None:
     provider = make()
     assert (await denial_at_the_end(provider, client("nobody"))).reason == "unknown_user"
@@ -427,6 +430,7 @@ def test_nobodys_key_is_a_secret_of_full_length(make: Make) -> None:
         assert one != two
 
 
+@pytest.mark.conforms("pip-30.57")
 def test_the_same_steps_for_all(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one thing that costs: the mock salt's HMAC is made for those who exist, too."""
     users, made = make()._users.value[SHA_256], []

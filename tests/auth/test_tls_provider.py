@@ -50,6 +50,7 @@ async def denial(der: bytes, data: bytes = b"") -> AuthenticationDenied:
     return caught.value
 
 
+@pytest.mark.conforms("pip-1.22")
 async def test_the_common_name_is_the_role() -> None:
     der = certificate(
         (NameOID.COUNTRY_NAME, "DE"), (NameOID.ORGANIZATION_NAME, "CN=admin"), (NameOID.COMMON_NAME, "alice")
@@ -87,6 +88,7 @@ async def test_what_is_no_certificate(garbage: bytes) -> None:
     assert (await denial(garbage)).reason == "malformed"
 
 
+@pytest.mark.conforms("kip-368.14")
 async def test_an_identity_ends_with_its_certificate() -> None:
     """That it has not ended yet is judged for all methods in one place (auth.service)."""
     past = dt.datetime(2021, 1, 1, tzinfo=dt.UTC)
@@ -94,6 +96,7 @@ async def test_an_identity_ends_with_its_certificate() -> None:
     assert found.expires_at_unix_ms == int(past.timestamp()) * 1000
 
 
+@pytest.mark.conforms("pip-30.35")
 async def test_there_is_one_round() -> None:
     state = TlsProvider().new_auth_state(ClientContext("192.0.2.1:4000", certificate((NameOID.COMMON_NAME, "alice"))))
     await state.authenticate(b"")

@@ -116,6 +116,7 @@ async def test_every_byte_of_a_secret_file_counts(key_file: KeyFile) -> None:
     assert await denial(provider, token(SECRET)) == "bad_signature"
 
 
+@pytest.mark.conforms("pip-30.35")
 async def test_a_state_for_a_client(provider: TokenProvider) -> None:
     assert provider.method == "token"
     state = provider.new_auth_state(CLIENT)
@@ -430,6 +431,7 @@ async def test_the_largest_token(provider: TokenProvider) -> None:
     assert await denial(provider, huge) == "malformed"
 
 
+@pytest.mark.conforms("pip-30.47")
 async def test_a_huge_token_is_not_looked_at(provider: TokenProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError

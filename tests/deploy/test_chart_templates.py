@@ -254,6 +254,14 @@ def test_the_admin_port_is_in_no_service_to_the_outside(kind: str) -> None:
     assert (admin["type"], admin["clusterIP"]) == ("ClusterIP", "None")
 
 
+@pytest.mark.conforms("pip-1.3")
+@pytest.mark.parametrize("kind", ["ClusterIP", "NodePort", "LoadBalancer"])
+def test_the_service_is_of_the_kind_that_is_asked_for(kind: str) -> None:
+    service = render(service={"type": kind}).get("Service")["spec"]
+    assert service["type"] == kind
+    assert service["selector"] == render().get("Deployment")["spec"]["selector"]["matchLabels"]
+
+
 def test_ports_of_service_and_pod_lead_to_listeners() -> None:
     manifests = render(
         tls={**TLS, "keepPlain": True},

@@ -264,6 +264,7 @@ def test_every_recorded_rule_is_in_the_docs() -> None:
     assert {name for name in RECORDED if f"`{name}`" not in DOCS} == set()
 
 
+@pytest.mark.conforms("kip-368.26")
 @pytest.mark.parametrize("text", [ALERTS, RECORDING], ids=["alerts", "recording"])
 def test_every_metric_and_label_of_the_rules_exists(text: str) -> None:
     expressions = re.findall(r"expr: (?:\|\n((?: {10}.*\n)+)|(.+))", text)
@@ -273,6 +274,7 @@ def test_every_metric_and_label_of_the_rules_exists(text: str) -> None:
         assert not unknown_labels(expression)
 
 
+@pytest.mark.conforms("kip-368.29")
 def test_recorded_rates_and_quantiles(tmp_path: Path) -> None:
     labels = f'{C},role="forwarder",direction="to_broker"'
     series = (

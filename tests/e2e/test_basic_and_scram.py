@@ -247,6 +247,7 @@ def test_a_final_message_that_is_refused(wire: WireClient, proxy: ProxyCluster, 
     refused(wire, proxy, reason)
 
 
+@pytest.mark.conforms("pip-30.49")
 @pytest.mark.parametrize("method", ["token", "basic", MECHANISMS[1], "none"])
 def test_another_method_in_the_response(wire: WireClient, proxy: ProxyCluster, method: str) -> None:
     dialogue = ScramDialogue(wire, "alice", PASSWORD)
@@ -254,6 +255,7 @@ def test_another_method_in_the_response(wire: WireClient, proxy: ProxyCluster, m
     refused(wire, proxy, "method_changed")
 
 
+@pytest.mark.conforms("pip-30.50")
 def test_a_round_answered_twice_at_once(wire: WireClient) -> None:
     """Whichever of the two the proxy has got to, nobody is let in."""
     dialogue = ScramDialogue(wire, "alice", PASSWORD)
@@ -275,6 +277,7 @@ def test_the_last_word_is_answered_with_nothing(wire: WireClient, proxy: ProxyCl
     refused(wire, proxy, "unexpected_round")
 
 
+@pytest.mark.conforms("pip-30.8")
 def test_nobody_is_in_before_the_last_answer(wire: WireClient) -> None:
     dialogue = ScramDialogue(wire, "alice", PASSWORD)
     dialogue.respond(dialogue.begin())
@@ -295,6 +298,7 @@ def test_an_overheard_proof_is_of_no_use(wire: WireClient, proxy: ProxyCluster) 
         refused(thief, proxy, "malformed")
 
 
+@pytest.mark.conforms("pip-30.48")
 @pytest.mark.parametrize("data", [b"", b"n,,n=bob,r=abc"])
 def test_an_auth_frame_after_completion(wire: WireClient, data: bytes) -> None:
     dialogue = ScramDialogue(wire, "alice", PASSWORD)

@@ -16,11 +16,13 @@ def assert_complete(result: dict[str, object], sent: int) -> None:
     assert {key: result[key] for key in expected} == expected
 
 
+@pytest.mark.conforms("pip-1.4")
 def test_produces_and_consumes_10000_messages_in_order(client: Program, url: str, topic: str) -> None:
     result = client.succeed("produce_consume", url, topic, count=10_000)
     assert_complete(result, 10_000)
 
 
+@pytest.mark.conforms("pip-1.18")
 def test_partitioned_topic_uses_every_partition(client: Program, broker: Standalone, url: str, topic: str) -> None:
     """The number of partitions comes through the proxy, and each partition is looked up by itself."""
     broker.admin().create_partitioned_topic(topic, 4)

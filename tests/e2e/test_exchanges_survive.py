@@ -154,6 +154,7 @@ def who_it_is(client: WireClient) -> int:
 # ---- one exchange
 
 
+@pytest.mark.conforms("pip-30.52")
 @pytest.mark.parametrize("last_word", [False, True], ids=["before the proof", "before the last answer"])
 def test_workers_killed_in_the_middle(proxy: ProxyCluster, last_word: bool) -> None:
     """The exchange is lost: an error in time, never a success, and never begun anew. The next one is served."""

@@ -102,6 +102,7 @@ DENIED = {
 }
 
 
+@pytest.mark.conforms("pip-1.8")
 @pytest.mark.parametrize("what", DENIED)
 def test_a_target_that_is_not_allowed_is_denied(edge_proxy: ProxyCluster, broker: Standalone, what: str) -> None:
     """The client learns nothing of why; the log does. The Java proxy answers one of these AuthenticationError."""
@@ -190,6 +191,7 @@ def test_a_broker_that_comes_back_is_used_at_once(broker: Standalone) -> None:
         cluster.wait_for_readiness(ready=False)
 
 
+@pytest.mark.conforms("pip-1.5", "pip-1.19", "pip-1.20")
 def test_redirects_are_followed_inside_and_only_the_last_answer_goes_out(broker: Standalone) -> None:
     port = free_port()
     redirect = {
@@ -282,6 +284,7 @@ def comparable(answer: Any) -> Any:
     return result
 
 
+@pytest.mark.conforms("pip-1.13")
 def test_connected_is_the_brokers_own(edge_proxy: ProxyCluster, broker: Standalone) -> None:
     """In a relay byte for byte; in lookup mode with its limits and flags, less topic watchers."""
     with WireClient(edge_proxy.port) as lookup, WireClient(edge_proxy.port) as relay:

@@ -104,6 +104,7 @@ def client(kerberos_proxy: ProxyCluster) -> Iterator[WireClient]:
 # ---- the real client
 
 
+@pytest.mark.conforms("pip-30.1")
 def test_java_produces_and_consumes_through_both_legs(
     kerberos_client: Program, kerberos_proxy: ProxyCluster, kerberos_broker: Standalone
 ) -> None:
@@ -125,6 +126,7 @@ def test_java_is_told_at_once_that_its_principal_is_not_allowed(
 # ---- rounds
 
 
+@pytest.mark.conforms("pip-30.1")
 @pytest.mark.parametrize("mutual", [False, True], ids=["plain", "mutual"])
 def test_rounds_of_a_python_initiator(realm: Realm, client: WireClient, *, mutual: bool) -> None:
     """The server's proof, where it is asked for, costs a round more; then lookups are served."""

@@ -182,6 +182,7 @@ def crowd_ended(crowd: Crowd) -> int:
     return sum(not is_open(ends.client) for ends in crowd.relays)
 
 
+@pytest.mark.conforms("pip-1.1")
 def test_producers_move_to_another_proxy_without_a_loss(broker: Standalone, python_client: Program, topic: str) -> None:
     """Two proxies; the one that a Python client is connected to leaves while it produces and consumes."""
     tables: Tables = {

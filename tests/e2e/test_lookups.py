@@ -138,6 +138,7 @@ async def ask_all(port: int, principals: Sequence[Principal]) -> list[tuple[Prin
         return asked
 
 
+@pytest.mark.conforms("kip-590.6")
 def test_a_hundred_principals_see_what_the_broker_lets_each_of_them(
     secured_broker: Standalone, secured: ProxyCluster, principals: list[Principal]
 ) -> None:
@@ -167,6 +168,7 @@ def connections_at(broker: Standalone) -> float:
     return sum(float(line.split()[-1]) for line in lines)
 
 
+@pytest.mark.conforms("pip-1.39")
 def test_clients_of_one_principal_share_a_connection_to_the_broker(
     secured_broker: Standalone, secured: ProxyCluster, principals: list[Principal]
 ) -> None:
@@ -303,6 +305,7 @@ def spare_lookup_workers(cluster: ProxyCluster) -> list[int]:
     return pids if len(pids) > 1 else []
 
 
+@pytest.mark.conforms("kip-590.28")
 def test_lookup_workers_killed_fifty_times_under_load(secured_broker: Standalone) -> None:
     """No client sees its connection end; each lookup has one answer in time, or an error upon which it is asked again.
 

@@ -66,6 +66,7 @@ def test_what_is_no_frame_ends_the_connection_at_once(edge_proxy: ProxyCluster, 
         witness.counted(ENDED, cause=cause)
 
 
+@pytest.mark.conforms("kip-368.54")
 @pytest.mark.parametrize("when", ["before CONNECT", "in lookup mode"])
 def test_an_oversized_frame_is_refused_by_its_header_alone(edge_proxy: ProxyCluster, when: str) -> None:
     """Nothing of the announced 2^31-1 bytes is waited for, also after a good beginning."""
@@ -80,6 +81,7 @@ def test_an_oversized_frame_is_refused_by_its_header_alone(edge_proxy: ProxyClus
         witness.counted(ENDED, cause="frame_too_large")
 
 
+@pytest.mark.conforms("kip-368.53")
 @pytest.mark.parametrize("when", ["at once", "in lookup mode"])
 def test_1024_random_bytes_harm_nobody(edge_proxy: ProxyCluster, when: str) -> None:
     """Twenty times, from a fixed seed; every connection ends within the handshake's time limit."""
@@ -182,6 +184,7 @@ def test_what_the_broker_is_told_is_the_clients_less_its_claims(edge_proxy: Prox
     assert connect.proxy_version
 
 
+@pytest.mark.conforms("pip-1.17")
 def test_half_close_still_delivers_what_the_broker_says(edge_proxy: ProxyCluster, fake_port: int) -> None:
     """The client ends its direction; the end reaches the broker, and 1 MiB that the broker then sends arrives."""
     with FakeBroker(answers_after_half_close, fake_port), WireClient(edge_proxy.port) as client:

@@ -58,6 +58,7 @@ def a(secured_broker: Standalone, b: ProxyCluster, tmp_path_factory: pytest.Temp
         yield cluster
 
 
+@pytest.mark.conforms("pip-1.2")
 @pytest.mark.parametrize("name", ["python", "java"])
 def test_a_granted_user_works_through_two_clusters(
     name: str, request: pytest.FixtureRequest, secured_broker: Standalone, a: ProxyCluster, b: ProxyCluster
@@ -111,6 +112,7 @@ class ProxyA(WireClient):
         return self.connect(token=token, proxy_version="a", original_principal=original, **fields)
 
 
+@pytest.mark.conforms("pip-1.32")
 def test_the_principal_is_kept_in_relays(secured_broker: Standalone, b: ProxyCluster) -> None:
     with ProxyA(b.port) as proxy:
         assert proxy.come(secured_broker, "alice", relay=False).type == BaseCommand.CONNECTED
@@ -173,6 +175,7 @@ def denied(port: int, **fields: Any) -> tuple[int, str]:
     return error.error, error.message
 
 
+@pytest.mark.conforms("pip-1.31")
 @pytest.mark.parametrize("relay", [False, True], ids=["lookup", "relay"])
 @pytest.mark.parametrize(
     ("role", "claim"),

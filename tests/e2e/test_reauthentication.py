@@ -111,6 +111,7 @@ def stage(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
         yield on
 
 
+@pytest.mark.conforms("kip-368.12", "kip-368.13")
 def test_everybody_is_challenged_and_nobody_before_85_percent(stage: Stage) -> None:
     """The tokens never end; the listener's maximum does. (How challenges spread is for tests without a real clock.)"""
     with ExitStack() as stack, stage.counting():
@@ -119,6 +120,7 @@ def test_everybody_is_challenged_and_nobody_before_85_percent(stage: Stage) -> N
     assert min(after_s) >= 0.85 * LIFETIME_S
 
 
+@pytest.mark.conforms("kip-368.18", "kip-368.25")
 def test_two_renewals_in_one_connection(stage: Stage) -> None:
     with ExitStack() as stack, stage.counting(success=6):
         clients = [client.begin() for client in stage.all_kinds(stack)]
@@ -131,6 +133,7 @@ def test_two_renewals_in_one_connection(stage: Stage) -> None:
         assert all(time.monotonic() - client.connected_at > LIFETIME_S for client in clients)
 
 
+@pytest.mark.conforms("kip-368.50")
 def test_lookups_in_flight_are_answered_in_order(stage: Stage) -> None:
     """Some before the answer, some behind it; all are sent at once."""
     with stage.lookup() as client, stage.counting(success=1):
@@ -143,6 +146,7 @@ def test_lookups_in_flight_are_answered_in_order(stage: Stage) -> None:
         assert [(answer.request_id, answer.error) for answer in answers] == [(number, 0) for number in range(200)]
 
 
+@pytest.mark.conforms("kip-368.20", "kip-368.21")
 def test_an_idle_session_is_left_alone_and_ends_when_it_is_used(stage: Stage) -> None:
     """It does not answer its challenge. Long after its end it has its PONGs; the first use is its last, and harms
     nobody else.
@@ -163,6 +167,7 @@ def test_an_idle_session_is_left_alone_and_ends_when_it_is_used(stage: Stage) ->
             client.assert_ends_with(EXPIRED)
 
 
+@pytest.mark.conforms("kip-368.27", "kip-368.51")
 def test_who_cannot_be_asked_is_counted_and_ends_when_used_past_the_end(stage: Stage) -> None:
     with ExitStack() as stack, stage.counting(no_reauth=3, killed=3):
         clients = [client.begin(feature_flags={"supports_auth_refresh": False}) for client in stage.all_kinds(stack)]
@@ -205,6 +210,7 @@ def wrong_answer(broker: Standalone, what: str) -> tuple[str, str]:
     return others[what] if what in others else (bad_tokens(broker)[what], "token")
 
 
+@pytest.mark.conforms("kip-368.15", "kip-368.47", "kip-368.48")
 @pytest.mark.parametrize("asked", [True, False], ids=["asked", "unasked"])
 def test_a_wrong_answer_ends_the_session(stage: Stage, *, asked: bool) -> None:
     """At once and for good. The log says why, the client does not read it, and the credentials are nowhere."""
@@ -229,6 +235,7 @@ def test_a_wrong_answer_ends_the_session(stage: Stage, *, asked: bool) -> None:
     assert [token for token in said if token.split(".")[2] in stage.logs] == []
 
 
+@pytest.mark.conforms("kip-368.9", "kip-368.49")
 def test_a_client_may_come_unasked_once_a_second(stage: Stage) -> None:
     alice = stage.broker.token("alice")
     unasked = {"supports_auth_refresh": False}
@@ -341,6 +348,7 @@ def library_of(concert: Concert, name: str) -> None:
         pytest.skip(f"no program for {name}")
 
 
+@pytest.mark.conforms("kip-368.34")
 @pytest.mark.parametrize("name", WITHOUT_RECONNECT)
 def test_clients_are_renewed_without_a_reconnect(concert: Concert, name: str) -> None:
     """Five times and more on each connection; nothing lost, doubled, disordered or changed. (What the Python consumer
@@ -356,12 +364,14 @@ def test_clients_are_renewed_without_a_reconnect(concert: Concert, name: str) ->
     assert result["minted"] >= CONNECTIONS_EACH * (1 + RENEWALS)
 
 
+@pytest.mark.conforms("kip-368.31", "kip-368.34", "kip-368.38")
 def test_the_proxy_has_counted_the_renewals_and_lost_no_connection(concert: Concert) -> None:
     clients = len(concert.outcomes) - len(RECONNECTING)
     assert concert.staying[SUCCESS] >= clients * CONNECTIONS_EACH * RENEWALS
     assert [concert.staying.get(name, 0) for name in (FAILURE, KILLED, NO_REAUTH, NEW)] == [0, 0, 0, 0]
 
 
+@pytest.mark.conforms("kip-368.28", "kip-368.31")
 def test_a_python_producer_of_large_messages_comes_back_with_a_fresh_token(concert: Concert) -> None:
     """It writes its answers into the middle of messages, so it is not asked: its relay ends when it is used past its
     end. The other Python client has got all it sent, and whole.
@@ -376,6 +386,7 @@ def test_a_python_producer_of_large_messages_comes_back_with_a_fresh_token(conce
     assert concert.leaving[SUCCESS] > 0  # in lookup mode there is nothing that it could harm
 
 
+@pytest.mark.conforms("kip-368.52")
 def test_no_token_is_in_a_log(concert: Concert) -> None:
     """All of them begin with the header, and that is nowhere."""
     assert "eyJ" not in concert.logs

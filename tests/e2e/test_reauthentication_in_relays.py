@@ -276,6 +276,7 @@ def forwarded(asking_broker: Future[Standalone]) -> Iterator[Forwarded]:
         yield Forwarded(cluster, broker)
 
 
+@pytest.mark.conforms("kip-368.24")
 def test_the_broker_asks_through_the_relay(forwarded: Forwarded) -> None:
     """And the proxy does not, although its own maximum is shorter; in lookup mode it does."""
     works = [good_answers, another_users_answer, no_answer, asked_in_lookup_mode]

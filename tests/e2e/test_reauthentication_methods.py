@@ -148,6 +148,7 @@ def house(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) 
         assert "Traceback" not in log
 
 
+@pytest.mark.conforms("kip-368.2")
 def test_each_is_asked_by_what_is_nearest_to_it(house: House) -> None:
     """The listener's maximum, else the method's, else the one for all; where that is 0 nobody is asked, ever."""
     strict, lax = house.strict, house.lax
@@ -178,6 +179,7 @@ def test_each_is_asked_by_what_is_nearest_to_it(house: House) -> None:
 # ---- renewals of several rounds
 
 
+@pytest.mark.conforms("kip-368.46")
 def test_renewals_of_several_rounds(house: House) -> None:
     """Each client runs its mechanism's rounds twice more, on the same connection, amid its requests and messages."""
     with ExitStack() as stack, counting(house.doors, success=8):

@@ -37,6 +37,7 @@ def test_a_granted_user_works(client: Program, secured_broker: Standalone, secur
 REFUSALS = {"python": "AuthorizationError", "java": "not authorized", "go": "AuthorizationError"}
 
 
+@pytest.mark.conforms("pip-1.32")
 def test_another_user_is_refused_with_the_brokers_reason(
     client: Program, secured_broker: Standalone, secured_proxy: ProxyCluster
 ) -> None:
@@ -61,6 +62,7 @@ def test_refusals_are_the_brokers_own_words(secured_broker: Standalone, secured_
 BAD_TOKENS = ["signed with another key", "expired", "not a token", "empty"]
 
 
+@pytest.mark.conforms("pip-30.44")
 @pytest.mark.parametrize("target", [False, True], ids=["lookup", "relay"])
 @pytest.mark.parametrize("what", BAD_TOKENS)
 def test_a_bad_token_is_refused(
@@ -80,6 +82,7 @@ def test_a_bad_token_is_refused(
         assert token.split(".")[2] not in secured_proxy.log_text()
 
 
+@pytest.mark.conforms("pip-30.53")
 @pytest.mark.parametrize("method", ["", "none", "basic", "no-such-method"])
 def test_no_credentials_and_unknown_methods_are_refused(
     secured_broker: Standalone, secured_proxy: ProxyCluster, method: str
@@ -223,6 +226,7 @@ def test_tokens_by_public_key(secured_broker: Standalone, tmp_path: Path) -> Non
             assert_refused(client, token=make_token((tmp_path / "public.key").read_bytes(), "admin"))
 
 
+@pytest.mark.conforms("pip-1.27")
 def test_a_proxy_without_good_credentials_says_so(secured_broker: Standalone, tmp_path: Path) -> None:
     """The client did nothing wrong: it must not read that *it* failed to authenticate. The log names the cause."""
     (tmp_path / "bad.jwt").write_text(bad_tokens(secured_broker)["signed with another key"])

@@ -175,6 +175,7 @@ def lookup_answer(client: WireClient, topic: str) -> Any:
 # ---- real clients
 
 
+@pytest.mark.conforms("pip-1.21", "pip-1.24", "pip-1.25", "pip-1.26")
 @pytest.mark.parametrize("to_broker", [False, True], ids=["plain broker", "TLS broker"])
 @pytest.mark.parametrize("to_client", [False, True], ids=["plain client", "TLS client"])
 def test_real_clients(
@@ -204,6 +205,7 @@ def test_real_clients(
             assert (result["received"], result["in_order"]) == (10, True)
 
 
+@pytest.mark.conforms("pip-1.22")
 def test_a_certificate_is_an_identity(
     python_client: Program, java_client: Program, cluster: TlsCluster, authority: Authority, granted: str
 ) -> None:
@@ -228,6 +230,7 @@ def test_a_certificate_is_an_identity(
 # ---- certificates of clients
 
 
+@pytest.mark.conforms("pip-1.28")
 def test_the_role_behind_the_proxy_is_the_clients(
     cluster: TlsCluster, authority: Authority, broker_tls_port: int, granted: str
 ) -> None:
@@ -290,6 +293,7 @@ def test_an_unwanted_certificate(cluster: TlsCluster, authority: Authority, stra
     witness.counted(ENDED, cause="tls_failed")
 
 
+@pytest.mark.conforms("pip-1.23")
 def test_a_plain_client_at_the_port_for_tls(cluster: TlsCluster) -> None:
     witness = Witness(cluster)
     with WireClient(cluster.tls_port) as client:

@@ -70,6 +70,7 @@ def topics_in(namespace: str) -> list[str]:
     return [f"persistent://{namespace}/topic-{number}" for number in range(32)]
 
 
+@pytest.mark.conforms("pip-1.7", "pip-1.19", "pip-1.20")
 def test_redirects_between_brokers_are_followed_inside(pair: TwoBrokers, cluster: ProxyCluster) -> None:
     """A broker that is not the leader redirects to it for a topic without an owner, and the leader to whom it chose.
     A client learns the owner; never of a redirect.

@@ -145,6 +145,7 @@ async def test_every_caller_gets_the_answer_to_its_own_request(line: Line) -> No
     assert (a.lookup_topic_response.broker_service_url, b.lookup_topic_response.broker_service_url) == ("a", "b")
 
 
+@pytest.mark.conforms("kip-590.29")
 async def test_an_answer_after_its_caller_has_left_is_dropped(line: Line) -> None:
     assert line.nursery is not None
     scope = trio.CancelScope()
@@ -166,6 +167,7 @@ async def test_an_answer_after_its_caller_has_left_is_dropped(line: Line) -> Non
     assert line.results == ["right"]
 
 
+@pytest.mark.conforms("kip-590.29")
 async def test_of_two_answers_for_one_id_the_first_counts(line: Line) -> None:
     line.ask("a")
     first = await line.request()

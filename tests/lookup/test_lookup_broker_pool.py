@@ -80,6 +80,7 @@ async def test_only_one_task_opens_it(network: Network, nursery: trio.Nursery) -
     assert len(network.dialled) == 1
 
 
+@pytest.mark.conforms("pip-1.28", "kip-590.17")
 async def test_principals_never_share_a_connection(network: Network, nursery: trio.Nursery) -> None:
     """Security: the broker takes a lookup for the principal of its connection."""
     pools = Pools(network, nursery)
@@ -217,6 +218,7 @@ async def test_those_who_wait_for_an_attempt_share_its_failure(
     assert trio.current_time() - started == pytest.approx(5)
 
 
+@pytest.mark.conforms("pip-1.27", "pip-30.9")
 async def test_the_proxy_says_who_it_is(network: Network, nursery: trio.Nursery) -> None:
     pools = Pools(network, nursery, credentials=True)
     await pools.get("alice")
@@ -228,6 +230,7 @@ async def test_the_proxy_says_who_it_is(network: Network, nursery: trio.Nursery)
     assert pools.auth.calls[0].broker_host == "broker"
 
 
+@pytest.mark.conforms("kip-368.11")
 async def test_a_challenge_later_on_is_answered_with_fresh_credentials(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -575,6 +578,7 @@ class Renewing(Pools):
         return trio.current_time()
 
 
+@pytest.mark.conforms("kip-368.11")
 async def test_a_connection_is_renewed_at_85_to_95_percent_of_its_credentials_lifetime(
     network: Network,
     nursery: trio.Nursery,
@@ -606,6 +610,7 @@ async def test_credentials_without_an_end_are_not_renewed(
     assert pools.open() is first
 
 
+@pytest.mark.conforms("kip-368.11", "kip-368.33")
 @pytest.mark.parametrize("way", ["short", "long"])
 async def test_the_old_one_serves_until_the_new_one_is_there_and_no_request_fails(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None, way: str

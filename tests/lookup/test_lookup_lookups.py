@@ -94,6 +94,7 @@ def make(network: Network, nursery: trio.Nursery) -> Make:
 # ---- the final answer
 
 
+@pytest.mark.conforms("pip-1.2", "pip-1.5", "pip-1.6", "pip-1.18")
 async def test_the_answer_comes_under_the_clients_id_and_through_the_proxy(make: Make) -> None:
     setup = make()
     setup.broker(0, connect_to("pulsar://b5:6650", broker_service_url_tls="pulsar+ssl://b5:6651", authoritative=True))
@@ -170,6 +171,7 @@ async def test_a_name_in_a_redirect_is_known_as_a_brokers(make: Make) -> None:
     assert [setup.brokers.names.is_known(name) for name in ("b1", "b2", "b3")] == [True, True, False]
 
 
+@pytest.mark.conforms("pip-1.19")
 async def test_a_redirect_is_followed_inside(make: Make) -> None:
     setup = make()
     setup.broker(0, redirect_to("pulsar://b1:6650", authoritative=True))
@@ -215,6 +217,7 @@ async def test_a_failure_at_the_last_redirect_passes(make: Make) -> None:
     assert await setup.failure() == (ServerError.TopicNotFound, "gone")
 
 
+@pytest.mark.conforms("pip-1.19")
 async def test_one_redirect_too_many(make: Make) -> None:
     setup = make()
     brokers = chain(setup, REDIRECTS_MAX + 1, connect_to("pulsar://end:6650"))
@@ -229,6 +232,7 @@ async def test_brokers_that_redirect_to_each_other(make: Make) -> None:
     assert sum(len(broker.requests) for broker in brokers) == REDIRECTS_MAX + 1
 
 
+@pytest.mark.conforms("pip-1.19")
 @pytest.mark.parametrize(
     ("url", "brokers"),
     [
@@ -334,6 +338,7 @@ async def test_an_error_instead_of_an_answer_at_a_redirect(make: Make) -> None:
 # ---- what brokers say
 
 
+@pytest.mark.conforms("kip-590.19")
 @pytest.mark.parametrize("code", [ServerError.MetadataError, ServerError.AuthorizationError, 14, 25, 99])
 async def test_a_brokers_error_passes_with_code_and_text(make: Make, code: int) -> None:
     setup = make()
@@ -387,6 +392,7 @@ _TOPICS = BaseCommand(
 _SCHEMA = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 7})
 
 
+@pytest.mark.conforms("pip-1.18")
 @pytest.mark.parametrize(
     ("request_", "answer"),
     [

@@ -223,6 +223,7 @@ def serve(network: Network, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPat
 # ---- Envelope, row by row
 
 
+@pytest.mark.conforms("kip-590.1", "kip-590.17")
 async def test_a_sealed_principal_is_answered_for(serve: Serve, broker: FakeBroker) -> None:
     served = serve()
     answer = await served.answer()
@@ -263,6 +264,7 @@ async def test_a_principal_behind_a_proxy_is_answered_for(serve: Serve, broker: 
     assert broker.requests[0][0] == "alice"
 
 
+@pytest.mark.conforms("kip-590.22")
 @pytest.mark.parametrize("role", sorted(set(Role) - {Role.FORWARDER}))
 async def test_a_role_without_cluster_action_is_told_so_in_the_envelopes_words(
     serve: Serve, broker: FakeBroker, nursery: trio.Nursery, role: Role
@@ -291,6 +293,7 @@ async def test_a_role_without_cluster_action_is_told_so_in_the_envelopes_words(
     await ours.aclose()
 
 
+@pytest.mark.conforms("kip-590.20")
 def test_the_errors_are_kafkas() -> None:
     """KIP-590 takes them from Kafka's protocol, names and numbers."""
     assert dict(EnvelopeResponse.Error.items()) == {
@@ -302,6 +305,7 @@ def test_the_errors_are_kafkas() -> None:
     }
 
 
+@pytest.mark.conforms("kip-590.24")
 @pytest.mark.parametrize("address", ["", "rubbish", "192.0.2.7", "192.0.2.7:x", "a b:1"])
 async def test_a_bad_client_address(serve: Serve, broker: FakeBroker, address: str) -> None:
     assert serve().refusal(client_address=address) == EnvelopeResponse.INVALID_REQUEST
@@ -312,6 +316,7 @@ async def test_an_ipv6_client_address(serve: Serve, broker: FakeBroker) -> None:
     await serve().answer(client_address="[2001:db8::1]:4000")
 
 
+@pytest.mark.conforms("kip-590.23")
 @pytest.mark.parametrize(
     "sealed",
     [
@@ -329,6 +334,7 @@ async def test_unsealed_malformed_or_forged(serve: Serve, broker: FakeBroker, se
     assert broker.connects == []
 
 
+@pytest.mark.conforms("kip-590.23")
 @pytest.mark.parametrize(("expires_at_ms", "accepted"), [(-1, False), (0, False), (1, True)])
 async def test_expiry(serve: Serve, broker: FakeBroker, expires_at_ms: int, accepted: bool) -> None:
     principal = Principal(
@@ -397,6 +403,7 @@ BAD_REQUESTS: list[tuple[BaseCommand | bytes, int]] = [
 ]
 
 
+@pytest.mark.conforms("kip-590.24", "kip-590.25")
 @pytest.mark.parametrize(("bad", "error"), BAD_REQUESTS)
 async def test_a_request_that_is_not_accepted(
     serve: Serve, broker: FakeBroker, bad: BaseCommand | bytes, error: int
@@ -441,6 +448,7 @@ async def test_a_request_that_a_broker_would_hang_up_upon_is_its_senders_own_mat
     assert served.service.status()["lookups_under_way"] == 0
 
 
+@pytest.mark.conforms("kip-590.12")
 @pytest.mark.parametrize(("bad", "error"), BAD_REQUESTS)
 async def test_one_bad_request_keeps_no_other_from_its_answer(
     serve: Serve, broker: FakeBroker, bad: BaseCommand | bytes, error: int
@@ -575,6 +583,7 @@ async def test_the_same_request_twice_in_one_envelope(serve: Serve, broker: Fake
     assert len(broker.requests) == 1
 
 
+@pytest.mark.conforms("pip-1.39")
 async def test_a_thousand_clients_of_one_principal_share_one_connection(serve: Serve, broker: FakeBroker) -> None:
     served = serve()
     replies = [served.send(lookup(f"t{number}", number)) for number in range(1000)]
@@ -587,6 +596,7 @@ async def test_a_thousand_clients_of_one_principal_share_one_connection(serve: S
 # ---- errors inside
 
 
+@pytest.mark.conforms("kip-590.19")
 async def test_an_inner_error_is_inside_the_embedded_response(serve: Serve, broker: FakeBroker) -> None:
     broker.script = lambda request: lookup_response(request, 2, error=ServerError.TopicNotFound, message="no topic")
     served = serve()
@@ -720,6 +730,7 @@ async def test_a_broker_that_freezes_leaves_time_for_another(
     assert trio.current_time() - started < 10
 
 
+@pytest.mark.conforms("kip-590.27")
 async def test_no_answer_at_all_is_told_in_time(
     serve: Serve, broker: FakeBroker, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -822,6 +833,7 @@ async def test_resolve_target_denied(serve: Serve) -> None:
     assert served.value("pulsar_proxy_denied_targets_total", reason="port") == 1
 
 
+@pytest.mark.conforms("kip-590.23")
 @pytest.mark.parametrize("any_broker", [False, True])
 @pytest.mark.parametrize(
     "changes",

@@ -91,10 +91,12 @@ class Playbook:
 # ---- dialogues
 
 
+@pytest.mark.conforms("pip-1.11", "pip-30.13")
 def test_taken_in_at_once() -> None:
     Playbook().silent().broker_says(CONNECTED).connected().silent()
 
 
+@pytest.mark.conforms("pip-30.13")
 def test_two_rounds() -> None:
     (
         Playbook()
@@ -242,6 +244,7 @@ def test_every_other_command_breaks_the_handshake(kind: int) -> None:
     )
 
 
+@pytest.mark.conforms("pip-30.14")
 def test_a_broker_must_prove_itself_in_every_round_that_says_so() -> None:
     playbook = Playbook(complete=False).broker_says(CHALLENGE).challenged().answers(complete=False)
     playbook.broker_says(CONNECTED).breaks_off("the broker's proof is awaited")
@@ -252,6 +255,7 @@ def test_a_broker_must_prove_itself_in_every_round_that_says_so() -> None:
 # ---- limits and rubbish
 
 
+@pytest.mark.conforms("pip-30.45")
 def test_ten_rounds_and_not_one_more() -> None:
     assert ROUNDS_MAX == 10
     playbook = Playbook()

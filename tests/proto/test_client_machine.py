@@ -156,6 +156,7 @@ def test_the_client_can_do_anything_at_any_time(state: State) -> None:
 # ---- invariants
 
 
+@pytest.mark.conforms("pip-1.13")
 def test_the_only_way_into_the_relay() -> None:
     into = {
         (state, event)
@@ -165,6 +166,7 @@ def test_the_only_way_into_the_relay() -> None:
     assert into == {(State.CONNECTING_TO_BROKER, Event.BROKER_CONNECTED)}
 
 
+@pytest.mark.conforms("pip-30.11")
 def test_the_only_way_into_lookup_mode() -> None:
     into = {
         (state, event)
@@ -208,6 +210,7 @@ def test_an_action_happens_only_where_it_belongs(action: Action, states: set[Sta
     assert {state for state, _, following in every_transition() if following.action is action} == states
 
 
+@pytest.mark.conforms("kip-590.5", "kip-368.55")
 @pytest.mark.parametrize("state", NOT_YET_IN)
 @pytest.mark.parametrize("event", [Event.LOOKUP_REQUEST, Event.OTHER_COMMAND])
 def test_no_command_passes_before_authentication(state: State, event: Event) -> None:
@@ -257,6 +260,7 @@ def test_along_every_way_each_step_was_earned(events: list[Event]) -> None:
 # ---- the way of PIP-1 and of PIP-30, told as stories
 
 
+@pytest.mark.conforms("pip-30.16")
 def test_a_lookup_after_two_rounds() -> None:
     machine = ClientMachine()
     story = [

@@ -340,6 +340,7 @@ def test_as_clients_were_seen_to_write_them() -> None:
     assert seen == KEEP_ALIVE_FRAMES == {PING, PONG}
 
 
+@pytest.mark.conforms("kip-368.22")
 @pytest.mark.parametrize("frame", [PING, PONG])
 def test_they_pass_past_the_end_byte_for_byte(frame: bytes) -> None:
     for there in range(1, len(frame)):

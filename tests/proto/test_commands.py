@@ -74,6 +74,7 @@ def test_the_refusal_of_something_without_a_type() -> None:
     assert refusal_of(b"") == (14, {1: NONE, 2: 22, 3: b"not here"})
 
 
+@pytest.mark.conforms("pip-30.25")
 def test_every_type_of_the_schema_is_pulsars() -> None:
     assert sorted(BaseCommand.Type.values()) == [0, *PULSARS_TYPES]
 
@@ -145,10 +146,35 @@ def test_connect_and_connected() -> None:
     assert decoded_frame(commands.connected(CommandConnected(server_version="s"))) == (3, {1: b"s"})
 
 
+@pytest.mark.conforms("pip-30.5", "pip-30.6", "pip-30.7")
 def test_a_challenge_and_its_answer() -> None:
     data = fields((1, "sasl"), (2, b"\x00\xff"))
     assert decoded_frame(commands.auth_challenge("s", 21, "sasl", b"\x00\xff")) == (36, {1: b"s", 2: data, 3: 21})
     assert decoded_frame(commands.auth_response("c", 19, "sasl", b"\x00\xff")) == (37, {1: b"c", 2: data, 3: 19})
+
+
+@pytest.mark.conforms("pip-30.5", "pip-30.6")
+def test_a_challenge_without_a_version_is_of_version_0() -> None:
+    """PIP-30: ``protocol_version = 3 [default = 0]``."""
+    body = fields((2, fields((1, "sasl"), (2, b"data"))))
+    asked, answered = parse_command(command(36, body)).auth_challenge, parse_command(command(37, body)).auth_response
+    assert (asked.protocol_version, asked.challenge.auth_data) == (0, b"data")
+    assert (answered.protocol_version, answered.response.auth_data) == (0, b"data")
+
+
+@pytest.mark.conforms("pip-1.29", "pip-30.4")
+def test_the_fields_of_connect_that_say_who_it_is() -> None:
+    """PIP-30 for 3 and 5, PIP-1 for 7."""
+    connect = parse_command(command(2, fields((3, b"data"), (5, "token"), (7, "alice")))).connect
+    assert (connect.auth_data, connect.auth_method_name, connect.original_principal) == (b"data", "token", "alice")
+
+
+@pytest.mark.conforms("pip-1.34")
+def test_the_field_that_sends_a_client_to_the_proxy() -> None:
+    """PIP-1: ``proxy_through_service_url = 8 [default = false]``."""
+    answer = BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_topic_response={"proxy_through_service_url": True})
+    assert decoded_frame(commands.encode(answer)) == (24, {8: 1})
+    assert not parse_command(command(24, b"")).lookup_topic_response.proxy_through_service_url
 
 
 def test_any_command_as_a_frame() -> None:

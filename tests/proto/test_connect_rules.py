@@ -99,6 +99,7 @@ def test_a_client_that_says_it_is_a_proxy(version: str) -> None:
 # ---- what a client is told of a denial
 
 
+@pytest.mark.conforms("pip-30.44")
 @pytest.mark.parametrize(
     ("reason", "code", "message"),
     [
@@ -175,6 +176,7 @@ def test_a_proxys_own_credentials_are_not_shown() -> None:
 # ---- CONNECT of a relay
 
 
+@pytest.mark.conforms("pip-1.12", "pip-1.29", "pip-1.30")
 def test_what_reaches_the_broker_is_the_clients_but_for_the_identity() -> None:
     message = broker_connect(written(), IDENTITY, "0.1")
     expected = [*SURVIVES, (3, b"proxy's token"), (5, b"token"), (7, b"alice"), (11, b"0.1")]
@@ -186,6 +188,7 @@ def test_without_credentials_and_principal_there_is_no_identity_at_all() -> None
     assert decoded(message.SerializeToString()) == sorted([*SURVIVES, (11, b"0.1")])
 
 
+@pytest.mark.conforms("pip-1.12")
 @pytest.mark.parametrize("number", [2, 3, 5, 6, 7, 8, 9, 11])
 @pytest.mark.parametrize("identity", [BrokerIdentity(), IDENTITY])
 def test_no_identity_that_a_client_wrote_reaches_the_broker(number: int, identity: BrokerIdentity) -> None:
@@ -201,6 +204,7 @@ def test_an_identity_written_twice_is_gone_as_well() -> None:
     assert 7 not in dict(decoded(broker_connect(twice, BrokerIdentity(), "0.1").SerializeToString()))
 
 
+@pytest.mark.conforms("pip-1.30")
 @pytest.mark.parametrize("make", ["relay", "lookups"])
 def test_forwarded_credentials_stand_behind_the_proxys_own(make: str) -> None:
     identity = BrokerIdentity("token", b"proxy's token", "alice", OriginalCredentials("basic", "alice:pw"))
@@ -233,6 +237,7 @@ def test_the_clients_own_message_is_left_as_it_was() -> None:
 # ---- CONNECT of the proxy's own connections
 
 
+@pytest.mark.conforms("pip-1.28", "pip-30.9")
 def test_a_connection_for_lookups_of_one_principal() -> None:
     message = proxy_connect(IDENTITY, "0.1")
     assert decoded(message.SerializeToString()) == [
@@ -284,6 +289,7 @@ def test_the_lower_protocol_version_counts(client: int, broker: int | None, told
     assert lookup_mode_connected(CommandConnect(protocol_version=client), profile, "v").protocol_version == told
 
 
+@pytest.mark.conforms("pip-30.47")
 @pytest.mark.parametrize("field", ["auth_method_name", "original_principal", "original_auth_method", "proxy_version"])
 def test_what_is_kept_of_a_connect_is_bounded(field: str) -> None:
     """Security: it is kept for as long as the connection lasts, also by the supervisor."""

@@ -36,15 +36,18 @@ def refusal(request: EnvelopeRequest, key: bytes | None = KEY) -> int:
     return caught.value.error
 
 
+@pytest.mark.conforms("kip-590.8")
 def test_the_principal_is_the_one_under_the_seal() -> None:
     assert principal_of(envelope(), KEY, NOW_MS) == ALICE
 
 
+@pytest.mark.conforms("kip-590.10")
 @pytest.mark.parametrize("version", [0, ENVELOPE_VERSION])
 def test_older_versions_are_understood(version: int) -> None:
     assert principal_of(envelope(version=version), KEY, NOW_MS) == ALICE
 
 
+@pytest.mark.conforms("kip-590.10")
 @pytest.mark.parametrize("key", [KEY, None])
 def test_a_newer_version_is_refused_before_anything_else_is_looked_at(key: bytes | None) -> None:
     """What it leaves out, or means otherwise, cannot be known here."""
@@ -64,6 +67,7 @@ def test_whose_request_it_is_comes_before_what_else_is_wrong_with_it() -> None:
     assert refusal(request) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
+@pytest.mark.conforms("kip-590.6")
 @pytest.mark.parametrize(
     "sealed",
     [b"", b"\xff\xff\xff", ALICE.SerializeToString(), seal(ALICE, b"x" * 32), seal(ALICE, KEY)[:-1] + b"\x00"],
@@ -93,6 +97,7 @@ def test_what_was_found_of_a_seal_holds_for_this_key_and_until_its_end() -> None
     assert principal_of(envelope(sealed_principal=seal(for_ever, KEY)), KEY, 2**62) == for_ever
 
 
+@pytest.mark.conforms("kip-590.8")
 @pytest.mark.parametrize("claimed", [{"principal_name": "admin"}, {"principal_type": "Group"}, {"principal_name": ""}])
 def test_the_name_must_be_the_one_under_the_seal(claimed: dict[str, str]) -> None:
     assert refusal(envelope(**claimed)) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
@@ -110,6 +115,7 @@ def test_an_envelope_without_a_request() -> None:
 # ---- requests
 
 
+@pytest.mark.conforms("kip-590.11")
 def test_a_request_and_its_id() -> None:
     request, request_id = embedded_request(LOOKUP.SerializeToString())
     assert request.kind is KINDS[BaseCommand.LOOKUP]
@@ -117,6 +123,7 @@ def test_a_request_and_its_id() -> None:
     assert request_id == b"\x07"
 
 
+@pytest.mark.conforms("kip-590.2", "kip-590.24")
 @pytest.mark.parametrize("kind", sorted(set(BaseCommand.Type.values()) - set(KINDS)))
 def test_a_command_that_may_not_be_forwarded(kind: int) -> None:
     """Security: a lookup worker asks for its clients, and does nothing else on their behalf."""
@@ -139,6 +146,7 @@ def test_a_request_for_much_that_begins_as_one_for_little(kind: int) -> None:
         embedded_request(hidden)
 
 
+@pytest.mark.conforms("kip-590.25")
 @pytest.mark.parametrize("inner", [b"\xff\xff\xff\xff", BaseCommand(type=BaseCommand.LOOKUP).SerializeToString()])
 def test_inner_bytes_that_cannot_be_parsed(inner: bytes) -> None:
     with pytest.raises(EnvelopeRefused) as caught:

@@ -150,6 +150,7 @@ def test_one_byte_above_the_limit_is_refused_on_its_first_four_bytes() -> None:
         subject.next_frame()
 
 
+@pytest.mark.conforms("kip-368.54")
 @pytest.mark.parametrize("claim", [2**31 - 1, 2**31, 2**32 - 1])
 def test_an_enormous_claim_is_refused_on_its_first_four_bytes(claim: int) -> None:
     subject = decoder(limit=128 * 1024 * 1024)

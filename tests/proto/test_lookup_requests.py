@@ -203,6 +203,7 @@ ADVERSARIES: list[tuple[str, bytes]] = [
 ]
 
 
+@pytest.mark.conforms("kip-590.3")
 @pytest.mark.parametrize("data", [one[1] for one in ADVERSARIES], ids=[one[0] for one in ADVERSARIES])
 def test_no_clients_own_identity_reaches_a_broker(data: bytes) -> None:
     """Security: only the connection's handshake, which is the proxy's, says who asks."""

@@ -68,6 +68,7 @@ def asked(original: BaseCommand) -> Request:
     return request_of(copy, kind_of(copy))[0]
 
 
+@pytest.mark.conforms("kip-590.2")
 def test_the_four_kinds_and_no_other() -> None:
     assert {kind: described.name for kind, described in KINDS.items()} == NAMES
 

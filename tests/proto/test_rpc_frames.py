@@ -51,6 +51,7 @@ def fed(*chunks: bytes) -> list[Frame]:
     return found
 
 
+@pytest.mark.conforms("kip-590.9")
 @pytest.mark.parametrize(("frame", "wire"), [(CALL, CALL_BYTES), (REPLY, REPLY_BYTES), (CANCEL, CANCEL_BYTES)])
 def test_golden_frames(frame: Frame, wire: bytes) -> None:
     assert encode(frame) == wire

@@ -46,6 +46,7 @@ def reauthenticate(session: SessionClock, principal: Principal, now_s: float, *,
 # ---- how long
 
 
+@pytest.mark.conforms("kip-368.3", "kip-368.6", "kip-368.41", "kip-368.44")
 @pytest.mark.parametrize(
     ("lives_s", "at_most_s", "lifetime_s"),
     [
@@ -67,6 +68,7 @@ def test_the_shorter_of_both(lives_s: float | None, at_most_s: float, lifetime_s
     assert session.use(session.expires_at_s - 0.001 if session.expires else 1e9) is Use.GO_ON
 
 
+@pytest.mark.conforms("kip-368.13")
 @pytest.mark.parametrize(("fraction", "at_s"), [(0.0, 85), (0.5, 90), (0.9999, 95)])
 def test_when_to_ask(fraction: float, at_s: float) -> None:
     session = clock(at_most_s=100, fraction=fraction)
@@ -75,6 +77,7 @@ def test_when_to_ask(fraction: float, at_s: float) -> None:
     assert session.challenge_at_s <= 50 + at_s + 0.01
 
 
+@pytest.mark.conforms("kip-368.5")
 def test_who_never_expires_is_never_asked() -> None:
     assert clock().challenge_at_s == NEVER
     assert clock().challenge_at_s > 1e12
@@ -92,6 +95,7 @@ def test_nobody_is_asked_faster_than_once_a_second() -> None:
 # ---- being used
 
 
+@pytest.mark.conforms("kip-368.20")
 def test_use_ends_what_has_expired() -> None:
     session = clock(100)
     assert session.use(149) is Use.GO_ON
@@ -110,6 +114,7 @@ def test_what_comes_while_an_answer_is_judged_waits_or_goes_on() -> None:
 # ---- authenticating again
 
 
+@pytest.mark.conforms("kip-368.18")
 def test_two_in_one_connection() -> None:
     session = clock(at_most_s=100)
     for number in range(2):
@@ -128,6 +133,7 @@ def test_a_new_credential_gives_a_new_life_and_an_old_one_none() -> None:
     assert session.expires_at_s == 140 + 210
 
 
+@pytest.mark.conforms("kip-368.46")
 def test_several_rounds() -> None:
     session = clock(100)
     session.challenged(140)
@@ -140,6 +146,7 @@ def test_several_rounds() -> None:
     assert session.phase is Phase.QUIET
 
 
+@pytest.mark.conforms("kip-368.47", "kip-368.48")
 @pytest.mark.parametrize(
     ("fields", "failure"),
     [
@@ -168,6 +175,7 @@ def test_answered_twice() -> None:
     assert session.answered(141) is Failure.ANSWERED_TWICE
 
 
+@pytest.mark.conforms("kip-368.49")
 def test_unasked_but_not_too_often() -> None:
     session = clock(100)
     assert session.answered(50.9) is Failure.TOO_SOON

@@ -216,6 +216,17 @@ def test_sessions_without_a_bound_need_no_authentication(make: Make) -> None:
     assert checked(make(tables)).session.connections_max_reauth_ms == 0
 
 
+@pytest.mark.conforms("kip-368.4", "kip-368.35")
+def test_by_default_there_is_no_maximum(make: Make) -> None:
+    """KIP-368: the default is 0, for every listener and method."""
+    config = checked(make({"listener": [{}, {}], "authentication": ENABLED}))
+    assert config.session.connections_max_reauth_ms == 0
+    assert {max_reauth_ms(config, listener, method) for listener in (0, 1) for method in ("token", "sasl", "tls")} == {
+        0
+    }
+
+
+@pytest.mark.conforms("kip-368.1", "kip-368.2")
 def test_the_nearest_lifetime_counts(make: Make) -> None:
     session = {"connections_max_reauth_ms": 3000, "methods_max_reauth_ms": {"basic": 2000, "sasl": 0}}
     listeners = [{}, {"connections_max_reauth_ms": 1000}, {"connections_max_reauth_ms": 0}]

@@ -45,6 +45,7 @@ def test_an_entry(entry: str, parsed: ProxyRole) -> None:
     assert ProxyRole.parse(entry) == parsed
 
 
+@pytest.mark.conforms("pip-1.31")
 def test_who_is_a_proxy() -> None:
     roles = ProxyRoles(["a", "tls:b", "token:c", "tls:c"])
     proxies = {(role, method) for role in "abcd" for method in ("tls", "token", "sasl") if roles.includes(role, method)}

@@ -56,6 +56,7 @@ class Rounds:
 # ---- what the worker is told
 
 
+@pytest.mark.conforms("pip-30.2", "pip-30.17")
 async def test_the_first_round_tells_all_that_is_known_of_the_client() -> None:
     rounds = Rounds([], connect(auth_method_name="tls", auth_data=b"", original_principal="bob", proxy_version="1"))
     await rounds.first()
@@ -119,6 +120,7 @@ async def test_a_yes() -> None:
     assert identity.original is None
 
 
+@pytest.mark.conforms("pip-30.12")
 async def test_a_question() -> None:
     rounds = Rounds([challenge(b"q")], connect(auth_method_name="sasl", protocol_version=15))
     question = await rounds.first()

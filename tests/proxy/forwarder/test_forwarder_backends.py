@@ -147,6 +147,7 @@ def client_end() -> ClientEnd:
     return ClientEnd(CLIENT, trio.current_time(), CERTIFICATE)
 
 
+@pytest.mark.conforms("pip-30.46")
 async def test_rounds_stay_with_one_worker_and_no_answer_is_given_twice(autojump_clock: trio.testing.MockClock) -> None:
     """Security: only what begins an exchange is asked again where the worker dies under it."""
     setup = Setup(limits={"handshake_timeout_ms": 6000}, authentication={"tls": {}})
@@ -172,6 +173,7 @@ SASL = {"principal": "x", "keytab": "x"}
 OIDC = {"allowed_issuers": ["https://issuer.example"], "allowed_audiences": ["x"]}
 
 
+@pytest.mark.conforms("pip-30.52", "kip-590.30")
 @pytest.mark.parametrize(
     ("authentication", "method", "retried"),
     [
@@ -352,6 +354,7 @@ async def test_the_address_that_the_lookup_worker_checked_is_dialled_and_no_othe
     )
 
 
+@pytest.mark.conforms("pip-1.8")
 async def test_a_denied_target_is_not_dialled(dialled: Dialled) -> None:
     setup = Setup()
     setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(
@@ -378,6 +381,7 @@ async def test_no_addresses_is_unreachable(dialled: Dialled) -> None:
         await setup.backends.open_broker(connect("b0:6650").connect, IDENTITY, CLIENT)
 
 
+@pytest.mark.conforms("pip-1.12", "pip-1.27", "pip-1.30")
 async def test_the_broker_sees_the_proxys_identity_with_the_clients_role_behind_it(dialled: Dialled) -> None:
     """Security: neither the client's credential nor what it wrote about identities goes on."""
     setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})

@@ -86,6 +86,7 @@ async def test_without_tls_a_client_is_in_at_once() -> None:
     assert await door.enter(here, timeout_s=TIMEOUT_S) == (here, b"")  # type: ignore[arg-type]
 
 
+@pytest.mark.conforms("pip-1.21")
 async def test_with_tls(authority: Authority, server: Pair) -> None:
     async def client(stream: Stream) -> None:
         tls = client_stream(stream, authority)
@@ -128,6 +129,7 @@ async def test_a_client_without_the_certificate_that_is_required(authority: Auth
     assert "certificate required" in told[0], "it is told why"
 
 
+@pytest.mark.conforms("pip-1.23")
 async def test_a_plain_client(server: Pair) -> None:
     async def client(stream: Stream) -> None:
         await stream.send_all(b"\x00\x00\x00\x10\x00\x00\x00\x0c\x08\x02\x12\x06hello")

@@ -206,6 +206,7 @@ async def test_pipes_that_receivers_gave_back_are_lent_again(engine: Engine) -> 
 # ---- ends
 
 
+@pytest.mark.conforms("pip-1.17")
 async def test_half_close_both_ways(engine: Engine, lane: Lane) -> None:
     relay = engine.open(lane)
     await lane.client.send_all(b"question")

@@ -189,6 +189,7 @@ async def test_a_sink_that_does_not_take_is_waited_for(
 # ---- being asked
 
 
+@pytest.mark.conforms("kip-368.18", "kip-368.25", "kip-368.26", "kip-368.50")
 async def test_asked_and_answered(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     forwarder = await framed(place, lane, now, judges)
     for number in range(3):
@@ -210,6 +211,7 @@ async def test_asked_and_answered(place: Place, lane: Lane, now: Now, judges: Ju
     assert await read(lane.broker, len(send_frame(b"c"))) == send_frame(b"c")
 
 
+@pytest.mark.conforms("pip-1.15")
 async def test_a_challenge_waits_for_a_boundary(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     forwarder = await framed(place, lane, now, judges)
     frame = message_frame(b"x" * 1000)
@@ -267,6 +269,7 @@ async def test_answers_of_any_size_in_any_pieces(place: Place, lane: Lane, now: 
         await until(lambda number=number: counted(forwarder.metrics.success, method="token") == number + 1)
 
 
+@pytest.mark.conforms("kip-368.46")
 async def test_several_rounds(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     second = commands.auth_challenge("proxy", 21, "token", b"server first")
     judges.verdict = lambda data: Challenge(second) if data == b"client first" else identity()
@@ -282,6 +285,7 @@ async def test_several_rounds(place: Place, lane: Lane, now: Now, judges: Judges
     assert judges.given == [b"client first", b"client final"] * 2
 
 
+@pytest.mark.conforms("kip-368.9", "kip-368.49")
 async def test_a_client_that_comes_by_itself(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     """As KIP-368's clients do it; but no faster than once a second."""
     forwarder = await framed(place, lane, now, judges)
@@ -349,6 +353,7 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
 # ---- failures
 
 
+@pytest.mark.conforms("kip-368.15", "kip-368.47", "kip-368.48")
 @pytest.mark.parametrize(
     "verdict",
     [
@@ -405,6 +410,7 @@ async def test_answered_twice(place: Place, lane: Lane, now: Now, judges: Judges
     assert judges.given in ([], [b"1"]), "the first may have come to the judge before the second was there"
 
 
+@pytest.mark.conforms("kip-368.54")
 @pytest.mark.parametrize("size", [0, 5, FRAME_BYTES_MAX + 1, 0x7FFFFFFF, 0xFFFFFFFF])
 @pytest.mark.parametrize("way", [TO_BROKER, TO_CLIENT])
 async def test_a_size_that_none_can_have(  # noqa: PLR0917 -- fixtures
@@ -422,6 +428,7 @@ async def test_a_size_that_none_can_have(  # noqa: PLR0917 -- fixtures
         assert await read_all(lane.broker) == b""
 
 
+@pytest.mark.conforms("kip-368.53")
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("way", [TO_BROKER, TO_CLIENT])
 async def test_1024_random_bytes_end_their_own_relay(  # noqa: PLR0917 -- fixtures
@@ -490,6 +497,7 @@ async def test_a_broker_is_believed_what_it_begins_with(place: Place, lane: Lane
 # ---- the end
 
 
+@pytest.mark.conforms("kip-368.20", "kip-368.30")
 async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     """All before is delivered, what the broker answers to it, too; then the client is told."""
     forwarder = await framed(place, lane, now, judges)
@@ -507,6 +515,7 @@ async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Jud
     await until(lambda: not place.shelf.relays)
 
 
+@pytest.mark.conforms("kip-368.21", "kip-368.22")
 async def test_idle_past_its_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     """Whoever only says that he is there is left alone, for ever; in its grace the broker may send to him."""
     forwarder = await framed(place, lane, now, judges, challenge=b"")
@@ -546,6 +555,7 @@ async def test_a_ping_in_every_two_pieces_past_the_end(place: Place, lane: Lane,
             assert await read(receiver, len(PING)) == PING
 
 
+@pytest.mark.conforms("kip-368.23")
 @pytest.mark.parametrize("challenge", [CHALLENGE, b""])
 async def test_what_is_served_past_its_grace_is_closed(
     place: Place, lane: Lane, now: Now, judges: Judges, challenge: bytes
@@ -579,6 +589,7 @@ async def test_without_a_grace_the_end_is_the_end(place: Place, lane: Lane, now:
     await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"m"))
 
 
+@pytest.mark.conforms("kip-368.17")
 async def test_who_has_answered_is_served_until_the_verdict(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     await framed(place, lane, now, judges, grace_ms=0)
     message = message_frame(b"m")
@@ -605,6 +616,7 @@ async def test_a_frame_that_began_in_time_goes_on(place: Place, lane: Lane, now:
     await expect_end(lane, SESSION_EXPIRED)
 
 
+@pytest.mark.conforms("kip-368.17", "kip-368.19")
 async def test_an_answer_past_the_end_saves_it(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     """And what is sent behind it waits for the verdict."""
     judges.gate = trio.Event()
@@ -680,6 +692,7 @@ async def test_a_broker_that_ends_while_the_client_is_being_seen_off(
 # ---- who is asked
 
 
+@pytest.mark.conforms("kip-368.13", "kip-368.31")
 async def test_a_client_with_a_producer_is_spared(place: Place, now: Now, judges: Judges) -> None:
     forwarder = await place.forwarder()
     async with open_lane() as with_producer, open_lane() as without, open_lane() as early:
@@ -699,6 +712,7 @@ async def test_a_client_with_a_producer_is_spared(place: Place, now: Now, judges
             await expect_end(lane, SESSION_EXPIRED)
 
 
+@pytest.mark.conforms("kip-368.13", "kip-368.28")
 @pytest.mark.parametrize(
     ("version", "policy", "ever", "with_producer"),
     [
@@ -720,6 +734,7 @@ def test_which_clients_are_asked(version: str, policy: Any, ever: bool, with_pro
 # ---- beginnings
 
 
+@pytest.mark.conforms("pip-1.14", "pip-1.15", "kip-368.7", "kip-368.9")
 async def test_a_session_that_never_ends_is_blind(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     forwarder = await framed(place, lane, now, judges, lifetime_ms=0)
     await lane.client.send_all(b"anything" + answer())
@@ -752,6 +767,7 @@ async def test_those_who_look_see_all_that_are_followed(place: Place, lane: Lane
         await until(lambda: len(forwarder.relays.followed()) == 1)
 
 
+@pytest.mark.conforms("pip-1.15")
 async def test_messages_are_counted(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     forwarder = await place.forwarder()
     await forwarder.begin(lane, session=session(now, judges, clock=None, counts_messages=True))

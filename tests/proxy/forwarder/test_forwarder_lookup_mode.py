@@ -147,6 +147,7 @@ async def test_the_frames_go_out_as_they_are(make: Make, short_way: bool) -> Non
     await desk.nothing_left()
 
 
+@pytest.mark.conforms("kip-590.13", "kip-590.14")
 @pytest.mark.parametrize("identified_as", [ANONYMOUS, IDENTITY])
 async def test_an_envelope_says_whose_requests_they_are(make: Make, identified_as: ClientIdentity) -> None:
     """Security: the seal is what the lookup worker believes."""
@@ -162,6 +163,7 @@ async def test_an_envelope_says_whose_requests_they_are(make: Make, identified_a
     await desk.nothing_left()
 
 
+@pytest.mark.conforms("kip-590.11", "kip-590.12")
 @both_ways
 async def test_an_envelope_has_the_requests_in_their_order(make: Make, short_way: bool) -> None:
     desk = make(short_way=short_way)
@@ -238,6 +240,7 @@ async def test_a_refusal_of_nothing_is_dropped(make: Make, short_way: bool) -> N
     await desk.nothing_left()
 
 
+@pytest.mark.conforms("kip-590.26")
 @both_ways
 @pytest.mark.parametrize(
     "rubbish",
@@ -270,6 +273,7 @@ ENVELOPE_ERRORS = [
 ]
 
 
+@pytest.mark.conforms("kip-590.23", "kip-590.26")
 @both_ways
 @pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
 async def test_an_envelopes_error_is_told_without_its_text(make: Make, short_way: bool, error: int, code: int) -> None:
@@ -333,6 +337,7 @@ async def test_a_refusal_is_told_without_its_text(make: Make, status: int, code:
     await desk.nothing_left()
 
 
+@pytest.mark.conforms("kip-590.28")
 @pytest.mark.parametrize("loss", [SentEnvelope.lose, lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS)])
 async def test_what_the_short_way_did_not_bring_the_long_way_does(
     make: Make, loss: Callable[[SentEnvelope], None]
@@ -360,6 +365,7 @@ async def test_where_there_is_no_short_way_nothing_is_lost(make: Make) -> None:
     await desk.nothing_left()
 
 
+@pytest.mark.conforms("kip-590.28")
 async def test_what_is_left_is_asked_again_each_time_and_none_is_answered_twice(make: Make) -> None:
     desk = make(short_way=False)
     await desk.forward(*(lookup(f"t{number}", number) for number in range(RETRIES_MAX + 1)))
@@ -430,6 +436,7 @@ async def test_no_worker_at_all(
     await desk.nothing_left()
 
 
+@pytest.mark.conforms("kip-590.27")
 async def test_failures_have_the_requests_own_form(make: Make) -> None:
     desk = make(short_way=False)
     await desk.forward(METADATA)

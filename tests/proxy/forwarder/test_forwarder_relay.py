@@ -93,6 +93,7 @@ async def test_large_streams_arrive_whole(nursery: trio.Nursery) -> None:
     assert sum(relayed.to_broker) == sum(relayed.to_client) == len(data)
 
 
+@pytest.mark.conforms("pip-1.17")
 async def test_the_client_half_closes(nursery: trio.Nursery) -> None:
     relayed = Relayed(nursery)
     await relayed.client.send_all(b"last words")
@@ -137,6 +138,7 @@ async def test_the_reader_goes_while_bytes_are_on_their_way_to_it(nursery: trio.
     await relayed.ended.wait()
 
 
+@pytest.mark.conforms("pip-1.16")
 async def test_a_broken_source_ends_the_other_side(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     relayed = Relayed(nursery)
     await trio.testing.wait_all_tasks_blocked()
@@ -155,6 +157,7 @@ async def test_a_broken_source_ends_the_other_side(nursery: trio.Nursery, monkey
     await relayed.ended.wait()
 
 
+@pytest.mark.conforms("pip-1.17")
 async def test_half_close_timeout(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     relayed = Relayed(nursery, half_close_timeout_s=5)
     await trio.sleep(100)

@@ -398,6 +398,7 @@ async def test_sockets_of_a_relay_are_tuned(place: Place, lane: Lane) -> None:
 # ---- the end
 
 
+@pytest.mark.conforms("pip-1.16")
 @pytest.mark.usefixtures("short_linger")
 async def test_a_clean_end_closes_both_at_once_whoever_else_holds_them(place: Place, lane: Lane) -> None:
     it = await place.forwarder()
@@ -682,6 +683,7 @@ async def open_tls(lane: Lane, contexts: Contexts, sides: str) -> TlsLane:
     return TlsLane(lane, **ends)
 
 
+@pytest.mark.conforms("pip-1.23", "pip-1.25", "pip-1.26")
 @SIDES
 async def test_tls_on_any_side_goes_through_user_space(
     place: Place, lane: Lane, certificates: Contexts, sides: str, monkeypatch: pytest.MonkeyPatch

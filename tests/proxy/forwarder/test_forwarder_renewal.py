@@ -166,6 +166,7 @@ def life(nursery: trio.Nursery) -> Begin:
 # ---- when a session ends, and when its client is asked
 
 
+@pytest.mark.conforms("kip-368.1", "kip-368.3", "kip-368.6", "kip-368.41", "kip-368.44")
 @pytest.mark.parametrize(
     ("lives_s", "session", "listener", "ends_at"),
     [
@@ -203,6 +204,7 @@ async def test_a_session_ends(  # noqa: PLR0917 -- the table
     assert len(it.backends.forwarded) == 1
 
 
+@pytest.mark.conforms("kip-368.12", "kip-368.13")
 @pytest.mark.parametrize(("fraction", "second"), [(0.0, 85), (0.5, 90), (0.999999, 95)])
 async def test_clients_are_asked_at_a_point_drawn_at_random(
     life: Begin, autojump_clock: trio.testing.MockClock, fraction: float, second: float
@@ -211,6 +213,7 @@ async def test_clients_are_asked_at_a_point_drawn_at_random(
     assert await it.must_be_asked() == pytest.approx(second, abs=0.01)
 
 
+@pytest.mark.conforms("kip-368.5", "kip-368.7", "kip-368.8", "kip-368.9", "kip-368.36")
 async def test_a_session_that_never_ends_is_left_alone(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(0).enter()
     await it.at(500_000)
@@ -222,6 +225,7 @@ async def test_a_session_that_never_ends_is_left_alone(life: Begin, autojump_clo
     assert it.session.state is State.CLOSED
 
 
+@pytest.mark.conforms("kip-368.7")
 @pytest.mark.parametrize("tables", [{}, {"metrics": {"count_messages": True}}])
 async def test_without_authentication_nobody_is_asked(
     life: Begin, autojump_clock: trio.testing.MockClock, tables: dict[str, Any]
@@ -240,6 +244,7 @@ async def test_without_authentication_nobody_is_asked(
 # ---- re-authentication
 
 
+@pytest.mark.conforms("kip-368.18", "kip-368.25", "kip-368.26", "kip-368.29")
 async def test_two_in_one_connection(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100, token(100), token(1000), fraction=0.5).enter()
     assert await it.must_be_asked() == pytest.approx(90)
@@ -258,6 +263,7 @@ async def test_two_in_one_connection(life: Begin, autojump_clock: trio.testing.M
     assert it.value("pulsar_proxy_reauthentication_seconds_sum") == pytest.approx(2 + 3)
 
 
+@pytest.mark.conforms("kip-368.14")
 async def test_it_is_judged_as_a_new_connection_would_be(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     """Security: with the certificate and the address of this connection, and all that its CONNECT said."""
     proxies = {"proxy_roles": ["proxy-a"]}
@@ -272,6 +278,7 @@ async def test_it_is_judged_as_a_new_connection_would_be(life: Begin, autojump_c
     assert first.authentication_id != again.authentication_id
 
 
+@pytest.mark.conforms("kip-368.46")
 async def test_over_several_rounds(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     sasl = Principal(type="User", name="alice", method="sasl")
     verdicts = challenge(b"q1"), challenge(b"q2"), token(1000, sasl)
@@ -292,6 +299,7 @@ async def test_over_several_rounds(life: Begin, autojump_clock: trio.testing.Moc
     assert it.backends.authentication.given_up == []
 
 
+@pytest.mark.conforms("kip-368.9")
 async def test_a_client_may_come_unasked(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     """As KIP-368's clients do."""
     it = await life(100, token(1000)).enter()
@@ -326,6 +334,7 @@ async def test_many_renewals_keep_no_object_of_any(life: Begin, autojump_clock: 
     assert it.counted() == (2 * RENEWALS, 0, 0)
 
 
+@pytest.mark.conforms("kip-368.9", "kip-368.49")
 @pytest.mark.parametrize(("pause_s", "passes"), [(0.9, False), (1.0, True)])
 @pytest.mark.parametrize("after_another", [False, True])
 async def test_again_at_once_is_too_soon(
@@ -346,6 +355,7 @@ async def test_again_at_once_is_too_soon(
         assert it.counted() == (after_another, 1, 0)
 
 
+@pytest.mark.conforms("kip-368.17", "kip-368.50")
 async def test_requests_and_answers_in_flight_go_on_and_stay_in_order(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -400,6 +410,7 @@ async def test_forwarded_credentials_are_the_fresh_ones(life: Begin, autojump_cl
 # ---- failures
 
 
+@pytest.mark.conforms("kip-368.47", "kip-368.48")
 @pytest.mark.parametrize(
     "somebody_else",
     [
@@ -424,6 +435,7 @@ async def test_somebody_else_is_closed(
     assert it.session.identity.sealed == b"sealed"
 
 
+@pytest.mark.conforms("kip-368.48")
 async def test_another_method_in_the_answer_is_closed_and_never_judged(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -446,6 +458,7 @@ async def test_an_answer_without_a_method_is_of_the_sessions(
     assert it.backends.authentication.rounds[1] == ("token", NEW_SECRET)
 
 
+@pytest.mark.conforms("kip-368.15", "kip-368.16", "kip-368.26")
 async def test_a_denial_closes_after_the_fixed_delay_and_nothing_is_tried_again(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -482,6 +495,7 @@ async def test_a_second_answer_while_the_first_is_judged_is_closed(
     assert it.session.identity.sealed == b"sealed"
 
 
+@pytest.mark.conforms("kip-368.16")
 @pytest.mark.parametrize(
     "trouble",
     [RpcConnectionLost("gone"), RpcDeadlineExceeded("late"), denied("unknown_round")],
@@ -519,6 +533,7 @@ async def test_the_auth_worker_dies_between_two_rounds(life: Begin, autojump_clo
 # ---- past the end
 
 
+@pytest.mark.conforms("kip-368.27", "kip-368.51")
 async def test_who_cannot_renew_is_counted_never_asked_and_closed_when_it_is_used(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -533,11 +548,26 @@ async def test_who_cannot_renew_is_counted_never_asked_and_closed_when_it_is_use
     assert it.counted() == (0, 0, 1)
 
 
+@pytest.mark.conforms("kip-368.32")
+async def test_the_log_tells_of_each_session_that_is_closed(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100).enter(refresh=False)
+    await it.at(101)
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(lookup())
+        await it.must_be_over("session_expired", EXPIRED)
+    [entry] = [entry for entry in logs if entry["event"] == "a client's session is being closed"]
+    assert (entry["client"], entry["principal"], entry["reason"]) == (CLIENT, "alice", "expired")
+
+
+@pytest.mark.conforms("kip-368.38", "kip-368.40")
 async def test_who_can_renew_is_not_counted(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100).enter()
     assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token") is None
 
 
+@pytest.mark.conforms("kip-368.22")
 async def test_what_keeps_alive_is_no_use(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100, limits={"keep_alive_interval_ms": 30_000}).enter(refresh=False)
     while it.second < 1000:
@@ -549,6 +579,7 @@ async def test_what_keeps_alive_is_no_use(life: Begin, autojump_clock: trio.test
     await it.must_be_over("session_expired", EXPIRED)
 
 
+@pytest.mark.conforms("kip-368.22")
 @pytest.mark.parametrize("nearly", NEARLY_PINGS)
 async def test_nothing_else_does(life: Begin, autojump_clock: trio.testing.MockClock, nearly: bytes) -> None:
     it = await life(100).enter(refresh=False)
@@ -557,6 +588,7 @@ async def test_nothing_else_does(life: Begin, autojump_clock: trio.testing.MockC
     await it.must_be_over("session_expired", EXPIRED)
 
 
+@pytest.mark.conforms("kip-368.8", "kip-368.21")
 async def test_a_client_asked_that_does_not_answer_is_left_alone_until_it_is_used(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -568,6 +600,7 @@ async def test_a_client_asked_that_does_not_answer_is_left_alone_until_it_is_use
     assert it.counted() == (0, 0, 1)
 
 
+@pytest.mark.conforms("kip-368.20")
 async def test_an_answer_past_the_end_renews(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100, token(100)).enter()
     await it.must_be_asked()
@@ -577,6 +610,7 @@ async def test_an_answer_past_the_end_renews(life: Begin, autojump_clock: trio.t
     assert it.counted() == (1, 0, 0)
 
 
+@pytest.mark.conforms("kip-368.20")
 async def test_what_is_under_way_is_answered_before_the_client_is_told(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -607,6 +641,7 @@ async def test_what_is_under_way_is_not_waited_for_for_ever(
     assert await it.must_be_over("session_expired", EXPIRED) == pytest.approx(100.1 + 6)
 
 
+@pytest.mark.conforms("kip-368.20")
 @pytest.mark.parametrize("command", [lookup(), BaseCommand(type=BaseCommand.SEEK), connect()])
 async def test_any_command_past_the_end_is_use(
     life: Begin, autojump_clock: trio.testing.MockClock, command: BaseCommand
@@ -652,6 +687,7 @@ class Held:
         return it
 
 
+@pytest.mark.conforms("kip-368.17", "kip-368.19")
 async def test_a_command_waits_for_the_verdict_then_goes_on(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -804,6 +840,7 @@ async def test_drain_lets_what_is_under_way_finish_before_an_expired_session_is_
 # ---- secrets
 
 
+@pytest.mark.conforms("kip-368.52")
 async def test_no_secret_in_any_log_error_or_repr(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     secrets = SECRET.decode(), NEW_SECRET.decode(), "0riginal"
     shown: list[str] = []
@@ -873,6 +910,7 @@ def test_a_relay_that_began_before_there_was_a_grace() -> None:
     assert grace_ms_of(StoredSession(grace_ms=0)) == 0
 
 
+@pytest.mark.conforms("pip-1.15", "kip-368.12")
 async def test_a_relay_whose_session_can_expire(told: Tell) -> None:
     tables = {
         "session": {"connections_max_reauth_ms": 50_000, "grace_ms": 7_000},
@@ -910,10 +948,12 @@ async def test_without_authentication_a_relay_is_told_only_what_counting_needs(
     assert session.lifetime_ms_max == 0
 
 
+@pytest.mark.conforms("kip-368.7")
 async def test_a_relay_that_never_expires_is_blind(told: Tell) -> None:
     assert told().session() is None
 
 
+@pytest.mark.conforms("kip-368.24")
 async def test_with_forwarded_credentials_the_brokers_ask_and_the_proxy_keeps_out(told: Tell) -> None:
     forwarded = OriginalCredentials("token", SECRET.decode())
     session = told(metrics={"count_messages": True}).expiring().must_be_told(forwarded)
@@ -966,6 +1006,7 @@ async def test_in_lookup_mode_all_are_asked_that_can_be(
     assert await it.must_be_asked() == pytest.approx(85)
 
 
+@pytest.mark.conforms("kip-368.27", "kip-368.40")
 async def test_a_relay_counts_who_cannot_renew(told: Tell) -> None:
     it = told().expiring()
     it.session(**OLD)

@@ -391,6 +391,27 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
     assert served.value("pulsar_proxy_ended_connections_total", cause="shut_down") == 1
 
 
+@pytest.mark.conforms("kip-368.39")
+async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """KIP-368's migration: no restart is needed, and who is there keeps what it came in by."""
+    tables: dict[str, Any] = {"authentication": {"enabled": True, "anonymous_role": "nobody"}}
+    served = await serve(**tables)
+    relays = served.service._relays
+    relays.now = relays.judge.now = trio.current_time
+    monkeypatch.setattr(Backends, "new_authentication", lambda *_: NobodysRounds())
+    before = await served.in_lookup_mode()
+    maximum = {"session": {"connections_max_reauth_ms": 5000}, "limits": {"keep_alive_interval_ms": 10**9}}
+    await served.service.configure(make_config(**tables, **maximum))
+    after = await served.in_lookup_mode()
+    await trio.sleep(5)
+    for client in (before, after):
+        await client.say(BaseCommand(type=BaseCommand.SEEK, seek={"request_id": 1}))
+    assert (await after.must_hear_error())[0] == ServerError.AuthenticationError
+    assert (await before.must_hear(BaseCommand.ERROR)).error.request_id == 1, "refused as ever, and served on"
+
+
 async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
     served = await serve()
     await served.in_lookup_mode()

@@ -125,6 +125,7 @@ async def test_every_way_of_cutting_connect_into_pieces(play: Start) -> None:
         await it.client.must_hear(BaseCommand.CONNECTED)
 
 
+@pytest.mark.conforms("kip-590.1", "kip-590.3")
 async def test_a_lookup_goes_in_an_envelope_whole(play: Start) -> None:
     it = await play().in_lookup_mode()
     request = lookup("topic", request_id=9)
@@ -379,6 +380,7 @@ async def test_a_message_is_answered_with_a_send_error(play: Start) -> None:
     assert (error.producer_id, error.sequence_id) == (1, 2)
 
 
+@pytest.mark.conforms("kip-368.54")
 async def test_a_frame_too_large(play: Start) -> None:
     it = await play(limits={"max_command_bytes": 2048}).in_lookup_mode()
     await it.client.say(b"\x7f\xff\xff\xff")
@@ -387,6 +389,7 @@ async def test_a_frame_too_large(play: Start) -> None:
     assert await it.end() == "frame_too_large"
 
 
+@pytest.mark.conforms("kip-368.53")
 @pytest.mark.parametrize("seed", range(8))
 async def test_1024_random_bytes_in_lookup_mode_end_their_own_connection(play: Start, seed: int) -> None:
     it, other = await play().in_lookup_mode(), await play().in_lookup_mode()
@@ -428,6 +431,7 @@ async def test_an_http_client(play: Start) -> None:
     assert await it.end() == "frame_too_large"
 
 
+@pytest.mark.conforms("kip-590.5", "kip-368.55")
 @pytest.mark.parametrize(
     "command",
     [
@@ -449,6 +453,7 @@ async def test_any_command_before_connect_ends_the_connection(play: Start, comma
     assert it.backends.authentication.rounds == []
 
 
+@pytest.mark.conforms("kip-590.5", "kip-368.55")
 @pytest.mark.parametrize("command", [lookup(), connect(), auth_response(b"x"), BaseCommand(type=BaseCommand.FLOW)])
 async def test_any_command_while_authenticating_ends_the_connection(play: Start, command: BaseCommand) -> None:
     """Security: a client cannot slip a request in before the verdict."""
@@ -476,6 +481,7 @@ async def test_a_second_connect(play: Start) -> None:
     assert await it.end() == "not_allowed"
 
 
+@pytest.mark.conforms("pip-30.48")
 async def test_an_authentication_frame_after_completion(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
     await it.in_lookup_mode()
@@ -588,6 +594,7 @@ async def test_what_a_connect_says_of_who_is_behind_it_counts_for_nothing(play: 
 # ---- authentication
 
 
+@pytest.mark.conforms("pip-30.2", "pip-30.3", "pip-30.11")
 async def test_authenticated_at_once(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
     await it.client.say(connect())
@@ -599,6 +606,7 @@ async def test_authenticated_at_once(play: Start) -> None:
     assert (identity.principal, identity.sealed) == (ALICE, b"sealed")
 
 
+@pytest.mark.conforms("pip-30.10", "pip-30.12", "pip-30.16", "pip-30.25")
 async def test_challenge_rounds(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
     it.backends.authentication.answers = [challenge(b"q1"), challenge(b"q2"), authenticated()]
@@ -612,6 +620,7 @@ async def test_challenge_rounds(play: Start) -> None:
     assert it.backends.authentication.rounds == [("sasl", b"a0"), ("sasl", b"a1"), ("sasl", b"a2")]
 
 
+@pytest.mark.conforms("pip-30.8")
 async def test_the_servers_last_word_must_be_answered_before_connected(play: Start) -> None:
     """To the client it is a challenge as any other; only the answer to it leads on."""
     it = play(authentication=AUTHENTICATED)
@@ -627,6 +636,7 @@ async def test_the_servers_last_word_must_be_answered_before_connected(play: Sta
     assert it.backends.authentication.rounds[1] == ("SCRAM-SHA-256", b"")
 
 
+@pytest.mark.conforms("pip-30.50")
 async def test_a_round_answered_twice(play: Start) -> None:
     """Security: the second answer is out of turn while the first one is judged, and the connection ends."""
     it = play(authentication=AUTHENTICATED)
@@ -648,6 +658,7 @@ async def test_a_round_answered_twice(play: Start) -> None:
     assert it.session.identity.role == ""
 
 
+@pytest.mark.conforms("pip-30.21", "pip-30.51")
 @pytest.mark.parametrize("data", [b"", b"\xff" * 1000])
 async def test_whatever_is_in_an_answer_is_the_auth_workers_to_judge(play: Start, data: bytes) -> None:
     it = play(authentication=AUTHENTICATED)
@@ -659,6 +670,7 @@ async def test_whatever_is_in_an_answer_is_the_auth_workers_to_judge(play: Start
     assert it.backends.authentication.rounds == [("token", data), ("token", data)]
 
 
+@pytest.mark.conforms("pip-30.49")
 async def test_another_method_in_an_answer_reaches_the_auth_worker_as_it_is(
     play: Start, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -683,6 +695,7 @@ async def test_any_other_command_in_answer_to_a_challenge(play: Start, command: 
     assert it.backends.forwarded == []
 
 
+@pytest.mark.conforms("pip-30.44", "pip-30.55", "pip-30.56")
 @pytest.mark.parametrize("verdict", [denied("expired"), denied(""), AuthenticateResponse()])
 async def test_a_denial_is_generic_and_comes_after_the_fixed_delay(
     play: Start, verdict: AuthenticateResponse, autojump_clock: trio.testing.MockClock
@@ -699,6 +712,7 @@ async def test_a_denial_is_generic_and_comes_after_the_fixed_delay(
     assert it.session.identity.role == ""
 
 
+@pytest.mark.conforms("pip-30.56")
 async def test_a_denial_in_a_later_round_is_the_same(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED)
     it.backends.authentication.answers = [challenge(b"q"), denied()]
@@ -721,6 +735,7 @@ async def test_nothing_is_answered_while_a_denial_waits(play: Start, autojump_cl
     assert len(it.backends.authentication.rounds) == 1
 
 
+@pytest.mark.conforms("pip-30.52")
 @pytest.mark.parametrize("error", [RpcConnectionLost("gone"), RpcDeadlineExceeded("late")])
 async def test_no_verdict_is_no_admission(play: Start, error: Exception) -> None:
     """Security: the auth worker is gone in the middle; deny, and never ask again."""
@@ -740,6 +755,7 @@ async def test_authentication_off_asks_nobody(play: Start) -> None:
     assert it.backends.authentication.rounds == []
 
 
+@pytest.mark.conforms("kip-368.52")
 async def test_no_secret_in_any_log_or_error(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     """Security: every way in which a session with a credential can end."""
     stories: list[tuple[list[Any], list[BaseCommand | bytes]]] = [
@@ -813,6 +829,7 @@ async def test_an_auth_worker_that_does_not_answer(play: Start, autojump_clock: 
     assert await it.end() == "handshake_timeout"
 
 
+@pytest.mark.conforms("pip-30.46")
 async def test_a_client_that_does_not_answer_a_challenge(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED, limits={"handshake_timeout_ms": 3000})
     it.backends.authentication.answers = [challenge(b"q")]

@@ -11,7 +11,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from forwarder_fakes import CLIENT, Play, authenticated, connect, lookup
+from forwarder_fakes import CLIENT, Play, authenticated, connect, denied, lookup
 from relay_fakes import tcp_pair
 
 from proto import commands
@@ -37,6 +37,7 @@ async def relaying(play: Start) -> Play:
     return it
 
 
+@pytest.mark.conforms("pip-1.9", "pip-1.13")
 async def test_the_way_into_the_relay(play: Start) -> None:
     it = play(authentication={"enabled": True})
     it.backends.authentication.answers = [authenticated()]
@@ -50,6 +51,7 @@ async def test_the_way_into_the_relay(play: Start) -> None:
         assert it.value("pulsar_proxy_handshake_seconds_count", stage=stage) == 1
 
 
+@pytest.mark.conforms("pip-1.14")
 async def test_bytes_are_relayed_blind_both_ways(play: Start) -> None:
     it = await relaying(play)
     await it.client.say(b"\xff\xff\xff\xff this is no frame")
@@ -113,6 +115,7 @@ async def test_the_session_ends_where_the_relay_begins(play: Start) -> None:
     assert abs(about.started_at_unix_ms - started) < 60_000
 
 
+@pytest.mark.conforms("pip-1.14")
 async def test_a_relay_between_plain_sockets_is_the_kernels(play: Start, nursery: trio.Nursery) -> None:
     streams = tcp_pair()
     it = play(streams=streams)
@@ -401,6 +404,34 @@ async def test_the_handshakes_deadline_covers_the_broker(play: Start, autojump_c
     assert await it.end() == "handshake_timeout"
 
 
+@pytest.mark.conforms("pip-1.10")
+async def test_no_target_is_looked_at_before_its_client_is_authenticated(play: Start) -> None:
+    """Security: a stranger could have names of his choice resolved, and learn which there are."""
+    it = play(authentication={"enabled": True, "failure_delay_ms": 0})
+    it.backends.authentication.answers = [denied()]
+    it.backends.broker_failure = TargetRefused("host", "not allowed")
+    await it.client.say(connect(TARGET))
+    assert await it.client.must_hear_error() == (ServerError.AuthenticationError, "Failed to authenticate")
+    assert await it.end() == "authentication_failed"
+    assert it.backends.opened == []
+
+
+@pytest.mark.conforms("pip-1.7", "pip-1.35", "pip-1.39")
+async def test_each_connection_is_a_relay_of_its_own_to_the_broker_that_it_names(play: Start) -> None:
+    relays = []
+    for target in ("b0:6650", "b1:6650", "b1:6650"):
+        it = play()
+        await it.client.say(connect(target))
+        await it.client.must_hear(BaseCommand.CONNECTED)
+        assert [message.proxy_to_broker_url for message, _, _ in it.backends.opened] == [target]
+        relays.append((it, target.encode()))
+    for it, data in relays:
+        await it.client.say(data)
+    for it, data in relays:
+        assert await it.backends.broker.read_exactly(len(data)) == data
+
+
+@pytest.mark.conforms("pip-1.9")
 async def test_nobody_who_is_not_authenticated_reaches_a_broker(play: Start) -> None:
     """Security."""
     it = play(authentication={"enabled": True, "failure_delay_ms": 0})
@@ -439,6 +470,7 @@ async def test_a_broker_that_is_there_too_late_is_closed(play: Start, nursery: t
 # ---- the end
 
 
+@pytest.mark.conforms("pip-1.16")
 async def test_the_broker_closes(play: Start) -> None:
     it = await relaying(play)
     await it.backends.broker.say(b"last words")

@@ -115,6 +115,7 @@ async def failure(*addresses: str, **how: Any) -> BrokerLinkFailed:
     return caught.value
 
 
+@pytest.mark.conforms("pip-1.11")
 async def test_connected(brokers: FakeBrokers) -> None:
     ends: list[Broker] = []
 
@@ -317,6 +318,7 @@ async def test_what_was_dialled_is_closed_however_it_failed(
 # ---- challenges
 
 
+@pytest.mark.conforms("pip-30.15")
 async def test_challenge_rounds(brokers: FakeBrokers) -> None:
     answers: list[bytes] = []
 
@@ -337,6 +339,7 @@ async def test_challenge_rounds(brokers: FakeBrokers) -> None:
     assert answers == [b"answer-1", b"answer-2", b"answer-3"]
 
 
+@pytest.mark.conforms("pip-30.14")
 @pytest.mark.parametrize("challenges", [0, 1, 2])
 async def test_a_broker_that_has_not_proved_itself_does_not_take_us_in(brokers: FakeBrokers, challenges: int) -> None:
     async def script(broker: Broker) -> None:

@@ -92,6 +92,7 @@ async def test_many_calls_at_once(wires: MakeWires) -> None:
     assert answers == {str(number) for number in range(500)}
 
 
+@pytest.mark.conforms("kip-590.16")
 async def test_the_handler_knows_who_calls(wires: MakeWires) -> None:
     callers: list[Caller] = []
 
@@ -103,6 +104,7 @@ async def test_the_handler_knows_who_calls(wires: MakeWires) -> None:
     assert callers == [Caller(Role.FORWARDER, 4711)]
 
 
+@pytest.mark.conforms("kip-590.4", "kip-590.15")
 @pytest.mark.parametrize("method", sorted({*MAY_CALL, 0, 99}))
 @pytest.mark.parametrize("role", list(Role))
 async def test_the_role_table_is_enforced(wires: MakeWires, role: Role, method: int) -> None:
@@ -212,6 +214,7 @@ async def test_the_deadline_holds_while_nobody_is_there(
     assert trio.current_time() == pytest.approx(3)
 
 
+@pytest.mark.conforms("kip-590.28")
 async def test_a_call_waits_for_the_worker(wires: MakeWires, autojump_clock: trio.testing.MockClock) -> None:
     lines = wires()
     lines.refusals = 5
@@ -264,6 +267,7 @@ async def test_calls_of_a_caller_that_goes_away_are_cancelled(nursery: trio.Nurs
 # ---- connections that break
 
 
+@pytest.mark.conforms("kip-590.30")
 async def test_a_lost_connection_without_retry(wires: MakeWires, nursery: trio.Nursery) -> None:
     """Security: a round of authentication is not asked again."""
     asked = 0
@@ -288,6 +292,7 @@ async def test_a_lost_connection_without_retry(wires: MakeWires, nursery: trio.N
     assert asked == 1
 
 
+@pytest.mark.conforms("kip-590.30")
 async def test_a_lost_connection_with_retry(
     wires: MakeWires, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -410,6 +415,7 @@ async def test_a_call_whose_answer_nobody_waits_for(raw: RawServer, client: RpcC
     await raw.reply(call.correlation_id)
 
 
+@pytest.mark.conforms("kip-590.29")
 async def test_replies_late_or_twice_are_dropped(
     raw: RawServer, client: RpcClient, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -744,6 +750,7 @@ async def test_the_limit_of_calls_in_flight(nursery: trio.Nursery, monkeypatch: 
     assert (await caller.read()).status == Status.OK
 
 
+@pytest.mark.conforms("kip-590.27")
 async def test_a_call_that_takes_too_long_is_told_so(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:

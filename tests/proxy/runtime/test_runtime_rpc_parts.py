@@ -404,6 +404,7 @@ async def test_a_client_hears_every_part(nursery: trio.Nursery) -> None:
         assert [await call.next_part(), await call.next_part()] == [(b"a", True), (b"b", False)]
 
 
+@pytest.mark.conforms("kip-590.15")
 @pytest.mark.parametrize("role", [Role.AUTH, Role.LOOKUP])
 async def test_the_role_table_holds_for_handlers_in_parts(nursery: trio.Nursery, role: Role) -> None:
     """Security: KIP-590's ClusterAction."""

@@ -1,0 +1,300 @@
+"""docs/conformance.md: each statement of each specification, how this proxy does it, where, and which test shows it.
+
+The statements stand in tests/conformance/*.toml. A test says by a marker which of them it shows:
+
+    @pytest.mark.conforms("kip-368.20")
+
+Markers are found by reading the tests' syntax, so nothing is imported. `make generate` writes the page; `problems`
+finds what does not fit together, and a test (tests/conformance) fails upon any.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+SPECIFICATIONS = ("pip-1", "pip-30", "kip-590", "kip-368")
+"""In the order of the page; each has a file of this name."""
+
+PAGE = Path("docs/conformance.md")
+STATEMENTS = Path("tests/conformance")
+MARKER = "conforms"
+
+HOLDS, DEVIATES, NOT_APPLICABLE = "yes", "deviates", "not applicable"
+_WORDS = {HOLDS: "holds", DEVIATES: "**deviates**", NOT_APPLICABLE: "not applicable"}
+_KEYS = {"id", "section", "says", "paraphrase", "holds", "deviation", "note", "where"}
+_WIDTH = 120
+
+
+class StatementsInvalid(Exception):
+    """A file of statements that does not have the form; says where."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a specification.
+
+    ``says``: quoted, or said closely where ``is_paraphrase``. ``deviation``: its subject, in some words. ``note``: how
+    the proxy does it; of a deviation what it does instead, and why. ``where``: `file`, or `file:symbol`.
+    """
+
+    id: str
+    section: str
+    says: str
+    is_paraphrase: bool
+    holds: str
+    deviation: str
+    note: str
+    where: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Specification:
+    """One specification, with its statements in their order."""
+
+    name: str
+    title: str
+    source: str
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A test that says it shows a statement."""
+
+    statement: str
+    file: Path
+    test: str
+
+
+def load(root: Path) -> tuple[Specification, ...]:
+    """Read the statements; raises StatementsInvalid."""
+    return tuple(_specification(root / STATEMENTS / f"{name}.toml", name) for name in SPECIFICATIONS)
+
+
+def _specification(file: Path, name: str) -> Specification:
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    statements = tuple(_statement(file, entry) for entry in tables["statement"])
+    # In any order: one that is added gets the next number, wherever it stands, so that none changes its id.
+    wanted = [f"{name}.{number}" for number in range(1, len(statements) + 1)]
+    if sorted(statement.id for statement in statements) != sorted(wanted):
+        raise StatementsInvalid(f"{file}: its ids are not {wanted[0]} to {wanted[-1]}, each once")
+    return Specification(name, tables["title"], tables["source"], statements)
+
+
+def _statement(file: Path, entry: dict[str, object]) -> Statement:
+    def text(key: str) -> str:
+        return " ".join(str(entry.get(key, "")).split())
+
+    unknown = entry.keys() - _KEYS
+    if unknown:
+        raise StatementsInvalid(f"{file}: {entry.get('id')} has {', '.join(sorted(unknown))}")
+    where = entry.get("where", [])
+    assert isinstance(where, list)
+    found = Statement(
+        id=text("id"),
+        section=text("section"),
+        says=text("says"),
+        is_paraphrase=bool(entry.get("paraphrase")),
+        holds=text("holds"),
+        deviation=text("deviation"),
+        note=text("note"),
+        where=tuple(map(str, where)),
+    )
+    if found.holds not in _WORDS:
+        raise StatementsInvalid(f"{file}: {found.id} holds {found.holds!r}: one of {', '.join(_WORDS)}")
+    if not found.section or not found.says:
+        raise StatementsInvalid(f"{file}: {found.id} says nothing, or not in which section")
+    if bool(found.deviation) != (found.holds == DEVIATES):
+        raise StatementsInvalid(f"{file}: {found.id} holds {found.holds!r}, and its deviation is {found.deviation!r}")
+    if not found.note and found.holds != HOLDS:
+        raise StatementsInvalid(f"{file}: {found.id} gives no reason (note)")
+    if bool(found.where) == (found.holds == NOT_APPLICABLE):
+        raise StatementsInvalid(f"{file}: {found.id} says {'' if found.where else 'not '}where, but is {found.holds!r}")
+    return found
+
+
+# ---- the tests' markers
+
+
+def marks(root: Path) -> list[Mark]:
+    """Find all markers of all tests; raises StatementsInvalid for one that cannot be read without running it."""
+    files = sorted((root / "tests").rglob("test_*.py"))
+    return [mark for file in files for mark in _marks_in(file, file.relative_to(root))]
+
+
+def _marks_in(file: Path, shown: Path) -> Iterator[Mark]:
+    text = file.read_text(encoding="utf-8")
+    if f"mark.{MARKER}" not in text:
+        return
+    tree = ast.parse(text)
+    read = 0
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) or not function.name.startswith("test_"):
+            continue
+        for decorator in function.decorator_list:
+            if isinstance(decorator, ast.Call) and _is_marker(decorator.func):
+                read += 1
+                for argument in decorator.args:
+                    if not isinstance(argument, ast.Constant) or not isinstance(argument.value, str):
+                        raise StatementsInvalid(f"{shown}:{argument.lineno}: {MARKER} takes ids as they stand")
+                    yield Mark(argument.value, shown, function.name)
+    if read != sum(_is_marker(node) for node in ast.walk(tree)):
+        raise StatementsInvalid(f"{shown}: {MARKER} stands where it decorates no test")
+
+
+def _is_marker(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == MARKER and ast.unparse(node.value).endswith("mark")
+
+
+# ---- what does not fit together
+
+
+def problems(root: Path) -> list[str]:
+    """Tell what is wrong, in one sentence each."""
+    specifications, found = load(root), marks(root)
+    statements = {statement.id: statement for one in specifications for statement in one.statements}
+    shown = {mark.statement for mark in found}
+    wrong = [
+        f"{mark.file}: {mark.test} shows {mark.statement}, which no specification has"
+        for mark in found
+        if mark.statement not in statements
+    ]
+    for statement in statements.values():
+        applies = statement.holds != NOT_APPLICABLE
+        if applies and statement.id not in shown:
+            wrong.append(f"{statement.id} {_WORDS[statement.holds]}, but no test shows it")
+        if not applies and statement.id in shown:
+            wrong.append(f"{statement.id} is not applicable, but a test shows it")
+        wrong += [f"{statement.id}: {place} does not exist" for place in statement.where if not exists(root, place)]
+    return wrong
+
+
+def exists(root: Path, place: str) -> bool:
+    """Tell whether a file, and a symbol in it, is there: in Python something defined, elsewhere a word."""
+    name, _, symbol = place.partition(":")
+    file = root / name
+    if not file.is_file():
+        return False
+    if not symbol:
+        return True
+    if file.suffix == ".py":
+        return symbol in _symbols(file)
+    return re.search(rf"\b{re.escape(symbol)}\b", file.read_text(encoding="utf-8")) is not None
+
+
+@cache
+def _symbols(file: Path) -> frozenset[str]:
+    return frozenset(_defined(ast.parse(file.read_text(encoding="utf-8")).body, ""))
+
+
+def _defined(body: list[ast.stmt], prefix: str) -> Iterator[str]:
+    for node in body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield prefix + name
+            case ast.ClassDef(name=name):
+                yield prefix + name
+                yield from _defined(node.body, f"{prefix}{name}.")
+            case ast.Assign(targets=targets):
+                yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield prefix + name
+
+
+# ---- the page
+
+_HEAD = """\
+<!-- Made by `make generate` from tests/conformance/*.toml and the tests' markers. Do not edit. -->
+# Conformance
+
+What the four specifications say, statement by statement: whether this proxy does it, where, and which tests show it. A
+statement that holds, and each deviation, has at least one test that says so by its marker
+(`@pytest.mark.conforms("{example}")`). CI fails where it has none, where a place named here is gone, and where this
+page is not what the tests say. The tests of `tests/e2e` run real brokers and clients.
+
+Statements are quoted as they stand, errors of spelling included; "…" leaves something out. *In short* are those that a
+specification says over several lines, and the cases that its own implementation tests.
+"""
+
+
+def page(root: Path) -> str:
+    """Write the page."""
+    specifications = load(root)
+    by_statement: dict[str, list[Mark]] = {}
+    for mark in marks(root):
+        by_statement.setdefault(mark.statement, []).append(mark)
+    lines = [_HEAD.format(example=specifications[-1].statements[0].id), *_summary(specifications)]
+    for one in specifications:
+        lines += ["", f"## {one.title}", "", f"[{one.name.upper()}]({one.source})"]
+        for section in dict.fromkeys(statement.section for statement in one.statements):
+            lines += ["", f"### {section}"]
+            for statement in one.statements:
+                if statement.section == section:
+                    lines += ["", *_entry(statement, by_statement.get(statement.id, []))]
+    return "\n".join(lines) + "\n"
+
+
+def _summary(specifications: tuple[Specification, ...]) -> Iterator[str]:
+    yield "| specification | statements | hold | deviate | not applicable |"
+    yield "|---|---|---|---|---|"
+    for one in specifications:
+        counted = [sum(statement.holds == word for statement in one.statements) for word in _WORDS]
+        yield f"| {one.title} | {len(one.statements)} | {' | '.join(map(str, counted))} |"
+    yield ""
+    yield "| deviation | |"
+    yield "|---|---|"
+    for one in specifications:
+        for statement in one.statements:
+            if statement.holds == DEVIATES:
+                yield f"| {statement.deviation} | [{statement.id}](#{statement.id}) |"
+
+
+def _entry(statement: Statement, shown_by: list[Mark]) -> Iterator[str]:
+    short = ", in short" if statement.is_paraphrase else ""
+    yield f'<a id="{statement.id}"></a>**{statement.id}**: {_WORDS[statement.holds]}{short}'
+    yield ""
+    yield from _wrapped(_harmless(statement.says), "> ", "> ")
+    if statement.note:
+        yield ""
+        yield from _wrapped(statement.note, "", "")
+    if statement.where:
+        yield ""
+        yield from _wrapped(f"Where: {', '.join(map(_place, statement.where))}.", "", "")
+    if shown_by:
+        yield ""
+        yield from _wrapped(f"Shown by: {'; '.join(_by_file(shown_by))}.", "", "")
+
+
+def _harmless(quoted: str) -> str:
+    """Keep Markdown from taking brackets and angles of a quotation for its own."""
+    return quoted.replace("<", "&lt;").replace("[", "\\[")
+
+
+def _place(place: str) -> str:
+    name, _, symbol = place.partition(":")
+    link = f"[`{name}`]({'' if name.startswith('docs/') else '../'}{name.removeprefix('docs/')})"
+    return f"{link} `{symbol}`" if symbol else link
+
+
+def _by_file(shown_by: list[Mark]) -> Iterator[str]:
+    for file in dict.fromkeys(mark.file for mark in shown_by):
+        tests = dict.fromkeys(mark.test for mark in shown_by if mark.file == file)
+        yield f"[`{file}`](../{file}) {', '.join(f'`{test}`' for test in tests)}"
+
+
+def _wrapped(text: str, first: str, following: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=following,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
