@@ -100,6 +100,29 @@ def test_executed_sections_are_there() -> None:
     assert set(EXECUTED_PAGES) <= set(pages())
 
 
+TRIED_BY = {
+    "toml": "test_docs_configurations.py",
+    "yaml": "test_docs_configurations.py",
+    "properties": "tests/e2e/test_docs_commands.py, which gives these lines to a broker",
+    "ini": "test_docs_getting_started.py",
+    "": "nobody: a picture, or what a program wrote",
+}
+"""Languages of blocks that are no commands; a Python program that is a file (`# name.py`) is run by its command."""
+
+PYTHON_TRIED_BY = {
+    "docs/authentication.md": "tests/auth/test_docs_providers.py",
+    "docs/analytics.md": "tests/analytics/test_analytics_sources_spool.py, which registers the source in this way",
+}
+
+
+@pytest.mark.parametrize("page", pages())
+def test_each_other_block_is_tried_by_somebody(page: str) -> None:
+    for block in blocks(page):
+        tried = block.language in (*SHELLS, *TRIED_BY) or (block.file and _executed(block))
+        named = block.language == "python" and block.page in PYTHON_TRIED_BY
+        assert tried or named or block.language == "sql", f"{block.where}: who tries this?"
+
+
 def test_a_command_prompt_stands_only_in_a_console_block() -> None:
     """Else nobody would find the command: neither a reader who copies it nor these tests."""
     for page in pages():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import ssl
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ from local.ports import free_port
 from local.process import OwnedProcess
 from local.standalone import Standalone
 
+from proto.pulsar_pb2 import BaseCommand, ServerError
 from tests.docs.blocks import ROOT, Block, blocks
 from tests.docs.plan import EXECUTED_SECTIONS
 from tests.docs.reader import Reader
@@ -30,6 +32,7 @@ from tests.docs.reader import Reader
 from .lab.pipeline import Tables
 from .lab.prometheus import Prometheus
 from .lab.waiting import eventually
+from .lab.wire import WireClient
 
 START = "docs/getting-started.md"
 PROXY = "/opt/pulsar-trio-proxy/bin/pulsar-trio-proxy"
@@ -219,10 +222,24 @@ def _part(block: Block, text: str) -> Block:
     return Block(**fields, language=block.language, text=text)
 
 
-def test_afterwards(started: World) -> None:
-    """A new token, a reload, an upgrade, a drain: the cluster has ended then. It is the last test, since it ends it."""
-    started.read(START, "8. Afterwards")
-    assert started.get("admin", "/healthz") == 0
+def test_nobody_comes_in_with_another_keys_token(started: World) -> None:
+    """The page's other way to keys and tokens makes what brokers take, but not those that know another key."""
     started.read(START, "Without Pulsar's tools")
     validate = 'pulsar tokens validate --public-key "file://$PWD/token-public.der" --token-file "$PWD/alice.jwt"'
-    assert "alice" in started.reader.type(validate), "brokers take a token that Python signed"
+    assert "alice" in started.reader.type(validate)
+    secrets = started.reader.home / "pulsar-secrets"
+    context = ssl.create_default_context(cafile=secrets / "ca.crt")
+    answers = {}
+    for folder in (secrets, started.reader.folder):
+        with WireClient(started.ports["proxy"]) as client:
+            client._socket = context.wrap_socket(client._socket, server_hostname="localhost")
+            answers[folder] = client.connect(token=(folder / "alice.jwt").read_text().strip())
+    accepted, denied = answers.values()
+    assert accepted.type == BaseCommand.CONNECTED
+    assert denied.error.error == ServerError.AuthenticationError
+
+
+def test_afterwards(started: World) -> None:
+    """A new token, a reload, an upgrade, a drain: the cluster has ended then, so this is the last test."""
+    started.read(START, "8. Afterwards")
+    assert started.get("admin", "/healthz") == 0
