@@ -283,7 +283,8 @@ def _cpu_by_connections(broker: Broker, directory: Path) -> None:
         rest, opening, keeping = (after - before for before, after in itertools.pairwise(clocks))
         print_status.line(
             f"1,000 {name}: {opening:.2f} s of CPU time to open, "
-            f"{100 * (keeping - rest) / KEEP_ALIVE_S:.2f} % of a CPU to keep with a PING every {KEEP_ALIVE_S:.0f} s (at rest {100 * rest / KEEP_ALIVE_S:.2f} %)"
+            f"{100 * (keeping - rest) / KEEP_ALIVE_S:.2f} % of a CPU to keep with a PING every {KEEP_ALIVE_S:.0f} s "
+            f"(at rest {100 * rest / KEEP_ALIVE_S:.2f} %)"
         )
 
 

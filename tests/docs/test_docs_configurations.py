@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,19 @@ import yaml
 from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from local import chart_tools
 from local.tokens import make_token
 
 from analytics.receiver.config import load_config as load_receiver_config
 from auth.providers.scram import credential_line
 from proxy.cli import main
 from proxy.config.load import load_config
-from tests.docs.blocks import Block, blocks, pages
+from tests.deploy.chart import NAME, Manifests, Refused, helm_template, needs_tools
+from tests.docs.blocks import ROOT, Block, blocks, commands, pages
 from tests.e2e.lab.cluster import to_toml
 
 RECEIVER_PAGE = "docs/analytics-receiver.md"
+CHART_PAGE = "docs/kubernetes.md"
 LOADED_ONLY = {
     "voucher": "the provider is the page's own, and not installed; tests/auth/test_docs_providers.py runs it",
     "sasl": "a keytab needs a KDC; tests/e2e/test_kerberos.py has one",
@@ -137,9 +142,44 @@ def test_the_receiver_takes_it(block: Block, files: Files, tmp_path: Path) -> No
     assert Path(config.listen.tls.certificate).exists()
 
 
-@_named(_of("yaml"))
-def test_it_is_yaml(block: Block) -> None:
-    assert isinstance(yaml.safe_load(block.text), dict)
+@_named([block for block in _of("yaml") if block.page != CHART_PAGE])
+def test_prometheus_keys_are_those_of_its_tables(block: Block) -> None:
+    """promtool reads the whole one (tests/e2e/test_docs_commands.py); the other is for a newer one than Debian's."""
+    assert set(yaml.safe_load(block.text)) <= {"global", "scrape_configs", "remote_write"}
+
+
+@needs_tools
+@_named([block for block in _of("yaml") if block.page == CHART_PAGE])
+def test_the_chart_takes_the_values(block: Block) -> None:
+    """Its schema knows every key, so a misspelt one is refused."""
+    values = yaml.safe_load(block.text)
+    assert Manifests(helm_template(values)).names("Deployment") == [NAME]
+    with pytest.raises(Refused):
+        helm_template({f"{key}x": value for key, value in values.items()})
+
+
+@needs_tools
+def test_the_chart_takes_the_options_of_helm_install() -> None:
+    shown = [command for block in blocks(CHART_PAGE) for command in commands(block)]
+    (install,) = (command.text for command in shown if command.head.startswith("helm install"))
+    words = shlex.split(install.replace("\\\n", " "))
+    result = subprocess.run(
+        [chart_tools.tool("helm"), "template", *words[2:]], capture_output=True, text=True, cwd=ROOT
+    )
+    assert result.returncode == 0, result.stderr
+    assert "REGISTRY/pulsar-trio-proxy" in result.stdout
+
+
+def test_the_environment_overrides_what_the_page_says(tmp_path: Path) -> None:
+    """docs/configuration.md: three variables, as they stand there."""
+    (block,) = (block for block in blocks("docs/configuration.md") if "PULSAR_TRIO_PROXY__" in block.text)
+    variables = dict(line.split("=", 1) for line in block.text.splitlines())
+    path = tmp_path / "proxy.toml"
+    path.write_text("")
+    config = load_config(path, variables)
+    assert config.brokers.service_url == "pulsar://broker-0:6650,broker-1:6650"
+    assert config.brokers.allowed_ports == (6650, 6651)
+    assert [listener.bind for listener in config.listener] == ["0.0.0.0:6650"]
 
 
 def test_there_are_such_blocks() -> None:
