@@ -98,7 +98,8 @@ class Reader:
         try:
             output = self.type(self.here(command.text), self._answers.get(command.head, ()))
         except AssertionError as failure:
-            raise AssertionError(f"{command.where}: {failure}") from None
+            logs = "\n".join(f"in the background:\n{process.log_tail()}" for process in self._processes)
+            raise AssertionError(f"{command.where}: {failure}\n{logs}") from None
         self._compare(command, output)
 
     def _start(self, command: Command) -> None:

@@ -186,6 +186,21 @@ def test_getting_started(started: World) -> None:
     assert "persistent://public/default/first" in topics, "the message was this broker's"
 
 
+def test_the_proxys_user_can_read_what_it_needs_and_nobody_else_its_secrets(started: World) -> None:
+    """The unit of systemd runs it as a user of its own, which is in the files' group (chgrp is not run here)."""
+    program = started.directory / "opt/pulsar-trio-proxy/bin/pulsar-trio-proxy"
+    assert program.stat().st_mode & 0o005 == 0o005
+    for folder in (program.parent.parent, program.parent):
+        assert folder.stat().st_mode & 0o005 == 0o005, folder
+    configured = started.directory / "etc/pulsar-trio-proxy"
+    assert configured.stat().st_mode & 0o777 == 0o750
+    assert {path.name: path.stat().st_mode & 0o777 for path in configured.iterdir()} == dict.fromkeys(
+        ("ca.crt", "proxy.crt", "proxy.key", "proxy.jwt", "token-public.der", "admin-token", "proxy.toml"), 0o640
+    )
+    secrets = started.reader.home / "pulsar-secrets"
+    assert secrets.stat().st_mode & 0o777 == 0o700
+
+
 def test_credentials_for_scram(started: World) -> None:
     """docs/authentication.md: a password that is asked for twice at the terminal makes a line for the file."""
     started.read("docs/authentication.md", "Clients")
@@ -206,7 +221,7 @@ def test_analytics(started: World) -> None:
     prometheus = DocumentedPrometheus(started.directory / "prometheus", config)
     prometheus.start()
     try:
-        prometheus.wait_until_sent(time.time() + 1.0)
+        prometheus.wait_until_sent(time.time() + 1.0, within_s=READY_S)
     finally:
         prometheus.kill()
     started.reader.read(_part(jobs, rest))
