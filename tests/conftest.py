@@ -24,6 +24,7 @@ STAND_ALONE = (
     "test_analytics",
     "test_relays_survive",
     "test_framed_relays_survive",
+    "test_docs_commands",
     "test_two_brokers",
     "test_admin",
     "test_inside",

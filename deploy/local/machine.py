@@ -93,6 +93,9 @@ PROMETHEUS = Need(
     lambda: shutil.which("prometheus") is not None and shutil.which("promtool") is not None,
     ("prometheus",),
 )
+OPENSSL = Need("OpenSSL (openssl)", lambda: shutil.which("openssl") is not None, ("openssl",))
+CURL = Need("curl", lambda: shutil.which("curl") is not None, ("curl",))
+SYSTEMD = Need("systemd-analyze", lambda: shutil.which("systemd-analyze") is not None, ("systemd",))
 GO = Need(
     f"Go {'.'.join(map(str, BENCH_GO_MINIMUM))} or newer", lambda: go_version() >= BENCH_GO_MINIMUM, ("golang-go",)
 )
@@ -112,7 +115,8 @@ MMDEBSTRAP = Need("mmdebstrap", lambda: shutil.which("mmdebstrap") is not None, 
 
 PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
-TEST = (VENV, JDK, MAVEN, PROMETHEUS)
+TEST = (VENV, JDK, MAVEN, PROMETHEUS, OPENSSL, CURL, SYSTEMD)
+"""The last three: what docs/getting-started.md has its readers type, which tests/e2e/test_docs_commands.py does."""
 BENCH = (VENV, JRE, MAVEN, GO)
 IMAGES = (BUILDAH, MMDEBSTRAP)
 KERBEROS = (KDC, KADMIN, KRB5_HEADERS, GCC, PYTHON_HEADERS)

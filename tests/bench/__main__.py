@@ -27,7 +27,9 @@ def _arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--contenders", default=",".join(CONTENDERS), help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--window", type=float, default=1.5, help="seconds of one measurement; default: %(default)s")
-    parser.add_argument("--sizing", action="store_true", help="only this: how much memory does the cluster need?")
+    parser.add_argument(
+        "--sizing", action="store_true", help="only this: how much memory and CPU time does the cluster need?"
+    )
     parser.add_argument("--timing", action="store_true", help="only this: does an error's time tell who exists?")
     parser.add_argument("--write", action="store_true", help="write the results to docs/benchmarks.md and .svg")
     options = parser.parse_args(arguments)

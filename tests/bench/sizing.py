@@ -1,8 +1,8 @@
-"""How much memory the cluster needs: at rest, for each process, and for 1,000 connections of each kind.
+"""How much memory and CPU time the cluster needs: at rest, for each process, and for 1,000 connections of each kind.
 
 Two figures for each: what the processes' pages are (PSS), and, where the memory controller of cgroups v1 is mounted and
 writable, what a cgroup is charged, which has the kernel's part in it (sockets, pipes, descriptors). The second decides
-when a container is ended.
+when a container is ended. CPU time is that of all processes of the cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from local.console import print_status
 
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse
-from tests.bench.processes import pss_bytes
+from tests.bench.processes import cpu_seconds, pss_bytes
 from tests.e2e.lab.certificates import Authority
 from tests.e2e.lab.cluster import HOST, ProxyCluster, Tables
 from tests.e2e.lab.fakes import connected
@@ -39,6 +39,9 @@ CONNECTIONS = 1_000
 SETTLE_S = 3.0
 PINGS = 100
 """What goes to and fro in each relay, so that what a relay needs for bytes was needed once."""
+
+KEEP_ALIVE_S = 30.0
+"""How often Pulsar's clients ask on each connection whether the other side is there (keepAliveInterval)."""
 
 CGROUP_V1 = Path("/sys/fs/cgroup/memory")
 DESCRIPTORS = 16_384
@@ -236,6 +239,55 @@ def _by_connections(broker: Broker, directory: Path) -> None:
             print_status.line(f"1,000 {name}: {_connections(open_one, memory)}")
 
 
+def _keep_alive(clients: list[WireClient]) -> None:
+    """One PING and its answer on each connection, evenly over the time between two of a real client's."""
+    begun_at = time.monotonic()
+    for index, client in enumerate(clients):
+        time.sleep(max(0.0, begun_at + KEEP_ALIVE_S * index / len(clients) - time.monotonic()))
+        client.ping()
+    time.sleep(max(0.0, begun_at + KEEP_ALIVE_S - time.monotonic()))
+
+
+def _cpu_by_connections(broker: Broker, directory: Path) -> None:
+    """CPU time for opening CONNECTIONS and for keeping them: what they add to the cluster's own at rest."""
+    plain = _tables(broker, forwarders=1)
+    authority = Authority(directory, "cpu")
+    pair = authority.server("server")
+    with_tls: Tables = {**plain, "listener": {"tls": {"certificate": pair.certificate, "key": pair.key}}}
+    context = ssl.create_default_context(cafile=authority.file)
+    numbers = itertools.count()
+
+    def relay(tls: ssl.SSLContext | None) -> WireClient:
+        client = _client(cluster, tls)
+        client.connect(proxy_to_broker_url=f"{HOST}:{broker.port}")
+        return client
+
+    kinds: tuple[tuple[str, Tables, Callable[[], WireClient]], ...] = (
+        ("plain relays", plain, lambda: relay(None)),
+        ("relays with TLS to clients", with_tls, lambda: relay(context)),
+        ("lookup connections", plain, lambda: _lookups(cluster, numbers, None)),
+    )
+    for name, tables, open_one in kinds:
+        cluster = ProxyCluster(tables, ready_timeout_s=90)
+        with cluster:
+            time.sleep(SETTLE_S)
+            clocks = [cpu_seconds(cluster.pid)]
+            time.sleep(KEEP_ALIVE_S)
+            clocks.append(cpu_seconds(cluster.pid))
+            clients = [open_one() for _ in range(CONNECTIONS)]
+            clocks.append(cpu_seconds(cluster.pid))
+            _keep_alive(clients)
+            clocks.append(cpu_seconds(cluster.pid))
+            for client in clients:
+                client.close()
+        rest, opening, keeping = (after - before for before, after in itertools.pairwise(clocks))
+        print_status.line(
+            f"1,000 {name}: {opening:.2f} s of CPU time to open, "
+            f"{100 * (keeping - rest) / KEEP_ALIVE_S:.2f} % of a CPU to keep with a PING every {KEEP_ALIVE_S:.0f} s "
+            f"(at rest {100 * rest / KEEP_ALIVE_S:.2f} %)"
+        )
+
+
 def run() -> None:
     """Measure, and print."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -245,3 +297,4 @@ def run() -> None:
     with tempfile.TemporaryDirectory(prefix="sizing-") as name:
         _at_rest(broker)
         _by_connections(broker, Path(name))
+        _cpu_by_connections(broker, Path(name))
