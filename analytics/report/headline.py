@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,7 @@ _ERRORS_SHARE_TOLD: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """`text` is one sentence; `troubles` are phrases; `watched`: whether anything was there to be looked at."""
+    """`text` is one sentence; `troubles` are phrases; `watched`: whether the tables have what would tell of any."""
 
     text: str
     troubles: list[str]
@@ -36,11 +37,13 @@ def headline(cluster: Cluster, span: Span) -> Headline:
         done.append(f"{to_brokers} to brokers and {to_clients} to clients{whose}")
     if active := points.at(wanted.ACTIVE).get("", {}):
         done.append(f"{counted(max(active.values()), 'connection')} open at the busiest {span.resolution.noun}")
-    times = merged(one for windows in points.distributions(wanted.LOOKUP).values() for one in windows.values())
-    if times.count > 0 and times.buckets:
-        done.append(f"{counted(times.count, 'request')}, 99 % within {seconds(times.quantile(0.99))}")
+    if requests := _sum(*(line for metric in wanted.REQUESTS.values() for line in points.grown(metric).values())):
+        times = merged(one for windows in points.distributions(wanted.LOOKUP).values() for one in windows.values())
+        within = times.quantile(0.99)
+        done.append(f"{counted(requests, 'request')}{'' if math.isnan(within) else f', 99 % within {seconds(within)}'}")
     text = f"In {length(span)}: {'; '.join(done)}." if done else f"In {length(span)} nothing was relayed."
-    return Headline(text, _troubles(cluster), watched=True)
+    watched = bool(points.grown(wanted.ENDED) or points.grown(wanted.ANSWERS))
+    return Headline(text, _troubles(cluster), watched=watched)
 
 
 def _principals(cluster: Cluster) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 from typing import Final
@@ -25,7 +26,7 @@ from analytics.report.principals import OTHER, Principals, Usage
 from analytics.report.span import Span, fitted
 from analytics.report.text import html_text
 from analytics.report.totals import Row, Totals, totals
-from analytics.report.units import amount, count, share, short
+from analytics.report.units import amount, count, counted, share, short
 
 PLOTTED_WINDOWS_MIN: Final = 2
 """A plot of fewer is no plot: its figures are shown instead."""
@@ -53,9 +54,10 @@ def page(report: Report) -> str:
         _summary(report),
         *(_cluster(place, cluster, own, plotted) for place, (cluster, own) in enumerate(shown)),
     ]
+    heading = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", r"<time>\g<0></time>", title)
     about = f"One point {report.span.resolution.each}; all times are UTC. Made {_when(report.made_at)} from the tables."
     body = [
-        f'<header><h1>{title}</h1><p class="soft">{about}</p></header>',
+        f'<header><h1>{heading}</h1><p class="soft">{about}</p></header>',
         _happened(report),
         _missing(report),
         f'<div class="layout">{_contents(shown)}<main>{"".join(main)}</main></div>',
@@ -83,6 +85,11 @@ def _policy(*scripts: str) -> str:
     )
 
 
+def _prose(text: str) -> str:
+    """A sentence of ours as HTML; what stands between backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def _when(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M}"
 
@@ -95,23 +102,23 @@ def _happened(report: Report) -> str:
     for cluster in report.clusters:
         found = headline(cluster, report.span)
         name = f"<strong>{html_text(cluster.name)}</strong>: " if len(report.clusters) > 1 else ""
-        verdict = (
-            f'<span class="trouble">To look at: {escape("; ".join(found.troubles))}.</span>'
-            if found.troubles
-            else '<span class="fine">Nothing failed.</span>'
-        )
-        kind = "bad" if found.troubles else "good" if found.watched else "unknown"
-        lines.append(f'<li class="{kind}"><p>{name}{escape(found.text)} {verdict if found.watched else ""}</p></li>')
+        if found.troubles:
+            kind, verdict = "bad", f'<span class="trouble">To look at: {escape("; ".join(found.troubles))}.</span>'
+        elif found.watched:
+            kind, verdict = "good", '<span class="fine">Nothing failed.</span>'
+        else:
+            kind, verdict = "unknown", "Whether anything failed, the tables do not tell."
+        lines.append(f'<li class="{kind}"><p>{name}{escape(found.text)} {verdict}</p></li>')
     if not lines:
         lines.append('<li class="unknown"><p>There is nothing to report: no cluster is in the tables.</p></li>')
     return f'<ul class="happened" aria-label="What happened">{"".join(lines)}</ul>'
 
 
 def _missing(report: Report) -> str:
-    told = [escape(text) for text in report.notices]
+    told = [_prose(text) for text in report.notices]
     for cluster in report.clusters:
         name = f"{html_text(cluster.name)}: " if len(report.clusters) > 1 else ""
-        told += [f"{name}{escape(text)}" for text in summary.missing(cluster, report.span)]
+        told += [f"{name}{_prose(text)}" for text in summary.missing(cluster, report.span)]
     if not told:
         return ""
     items = "".join(f"<li>{text}</li>" for text in told)
@@ -124,9 +131,17 @@ def _contents(shown: Sequence[tuple[Cluster, list[Section]]]) -> str:
         links = "".join(
             f'<li><a href="#{_anchor(place, number)}">{escape(section.title)}</a></li>'
             for number, section in enumerate(own)
+            if _has_content(section, cluster)
         )
         entries.append(f'<li><a href="#cluster-{place}">{html_text(cluster.name)}</a><ul>{links}</ul></li>')
     return f'<nav aria-label="Contents"><ul>{"".join(entries)}</ul></nav>'
+
+
+def _has_content(section: Section, cluster: Cluster) -> bool:
+    """Whether there is anything in it to look at. Of principals there always is: at least that nobody was counted."""
+    return (
+        bool(section.busy) or section.title == PRINCIPALS or (section.title == BROKERS and bool(cluster.brokers.worst))
+    )
 
 
 def _anchor(cluster: int, section: int) -> str:
@@ -150,44 +165,47 @@ def _summary(report: Report) -> str:
 
 
 def _cluster(place: int, cluster: Cluster, own: Iterable[Section], span: Span) -> str:
-    parts = [f'<h2 id="cluster-{place}">Cluster {html_text(cluster.name)}</h2>']
+    parts, empty = [f'<h2 id="cluster-{place}">Cluster {html_text(cluster.name)}</h2>'], []
     for number, section in enumerate(own):
+        if not _has_content(section, cluster):
+            empty.append(section)
+            continue
+        figures = "".join(
+            _panel(panel, span, f"plot-{place}-{number}-{within}") for within, panel in enumerate(section.busy)
+        )
         parts.append(f'<section><h3 id="{_anchor(place, number)}">{escape(section.title)}</h3>')
-        busy = [panel for panel in section.panels if not panel.is_empty and not panel.is_zero]
-        if busy:
-            figures = "".join(
-                _panel(panel, span, f"plot-{place}-{number}-{within}") for within, panel in enumerate(busy)
-            )
-            parts.append(f'<div class="panels">{figures}</div>')
-        parts.append(_quiet([panel for panel in section.panels if panel not in busy]))
+        parts.append(f'<div class="panels">{figures}</div>' if figures else "")
+        parts.append(_quiet([(panel.title, panel) for panel in section.quiet]))
         if section.title == BROKERS:
             parts.append(_brokers(cluster))
         if section.title == PRINCIPALS:
             parts.append(_principals(cluster.principals, span))
             parts.append(_totals(totals(cluster), span))
         parts.append("</section>")
+    parts.append(_quiet([(f"{section.title}: {panel.title}", panel) for section in empty for panel in section.quiet]))
     return "".join(parts)
 
 
-def _quiet(panels: Sequence[Panel]) -> str:
+def _quiet(panels: Sequence[tuple[str, Panel]]) -> str:
     """What there is nothing to see of: one line that unfolds."""
     if not panels:
         return ""
-    empty, zero = ([panel for panel in panels if panel.is_empty is kind] for kind in (True, False))
-    heads = [f"{words}: {len(own)}" for words, own in (("without data", empty), ("zero all the time", zero)) if own]
+    without = sum(panel.is_empty for _, panel in panels)
+    kinds = ((without, "without data"), (len(panels) - without, "zero all the time"))
+    told = " and ".join(f"{counted(number, 'plot')} {what}" for number, what in kinds if number)
     items = "".join(
-        f"<li>{escape(panel.title)}: {'no data' if panel.is_empty else 'zero all the time'}</li>" for panel in panels
+        f"<li>{escape(title)}: {'no data' if panel.is_empty else 'zero all the time'}</li>" for title, panel in panels
     )
-    return f'<details class="quiet"><summary>Not drawn, {", ".join(heads)}</summary><ul>{items}</ul></details>'
+    return f'<details class="quiet"><summary>Not drawn: {told}</summary><ul>{items}</ul></details>'
 
 
 def _panel(panel: Panel, span: Span, identity: str) -> str:
     about = " ".join(text for text in (panel.about, panel.note) if text)
-    explained = f'<span class="about">{escape(about)}</span>' if about else ""
+    explained = f'<span class="about">{_prose(about)}</span>' if about else ""
     unit = scale_of(panel).unit
     caption = f"<figcaption><strong>{escape(panel.title)}</strong>, {escape(unit)}{explained}</figcaption>"
     if len(panel.windows) < PLOTTED_WINDOWS_MIN:
-        return f"<figure>{caption}{_figures(panel)}</figure>"
+        return f"<figure>{caption}{_one_window(panel)}</figure>"
     label = escape(f"{panel.title}, {unit}; the figures are in the table below", quote=True)
     plot = (
         f'<div class="plot" id="{identity}" role="img" aria-label="{label}"></div>'
@@ -195,6 +213,14 @@ def _panel(panel: Panel, span: Span, identity: str) -> str:
     )
     table = f"<details><summary>Figures</summary>{_figures(panel)}</details>"
     return f"<figure>{caption}{plot}{_legend(panel)}{table}</figure>"
+
+
+def _one_window(panel: Panel) -> str:
+    """The figures of the only window that has any."""
+    divisor = scale_of(panel).divisor
+    rows = [[name, *(short(value / divisor) for value in line.values())] for name, line in panel.lines.items()]
+    (window_ms,) = panel.windows
+    return _table("", ["", _when(datetime.fromtimestamp(window_ms / 1000, UTC))], rows)
 
 
 def _legend(panel: Panel) -> str:
@@ -264,7 +290,7 @@ def _totals(found: Totals | None, span: Span) -> str:
         told = [*told, f"Whole {noun}s: {hours}; {state}."]
     else:
         told = [*told, "The usage tables are by whole hours, of which this time has none."]
-    return table + "".join(f'<p class="note">{escape(text)}</p>' for text in told)
+    return table + "".join(f'<p class="note">{_prose(text)}</p>' for text in told)
 
 
 def _total(row: Row, *, with_usage: bool) -> list[str]:
@@ -282,4 +308,5 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kin
         lines.append(f'<tr{kind}><th scope="row">{html_text(row[0])}</th>{cells}</tr>')
     top = f"<thead><tr>{first}</tr></thead>" if head else ""
     body = f"{top}<tbody>{''.join(lines)}</tbody>"
-    return f'<div class="scroll"><table><caption>{escape(caption)}</caption>{body}</table></div>'
+    heading = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="scroll"><table>{heading}{body}</table></div>'

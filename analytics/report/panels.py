@@ -58,6 +58,16 @@ class Section:
     title: str
     panels: list[Panel] = field(default_factory=list)
 
+    @property
+    def busy(self) -> list[Panel]:
+        """The panels that there is something to see of."""
+        return [panel for panel in self.panels if not panel.is_empty and not panel.is_zero]
+
+    @property
+    def quiet(self) -> list[Panel]:
+        """All others."""
+        return [panel for panel in self.panels if panel.is_empty or panel.is_zero]
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

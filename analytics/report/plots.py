@@ -21,6 +21,10 @@ DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 HEIGHT_PX: Final = 280
 MARKED_MAX: Final = 40
 """So few points are marked: a line says less of them than they do."""
+HOURS_TOLD_MAX: Final = 72
+"""Ticks of a longer time are dates."""
+TICKED_MAX: Final = 12
+TICKS: Final = 5
 NUMBER: Final = ",.4~r"
 """d3's format for `analytics.report.units.short`: no `k` or `µ`, which the tables do not use."""
 
@@ -48,7 +52,9 @@ def figure(panel: Panel, span: Span) -> Any:
         else:
             dash = {"dash": dash_of(place), "width": 1.75}
             mode = "lines+markers" if len(line) <= MARKED_MAX or _stands_alone(line, span) else "lines"
-            drawn.add_trace(go.Scatter(**common, mode=mode, line=dash, marker={"size": 5}, connectgaps=False))
+            drawn.add_trace(
+                go.Scatter(**common, mode=mode, line=dash, marker={"size": 5}, connectgaps=False, cliponaxis=False)
+            )
     return drawn
 
 
@@ -76,7 +82,7 @@ def _layout(panel: Panel, span: Span, unit: Scale) -> dict[str, Any]:
         "barmode": "stack",
         "bargap": 0,
         "showlegend": False,
-        "xaxis": {"type": "date", "range": [windows.start, last], "automargin": True},
+        "xaxis": _time_axis(span) | {"range": [windows.start, last]},
         "yaxis": {
             "title": {"text": html_text(unit.unit), "standoff": 8},
             "rangemode": "tozero",
@@ -85,6 +91,21 @@ def _layout(panel: Panel, span: Span, unit: Scale) -> dict[str, Any]:
             "nticks": 6,
         },
     }
+
+
+def _time_axis(span: Span) -> dict[str, Any]:
+    """Dates as the page writes them; of a few windows, a tick for each (for every second one, …) and none between."""
+    windows = span.windows_ms
+    short = windows.stop - windows.start <= HOURS_TOLD_MAX * 3_600_000 and span.resolution.suffix != "1d"
+    axis = {
+        "type": "date",
+        "automargin": True,
+        "tickformat": "%H:%M\n%Y-%m-%d" if short else "%m-%d\n%Y",
+        "hoverformat": "%Y-%m-%d" if span.resolution.suffix == "1d" else "%Y-%m-%d %H:%M",
+    }
+    if len(windows) <= TICKED_MAX:
+        axis |= {"tick0": windows.start, "dtick": windows.step * -(-len(windows) // TICKS)}
+    return axis
 
 
 def _values(line: Line, span: Span, unit: Scale) -> list[float | None]:

@@ -11,7 +11,7 @@ from analytics.report.panels import Cluster
 from analytics.report.points import Line, merged, sum_lines
 from analytics.report.span import Span
 from analytics.report.totals import totals
-from analytics.report.units import amount, count, seconds, share
+from analytics.report.units import amount, count, seconds, share, short
 
 NO_DATA: Final = "no data"
 
@@ -61,9 +61,9 @@ def _traffic(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
     has_messages = bool(points.grown(wanted.MESSAGES))
     active = points.at(wanted.ACTIVE).get("", {})
     ended = points.grown(wanted.ENDED, 0)
-    sampled = f"{len(covered(cluster))} of {len(span.windows_ms)} {span.resolution.noun}s"
+    sampled = f"{len(covered(cluster)):,} of {len(span.windows_ms):,}"
     return [
-        ("Time with samples", sampled),
+        (f"{span.resolution.noun.capitalize()}s with samples", sampled),
         ("Bytes to brokers", _total(moved.get("to_broker"), amount)),
         ("Bytes to clients", _total(moved.get("to_client"), amount)),
         *(
@@ -138,7 +138,7 @@ def _mean(line: Line) -> float:
 
 
 def _plain(value: float) -> str:
-    return NO_DATA if math.isnan(value) else f"{value:,.1f}"
+    return NO_DATA if math.isnan(value) else short(value)
 
 
 def _time(value: float) -> str:

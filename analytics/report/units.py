@@ -9,6 +9,7 @@ _KIB: Final = 1024
 _PREFIXES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 BYTES_PER_SECOND: Final = "bytes per second"
 SECONDS: Final = "seconds"
+_SHARE_MIN: Final = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,9 @@ def seconds(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """`99.95 %`; rounded down, so that only all is 100 %."""
+    """`99.95 %`; rounded down, so that only all is 100 %, and only nothing is 0 %."""
+    if 0 < value < _SHARE_MIN:
+        return f"below {_SHARE_MIN * 100:g} %"
     return f"{int(value * 10_000 + 1e-9) / 100:g} %"
 
 

@@ -77,18 +77,15 @@ def _busy(span: Span, windows: list[int]) -> Cluster:
     return Cluster("east", Points(increase, level), brokers, _principals(span, windows, increase))
 
 
-def _histogram(
-    increase: dict[tuple[str, Key], Line], metric: str, key: Key, windows: list[int], count: float
-) -> None:
+def _histogram(increase: dict[tuple[str, Key], Line], metric: str, key: Key, windows: list[int], count: float) -> None:
     below = 0.0
     for place, bound in enumerate(BOUNDS):
         below = min(1.0, below + 0.5 / (place + 1) ** 1.5)
         text = "+Inf" if math.isinf(bound) else str(bound)
-        increase[f"{metric}_bucket", (*key, text)] = {
-            at: count * (1.0 if math.isinf(bound) else below) for at in windows
-        }
-    increase[f"{metric}_sum", key] = {at: count * 0.004 for at in windows}
-    increase[f"{metric}_count", key] = {at: float(count) for at in windows}
+        cumulative = count * (1.0 if math.isinf(bound) else below)
+        increase[f"{metric}_bucket", (*key, text)] = dict.fromkeys(windows, cumulative)
+    increase[f"{metric}_sum", key] = dict.fromkeys(windows, count * 0.004)
+    increase[f"{metric}_count", key] = dict.fromkeys(windows, float(count))
 
 
 def _principals(span: Span, windows: list[int], increase: dict[tuple[str, Key], Line]) -> Principals:
