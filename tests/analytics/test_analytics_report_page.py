@@ -36,6 +36,11 @@ class Parsed(HTMLParser):
         elif self._inside != "style":
             self.texts.append(data)
 
+    @property
+    def text(self) -> str:
+        """All of it, without tags."""
+        return "".join(self.texts)
+
 
 @pytest.fixture(scope="module")
 def day() -> str:
@@ -81,7 +86,7 @@ def test_the_page_asks_the_network_for_nothing(day: str) -> None:
 
 def test_what_happened_comes_first_then_what_differs(day: str) -> None:
     parsed = Parsed(day)
-    text = "\n".join(parsed.texts)
+    text = parsed.text
     order = ["In 1 day: ", "To look at: ", "What is missing or differs", "Summary", "Cluster east", "Totals compared"]
     places = [text.index(one) for one in order]
     assert places == sorted(places)
