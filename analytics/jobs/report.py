@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.progress import Progress
+from analytics.jobs.quiet import verbose_option
 from analytics.report.span import BadSpan, Span, candidates, parse_last
 
 if TYPE_CHECKING:
@@ -143,6 +145,7 @@ def _spans(last: str | None, start: datetime | None, end: datetime | None, now: 
 @click.option("--last", metavar="TIME", help=f"Up to now: 90m, 24h, 30d. Default: {LAST}.")
 @click.option("--start", type=click.DateTime(), help="UTC, included.")
 @click.option("--end", type=click.DateTime(), help="UTC, not included. Default: now.")
+@verbose_option
 def command(  # noqa: PLR0917 -- click's manner
     root: str,
     output: str,
@@ -152,14 +155,11 @@ def command(  # noqa: PLR0917 -- click's manner
     end: datetime | None,
 ) -> None:
     """Write a page with plots."""
-    from analytics.jobs.session import spark_session
-
     now = datetime.now(UTC)
     spans = _spans(last, start, end, now)
     if ":/" not in output and not Path(output).absolute().parent.is_dir():
         raise click.UsageError(f"--output: there is no directory {Path(output).absolute().parent}")
-    with errors_in_words():
-        session = spark_session("pulsar-proxy-analytics report")
+    with job("report") as session:
         text = run(session, root, spans, names, made_at=now)
         try:
             write(session, output, text)
