@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
 
 CONFIGURATION: Final = Path(__file__).with_name("quiet.log4j2.properties")
-NOISE: Final = ("WARNING: Using incubator modules: ", "Picked up JDK_JAVA_OPTIONS: ", "Picked up JAVA_TOOL_OPTIONS: ")
+NOISE: Final = (
+    "WARNING: Using incubator modules: ",
+    "NOTE: Picked up JDK_JAVA_OPTIONS: ",
+    "Picked up JAVA_TOOL_OPTIONS: ",
+)
 _VERBOSE: Final = "analytics.verbose"
 _OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 
