@@ -74,8 +74,13 @@ class Progress:
         self._console.line(f"{text}; {left}" if left else text)
 
     def left(self, done: float, total: float, text: str) -> str:
-        """`text` says what is left; add about how long it takes, if all goes on as it has from the beginning."""
-        if not 0 < done < total:
+        """`text` says what is left; add about how long it takes, if all goes on as it has from the beginning.
+
+        Empty where nothing is left.
+        """
+        if done >= total:
+            return ""
+        if done <= 0:
             return text
         return f"{text}, about {duration((time.monotonic() - self._started) / done * (total - done))}"
 

@@ -41,7 +41,7 @@ def test_what_is_left_and_about_how_long_it_takes(clock: list[float]) -> None:
     assert stream.getvalue().splitlines() == [
         "3 hours; 9 hours left, about 2 min",
         "none yet; 12 hours left",
-        "all; 0 hours left",
+        "all",
         "more in 10.0 s (10 samples/s)",
     ]
     assert [duration(seconds) for seconds in (0.2, 40, 100, 3000, 9000)] == ["1 s", "40 s", "2 min", "50 min", "2.5 h"]
