@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from local import machine
-from local.chromium import ChromiumError, Page, browser
+from local.chromium import Page, browser
 from local.environment import Environment
 from local.test import ERRORS, become
 
@@ -53,7 +53,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except ChromiumError as error:
-        sys.exit(f"\nmake report-pictures: {error}")
+    sys.exit(main())
