@@ -6,7 +6,7 @@ LOCAL := $(PYTHON) -m local
 export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench bench-analytics images e2e-kubernetes generate clean
+.PHONY: help run test check bench bench-analytics images e2e-kubernetes report-pictures generate clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ images: ## build the container images; ARGS=--twice compares two builds of each
 
 e2e-kubernetes: ## try images and chart on a real node (root); ARGS="install rollout" for single steps
 	@$(LOCAL).e2e_kubernetes $(ARGS)
+
+report-pictures: ## take pictures of the analytics' report in a headless Chromium, into build/report-pictures
+	@$(LOCAL).report_pictures
 
 generate: ## regenerate the protobuf modules, docs/configuration.md, docs/conformance.md, the chart's schema
 	@$(LOCAL).generate

@@ -31,6 +31,7 @@ STAND_ALONE = (
     "test_analytics_cluster",
     "test_exchanges_survive",
     "test_slow_names",
+    "test_report_in_browser",
     "test_stranger_brokers",
     "test_discovery",
 )

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from analytics.jobs.command_line import Progress, errors_in_words, replica_option, tables_option
+from analytics.jobs.command_line import job, replica_option, tables_option
+from analytics.jobs.progress import Progress
+from analytics.jobs.quiet import verbose_option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,7 +34,7 @@ def run(
     spark.dataSource.register(PrometheusHttp)
     tables = Tables.open(spark, root)
     progress = Progress()
-    total = 0
+    total, begin = 0, start
     while start < end:
         until = min(start + timedelta(hours=batch_hours), end)
         span = {"start": start.isoformat(), "end": until.isoformat()}
@@ -45,6 +47,11 @@ def run(
             f"{start:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M}: {figures.samples:,} samples, {figures.new_series:,} "
             f"new series, {figures.duplicates:,} were there",
             samples=figures.samples,
+            left=progress.left(
+                (until - begin).total_seconds(),
+                (end - begin).total_seconds(),
+                f"{(end - until).total_seconds() / 3600:.4g} hours left",
+            ),
         )
         start = until
     progress.end(f"{total:,} samples added")
@@ -63,6 +70,7 @@ def run(
 @click.option("--ca-file", type=click.Path(), help="Whom to trust, PEM. Default: whom the system trusts.")
 @click.option("--skip-histograms", is_flag=True, help="Leave native histograms out instead of failing.")
 @replica_option
+@verbose_option
 def command(  # noqa: PLR0917 -- click's manner
     root: str,
     url: str,
@@ -77,7 +85,6 @@ def command(  # noqa: PLR0917 -- click's manner
     replica_labels: tuple[str, ...],
 ) -> None:
     """Bring what a Prometheus server stores into the tables."""
-    from analytics.jobs.session import spark_session
     from analytics.sources.http import Settings
     from analytics.sources.options import BadOption
 
@@ -90,8 +97,7 @@ def command(  # noqa: PLR0917 -- click's manner
         Settings.of(options | {"start": first.isoformat(), "end": last.isoformat()})
     except BadOption as error:
         raise click.UsageError(str(error)) from None
-    with errors_in_words():
-        session = spark_session("pulsar-proxy-analytics backfill")
+    with job("backfill") as session:
         run(session, root, options, start=first, end=last, batch_hours=batch_hours)
 
 

@@ -1,15 +1,16 @@
-"""What the jobs' commands have in common: options, progress, errors in words."""
+"""What the jobs' commands have in common: options, the session, errors in words."""
 
 from __future__ import annotations
 
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # As a traceback ends: ours with their module, built-in ones without. Java's have dots, and are not the cause.
 _PYTHON_EXCEPTION = re.compile(r"(?:analytics\.[\w.]*\.(?=\w+:)|(?=\w+Error:))(?P<name>\w+): (?P<said>.+)")
@@ -33,6 +34,18 @@ def replica_option(function: Callable[..., Any]) -> Callable[..., Any]:
         help="A label that only tells two Prometheus servers apart; may be repeated. "
         "Default: prometheus_replica and __replica__.",
     )(function)
+
+
+@contextmanager
+def job(name: str) -> Iterator[SparkSession]:
+    """Give the job of this name a session, with signs of life while it works; errors are told in words."""
+    from analytics.jobs.progress import heartbeats
+    from analytics.jobs.session import spark_session
+
+    with errors_in_words():
+        session = spark_session(f"pulsar-proxy-analytics {name}")
+        with heartbeats(session):
+            yield session
 
 
 @contextmanager
@@ -65,22 +78,3 @@ def spark_reason(text: str) -> str:
     if python:
         return f"{python[-1]['name']}: {python[-1]['said']}"
     return lines[0] if lines else "Spark said nothing"
-
-
-class Progress:
-    """Lines on standard error about long work: what was done, and how fast."""
-
-    def __init__(self) -> None:
-        self._started = self._last = time.monotonic()
-
-    def tell(self, text: str, *, samples: int | None = None) -> None:
-        """One line; with `samples` also how long it took since the last line, and samples per second."""
-        now = time.monotonic()
-        took_s, self._last = now - self._last, now
-        if samples is not None:
-            text += f" in {took_s:.1f} s ({samples / max(took_s, 1e-9):,.0f} samples/s)"
-        click.echo(text, file=sys.stderr)
-
-    def end(self, text: str) -> None:
-        """The last line."""
-        click.echo(f"{text}, {time.monotonic() - self._started:.1f} s altogether", file=sys.stderr)

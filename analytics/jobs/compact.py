@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.progress import Progress
+from analytics.jobs.quiet import verbose_option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,12 +42,13 @@ def run(
         for partition in tables.partitions(table)
         if _end(partition, closed_before) <= closed_before and len(tables.visible_files(table, partition)) >= FILES_MIN
     ]
-    done = 0
-    for table, partition in todo[:limit]:
+    done, chosen = 0, todo[:limit]
+    for number, (table, partition) in enumerate(chosen, start=1):
         before, after = compact_partition(tables, table, partition)
         done += before > after
         if before > after:
-            progress.tell(f"{table} {partition}: {before} files became {after}")
+            left = progress.left(number, len(chosen), f"{len(chosen) - number} partitions left")
+            progress.tell(f"{f'{table} {partition}'.rstrip()}: {before} files became {after}", left=left)
     progress.end(f"{done} of {len(todo)} partitions with several files compacted")
     return done
 
@@ -93,12 +96,10 @@ def compact_partition(tables: Tables, table: str, partition: str) -> tuple[int, 
 @click.option(
     "--limit", type=click.IntRange(min=1), default=10_000, show_default=True, help="Partitions in one run, at most."
 )
+@verbose_option
 def command(root: str, closed_after_hours: int, limit: int) -> None:
     """Make few large files of many small ones."""
-    from analytics.jobs.session import spark_session
-
-    with errors_in_words():
-        session = spark_session("pulsar-proxy-analytics compact")
+    with job("compact") as session:
         run(session, root, now=datetime.now(UTC), closed_after_hours=closed_after_hours, limit=limit)
 
 

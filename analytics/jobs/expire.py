@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.progress import Progress
+from analytics.jobs.quiet import verbose_option
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,13 +102,12 @@ def _parsed(texts: tuple[str, ...]) -> dict[str, int]:
     + ", ".join(f"{table}={days}" for table, days in DEFAULT_DAYS.items())
     + ", all others for ever.",
 )
+@verbose_option
 def command(root: str, keep: tuple[str, ...]) -> None:
     """Delete what is older than its retention."""
-    from analytics.jobs.session import spark_session
-
     days = _parsed(keep)
-    with errors_in_words():
-        run(spark_session("pulsar-proxy-analytics expire"), root, days, now=datetime.now(UTC))
+    with job("expire") as session:
+        run(session, root, days, now=datetime.now(UTC))
 
 
 if __name__ == "__main__":

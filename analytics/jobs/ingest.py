@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs.command_line import Progress, errors_in_words, replica_option, tables_option
+from analytics.jobs.command_line import job, replica_option, tables_option
+from analytics.jobs.progress import Progress
+from analytics.jobs.quiet import verbose_option
+from analytics.spool.reader import Position, bytes_after
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +33,7 @@ SECONDS_PER_HOUR = 3600
 class Ingest:
     """Feeds batches into the tables. `total_samples` counts what this process added."""
 
-    def __init__(self, tables: Tables, checkpoint: str, progress: Progress) -> None:
+    def __init__(self, tables: Tables, checkpoint: str, spool: str, progress: Progress) -> None:
         from analytics.tables.filesystem import Filesystem
 
         self.total_samples = 0
@@ -39,6 +42,8 @@ class Ingest:
         self._tables = tables
         self._progress = progress
         self._checkpoint = Filesystem(tables.spark, checkpoint)
+        self._spool = spool
+        self._whole_bytes: int | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """What Spark calls for each batch. The exception is kept: Spark only passes its text on."""
@@ -64,7 +69,21 @@ class Ingest:
             f"batch {batch_id}: {figures.samples:,} samples, {figures.histograms:,} histograms, {figures.hours} hours, "
             f"{figures.new_series:,} new series, {figures.duplicates:,} duplicates left out",
             samples=figures.samples,
+            left=self._left(batch_id),
         )
+
+    def _left(self, batch_id: int) -> str:
+        """What of the spool lies behind this batch, and about how long it takes."""
+        if self._whole_bytes is None:
+            self._whole_bytes = self._bytes_after(batch_id - 1)
+        left, whole = self._bytes_after(batch_id), self._whole_bytes
+        return self._progress.left(whole - left, whole, f"{left / 1e6:,.1f} MB of the spool left")
+
+    def _bytes_after(self, batch_id: int) -> int:
+        """How much of the spool the checkpoint has not given to this batch or an earlier one."""
+        lines = (self._checkpoint.read_text(f"offsets/{batch_id}") or "").splitlines()
+        end = json.loads(lines[-1]) if lines else {"segment": 0, "offset": 0}
+        return bytes_after(self._spool, Position(end["segment"], end["offset"]))
 
     def _stream(self) -> str:
         """The checkpoint's own id: another checkpoint's batch of the same number is another batch."""
@@ -109,7 +128,7 @@ def run(
     progress = Progress()
     tables = Tables.open(spark, root)
     checkpoint = checkpoint or tables.files.url("_checkpoints/ingest")
-    ingest = Ingest(tables, checkpoint, progress)
+    ingest = Ingest(tables, checkpoint, options["path"], progress)
     query = start(spark, ingest, checkpoint, options, follow_s)
     try:
         query.awaitTermination()
@@ -155,6 +174,7 @@ def run(
     help="Remove spool segments that are in the tables after this time; -1: never.",
 )
 @replica_option
+@verbose_option
 def command(  # noqa: PLR0917 -- click's manner
     spool: str,
     root: str,
@@ -165,8 +185,6 @@ def command(  # noqa: PLR0917 -- click's manner
     replica_labels: tuple[str, ...],
 ) -> None:
     """Bring what the receiver stored into the tables."""
-    from analytics.jobs.session import spark_session
-
     keep_s = NEVER if keep_spool_hours == NEVER else keep_spool_hours * SECONDS_PER_HOUR
     options = {
         "path": spool,
@@ -175,8 +193,8 @@ def command(  # noqa: PLR0917 -- click's manner
     }
     if replica_labels:
         options["replicaLabels"] = ",".join(replica_labels)
-    with errors_in_words():
-        run(spark_session("pulsar-proxy-analytics ingest"), root, options, checkpoint, follow_s)
+    with job("ingest") as session:
+        run(session, root, options, checkpoint, follow_s)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.progress import Progress
+from analytics.jobs.quiet import verbose_option
 from analytics.report.span import BadSpan, Span, candidates, parse_last
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def run(spark: SparkSession, root: str, spans: list[Span], names: tuple[str, ...
     try:
         known = clusters(series)
         chosen = list(dict.fromkeys(names)) or known
-        notices = _notices(known, chosen, span, spans[0])
+        notices = [*_notices(known, chosen, span, spans[0]), *_newest(tables, span, spans[0])]
         found = []
         for name in chosen[:CLUSTERS_MAX]:
             found.append(_collect(tables, series, name, span))
@@ -54,16 +56,17 @@ def run(spark: SparkSession, root: str, spans: list[Span], names: tuple[str, ...
 
 
 def _collect(tables: Tables, series: DataFrame, name: str, span: Span) -> Cluster:
-    from analytics.report.collect import brokers, points
+    from analytics.report.collect import brokers, points, read
     from analytics.report.panels import Cluster
     from analytics.report.principals import principals
 
-    return Cluster(
-        name, points(tables, series, name, span), brokers(tables, series, name, span), principals(tables, name, span)
-    )
+    found, seen = points(tables, series, name, span), brokers(tables, series, name, span)
+    return Cluster(name, found, seen, principals(tables, series, read(tables, "rollup", span), name, span))
 
 
 def _notices(known: list[str], chosen: list[str], span: Span, finest: Span) -> list[str]:
+    from analytics.report.text import shown
+
     told = []
     if not known:
         told.append("The tables have no series of the proxy: does Prometheus scrape it and write to the receiver?")
@@ -72,11 +75,23 @@ def _notices(known: list[str], chosen: list[str], span: Span, finest: Span) -> l
             f"There is nothing by {finest.resolution.noun} of this time (expired, or not rolled up yet), so it is "
             f"shown by {span.resolution.noun}."
         )
-    there = f"there are: {', '.join(known)}" if known else "there are none"
-    told += [f"There is no cluster named {name!r}; {there}." for name in chosen if name not in known]
+    there = f"there are: {', '.join(map(shown, known[:CLUSTERS_MAX]))}" if known else "there are none"
+    told += [f"There is no cluster named {shown(name)!r}; {there}." for name in chosen if name not in known]
     if len(chosen) > CLUSTERS_MAX:
         told.append(f"Of {len(chosen)} clusters {CLUSTERS_MAX} are shown; choose others with --cluster.")
     return told
+
+
+def _newest(tables: Tables, span: Span, finest: Span) -> list[str]:
+    """Say up to where there are samples, where that is before the end of the time asked for."""
+    from analytics.report.collect import newest_ms
+
+    last_ms = newest_ms(tables, finest)
+    if last_ms is None or last_ms + finest.resolution.width_s * 1000 >= int(span.end.timestamp()) * 1000:
+        return []
+    last = datetime.fromtimestamp(last_ms / 1000, UTC)
+    told = f"The newest {finest.resolution.noun} in the tables is {last:%Y-%m-%d %H:%M}"
+    return [f"{told}: what came later is not scraped, not ingested or not rolled up yet."]
 
 
 def write(spark: SparkSession, output: str, text: str) -> None:
@@ -130,6 +145,7 @@ def _spans(last: str | None, start: datetime | None, end: datetime | None, now: 
 @click.option("--last", metavar="TIME", help=f"Up to now: 90m, 24h, 30d. Default: {LAST}.")
 @click.option("--start", type=click.DateTime(), help="UTC, included.")
 @click.option("--end", type=click.DateTime(), help="UTC, not included. Default: now.")
+@verbose_option
 def command(  # noqa: PLR0917 -- click's manner
     root: str,
     output: str,
@@ -139,14 +155,11 @@ def command(  # noqa: PLR0917 -- click's manner
     end: datetime | None,
 ) -> None:
     """Write a page with plots."""
-    from analytics.jobs.session import spark_session
-
     now = datetime.now(UTC)
     spans = _spans(last, start, end, now)
     if ":/" not in output and not Path(output).absolute().parent.is_dir():
         raise click.UsageError(f"--output: there is no directory {Path(output).absolute().parent}")
-    with errors_in_words():
-        session = spark_session("pulsar-proxy-analytics report")
+    with job("report") as session:
         text = run(session, root, spans, names, made_at=now)
         try:
             write(session, output, text)

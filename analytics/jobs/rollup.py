@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.progress import Progress
+from analytics.jobs.quiet import verbose_option
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -131,7 +133,9 @@ def run(
         block, rest = hours[:hours_per_change], hours[hours_per_change:]
         _roll_block(job, affected, block, dirty, rest)
         if block:
-            progress.tell(f"{len(block)} hours up to {block[-1]:%Y-%m-%d %H:00} rolled up, {len(rest)} to go")
+            done = job.report.hours
+            left = progress.left(done, done + len(rest), f"{len(rest)} hours left")
+            progress.tell(f"{len(block)} hours up to {block[-1]:%Y-%m-%d %H:00} rolled up", left=left)
     job.report.hours_left = len(job.tables.dirty(QUEUE).hours)
     _tell(progress, job.report)
     return job.report
@@ -366,12 +370,10 @@ def _tell(progress: Progress, report: Report) -> None:
     show_default=True,
     help="Hours that become visible together, and that a kill costs at most.",
 )
+@verbose_option
 def command(root: str, lookback_days: int, hours_per_change: int) -> None:
     """Sum samples up to minutes, hours and days."""
-    from analytics.jobs.session import spark_session
-
-    with errors_in_words():
-        session = spark_session("pulsar-proxy-analytics rollup")
+    with job("rollup") as session:
         run(session, root, lookback_days=lookback_days, hours_per_change=hours_per_change)
 
 

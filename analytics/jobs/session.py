@@ -12,6 +12,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from analytics.jobs.quiet import launch_quietly
+
 if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
@@ -51,7 +53,7 @@ def _settings(app_name: str) -> SparkConf:
 
     os.environ.setdefault("SPARK_DRIVER_MEMORY", LOCAL_DRIVER_MEMORY)  # weaker than any other way of saying it
     # Starts (or, below spark-submit, finds) the JVM, which alone knows spark-defaults.conf and spark-submit's options.
-    SparkContext._ensure_initialized()  # noqa: SLF001 -- what SparkSession.builder calls; there is no public name
+    SparkContext._ensure_initialized(gateway=launch_quietly())  # noqa: SLF001 -- what SparkSession.builder calls; there is no public name
     conf = SparkConf().setIfMissing("spark.app.name", app_name).setIfMissing("spark.master", "local[*]")
     defaults = DEFAULTS
     if conf.get("spark.master", "").startswith("local"):

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from analytics.jobs.command_line import Progress, errors_in_words, tables_option
+from analytics.jobs.command_line import job, tables_option
+from analytics.jobs.progress import Progress
+from analytics.jobs.quiet import verbose_option
 from analytics.jobs.rollup import LOOKBACK_DAYS, QUEUE, USAGE_QUEUE, midnight
 
 if TYPE_CHECKING:
@@ -194,12 +196,10 @@ def _tell(progress: Progress, report: Report) -> None:
     metavar="YYYY-MM-DDTHH",
     help="Compute closed hours anew from this one (UTC) on, after a backfill. Bills made of them may differ then.",
 )
+@verbose_option
 def command(root: str, lateness_hours: float, lookback_days: int, reopen_from: datetime | None) -> None:
     """Bytes, messages and sessions of each principal, by hour and day."""
-    from analytics.jobs.session import spark_session
-
-    with errors_in_words():
-        session = spark_session("pulsar-proxy-analytics usage")
+    with job("usage") as session:
         lateness = timedelta(hours=lateness_hours)
         reopen = reopen_from.replace(tzinfo=UTC) if reopen_from else None
         now = datetime.now(UTC)

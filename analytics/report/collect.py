@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window
@@ -19,8 +20,6 @@ from analytics.tables.partitions import hour_of
 from analytics.transforms.histograms import CUSTOM_BOUNDS
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from pyspark.sql import Column, DataFrame
 
     from analytics.report.span import Span
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 KEYS_MAX: Final = 256
 BROKERS_TOLD_MAX: Final = 10
+LOOK_BACK: Final = timedelta(days=7)
+"""So far before a report's end the newest window is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,18 @@ def _hours(tables: Tables, name: str, span: Span) -> list[datetime]:
 def has_rows(tables: Tables, span: Span) -> bool:
     """Whether the rollup of this resolution has anything of this time."""
     return not read(tables, "rollup", span).isEmpty()
+
+
+def newest_ms(tables: Tables, span: Span) -> int | None:
+    """The start of the newest window (Unix ms) that the rollup of this resolution has of the span's last days and of
+    before its end; None where it has none.
+    """
+    name = f"rollup_{span.resolution.suffix}"
+    hours = tables.hours(name, span.end - LOOK_BACK, span.end)
+    day = [hour for hour in hours if hour.date() == hours[-1].date()]
+    frame = tables.read(name, day).where(F.col("window") < F.lit(span.end))
+    newest: int | None = frame.agg(F.max(F.unix_millis("window"))).collect()[0][0]
+    return newest
 
 
 def points(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Points:

@@ -1,35 +1,38 @@
-"""The page: a summary, what is missing, and the panels of each cluster. One file; it asks the network for nothing.
+"""The page: what happened in one line, what is missing, a summary, and the panels of each cluster.
 
-Every text that comes from the tables is escaped (`_text`); a policy in the page forbids the browser to load anything.
+One file that asks the network for nothing: a policy in it forbids the browser to load anything, and to run any script
+but the two whose digests it names. Every text that comes from the tables is bounded and escaped (`html_text`).
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from html import escape
+from importlib.resources import files
 from typing import Final
 
 from plotly.offline import get_plotlyjs
 
 from analytics.report import summary
-from analytics.report.panels import Cluster, Panel, Section, sections
-from analytics.report.plots import figure_html
+from analytics.report.headline import headline
+from analytics.report.panels import BROKERS, PRINCIPALS, Cluster, Panel, Section, sections
+from analytics.report.plots import COLOURS, dash_of, figure_json, scale_of
 from analytics.report.principals import OTHER, Principals, Usage
-from analytics.report.span import Span
-from analytics.report.units import amount, count, share, short
+from analytics.report.span import Span, fitted
+from analytics.report.text import html_text
+from analytics.report.totals import Row, Totals, totals
+from analytics.report.units import amount, count, counted, share, short
 
-_POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-_STYLE: Final = """
-body { font-family: sans-serif; color: #222; background: #fff; max-width: 75rem; margin: 0 auto; padding: 0 1rem 3rem }
-table { border-collapse: collapse; margin: .5rem 0 } caption { text-align: left; font-weight: bold; padding: .3rem 0 }
-th, td { border-bottom: 1px solid #ccc; padding: .25rem .8rem .25rem 0; text-align: right; vertical-align: top }
-th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere }
-h2 { border-top: 2px solid #222; padding-top: 1rem; overflow-wrap: anywhere }
-figure { margin: 0 0 2rem } figcaption { margin-bottom: .3rem } summary { cursor: pointer }
-.nothing { color: #555; border: 1px dashed #999; padding: 1rem }
-"""
+PLOTTED_WINDOWS_MIN: Final = 2
+"""A plot of fewer is no plot: its figures are shown instead."""
+_SVG_DASHES: Final = {"solid": "", "dash": "6 3", "dot": "2 3", "dashdot": "6 3 2 3"}
+_SVG_DASHES_LONG: Final = "9 3"
+_PARTS: Final = files("analytics.report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,90 +46,205 @@ class Report:
 
 
 def page(report: Report) -> str:
-    """The whole file."""
-    shown = [(cluster, sections(cluster, report.span)) for cluster in report.clusters]
+    """Return the whole file."""
     title = f"Pulsar proxy, {_when(report.span.start)} to {_when(report.span.end)} UTC"
-    body = [
-        f"<h1>{title}</h1>",
-        f"<p>Points: one {report.span.resolution.each}. Made {_when(report.made_at)} UTC from the tables.</p>",
-        _missing(report, shown),
+    plotted = fitted(report.span, set().union(*(summary.covered(cluster) for cluster in report.clusters)))
+    shown = [(cluster, sections(cluster, report.span)) for cluster in report.clusters]
+    main = [
         _summary(report),
-        _contents(report),
-        *(_cluster(place, cluster, own, report.span) for place, (cluster, own) in enumerate(shown)),
+        *(_cluster(place, cluster, own, plotted) for place, (cluster, own) in enumerate(shown)),
     ]
+    heading = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", r"<time>\g<0></time>", title)
+    about = f"One point {report.span.resolution.each}; all times are UTC. Made {_when(report.made_at)} from the tables."
+    body = [
+        f'<header><h1>{heading}</h1><p class="soft">{about}</p></header>',
+        _happened(report),
+        _missing(report),
+        f'<div class="layout">{_contents(shown)}<main>{"".join(main)}</main></div>',
+    ]
+    plotly, own = get_plotlyjs(), _part("page.js")
     head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>{title}</title>'
-        f"<style>{_STYLE}</style><script>{get_plotlyjs()}</script>"
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(plotly, own)}"><title>{title}</title>'
+        f"<style>{_part('page.css')}</style><script>{plotly}</script>"
     )
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{"".join(body)}</body></html>\n'
+    scripts = f"<script>{own}</script>"
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{"".join(body)}{scripts}</body></html>\n'
+
+
+def _part(name: str) -> str:
+    return _PARTS.joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(*scripts: str) -> str:
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _prose(text: str) -> str:
+    """A sentence of ours as HTML; what stands between backticks is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _when(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M}"
 
 
-def _text(value: str) -> str:
-    return escape(value) or "(none)"
+# ---- above the clusters
 
 
-def _missing(report: Report, shown: Sequence[tuple[Cluster, list[Section]]]) -> str:
-    told = list(report.notices)
-    for cluster, own in shown:
-        told += [f"{cluster.name or '(none)'}: {text}" for text in summary.missing(cluster, own, report.span)]
+def _happened(report: Report) -> str:
+    lines = []
+    for cluster in report.clusters:
+        found = headline(cluster, report.span)
+        name = f"<strong>{html_text(cluster.name)}</strong>: " if len(report.clusters) > 1 else ""
+        if found.troubles:
+            kind, verdict = "bad", f'<span class="trouble">To look at: {escape("; ".join(found.troubles))}.</span>'
+        elif found.watched:
+            kind, verdict = "good", '<span class="fine">Nothing failed.</span>'
+        else:
+            kind, verdict = "unknown", "Whether anything failed, the tables do not tell."
+        lines.append(f'<li class="{kind}"><p>{name}{escape(found.text)} {verdict}</p></li>')
+    if not lines:
+        lines.append('<li class="unknown"><p>There is nothing to report: no cluster is in the tables.</p></li>')
+    return f'<ul class="happened" aria-label="What happened">{"".join(lines)}</ul>'
+
+
+def _missing(report: Report) -> str:
+    told = [_prose(text) for text in report.notices]
+    for cluster in report.clusters:
+        name = f"{html_text(cluster.name)}: " if len(report.clusters) > 1 else ""
+        told += [f"{name}{_prose(text)}" for text in summary.missing(cluster, report.span)]
     if not told:
         return ""
-    return f"<h2>What is missing</h2><ul>{''.join(f'<li>{_text(text)}</li>' for text in told)}</ul>"
+    items = "".join(f"<li>{text}</li>" for text in told)
+    return f'<details class="missing" open><summary>What is missing or differs</summary><ul>{items}</ul></details>'
+
+
+def _contents(shown: Sequence[tuple[Cluster, list[Section]]]) -> str:
+    entries = ['<li><a href="#summary">Summary</a></li>']
+    for place, (cluster, own) in enumerate(shown):
+        links = "".join(
+            f'<li><a href="#{_anchor(place, number)}">{escape(section.title)}</a></li>'
+            for number, section in enumerate(own)
+            if _has_content(section, cluster)
+        )
+        entries.append(f'<li><a href="#cluster-{place}">{html_text(cluster.name)}</a><ul>{links}</ul></li>')
+    return f'<nav aria-label="Contents"><ul>{"".join(entries)}</ul></nav>'
+
+
+def _has_content(section: Section, cluster: Cluster) -> bool:
+    """Whether there is anything in it to look at. Of principals there always is: at least that nobody was counted."""
+    return (
+        bool(section.busy) or section.title == PRINCIPALS or (section.title == BROKERS and bool(cluster.brokers.worst))
+    )
+
+
+def _anchor(cluster: int, section: int) -> str:
+    return f"cluster-{cluster}-{section}"
 
 
 def _summary(report: Report) -> str:
-    columns = [dict(summary.rows(cluster, report.span)) for cluster in report.clusters]
+    columns = [summary.groups(cluster, report.span) for cluster in report.clusters]
     if not columns:
-        return '<p class="nothing">no data</p>'
+        return '<section id="summary"><h2>Summary</h2><p class="nothing">no data</p></section>'
     names = [cluster.name for cluster in report.clusters]
-    body = [[name, *(column[name] for column in columns)] for name in columns[0]]
-    return "<h2>Summary</h2>" + _table("Of the whole time", ["", *names], body)
+    head = ["", *names] if len(names) > 1 else []
+    tables = []
+    for title, first in columns[0].items():
+        others = [dict(column[title]) for column in columns]
+        tables.append(_table(title, head, [[name, *(own[name] for own in others)] for name, _ in first]))
+    return f'<section id="summary"><h2>Summary</h2><div class="cards">{"".join(tables)}</div></section>'
 
 
-def _contents(report: Report) -> str:
-    links = (
-        f'<li><a href="#cluster-{place}">{_text(cluster.name)}</a></li>'
-        for place, cluster in enumerate(report.clusters)
-    )
-    return f'<nav aria-label="Clusters"><ul>{"".join(links)}</ul></nav>' if len(report.clusters) > 1 else ""
+# ---- a cluster
 
 
 def _cluster(place: int, cluster: Cluster, own: Iterable[Section], span: Span) -> str:
-    parts = [f'<h2 id="cluster-{place}">Cluster {_text(cluster.name)}</h2>']
+    parts, empty = [f'<h2 id="cluster-{place}">Cluster {html_text(cluster.name)}</h2>'], []
     for number, section in enumerate(own):
-        parts.append(f"<h3>{_text(section.title)}</h3>")
-        for within, panel in enumerate(section.panels):
-            parts.append(_panel(panel, span, f"plot-{place}-{number}-{within}"))
-        if section.title == "Brokers":
+        if not _has_content(section, cluster):
+            empty.append(section)
+            continue
+        figures = "".join(
+            _panel(panel, span, f"plot-{place}-{number}-{within}") for within, panel in enumerate(section.busy)
+        )
+        parts.append(f'<section><h3 id="{_anchor(place, number)}">{escape(section.title)}</h3>')
+        parts.append(f'<div class="panels">{figures}</div>' if figures else "")
+        parts.append(_quiet([(panel.title, panel) for panel in section.quiet]))
+        if section.title == BROKERS:
             parts.append(_brokers(cluster))
-    parts.append(_principals(cluster.principals))
+        if section.title == PRINCIPALS:
+            parts.append(_principals(cluster.principals, span))
+            parts.append(_totals(totals(cluster), span))
+        parts.append("</section>")
+    parts.append(_quiet([(f"{section.title}: {panel.title}", panel) for section in empty for panel in section.quiet]))
     return "".join(parts)
+
+
+def _quiet(panels: Sequence[tuple[str, Panel]]) -> str:
+    """What there is nothing to see of: one line that unfolds."""
+    if not panels:
+        return ""
+    without = sum(panel.is_empty for _, panel in panels)
+    kinds = ((without, "without data"), (len(panels) - without, "zero all the time"))
+    told = " and ".join(f"{counted(number, 'plot')} {what}" for number, what in kinds if number)
+    items = "".join(
+        f"<li>{escape(title)}: {'no data' if panel.is_empty else 'zero all the time'}</li>" for title, panel in panels
+    )
+    return f'<details class="quiet"><summary>Not drawn: {told}</summary><ul>{items}</ul></details>'
 
 
 def _panel(panel: Panel, span: Span, identity: str) -> str:
     about = " ".join(text for text in (panel.about, panel.note) if text)
-    caption = f"<figcaption><strong>{_text(panel.title)}</strong>{'. ' + _text(about) if about else ''}</figcaption>"
-    if not panel.lines:
-        return f'<figure>{caption}<p class="nothing">no data</p></figure>'
-    label = escape(f"{panel.title}, {panel.unit}; the figures are in the table below", quote=True)
-    drawn = f'<div role="img" aria-label="{label}">{figure_html(panel, span, identity)}</div>'
-    return f"<figure>{caption}{drawn}{_figures(panel)}</figure>"
+    explained = f'<span class="about">{_prose(about)}</span>' if about else ""
+    unit = scale_of(panel).unit
+    caption = f"<figcaption><strong>{escape(panel.title)}</strong>, {escape(unit)}{explained}</figcaption>"
+    if len(panel.windows) < PLOTTED_WINDOWS_MIN:
+        return f"<figure>{caption}{_one_window(panel)}</figure>"
+    label = escape(f"{panel.title}, {unit}; the figures are in the table below", quote=True)
+    plot = (
+        f'<div class="plot" id="{identity}" role="img" aria-label="{label}"></div>'
+        f'<script type="application/json">{figure_json(panel, span)}</script>'
+    )
+    table = f"<details><summary>Figures</summary>{_figures(panel)}</details>"
+    return f"<figure>{caption}{plot}{_legend(panel)}{table}</figure>"
+
+
+def _one_window(panel: Panel) -> str:
+    """The figures of the only window that has any."""
+    divisor = scale_of(panel).divisor
+    rows = [[name, *(short(value / divisor) for value in line.values())] for name, line in panel.lines.items()]
+    (window_ms,) = panel.windows
+    return _table("", ["", _when(datetime.fromtimestamp(window_ms / 1000, UTC))], rows)
+
+
+def _legend(panel: Panel) -> str:
+    entries = []
+    for place, name in enumerate(panel.lines):
+        dash = "" if panel.bars else _SVG_DASHES.get(dash_of(place), _SVG_DASHES_LONG)
+        width = 10 if panel.bars else 2.5
+        line = (
+            f'<svg width="26" height="12" aria-hidden="true"><line x1="0" y1="6" x2="26" y2="6" '
+            f'stroke="var(--c{place % COLOURS})" stroke-width="{width}" stroke-dasharray="{dash}"/></svg>'
+        )
+        entries.append(f'<li><button type="button" aria-pressed="true">{line}{html_text(name)}</button></li>')
+    return f'<ul class="legend">{"".join(entries)}</ul>'
 
 
 def _figures(panel: Panel) -> str:
-    """The same as text: for those who cannot see the plot."""
-    rows = []
+    """The same as text, in the axis's unit: for those who cannot see the plot."""
+    unit, rows = scale_of(panel), []
     for name, line in panel.lines.items():
-        values = list(line.values())
-        figures = (sum(values) / len(values), min(values), max(values))
-        rows.append([name, *map(short, figures), short(sum(values)) if panel.bars else ""])
-    head = ["", "average", "lowest", "highest", "total" if panel.bars else ""]
-    return f"<details><summary>Figures</summary>{_table(f'{panel.title}, {panel.unit}', head, rows)}</details>"
+        values = [value / unit.divisor for value in line.values()]
+        figures = [sum(values) / len(values), min(values), max(values)]
+        rows.append([name, *map(short, [*figures, sum(values)] if panel.bars else figures)])
+    head = ["", "average", "lowest", "highest", *(["total"] if panel.bars else [])]
+    return _table(f"{panel.title}, {unit.unit}", head, rows)
 
 
 def _brokers(cluster: Cluster) -> str:
@@ -136,28 +254,59 @@ def _brokers(cluster: Cluster) -> str:
     return _table("Brokers that were not up all the time", ["broker", "up"], rows)
 
 
-def _principals(found: Principals) -> str:
-    listed = [*found.top, *(usage for usage in (found.further, found.other) if usage is not None)]
-    caption = f"Top principals, {_when(found.start)} to {_when(found.end)} UTC"
-    if not listed:
-        return f'<p><strong>{caption}</strong></p><p class="nothing">no data</p>'
-    total = sum(usage.bytes for usage in listed)
+def _principals(found: Principals, span: Span) -> str:
+    caption = f"Top principals, {_when(span.start)} to {_when(span.end)}"
+    if not found.top and found.other is None:
+        return f'<p class="nothing">{caption}: no data</p>'
+    listed = [*found.top, *(one for one in (found.further, found.other) if one is not None)]
+    everybody = Usage("all principals", found.total)
     head = ["principal", "bytes in", "bytes out", "share", "messages in", "messages out", "sessions"]
-    return _table(caption, head, [_principal(usage, total) for usage in listed])
+    rows = [_principal(one, everybody.bytes) for one in [*listed, everybody]]
+    return _table(caption, head, rows, ["" for _ in listed] + ["total"])
 
 
-def _principal(usage: Usage, total: int) -> list[str]:
-    bytes_in, bytes_out, *rest = usage.figures
-    name = f"{OTHER} (all that the proxy does not count by name)" if usage.name == OTHER else usage.name
-    part = share(usage.bytes / total) if total else ""
+def _principal(one: Usage, total: int) -> list[str]:
+    bytes_in, bytes_out, *rest = one.figures
+    name = f"{OTHER} (all that the proxy does not count by name)" if one.name == OTHER else one.name
+    part = share(one.bytes / total) if total else ""
     return [name, amount(bytes_in), amount(bytes_out), part, *map(count, rest)]
 
 
-def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    first = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    lines = (
-        f'<tr><th scope="row">{_text(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
-        for row in rows
-    )
-    body = f"<thead><tr>{first}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f"<table><caption>{_text(caption)}</caption>{body}</table>"
+def _totals(found: Totals | None, span: Span) -> str:
+    """The same quantities from each source, so that nobody finds two numbers without the reason beside them."""
+    if found is None:
+        return ""
+    head = ["", "all connections", "all principals"]
+    if found.billed is not None:
+        hours = f"{_when(found.billed.start)} to {_when(found.billed.end)}"
+        head += [f"all principals, whole {found.billed.noun}s", "usage tables, the same"]
+    rows = [_total(row, with_usage=found.billed is not None) for row in found.rows]
+    kinds = ["" if row.agrees else "differs" for row in found.rows]
+    table = _table(f"Totals compared, {_when(span.start)} to {_when(span.end)}", head, rows, kinds)
+    told = found.reasons or ["All totals agree."]
+    if found.billed is not None:
+        open_windows, noun = found.billed.open_windows, found.billed.noun
+        state = f"{open_windows} of them are not closed yet, and may grow" if open_windows else "all of them closed"
+        told = [*told, f"Whole {noun}s: {hours}; {state}."]
+    else:
+        told = [*told, "The usage tables are by whole hours, of which this time has none."]
+    return table + "".join(f'<p class="note">{_prose(text)}</p>' for text in told)
+
+
+def _total(row: Row, *, with_usage: bool) -> list[str]:
+    figures = (row.relayed, row.principals, *((row.counted, row.billed) if with_usage else ()))
+    return [row.name, *("" if figure is None else count(figure) for figure in figures)]
+
+
+def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str] = ()) -> str:
+    """A table; the first cell of a row is its head. `kinds`: a class for each row."""
+    first = "".join(f'<th scope="col">{html_text(name) if name else ""}</th>' for name in head)
+    lines = []
+    for place, row in enumerate(rows):
+        kind = f' class="{kinds[place]}"' if kinds and kinds[place] else ""
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        lines.append(f'<tr{kind}><th scope="row">{html_text(row[0])}</th>{cells}</tr>')
+    top = f"<thead><tr>{first}</tr></thead>" if head else ""
+    body = f"{top}<tbody>{''.join(lines)}</tbody>"
+    heading = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="scroll"><table>{heading}{body}</table></div>'

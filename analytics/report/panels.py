@@ -1,4 +1,4 @@
-"""What the page shows of one cluster: panels in sections. A panel without lines is shown, and says "no data"."""
+"""What the page shows of one cluster: panels in sections. Those without data, and those of zeros, are only named."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from analytics.report.collect import Brokers
 from analytics.report.points import Distribution, Distributions, Line, Points, merged, sum_lines
 from analytics.report.principals import Principals
 from analytics.report.span import Span
+from analytics.report.units import BYTES_PER_SECOND, SECONDS
 
 LINES_MAX: Final = 8
 """Of one plot; the others are summed as one more, or, where a sum means nothing, left out and told."""
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 REST: Final = "all others"
+BROKERS: Final = "Brokers"
+PRINCIPALS: Final = "Principals"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,21 @@ class Panel:
     stacked: bool = False
     note: str = ""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the metric is not in the tables for this time."""
+        return not self.lines
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether there are values, and all are zero."""
+        return bool(self.lines) and not any(value for line in self.lines.values() for value in line.values())
+
+    @property
+    def windows(self) -> set[int]:
+        """The windows that any line has a value of."""
+        return {at for line in self.lines.values() for at in line}
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -39,6 +57,16 @@ class Section:
 
     title: str
     panels: list[Panel] = field(default_factory=list)
+
+    @property
+    def busy(self) -> list[Panel]:
+        """The panels that there is something to see of."""
+        return [panel for panel in self.panels if not panel.is_empty and not panel.is_zero]
+
+    @property
+    def quiet(self) -> list[Panel]:
+        """All others."""
+        return [panel for panel in self.panels if panel.is_empty or panel.is_zero]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +89,9 @@ def sections(cluster: Cluster, span: Span) -> list[Section]:
         Section("Lookups", make.lookups()),
         Section("Authentication", make.authentication()),
         Section("Re-authentication (KIP-368)", make.reauthentication()),
-        Section("Brokers", make.brokers(cluster.brokers)),
+        Section(BROKERS, make.brokers(cluster.brokers)),
         Section("Cluster", make.cluster()),
-        Section("Principals", [_principals(cluster.principals)]),
+        Section(PRINCIPALS, [_principals(cluster.principals, span)]),
     ]
 
 
@@ -75,7 +103,7 @@ class _Panels:
 
     def throughput(self) -> list[Panel]:
         return [
-            self._rate("Bytes relayed", "By direction.", "bytes per second", self._direction(wanted.BYTES)),
+            self._rate("Bytes relayed", "By direction.", BYTES_PER_SECOND, self._direction(wanted.BYTES)),
             self._rate(
                 "Messages relayed",
                 "By direction, of all principals together; a batch to a client is one. Needs `metrics.count_messages`.",
@@ -141,7 +169,7 @@ class _Panels:
         return [
             self._rate("Successes, by method", "", "re-authentications per second", successes),
             self._counts("Failures, by method", "These clients were closed.", wanted.REAUTH_FAILURE),
-            self._panel("Time, average and at most", about, "seconds", _present(times)),
+            self._panel("Time, average and at most", about, SECONDS, _present(times)),
             self._counts("Clients that cannot authenticate again, by method", "", wanted.NO_REAUTH),
             self._bars(
                 "Expired connections closed",
@@ -195,7 +223,7 @@ class _Panels:
     @staticmethod
     def _quantiles(title: str, about: str, windows: Distributions) -> Panel:
         lines = {name: _each(windows, partial(_quantile, q)) for name, q in QUANTILES.items()}
-        return Panel(title, about, "seconds", _present(lines))
+        return Panel(title, about, SECONDS, _present(lines))
 
     @staticmethod
     def _quantile_by(title: str, about: str, named: Mapping[str, Distributions], q: float) -> Panel:
@@ -203,13 +231,14 @@ class _Panels:
         lines = {name: _each(named[name], partial(_quantile, q)) for name in kept[:LINES_MAX]}
         left_out = len(kept) - LINES_MAX
         note = f"{left_out} more are not shown." if left_out > 0 else ""
-        return Panel(title, about, "seconds", _present(lines), note=note)
+        return Panel(title, about, SECONDS, _present(lines), note=note)
 
 
-def _principals(found: Principals) -> Panel:
-    rates = {name: {at: value / found.width_s for at, value in line.items()} for name, line in found.lines.items()}
+def _principals(found: Principals, span: Span) -> Panel:
+    width_s = span.resolution.width_s
+    rates = {name: {at: value / width_s for at, value in line.items()} for name, line in found.lines.items()}
     about = "Bytes in and out of those that moved most; the table has more of them."
-    return Panel("Top principals", about, "bytes per second", _present(rates))
+    return Panel("Top principals", about, BYTES_PER_SECOND, _present(rates))
 
 
 def _top(lines: dict[str, Line]) -> tuple[dict[str, Line], str]:

@@ -1,11 +1,10 @@
-"""Panels as Plotly figures. Colours are Okabe and Ito's, told apart by all kinds of eyes, and lines differ in dashes.
+"""Panels as Plotly figures: what `page.js` draws. Colours are the page's (`page.css`), so that dark and light differ.
 
-Plotly reads names as a kind of HTML (`<b>`, `<a href>`), so every name is escaped; its JSON cannot end a <script>.
+Plotly reads names as a kind of HTML (`<b>`, `<a href>`), so every name is escaped; the JSON cannot end a <script>.
 """
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any, Final
 
 import plotly.graph_objects as go
@@ -13,60 +12,102 @@ import plotly.graph_objects as go
 from analytics.report.panels import Panel
 from analytics.report.points import Line
 from analytics.report.span import Span
+from analytics.report.text import html_text
+from analytics.report.units import Scale, scale
 
-# Without their yellow, which nobody sees on white.
-COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C6D31")
+COLOURS: Final = 9
+"""How many the page has, `--c0` and so on."""
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-HEIGHT_PX: Final = 320
-_CONFIG: Final = {"displaylogo": False, "responsive": True}
+HEIGHT_PX: Final = 280
+MARKED_MAX: Final = 40
+"""So few points are marked: a line says less of them than they do."""
+HOURS_TOLD_MAX: Final = 72
+"""Ticks of a longer time are dates."""
+TICKED_MAX: Final = 12
+TICKS: Final = 5
+NUMBER: Final = ",.4~r"
+"""d3's format for `analytics.report.units.short`: no `k` or `µ`, which the tables do not use."""
 
 
-def figure_html(panel: Panel, span: Span, identity: str) -> str:
-    """A <div> and the script that draws in it; plotly.js itself must be on the page already."""
-    # The width of Plotly's own <div> is the page's; the height is given, so that nothing jumps.
-    drawn: str = figure(panel, span).to_html(
-        full_html=False,
-        include_plotlyjs=False,
-        div_id=identity,
-        config=_CONFIG,
-        default_height=f"{HEIGHT_PX}px",
-    )
-    return drawn
+def scale_of(panel: Panel) -> Scale:
+    """Return the unit that the panel's axis and its table have."""
+    return scale(panel.unit, max((abs(value) for line in panel.lines.values() for value in line.values()), default=0.0))
+
+
+def figure_json(panel: Panel, span: Span) -> str:
+    """Return the figure as JSON that may stand in a <script> of any page."""
+    text: str = figure(panel, span).to_json(engine="json")
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def figure(panel: Panel, span: Span) -> Any:
     """A line or a stack of bars for each of the panel's lines; a window without a value is a gap."""
-    drawn = go.Figure(layout=_layout(panel, span))
+    unit = scale_of(panel)
+    drawn = go.Figure(layout=_layout(panel, span, unit))
     for place, (name, line) in enumerate(panel.lines.items()):
-        colour = COLOURS[place % len(COLOURS)]
-        common: dict[str, Any] = {"name": escape(name) or "(none)", "y": _values(line, span), "showlegend": True}
-        common |= {"x0": span.windows_ms.start, "dx": span.windows_ms.step, "hovertemplate": "%{y:.4~s}"}
+        common: dict[str, Any] = {"name": html_text(name), "y": _values(line, span, unit), "meta": place % COLOURS}
+        common |= {"x0": span.windows_ms.start, "dx": span.windows_ms.step, "hovertemplate": f"%{{y:{NUMBER}}}"}
         if panel.bars:
-            drawn.add_trace(go.Bar(**common, marker={"color": colour}, offset=0, width=span.windows_ms.step))
+            drawn.add_trace(go.Bar(**common, offset=0, width=span.windows_ms.step))
         else:
-            dash = {"color": colour, "dash": DASHES[place % len(DASHES)], "width": 1.5}
-            mode = "lines+markers" if len(line) == 1 else "lines"  # one point alone would draw nothing
-            drawn.add_trace(go.Scatter(**common, mode=mode, line=dash, connectgaps=False))
+            dash = {"dash": dash_of(place), "width": 1.75}
+            mode = "lines+markers" if len(line) <= MARKED_MAX or _stands_alone(line, span) else "lines"
+            drawn.add_trace(
+                go.Scatter(**common, mode=mode, line=dash, marker={"size": 5}, connectgaps=False, cliponaxis=False)
+            )
     return drawn
 
 
-def _layout(panel: Panel, span: Span) -> dict[str, Any]:
+def dash_of(place: int) -> str:
+    """Lines differ in more than colour."""
+    return DASHES[place % len(DASHES)]
+
+
+def _stands_alone(line: Line, span: Span) -> bool:
+    """Whether a point has no neighbour, so that a line alone would not show it."""
+    step = span.windows_ms.step
+    return any(at - step not in line and at + step not in line for at in line)
+
+
+def _layout(panel: Panel, span: Span, unit: Scale) -> dict[str, Any]:
     windows = span.windows_ms
-    axis = {"gridcolor": "#DDDDDD", "linecolor": "#444444", "automargin": True}
+    last = windows.stop if panel.bars else windows[-1]
     return {
         "template": {},
         "height": HEIGHT_PX,
-        "margin": {"l": 60, "r": 20, "t": 10, "b": 40},
-        "font": {"family": "sans-serif", "size": 13, "color": "#222222"},
-        "plot_bgcolor": "#FFFFFF",
+        "margin": {"l": 50, "r": 16, "t": 8, "b": 32},
+        "font": {"family": "system-ui, sans-serif", "size": 12},
         "hovermode": "x unified",
+        "hoverlabel": {"namelength": 40},
         "barmode": "stack",
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.25},
-        "xaxis": axis | {"type": "date", "title": {"text": "time (UTC)"}, "range": [windows.start, windows.stop]},
-        "yaxis": axis | {"title": {"text": escape(panel.unit)}, "rangemode": "tozero"},
+        "bargap": 0,
+        "showlegend": False,
+        "xaxis": _time_axis(span) | {"range": [windows.start, last]},
+        "yaxis": {
+            "title": {"text": html_text(unit.unit), "standoff": 8},
+            "rangemode": "tozero",
+            "tickformat": NUMBER,
+            "automargin": True,
+            "nticks": 6,
+        },
     }
 
 
-def _values(line: Line, span: Span) -> list[float | None]:
+def _time_axis(span: Span) -> dict[str, Any]:
+    """Dates as the page writes them; of a few windows, a tick for each (for every second one, …) and none between."""
+    windows = span.windows_ms
+    short = windows.stop - windows.start <= HOURS_TOLD_MAX * 3_600_000 and span.resolution.suffix != "1d"
+    axis = {
+        "type": "date",
+        "automargin": True,
+        "tickformat": "%H:%M\n%Y-%m-%d" if short else "%m-%d\n%Y",
+        "hoverformat": "%Y-%m-%d" if span.resolution.suffix == "1d" else "%Y-%m-%d %H:%M",
+    }
+    if len(windows) <= TICKED_MAX:
+        axis |= {"tick0": windows.start, "dtick": windows.step * -(-len(windows) // TICKS)}
+    return axis
+
+
+def _values(line: Line, span: Span, unit: Scale) -> list[float | None]:
     """A value for each window, six digits of it: the page is read by people, and ten times as small."""
-    return [float(f"{line[at]:.6g}") if at in line else None for at in span.windows_ms]
+    return [float(f"{line[at] / unit.divisor:.6g}") if at in line else None for at in span.windows_ms]

@@ -1,4 +1,8 @@
-"""Who used the proxy how much, from the usage tables: the top principals by bytes, and the rest as one."""
+"""Who used the proxy how much: the top principals of the report's very time, and what the usage tables say of it.
+
+The report counts from the rollups, by the same chain as the job `usage` (`analytics.transforms.usage.ledger`), so that
+its table covers the time of its plots and not just whole hours. `Billed` compares that with the usage tables.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 
 from analytics.report.points import Line
+from analytics.transforms import usage
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Column, DataFrame, Row
 
     from analytics.report.span import Span
     from analytics.tables.store import Tables
@@ -21,14 +26,19 @@ PLOTTED: Final = 7
 COLUMNS: Final = ("bytes_in", "bytes_out", "messages_in", "messages_out", "sessions")
 OTHER: Final = "other"
 """What the proxy calls all principals beyond those that it counts by name."""
+LOOKBACK_DAYS: Final = 7
+"""As the jobs' default."""
+Figures = tuple[int, ...]
+"""In the order of COLUMNS."""
+NOTHING: Final[Figures] = (0,) * len(COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One principal's sums, in the order of COLUMNS."""
+    """One principal's sums."""
 
     name: str
-    figures: tuple[int, ...]
+    figures: Figures
 
     @property
     def bytes(self) -> int:
@@ -37,50 +47,96 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Principals:
-    """`top` by bytes, `other` the proxy's own rest, `further` the named ones below the top.
+class Billed:
+    """The whole hours (of a report by day: days) inside the report's time, from two sources.
 
-    `lines`: bytes by window, of the first PLOTTED. `open_windows`: those that are not closed, so may still grow.
+    `counted`: from the rollups; `billed`: from the usage tables. `open_windows` are not closed, so may still grow;
+    `missing_windows` are rolled up and not in the usage tables yet; `late_samples` came for closed hours, which do not
+    change by themselves: only the rollups have them.
     """
 
     start: datetime
     end: datetime
-    width_s: int
+    noun: str
+    counted: Figures
+    billed: Figures
+    open_windows: int = 0
+    missing_windows: int = 0
+    late_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Principals:
+    """`top` by bytes, `other` the proxy's own rest, `further` the named ones below the top, `total` all of them.
+
+    `lines`: bytes by window, of the first PLOTTED. `billed` is None where the report's time has no whole hour.
+    `without_start`: counters that began within the time, and nobody knows when: their first sample counts nothing.
+    """
+
     top: list[Usage]
     other: Usage | None
     further: Usage | None
-    further_count: int
+    total: Figures
     lines: dict[str, Line]
-    open_windows: int
+    billed: Billed | None
+    without_start: int = 0
 
 
-def principals(tables: Tables, cluster: str, span: Span) -> Principals:
-    """Of the whole hours (or, where the report is by day, days) that the span touches."""
-    daily = span.resolution.suffix == "1d"
-    table, width_s = ("usage_daily", 86_400) if daily else ("usage_hourly", 3600)
-    start, end = _outward(span, width_s)
-    rows = tables.read(table, tables.hours(table, start, end)).where(
-        (F.col("cluster") == cluster) & (F.col("window") >= F.lit(start)) & (F.col("window") < F.lit(end))
-    )
-    rows = rows.cache()
+def principals(tables: Tables, series: DataFrame, rows: DataFrame, cluster: str, span: Span) -> Principals:
+    """Count the cluster's principals. `rows`: the rollup's rows of the span; `series`: the table of that name."""
+    mine = usage.usage_series(series)
+    mine = mine.where(F.col("cluster") == cluster).join(series.select("series_id", "first_seen"), "series_id").cache()
     try:
-        sums = rows.groupBy("principal").agg(*(F.sum(name).alias(name) for name in COLUMNS))
-        named = sums.where(F.col("principal") != OTHER)
-        top = [_usage(row) for row in _by_bytes(named).limit(TOP).collect()]
-        others = [_usage(row) for row in sums.where(F.col("principal") == OTHER).collect()]
-        count, further = _further(named, top)
-        open_windows = rows.where(~F.col("closed")).select("window").distinct().count()
-        lines = _lines(rows, [usage.name for usage in top[:PLOTTED]])
+        counted = _counted(rows, mine, span).cache()
+        try:
+            billed = _billed(tables, mine, counted, cluster, span)
+            return _principals(counted, billed, _without_start(rows, mine, span))
+        finally:
+            counted.unpersist()
     finally:
-        rows.unpersist()
-    other = others[0] if others else None
-    return Principals(start, end, width_s, top, other, further, count, lines, open_windows)
+        mine.unpersist()
 
 
-def _outward(span: Span, width_s: int) -> tuple[datetime, datetime]:
-    start, end = int(span.start.timestamp()) // width_s * width_s, -(-int(span.end.timestamp()) // width_s) * width_s
-    first = datetime.fromtimestamp(start, UTC)
-    return first, first + timedelta(seconds=end - start)
+def _counted(rows: DataFrame, mine: DataFrame, span: Span) -> DataFrame:
+    """The ledger of the span. What a counter that is older grew up to its first sample here, the rollup knows."""
+    older = mine.where(F.col("first_seen") < F.lit(span.start)).select("series_id")
+    tails = (
+        rows.join(F.broadcast(older), "series_id")
+        .groupBy("series_id")
+        .agg(
+            F.min("first_ts").alias("tail_last_ts"),
+            F.min_by(F.col("first_v") - F.col("entry"), "window").alias("tail_last_v"),
+            F.min_by("first_start_ts", "window").alias("tail_last_start_ts"),
+        )
+    )
+    return usage.ledger(rows, mine.drop("first_seen"), tails, LOOKBACK_DAYS)
+
+
+def _principals(counted: DataFrame, billed: Billed | None, without_start: int) -> Principals:
+    sums = counted.groupBy("principal").agg(*_totals())
+    named = sums.where(F.col("principal") != OTHER)
+    top = [_usage(row) for row in _by_bytes(named).limit(TOP).collect()]
+    others = [_usage(row) for row in sums.where(F.col("principal") == OTHER).collect()]
+    return Principals(
+        top,
+        others[0] if others else None,
+        _further(named, top),
+        _figures(counted.agg(*_totals()).collect()[0]),
+        _lines(counted, [one.name for one in top[:PLOTTED]]),
+        billed,
+        without_start,
+    )
+
+
+def _totals() -> list[Column]:
+    """A column of COLUMNS each; `what` of the ledger is its name."""
+    return [
+        F.coalesce(F.sum(F.when(F.col("what") == name, F.col("increase"))), F.lit(0)).alias(name) for name in COLUMNS
+    ]
+
+
+def _figures(row: Row) -> Figures:
+    return tuple(int(row[name] or 0) for name in COLUMNS)
 
 
 def _by_bytes(sums: DataFrame) -> DataFrame:
@@ -88,25 +144,85 @@ def _by_bytes(sums: DataFrame) -> DataFrame:
 
 
 def _usage(row: Row) -> Usage:
-    return Usage(row["principal"], tuple(int(row[name]) for name in COLUMNS))
+    return Usage(row["principal"], _figures(row))
 
 
-def _further(named: DataFrame, top: list[Usage]) -> tuple[int, Usage | None]:
-    """How many principals lie below the top, and their sum."""
+def _further(named: DataFrame, top: list[Usage]) -> Usage | None:
+    """The sum of the named principals below the top."""
     if len(top) < TOP:
-        return 0, None
-    rest = named.where(~F.col("principal").isin(*(usage.name for usage in top)))
+        return None
+    rest = named.where(~F.col("principal").isin(*(one.name for one in top)))
     row = rest.agg(F.count("*").alias("n"), *(F.sum(name).alias(name) for name in COLUMNS)).collect()[0]
-    if not row.n:
-        return 0, None
-    return row.n, Usage(f"{row.n} further principals", tuple(int(row[name]) for name in COLUMNS))
+    return Usage(f"{row['n']:,} further principals", _figures(row)) if row["n"] else None
 
 
-def _lines(rows: DataFrame, names: list[str]) -> dict[str, Line]:
+def _lines(counted: DataFrame, names: list[str]) -> dict[str, Line]:
     lines: dict[str, Line] = {name: {} for name in names}
-    if names:
-        mine = rows.where(F.col("principal").isin(*names))
-        total = (F.col("bytes_in") + F.col("bytes_out")).alias("bytes")
-        for row in mine.select("principal", F.unix_millis("window").alias("window_ms"), total).collect():
-            lines[row.principal][row.window_ms] = float(row.bytes)
+    if not names:
+        return lines
+    is_bytes = F.col("what").isin(*COLUMNS[:2])
+    mine = counted.where(F.col("principal").isin(*names) & is_bytes)
+    summed = mine.groupBy("principal", F.unix_millis("window").alias("window_ms")).agg(F.sum("increase").alias("bytes"))
+    for row in summed.collect():
+        lines[row["principal"]][row["window_ms"]] = float(row["bytes"])
     return lines
+
+
+def _without_start(rows: DataFrame, mine: DataFrame, span: Span) -> int:
+    began = mine.where((F.col("first_seen") >= F.lit(span.start)) & F.col("created_id").isNull())
+    unknown = rows.where(F.col("first_start_ts").isNull()).select("series_id").distinct()
+    return unknown.join(F.broadcast(began.select("series_id")), "series_id").count()
+
+
+# ---- beside the usage tables
+
+
+def _billed(tables: Tables, mine: DataFrame, counted: DataFrame, cluster: str, span: Span) -> Billed | None:
+    by_day = span.resolution.suffix == "1d"
+    table, noun, width_s = ("usage_daily", "day", 86_400) if by_day else ("usage_hourly", "hour", 3600)
+    start, end = _inward(span, width_s)
+    if start >= end:
+        return None
+    within = (F.col("window") >= F.lit(start)) & (F.col("window") < F.lit(end))
+    billed = tables.read(table, tables.hours(table, start, end)).where(within & (F.col("cluster") == cluster)).cache()
+    try:
+        sums = _figures(billed.agg(*(F.sum(name).alias(name) for name in COLUMNS)).collect()[0])
+        windows = {row[0]: row[1] for row in billed.groupBy(F.unix_millis("window")).agg(F.min("closed")).collect()}
+    finally:
+        billed.unpersist()
+    same = counted.where(within)
+    rolled = {row[0] for row in same.select(F.unix_millis(F.date_trunc(noun, "window"))).distinct().collect()}
+    figures = _figures(same.agg(*_totals()).collect()[0])
+    return Billed(
+        start,
+        end,
+        noun,
+        figures,
+        sums,
+        open_windows=sum(not closed for closed in windows.values()),
+        missing_windows=len(rolled - set(windows)),
+        late_samples=_late(tables, mine, start, end) if figures != sums else 0,
+    )
+
+
+def _late(tables: Tables, mine: DataFrame, start: datetime, end: datetime) -> int:
+    """How many samples the closed hours of this time have in rollup_1h and not in the ledger."""
+    within = (F.col("window") >= F.lit(start)) & (F.col("window") < F.lit(end))
+    hours = tables.read("rollup_1h", tables.hours("rollup_1h", start, end)).where(within)
+    ledger = tables.read("usage_ledger", tables.hours("usage_ledger", start, end)).where(within)
+    known = ledger.select("window").distinct()
+    closed = tables.read("usage_hourly", tables.hours("usage_hourly", start, end)).where("closed")
+    closed = closed.select("window").distinct().join(known, "window", "left_semi")
+    found = usage.late(
+        hours.join(F.broadcast(closed), "window", "left_semi"),
+        mine.select("series_id"),
+        ledger.join(F.broadcast(mine.select("series_id")), "series_id", "left_semi"),
+    )
+    return int(found.agg(F.sum("samples")).collect()[0][0] or 0)
+
+
+def _inward(span: Span, width_s: int) -> tuple[datetime, datetime]:
+    """The whole hours or days inside the span."""
+    start, end = -(-int(span.start.timestamp()) // width_s) * width_s, int(span.end.timestamp()) // width_s * width_s
+    first = datetime.fromtimestamp(start, UTC)
+    return first, first + timedelta(seconds=end - start)

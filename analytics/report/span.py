@@ -52,6 +52,15 @@ class Span:
         return range(start, end, self.resolution.width_s * 1000)
 
 
+def fitted(span: Span, windows: set[int]) -> Span:
+    """Return the part of the span from the first of these windows to the last; the span itself where there are none."""
+    inside = [at for at in windows if at in span.windows_ms]
+    if not inside:
+        return span
+    start, last = (datetime.fromtimestamp(at // 1000, UTC) for at in (min(inside), max(inside)))
+    return Span(start, last + timedelta(seconds=span.resolution.width_s), span.resolution)
+
+
 def parse_last(text: str) -> timedelta:
     """`90m`, `24h`, `30d`. Raises BadSpan."""
     match = re.fullmatch(r"(\d{1,6})([mhd])", text.strip())

@@ -1,34 +1,35 @@
-"""The table on top of the page: a figure for each cluster, and the list of what is missing."""
+"""The tables on top of the page: figures of each cluster, and the list of what is missing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from analytics.report import wanted
-from analytics.report.panels import Cluster, Section
+from analytics.report.panels import Cluster
 from analytics.report.points import Line, merged, sum_lines
 from analytics.report.span import Span
-from analytics.report.units import amount, count, seconds, share
+from analytics.report.totals import totals
+from analytics.report.units import amount, count, seconds, share, short
 
 NO_DATA: Final = "no data"
-_NAMED_MAX: Final = 20
 
 
-def rows(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
-    """(what, figure) of one cluster; the same names in the same order for each."""
-    return [*_traffic(cluster, span), *_requests(cluster), *_identity(cluster), *_health(cluster)]
+def groups(cluster: Cluster, span: Span) -> dict[str, list[tuple[str, str]]]:
+    """(what, figure) of one cluster under each heading; the same names in the same order for each cluster."""
+    return {
+        "Traffic": _traffic(cluster, span),
+        "Requests": _requests(cluster),
+        "Authentication": _identity(cluster),
+        "Brokers and workers": _health(cluster),
+    }
 
 
-def missing(cluster: Cluster, sections: Sequence[Section], span: Span) -> list[str]:
-    """Sentences about what the report could not show of a cluster."""
+def missing(cluster: Cluster, span: Span) -> list[str]:
+    """Sentences about what the report could not show of a cluster, and where its totals differ."""
     told = []
-    empty = [f"{section.title}: {panel.title}" for section in sections for panel in section.panels if not panel.lines]
-    if empty:
-        more = f" and {len(empty) - _NAMED_MAX} more" if len(empty) > _NAMED_MAX else ""
-        told.append(f"No data for {len(empty)} panels: {'; '.join(empty[:_NAMED_MAX])}{more}.")
-    gaps = len(span.windows_ms) - len(_covered(cluster))
+    gaps = len(span.windows_ms) - len(covered(cluster))
     if gaps and cluster.points.metrics():
         noun = span.resolution.noun
         told.append(
@@ -42,29 +43,33 @@ def missing(cluster: Cluster, sections: Sequence[Section], span: Span) -> list[s
             f"{cluster.points.exponential} rows of native histograms with exponential buckets are left out; the proxy "
             "sends none."
         )
-    if cluster.principals.open_windows:
-        noun = "days" if span.resolution.suffix == "1d" else "hours"
-        told.append(f"Principals: {cluster.principals.open_windows} {noun} are not closed yet, their usage may grow.")
+    if (compared := totals(cluster)) is not None:
+        told += compared.reasons
     return told
 
 
-def _covered(cluster: Cluster) -> set[int]:
+def covered(cluster: Cluster) -> set[int]:
+    """The windows that the cluster has any sample of."""
     plain = {at for line in cluster.points.increase.values() for at in line}
     return plain.union(*cluster.points.native.values())
 
 
 def _traffic(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
     points = cluster.points
-    moved, messages = points.grown(wanted.BYTES, 0), points.grown(wanted.MESSAGES, 0)
+    moved = points.grown(wanted.BYTES, 0)
+    _, _, *messages, _ = cluster.principals.total  # as in the table of principals: with what began within the time
+    has_messages = bool(points.grown(wanted.MESSAGES))
     active = points.at(wanted.ACTIVE).get("", {})
     ended = points.grown(wanted.ENDED, 0)
-    covered = f"{len(_covered(cluster))} of {len(span.windows_ms)} {span.resolution.noun}s"
+    sampled = f"{len(covered(cluster)):,} of {len(span.windows_ms):,}"
     return [
-        ("Time with samples", covered),
+        (f"{span.resolution.noun.capitalize()}s with samples", sampled),
         ("Bytes to brokers", _total(moved.get("to_broker"), amount)),
         ("Bytes to clients", _total(moved.get("to_client"), amount)),
-        ("Messages to brokers", _total(messages.get("to_broker"))),
-        ("Messages to clients", _total(messages.get("to_client"))),
+        *(
+            (f"Messages to {whom}", count(total) if has_messages else NO_DATA)
+            for whom, total in zip(("brokers", "clients"), messages, strict=True)
+        ),
         ("Connections accepted", _total(points.grown(wanted.OPENED).get(""))),
         ("Connections open, on average", _plain(_mean(active))),
         (f"Connections open, busiest {span.resolution.noun}", _plain(max(active.values(), default=math.nan))),
@@ -133,7 +138,7 @@ def _mean(line: Line) -> float:
 
 
 def _plain(value: float) -> str:
-    return NO_DATA if math.isnan(value) else f"{value:,.1f}"
+    return NO_DATA if math.isnan(value) else short(value)
 
 
 def _time(value: float) -> str:

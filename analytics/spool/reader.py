@@ -18,7 +18,7 @@ from analytics.spool.records import (
 )
 from analytics.spool.segments import NUMBER_MAX, Segment, segment_numbers, segment_path
 
-__all__ = ["Damage", "Position", "Record", "Segment", "SpoolError", "end_offset", "records", "segments"]
+__all__ = ["Damage", "Position", "Record", "Segment", "SpoolError", "bytes_after", "end_offset", "records", "segments"]
 
 BEGIN = Position(0, 0)
 
@@ -51,6 +51,15 @@ def end_offset(directory: str | os.PathLike[str]) -> Position:
     Raises SpoolError if it cannot be made out, OSError if the directory cannot be read.
     """
     return read_mark(Path(directory), COMMITTED) or BEGIN
+
+
+def bytes_after(directory: str | os.PathLike[str], begin: Position) -> int:
+    """How many committed bytes lie behind a position. Raises as `segments`."""
+    return sum(
+        segment.size_bytes - (min(begin.offset, segment.size_bytes) if segment.number == begin.segment else 0)
+        for segment in segments(directory)
+        if segment.number >= begin.segment
+    )
 
 
 def records(

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from local import chromium
 from local.console import Progress, print_status
 from local.process import run_reporting
 
@@ -113,6 +114,10 @@ PYTHON_HEADERS = Need(
 BUILDAH = Need("buildah", lambda: shutil.which("buildah") is not None, ("buildah",))
 MMDEBSTRAP = Need("mmdebstrap", lambda: shutil.which("mmdebstrap") is not None, ("mmdebstrap",))
 
+CHROMIUM = Need(
+    "a headless Chromium", lambda: chromium.executable() is not None, ("chromium-headless-shell", "chromium")
+)
+
 PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
 TEST = (VENV, JDK, MAVEN, PROMETHEUS, OPENSSL, CURL, SYSTEMD)
@@ -151,6 +156,16 @@ def ensure_kerberos(progress: Progress = print_status) -> bool:
         ensure(KERBEROS, progress)
     except MachineError as error:
         progress(f"The tests with Kerberos will be skipped. {error}")
+        return False
+    return True
+
+
+def ensure_chromium(progress: Progress = print_status) -> bool:
+    """Whether the machine has a browser for the report's tests, after an installation where that can be done."""
+    try:
+        ensure((CHROMIUM,), progress)
+    except MachineError as error:
+        progress(f"The tests of the report in a browser will be skipped. {error}")
         return False
     return True
 

@@ -20,6 +20,7 @@ whichever is done first (tests/conftest.py).
 def prepare() -> Environment:
     """The machine, the environment and the Pulsar distribution, ready for the tests."""
     machine.ensure(machine.TEST)
+    machine.ensure_chromium()
     machine.note_go()
     environment = Environment()
     environment.prepare("test-kerberos" if machine.ensure_kerberos() else "test")

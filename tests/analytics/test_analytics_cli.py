@@ -11,7 +11,8 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from analytics.cli import COMMANDS, main
-from analytics.jobs.command_line import Progress, errors_in_words, spark_reason
+from analytics.jobs.command_line import errors_in_words, spark_reason
+from analytics.jobs.progress import Progress
 from analytics.tables.store import Tables
 
 MINE = ("ingest", "backfill", "compact", "expire")

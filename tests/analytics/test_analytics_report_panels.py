@@ -8,17 +8,19 @@ import pytest
 
 from analytics.report import summary, wanted
 from analytics.report.collect import Brokers
+from analytics.report.headline import Headline, headline, length
 from analytics.report.panels import LINES_MAX, REST, Cluster, Panel, sections
-from analytics.report.plots import figure, figure_html
+from analytics.report.plots import figure, figure_json
 from analytics.report.points import Distribution, Points
-from analytics.report.principals import Principals
-from analytics.report.span import POINTS_MAX, BadSpan, candidates, parse_last
-from analytics.report.units import amount, seconds, share, short
+from analytics.report.principals import NOTHING, Billed, Principals, Usage
+from analytics.report.span import POINTS_MAX, BadSpan, candidates, fitted, parse_last
+from analytics.report.totals import Totals, totals
+from analytics.report.units import amount, scale, seconds, share, short
 from tests.analytics.report_data import HOSTILE, at, line, span
 from tests.analytics.transforms_data import DAY, DAY_MS, MINUTE_MS
 
 NO_BROKERS = Brokers({}, {}, {}, [])
-NO_PRINCIPALS = Principals(DAY, DAY, 3600, [], None, None, 0, {}, 0)
+NO_PRINCIPALS = Principals([], None, None, NOTHING, {}, None)
 
 
 def cluster(points: Points, brokers: Brokers = NO_BROKERS, principals: Principals = NO_PRINCIPALS) -> Cluster:
@@ -37,7 +39,7 @@ def panel(points: Points, title: str, section: str = "", brokers: Brokers = NO_B
 
 
 def figures(points: Points, brokers: Brokers = NO_BROKERS) -> dict[str, str]:
-    return dict(summary.rows(cluster(points, brokers), span(1)))
+    return dict(row for rows in summary.groups(cluster(points, brokers), span(1)).values() for row in rows)
 
 
 # ---- which time
@@ -180,7 +182,7 @@ def test_brokers() -> None:
 
 
 def test_nothing_is_not_zero() -> None:
-    assert set(figures(Points()).values()) == {"no data", "0 of 60 minutes"}
+    assert set(figures(Points()).values()) == {"no data", "0 of 60"}
 
 
 def test_a_label_that_never_counted_is_zero_where_its_siblings_exist() -> None:
@@ -211,28 +213,122 @@ def test_figures_of_the_summary() -> None:
     }
     points = Points(increase=lookups.increase | more, level={at(wanted.ACTIVE): line(10.0, 20.0)})
     found = figures(points)
-    assert found["Time with samples"] == "2 of 60 minutes"
+    assert found["Minutes with samples"] == "2 of 60"
     assert found["Bytes to brokers"] == "1.5 KiB"
     assert found["Bytes to clients"] == "no data"
     assert found["Lookups and other requests"] == "100"
     assert found["Requests answered with an error"] == "1 (1 %)"
     assert found["Time of a request, p50"] == "625 ms"
-    assert found["Connections open, on average"] == "15.0"
-    assert found["Connections open, busiest minute"] == "20.0"
+    assert found["Connections open, on average"] == "15"
+    assert found["Connections open, busiest minute"] == "20"
 
 
 def test_what_is_missing_is_said() -> None:
     points = Points(increase={at(wanted.BYTES, "to_broker"): line(1.0)}, cut={wanted.ENDED}, exponential=2)
-    principals = Principals(DAY, DAY, 3600, [], None, None, 0, {}, 2)
-    whole = cluster(points, principals=principals)
-    told = summary.missing(whole, sections(whole, span(1)), span(1))
-    assert told[0].startswith("No data for ")
-    assert "Throughput: Messages relayed" in told[0]
-    assert "Bytes relayed" not in told[0]
-    assert told[1].startswith("59 of 60 minutes have no sample")
-    assert wanted.ENDED in told[2]
-    assert told[3].startswith("2 rows of native histograms")
-    assert told[4] == "Principals: 2 hours are not closed yet, their usage may grow."
+    told = summary.missing(cluster(points), span(1))
+    assert told[0].startswith("59 of 60 minutes have no sample")
+    assert wanted.ENDED in told[1]
+    assert told[2].startswith("2 rows of native histograms")
+    assert told[3].startswith("Nobody's use is counted by name (bytes to brokers)")
+    assert len(told) == 4
+
+
+# ---- what happened
+
+
+def test_the_first_line_says_what_happened_and_what_to_look_at() -> None:
+    points = Points(
+        increase={
+            at(wanted.BYTES, "to_broker"): line(1024.0),
+            at(wanted.ENDED, "client_closed"): line(3.0),
+            at(wanted.ENDED, "defect"): line(1.0),
+            at(wanted.REJECTED, "max_connections"): line(2.0),
+            at(wanted.ANSWERS, "lookup", "none"): line(90.0),
+            at(wanted.ANSWERS, "lookup", "Timeout"): line(10.0),
+            at(wanted.REQUESTS["lookup"]): line(100.0),
+        },
+        level={at(wanted.ACTIVE): line(10.0, 20.0)},
+    )
+    principals = Principals([Usage("alice", NOTHING)], None, None, NOTHING, {}, None)
+    found = headline(cluster(points, Brokers({}, {}, {}, [("b", 0.5)]), principals), span(1))
+    assert found.text == (
+        "In 1 hour: 1.0 KiB to brokers and 0 B to clients for 1 principal; 20 connections open at the busiest minute; "
+        "100 requests."
+    )
+    assert found.troubles == [
+        "1 connection ended by a defect of the proxy",
+        "2 connections rejected",
+        "1 broker not up all the time",
+        "10 % of requests answered with an error",
+    ]
+
+
+def test_what_is_not_in_the_tables_is_not_called_well() -> None:
+    assert headline(cluster(Points()), span(1)).watched is False
+    only_bytes = Points(increase={at(wanted.BYTES, "to_broker"): line(1.0)})
+    assert headline(cluster(only_bytes), span(1)).watched is False
+    ended = Points(increase={at(wanted.ENDED, "client_closed"): line(1.0)})
+    assert headline(cluster(ended), span(1)) == Headline("In 1 hour nothing was relayed.", [], watched=True)
+    assert [length(span(hours)) for hours in (1 / 6, 3, 24 * 30)] == ["10 minutes", "3 hours", "30 days"]
+
+
+# ---- totals
+
+
+MOVED = Points(
+    increase={at(wanted.BYTES, "to_broker"): line(600.0, 400.0), at(wanted.BYTES, "to_client"): line(50.0)},
+)
+HOUR = (DAY, DAY + timedelta(hours=1), "hour")
+
+
+def compared(total: tuple[int, ...], billed: Billed | None, without_start: int = 0) -> Totals:
+    found = totals(cluster(MOVED, principals=Principals([], None, None, total, {}, billed, without_start)))
+    assert found is not None
+    return found
+
+
+def test_totals_that_agree_need_no_reason() -> None:
+    same = (1000, 50, 7, 8, 9)
+    found = compared(same, Billed(*HOUR, same, same, open_windows=1, missing_windows=1, late_samples=1))
+    assert (found.reasons, all(row.agrees for row in found.rows)) == ([], True)
+    assert compared(same, None).reasons == []
+    assert totals(cluster(Points())) is None
+
+
+@pytest.mark.parametrize(
+    ("total", "without_start", "said"),
+    [
+        ((900, 50, 0, 0, 1), 3, "of 3 counters of principals nobody knows the start"),
+        ((900, 50, 0, 0, 1), 0, "samples of the principals' counters are missing"),
+        ((1001, 50, 0, 0, 1), 0, "before a process's first scrape is known of principals only"),
+        ((0, 0, 0, 0, 0), 0, "Nobody's use is counted by name"),
+    ],
+)
+def test_a_difference_between_connections_and_principals_has_a_reason(
+    total: tuple[int, ...], without_start: int, said: str
+) -> None:
+    found = compared(total, None, without_start)
+    assert len(found.reasons) == 1
+    assert said in found.reasons[0]
+    assert "bytes to brokers" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({"open_windows": 2}, "2 hours still open"),
+        ({"missing_windows": 1}, "1 hour not in the usage tables yet: run `usage`"),
+        ({"late_samples": 5}, "5 samples came after their hours were closed"),
+        ({}, "growth across the first or the last hour's boundary"),
+    ],
+)
+def test_a_difference_from_the_usage_tables_has_a_reason(figures: dict[str, int], said: str) -> None:
+    same = (1000, 50, 7, 8, 9)
+    found = compared(same, Billed(*HOUR, same, (1000, 50, 7, 6, 9), **figures))
+    assert len(found.reasons) == 1
+    assert found.reasons[0].startswith("The usage tables differ in messages to clients: ")
+    assert said in found.reasons[0]
+    assert [row.agrees for row in found.rows] == [True, True, True, False, True]
 
 
 # ---- plots
@@ -244,22 +340,47 @@ def test_a_missing_window_is_a_gap() -> None:
     (trace,) = drawn.data
     assert (list(trace.y), trace.x0, trace.dx, trace.connectgaps) == ([1.0, None, 3.0], DAY_MS, MINUTE_MS, False)
     assert drawn.layout.yaxis.title.text == "u"
-    assert drawn.layout.xaxis.title.text == "time (UTC)"
+    assert (trace.mode, list(drawn.layout.xaxis.range)) == ("lines+markers", [DAY_MS, DAY_MS + 2 * MINUTE_MS])
+
+
+def test_bars_have_room_for_the_last_window() -> None:
+    drawn = figure(Panel("t", "", "u", {"a": line(1.0, 2.0)}, bars=True), span(0.05))
+    assert list(drawn.layout.xaxis.range) == [DAY_MS, DAY_MS + 3 * MINUTE_MS]
+
+
+def test_a_point_without_neighbours_is_marked() -> None:
+    whole = dict.fromkeys(span(3).windows_ms, 1.0)
+    alone = {at: value for at, value in whole.items() if at != DAY_MS + MINUTE_MS}
+    modes = [figure(Panel("t", "", "u", {"a": one}), span(3)).data[0].mode for one in (whole, alone)]
+    assert modes == ["lines", "lines+markers"]
+
+
+def test_the_axis_is_fitted_to_the_data() -> None:
+    part = fitted(span(1), {DAY_MS + 5 * MINUTE_MS, DAY_MS + 7 * MINUTE_MS, DAY_MS - MINUTE_MS})
+    assert part.windows_ms == range(DAY_MS + 5 * MINUTE_MS, DAY_MS + 8 * MINUTE_MS, MINUTE_MS)
+    assert fitted(span(1), set()) == span(1)
+
+
+def test_axis_and_table_share_a_unit() -> None:
+    panel = Panel("t", "", "bytes per second", {"a": line(3 * 1024.0**2)})
+    drawn = figure(panel, span(0.05))
+    assert (drawn.layout.yaxis.title.text, drawn.data[0].y[0]) == ("MiB/s", 3.0)
+    assert (scale("seconds", 0.5).unit, scale("seconds", 1.5).unit, scale("u", 1e9)) == ("ms", "s", scale("u", 1.0))
 
 
 def test_lines_differ_in_more_than_colour() -> None:
     lines = {str(number): line(1.0, 2.0) for number in range(9)}
     drawn = figure(Panel("t", "", "u", lines), span(1))
-    assert len({(trace.line.color, trace.line.dash) for trace in drawn.data}) == 9
-    assert len({trace.line.color for trace in drawn.data}) == 9
+    assert len({(trace.meta, trace.line.dash) for trace in drawn.data}) == 9
+    assert len({trace.meta for trace in drawn.data}) == 9
 
 
 def test_names_are_text_to_plotly_and_cannot_end_the_script() -> None:
-    html = figure_html(Panel("t", "", "u", {HOSTILE: line(1.0), '<a href="http://x">y</a>': line(2.0)}), span(1), "i")
-    assert html.lower().count("</script") == 1
-    names = [trace.name for trace in figure(Panel("t", "", "u", {HOSTILE: line(1.0)}, bars=True), span(1)).data]
-    assert names == ["&lt;script&gt;alert(1)&lt;/script&gt;"]
-    assert json.dumps(HOSTILE) not in html
+    names = {HOSTILE: line(1.0), '<a href="http://x">y</a>': line(2.0), "]]></script><!--": line(3.0)}
+    text = figure_json(Panel("t", "", "u", names), span(1))
+    assert not set("<>&") & set(text)
+    assert next(trace["name"] for trace in json.loads(text)["data"]) == "&lt;script&gt;alert(1)&lt;/script&gt;"
+    assert not any(set("<>") & set(trace["name"]) for trace in json.loads(text)["data"])
 
 
 def test_units() -> None:
@@ -267,5 +388,7 @@ def test_units() -> None:
         "0 B", "1,023 B", "1.5 KiB", "5.0 GiB", "1,024.0 PiB"
     ]  # fmt: skip
     assert [seconds(value) for value in (0.0005, 0.0123, 1.5)] == ["0.5 ms", "12.3 ms", "1.5 s"]
-    assert [share(value) for value in (1.0, 0.99999, 0.5)] == ["100 %", "99.99 %", "50 %"]
+    assert [share(value) for value in (1.0, 0.99999, 0.5, 0.00001, 0.0)] == [
+        "100 %", "99.99 %", "50 %", "below 0.01 %", "0 %"
+    ]  # fmt: skip
     assert [short(value) for value in (0.012345, 12345.6)] == ["0.01235", "12,346"]

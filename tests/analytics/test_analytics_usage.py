@@ -16,7 +16,6 @@ from analytics.transforms.counter_state import Sample
 from analytics.transforms.usage import WHAT
 from tests.analytics.transforms_data import DAY_MS, HOUR_MS, Raw, counter, ingest, moment, table_rows
 
-PAGE = Path(__file__).parents[2] / "docs" / "analytics-tables.md"
 BYTES, MESSAGES, SESSIONS = (f"pulsar_proxy_principal_{what}_total" for what in ("bytes", "messages", "sessions"))
 
 
@@ -91,25 +90,6 @@ def test_usage_equals_the_counters_over_workers_directions_and_clusters(spark: S
     assert days == {(DAY_MS, True), (DAY_MS + 24 * HOUR_MS, False)}
     hours = {(row["window"] - DAY_MS) // HOUR_MS: row["closed"] for row in found["usage_hourly"]}
     assert hours == {1: True, 2: True, 26: True, 27: True}
-    check_examples(spark, tables)
-
-
-def check_examples(spark: SparkSession, tables: Tables) -> None:
-    """The SQL of docs/analytics-tables.md is run; what it says of these tables."""
-    for name in ("series", "rollup_1m", "rollup_1h", "rollup_1d", "usage_daily"):
-        tables.read(name).createOrReplaceTempView(name)
-    text = PAGE.read_text().partition("```sql")[2].partition("```")[0]
-    code = "\n".join(line.partition("--")[0] for line in text.splitlines())
-    found = [spark.sql(one).collect() for one in code.split(";") if one.strip()]
-    assert len(found) == text.count("\n\n") + 1
-    per_second, _, _, _, top, growth = found
-    assert round(sum(row["bytes_per_s"] for row in per_second) * 60) == 8 * 24
-    assert {(row["cluster"], row["principal"]): row["bytes"] for row in top} == {
-        ("east", "alice"): 24 + 24 * 2 + 24 * 3,
-        ("west", "alice"): 24 * 6,
-        ("west", "other"): 0,
-    }
-    assert growth[0][0] is None
 
 
 def created(series: int, hours: list[int], *moments_ms: int) -> Raw:

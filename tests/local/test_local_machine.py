@@ -198,3 +198,17 @@ def test_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "PYTHON_MINIMUM", (99, 0))
     with pytest.raises(MachineError, match=r"Python 99\.0 or newer"):
         machine.ensure([], lambda _: None)
+
+
+def test_a_browser_is_installed_or_its_tests_are_skipped(
+    root: Path, fake_command: FakeCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    need = Need("a headless Chromium", (tmp_path / "installed").exists, ("chromium-headless-shell",))
+    monkeypatch.setattr(machine, "CHROMIUM", need)
+    said: list[str] = []
+    assert machine.ensure_chromium(said.append)
+    assert "install -y --no-install-recommends chromium-headless-shell" in (root / "apt.log").read_text()
+    (tmp_path / "installed").unlink()
+    fake_command("apt-get", "echo E: no such package; exit 100")
+    assert not machine.ensure_chromium(said.append)
+    assert "The tests of the report in a browser will be skipped." in said[-1]

@@ -1,0 +1,85 @@
+"""What happened, in one line for each cluster, and what somebody should look at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from analytics.report import wanted
+from analytics.report.panels import Cluster
+from analytics.report.points import Line, merged
+from analytics.report.span import Span
+from analytics.report.units import amount, counted, seconds, share
+
+_ERRORS_SHARE_TOLD: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """`text` is one sentence; `troubles` are phrases; `watched`: whether the tables have what would tell of any."""
+
+    text: str
+    troubles: list[str]
+    watched: bool
+
+
+def headline(cluster: Cluster, span: Span) -> Headline:
+    """Say what the cluster did, and what went wrong."""
+    points = cluster.points
+    moved = points.grown(wanted.BYTES, 0)
+    if not points.metrics():
+        return Headline(f"No sample of this cluster in {length(span)}.", [], watched=False)
+    done = []
+    if moved:
+        to_brokers, to_clients = (amount(sum(moved.get(way, {}).values())) for way in ("to_broker", "to_client"))
+        whose = f" for {_principals(cluster)}" if cluster.principals.top else ""
+        done.append(f"{to_brokers} to brokers and {to_clients} to clients{whose}")
+    if active := points.at(wanted.ACTIVE).get("", {}):
+        done.append(f"{counted(max(active.values()), 'connection')} open at the busiest {span.resolution.noun}")
+    if requests := _sum(*(line for metric in wanted.REQUESTS.values() for line in points.grown(metric).values())):
+        times = merged(one for windows in points.distributions(wanted.LOOKUP).values() for one in windows.values())
+        within = times.quantile(0.99)
+        done.append(f"{counted(requests, 'request')}{'' if math.isnan(within) else f', 99 % within {seconds(within)}'}")
+    text = f"In {length(span)}: {'; '.join(done)}." if done else f"In {length(span)} nothing was relayed."
+    watched = bool(points.grown(wanted.ENDED) or points.grown(wanted.ANSWERS))
+    return Headline(text, _troubles(cluster), watched=watched)
+
+
+def _principals(cluster: Cluster) -> str:
+    found = cluster.principals
+    if found.further is not None:
+        return f"more than {counted(len(found.top), 'principal')}"
+    return counted(len(found.top), "principal")
+
+
+def length(span: Span) -> str:
+    """`3 hours`, `10 minutes`, `30 days`."""
+    total_s = int((span.end - span.start).total_seconds())
+    for width_s, noun in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if total_s >= width_s and total_s % width_s == 0:
+            return counted(total_s // width_s, noun)
+    return counted(total_s // 60, "minute")
+
+
+def _troubles(cluster: Cluster) -> list[str]:
+    points = cluster.points
+    ended, answers = points.grown(wanted.ENDED, 0), points.grown(wanted.ANSWERS, 1)
+    found = [
+        (_sum(ended.get("defect")), "connection", "ended by a defect of the proxy"),
+        (_sum(*points.grown(wanted.REJECTED).values()), "connection", "rejected"),
+        (_sum(*points.grown(wanted.AUTH_FAILURES).values()), "authentication", "failed"),
+        (_sum(*points.grown(wanted.REAUTH_FAILURE).values()), "re-authentication", "failed"),
+        (_sum(*points.grown(wanted.RESTARTS).values()), "worker", "restarted"),
+        (_sum(*points.grown(wanted.BROKER_FAILURES).values()), "relay", "not opened"),
+        (len(cluster.brokers.worst), "broker", "not up all the time"),
+    ]
+    told = [f"{counted(total, noun)} {what}" for total, noun, what in found if total]
+    total, errors = _sum(*answers.values()), _sum(*(line for name, line in answers.items() if name != "none"))
+    if total and errors / total >= _ERRORS_SHARE_TOLD:
+        told.append(f"{share(errors / total)} of requests answered with an error")
+    return told
+
+
+def _sum(*lines: Line | None) -> float:
+    return round(sum(sum(line.values()) for line in lines if line))

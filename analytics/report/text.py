@@ -1,0 +1,31 @@
+"""Names from the tables as text for a page: bounded, and nothing in them that a reader cannot see."""
+
+from __future__ import annotations
+
+import unicodedata
+from html import escape
+from typing import Final
+
+NAME_CHARS_MAX: Final = 80
+"""Principals, brokers and label values may be as long as their senders like."""
+_TAIL_CHARS: Final = 12
+_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode's categories of control and format characters (which can turn a line's direction), and of none."""
+
+
+def shown(value: str) -> str:
+    """Return the name as it may be shown: `(none)` for an empty one, control characters as escapes, the middle of a
+    long one left out.
+    """
+    if len(value) > NAME_CHARS_MAX:
+        value = f"{value[: NAME_CHARS_MAX - _TAIL_CHARS - 1]}…{value[-_TAIL_CHARS:]}"
+    return "".join(map(_visible, value)) or "(none)"
+
+
+def html_text(value: str) -> str:
+    """Return `shown(value)` for HTML, between tags and in attributes."""
+    return escape(shown(value), quote=True)
+
+
+def _visible(char: str) -> str:
+    return ascii(char)[1:-1] if unicodedata.category(char) in _INVISIBLE else char

@@ -1,0 +1,192 @@
+"""What a job tells while it works: what is left, signs of life, and nothing of Spark's own."""
+
+import io
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from analytics.jobs import progress, quiet
+from analytics.jobs.progress import Console, Progress, duration, heartbeats, step_of
+from analytics.spool.reader import BEGIN, Position, bytes_after, segments
+from tests.analytics.spool_files import SpoolFiles, labels
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("analytics.jobs.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_what_is_left_and_about_how_long_it_takes(clock: list[float]) -> None:
+    stream = io.StringIO()
+    told = Progress(Console(stream))
+    clock[0] += 30
+    told.tell("3 hours", left=told.left(3, 12, "9 hours left"))
+    told.tell("none yet", left=told.left(0, 12, "12 hours left"))
+    told.tell("all", left=told.left(12, 12, "0 hours left"))
+    clock[0] += 10
+    told.tell("more", samples=100)
+    assert stream.getvalue().splitlines() == [
+        "3 hours; 9 hours left, about 2 min",
+        "none yet; 12 hours left",
+        "all",
+        "more in 10.0 s (10 samples/s)",
+    ]
+    assert [duration(seconds) for seconds in (0.2, 40, 100, 3000, 9000)] == ["1 s", "40 s", "2 min", "50 min", "2.5 h"]
+
+
+def test_on_a_terminal_the_status_gives_way_to_lines() -> None:
+    stream = Terminal()
+    console = Console(stream)
+    console.status("one")
+    console.status("two")
+    console.line("a line")
+    console.line("another")
+    console.status("three")
+    console.status("")
+    clear = "\r\x1b[K"
+    assert stream.getvalue() == f"one{clear}two{clear}a line\nanother\nthree{clear}"
+
+
+def test_signs_of_life_while_spark_works(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+
+    class Stream(Terminal):
+        def write(self, text: str) -> int:
+            if "at work for" in text:
+                told.set()
+            return super().write(text)
+
+    monkeypatch.setattr(progress, "step_of", lambda session: "5 of 16 tasks of this step are left")
+    stream = Stream()
+    with heartbeats(spark, Console(stream), every_s=0.01):
+        assert told.wait(60)
+    assert stream.getvalue().endswith("\r\x1b[K")  # nothing of it stays
+    assert "at work for 1 s: 5 of 16 tasks of this step are left" in stream.getvalue()
+
+
+def test_without_a_terminal_signs_of_life_are_lines(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+    stream = io.StringIO()
+
+    def step(session: SparkSession) -> str:
+        if "at work" in stream.getvalue():
+            told.set()
+        return "1 of 2 tasks of this step are left"
+
+    monkeypatch.setattr(progress, "step_of", step)
+    with heartbeats(spark, Console(stream), every_s=0.01):
+        assert told.wait(60)
+    assert set(stream.getvalue().splitlines()) == {"at work for 1 s: 1 of 2 tasks of this step are left"}
+
+
+def test_the_step_that_spark_is_at(spark: SparkSession) -> None:
+    assert step_of(spark) == ""
+    seen: list[str] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.01):
+            seen.append(step_of(spark))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        # The tasks wait for a file: as long as it takes to have looked.
+        for _ in range(100):
+            spark.sparkContext.parallelize(range(4), 4).map(lambda one: one).count()
+            if any(seen):
+                break
+    finally:
+        ended.set()
+        thread.join()
+    assert any(text.endswith("of 4 tasks of this step are left") for text in seen)
+
+
+def test_how_much_of_a_spool_is_left(tmp_path: Path) -> None:
+    spool = SpoolFiles(tmp_path)
+    spool.v2((labels("a"), 1, 1.0))
+    spool.close()
+    (segment,) = segments(tmp_path)
+    assert bytes_after(tmp_path, BEGIN) == segment.size_bytes
+    assert bytes_after(tmp_path, Position(segment.number, segment.size_bytes - 7)) == 7
+    assert bytes_after(tmp_path, Position(segment.number + 1, 0)) == 0
+
+
+# ---- Spark's own noise
+
+
+def test_what_the_jvm_says_goes_on_but_for_noise() -> None:
+    target = io.StringIO()
+    noise = "WARNING: Using incubator modules: jdk.incubator.vector\n"
+    quiet.pass_on(io.StringIO(f"{noise}seg-1: bytes 5 to 9: damaged\n{noise}last, without an end"), target)
+    assert target.getvalue() == "seg-1: bytes 5 to 9: damaged\nlast, without an end"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PYSPARK_GATEWAY_PORT", "1"),
+        ("SPARK_SUBMIT_OPTS", "-Dlog4j2.configurationFile=mine"),
+        ("SPARK_CONF_DIR", "{directory}"),
+        ("JDK_JAVA_OPTIONS", "-Dlog4j.debug"),
+    ],
+)
+def test_who_chose_how_spark_logs_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
+) -> None:
+    (tmp_path / "log4j2.properties").touch()
+    monkeypatch.setenv(name, value.format(directory=tmp_path))
+
+    @click.command()
+    @quiet.verbose_option
+    def command() -> None:
+        assert not quiet.is_verbose()
+        assert quiet.launch_quietly() is None
+
+    assert CliRunner().invoke(command, catch_exceptions=False).exit_code == 0
+    assert quiet.is_verbose()  # outside of a command
+
+
+_JOB = """
+import os, sys
+import click
+from analytics.jobs.command_line import job
+from analytics.jobs.quiet import verbose_option
+
+@click.command()
+@verbose_option
+def main():
+    with job("test") as session:
+        session.sparkContext.parallelize([1], 1).map(lambda one: print("from a worker", file=sys.stderr)).count()
+        session.sparkContext._jvm.org.apache.spark.sql.SparkSession.active().sparkContext().log().warn("spark's own")
+        click.echo("our own", err=True)
+
+main()
+"""
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_the_console_has_our_own_lines_only(verbose: bool) -> None:
+    arguments = ["--verbose"] if verbose else []
+    done = subprocess.run(
+        [sys.executable, "-c", _JOB, *arguments], capture_output=True, text=True, timeout=280, check=True
+    )
+    lines = done.stderr.splitlines()
+    if verbose:
+        assert {"from a worker", "our own"} <= set(lines)
+        assert any("NativeCodeLoader" in line for line in lines)
+    else:
+        assert sorted(lines) == ["from a worker", "our own"]

@@ -1,0 +1,155 @@
+"""The report's principals and totals beside the usage tables, after the real jobs: they agree, or the page says why."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from analytics.jobs import report, rollup, usage
+from analytics.report import wanted
+from analytics.report.collect import newest_ms, points, read
+from analytics.report.panels import Cluster
+from analytics.report.principals import TOP, Principals, principals
+from analytics.report.span import candidates
+from analytics.report.totals import Totals, totals
+from analytics.tables.store import Tables
+from analytics.transforms.counter_state import Sample
+from tests.analytics.report_data import span
+from tests.analytics.test_analytics_report_page import Parsed
+from tests.analytics.test_analytics_report_panels import NO_BROKERS
+from tests.analytics.test_analytics_usage import BYTES, SESSIONS, add_series, labels
+from tests.analytics.transforms_data import DAY, DAY_MS, HOUR_MS, MINUTE_MS, Raw, ingest, moment
+
+CREATED = BYTES.removesuffix("_total") + "_created"
+TO_BROKER = {"cluster": "c", "direction": "to_broker", "role": "forwarder", "worker": "0", "instance": "a:8080"}
+
+
+def each_minute(series: int, first_minute: int, last_minute: int, *, start: float = 0.0, by: float = 60.0) -> Raw:
+    """A scrape a minute, 13 s after its begin; the counter is `start` + `by` at the first one."""
+    return [
+        (series, Sample(DAY_MS + minute * MINUTE_MS + 13_000, start + by * (minute - first_minute + 1)))
+        for minute in range(first_minute, last_minute)
+    ]
+
+
+def is_since(series: int, like: Raw, since_ms: int) -> Raw:
+    return [(series, Sample(sample.ts, since_ms / 1000)) for _, sample in like]
+
+
+def collected(tables: Tables, hours: float = 3, start_minute: int = 0) -> tuple[Principals, Totals]:
+    part = span(hours, start=DAY + timedelta(minutes=start_minute))
+    series = tables.read("series")
+    found = principals(tables, series, read(tables, "rollup", part), "c", part)
+    compared = totals(Cluster("c", points(tables, series, "c", part), NO_BROKERS, found))
+    assert compared is not None
+    return found, compared
+
+
+@pytest.fixture(scope="module")
+def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Alice from before the first scrape on, bob from minute 70 on: 1000 bytes before his first scrape."""
+    root = tmp_path_factory.mktemp("principals")
+    alice, bob = each_minute(2, 0, 180, by=60.0), each_minute(3, 70, 180, start=1000.0, by=40.0)
+    both = [(1, Sample(sample.ts, 60.0 * (number + 1))) for number, (_, sample) in enumerate(alice)]
+    both = [
+        (1, Sample(one.ts, one.value + (1000.0 + 40.0 * (number - 69) if number >= 70 else 0.0)))
+        for number, (_, one) in enumerate(both)
+    ]
+    add_series(
+        spark,
+        root,
+        (1, wanted.BYTES, TO_BROKER),
+        (2, BYTES, labels("c", "alice", "to_broker")),
+        (3, BYTES, labels("c", "bob", "to_broker")),
+        (13, CREATED, labels("c", "bob", "to_broker")),
+        (4, SESSIONS, labels("c", "alice")),
+    )
+    _first_seen(spark, root, {3: bob[0][1].ts, 13: bob[0][1].ts})
+    sessions = each_minute(4, 0, 180, by=1.0)
+    return ingest(spark, root, [*both, *alice, *bob, *sessions, *is_since(13, bob, DAY_MS + 70 * MINUTE_MS + 5_000)])
+
+
+def _first_seen(spark: SparkSession, root: Path, moments_ms: dict[int, int]) -> None:
+    """As `ingest` would have it: the first sample's instant."""
+    from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+
+    tables = Tables.open(spark, str(root))
+    when = F.col("first_seen")
+    for number, ms in moments_ms.items():
+        when = F.when(F.col("series_id") == number, F.lit(moment(ms))).otherwise(when)
+    rows = tables.read("series").withColumn("first_seen", when).localCheckpoint()
+    with tables.transaction("first_seen") as change:
+        for entry in tables.visible_files("series", ""):
+            change.remove("series", "", [entry.name])
+        change.append("series", rows)
+
+
+def test_totals_agree_with_the_usage_tables_and_with_all_connections(spark: SparkSession, tables: Tables) -> None:
+    rollup.run(spark, tables.files.root)
+    usage.run(spark, tables.files.root, now=DAY + timedelta(hours=9))
+    found, compared = collected(tables, hours=2, start_minute=60)
+    # Alice's first minute here has the growth since the last one before; bob's has all that he used so far.
+    assert {one.name: one.figures[0] for one in found.top} == {"alice": 120 * 60, "bob": 1000 + 110 * 40}
+    assert (found.without_start, found.total[4]) == (0, 120)
+    assert found.lines["bob"][DAY_MS + 70 * MINUTE_MS] == 1040.0
+    assert found.billed is not None
+    assert (found.billed.counted, found.billed.open_windows) == (found.billed.billed, 0)
+    assert compared.reasons == []
+    part, _ = collected(tables, hours=1 / 6, start_minute=75)  # no whole hour
+    assert part.billed is None
+    assert part.total[:2] == (10 * 100, 0)
+    assert len(part.lines["alice"]) == 10  # a point a minute, not one an hour
+
+
+def test_late_samples_hours_to_come_and_unknown_starts_are_told(spark: SparkSession, tables: Tables) -> None:
+    root = Path(tables.files.root.removeprefix("file:"))
+    late = [(2, Sample(DAY_MS + 30 * MINUTE_MS + 40_000, 31 * 60.0 + 20.0))]
+    ingest(spark, root, late)
+    rollup.run(spark, str(root))
+    usage.run(spark, str(root), now=DAY + timedelta(hours=9))
+    _, compared = collected(tables, hours=1)
+    assert compared.reasons == []  # within the hour it changes no sum
+    last = (2, Sample(DAY_MS + 59 * MINUTE_MS + 50_000, 60 * 60.0 + 30.0))
+    ingest(spark, root, [last, *each_minute(2, 180, 200, start=180 * 60.0)])
+    rollup.run(spark, str(root))
+    _, compared = collected(tables, hours=1)
+    assert len(compared.reasons) == 2
+    assert compared.reasons[1].startswith("The usage tables differ in bytes to brokers: 2 samples came after")
+    _, compared = collected(tables, hours=4)
+    assert "1 hour not in the usage tables yet: run `usage`" in compared.reasons[-1]
+
+
+def test_a_counter_whose_start_nobody_knows_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    add_series(spark, tmp_path, (1, wanted.BYTES, TO_BROKER), (3, BYTES, labels("c", "bob", "to_broker")))
+    rows = each_minute(1, 0, 60, by=100.0)
+    tables = ingest(spark, tmp_path, [*rows, *each_minute(3, 10, 60, start=500.0, by=100.0)])
+    rollup.run(spark, str(tmp_path))
+    found, compared = collected(tables, hours=1)
+    assert found.without_start == 1
+    assert found.total[0] == 49 * 100
+    assert "of 1 counter of principals nobody knows the start" in compared.reasons[0]
+
+
+def test_the_top_principals_and_the_rest(spark: SparkSession, tmp_path: Path) -> None:
+    names = [*(f"p{number:02}" for number in range(TOP + 5)), "other"]
+    series = [(number, BYTES, labels("c", name, "to_broker")) for number, name in enumerate(names, start=1)]
+    add_series(spark, tmp_path, *series, (99, BYTES, labels("d", "p99", "to_broker")))
+    rows = [row for number, _, _ in [*series, (99, "", {})] for row in each_minute(number, 0, 3, by=float(number))]
+    tables = ingest(spark, tmp_path, rows)
+    rollup.run(spark, str(tmp_path))
+    found, _ = collected(tables, hours=1)
+    assert [one.name for one in found.top] == [f"p{number:02}" for number in range(TOP + 4, 4, -1)]
+    assert found.further is not None
+    assert (found.further.name, found.further.figures[0]) == ("5 further principals", 2 * (1 + 2 + 3 + 4 + 5))
+    assert found.other is not None
+    assert found.other.figures[0] == 2 * (TOP + 6)
+    assert found.total[0] == 2 * sum(range(1, TOP + 7))
+
+
+def test_the_newest_window_is_told(spark: SparkSession, tables: Tables) -> None:
+    now = DAY + timedelta(hours=5)
+    spans = candidates(now - timedelta(minutes=10), now, now)
+    assert newest_ms(tables, spans[0]) == DAY_MS + 3 * HOUR_MS + 19 * MINUTE_MS
+    page = Parsed(report.run(spark, tables.files.root, spans, (), made_at=DAY))
+    assert "The newest minute in the tables is 2026-11-20 03:19" in page.text
