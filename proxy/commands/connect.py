@@ -2,8 +2,8 @@
 
 Each broker is asked as workers do it: its name is resolved, it is dialled (TLS included), and a CONNECT is taken
 through all rounds. Nothing is asked on such a connection, so nothing changes at the broker, but its log has a line for
-each. The second and third CONNECT, which show whether the broker looks at roles and credentials at all, are ones that it
-should refuse.
+each. The second and third CONNECT, which show whether the broker looks at roles and credentials at all, are ones that
+it should refuse.
 """
 
 from collections.abc import AsyncIterator

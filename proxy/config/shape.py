@@ -22,7 +22,13 @@ _WORDS = {
     "array": "a list",
     "object": "a table",
     "null": "nothing",
+    "date": "a date",
+    "datetime": "a date and time",
+    "time": "a time",
 }
+WORD_CHARACTERS_MAX = 20
+"""What is longer is not quoted: it is no misspelt word."""
+
 _EXPECTED = re.compile(r"Expected `(\w+)`, got `(\w+)`")
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _BOUND = re.compile(r"Expected `(int|str|array)` (of length )?(>=|<=) (\d+)")
@@ -38,7 +44,7 @@ def convert(tree: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
         return msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
-        key = where.rstrip("`").lstrip(".")
+        key = where.rstrip("`").lstrip(".").replace("[...]", ".*")
         raise ConfigError(f"{key or 'the configuration'}: {_in_words(message, key)}") from None
     except RecursionError:
         raise ConfigError("the configuration: is nested too deep") from None
@@ -109,12 +115,12 @@ def _key(key: str) -> str:
 
 
 def _check_word(value: Any, words: tuple[str, ...], path: str) -> None:
-    if isinstance(value, str) and value not in words:
-        meant = did_you_mean(value, words)
-        listed = ", ".join(f'"{word}"' for word in words)
-        raise ConfigError(
-            f"{path}: {shown(value)} is none of its values{meant or ':'} {'there are: ' if meant else ''}{listed}"
-        )
+    if value in words:
+        return
+    listed = ", ".join(f'"{word}"' for word in words)
+    if not isinstance(value, str) or len(value) > WORD_CHARACTERS_MAX:  # a secret at the wrong key, perhaps
+        raise ConfigError(f"{path}: must be one of {listed}")
+    raise ConfigError(f"{path}: must be one of {listed}, and is {shown(value)}{did_you_mean(value, words)}")
 
 
 def _in_words(message: str, key: str) -> str:
