@@ -1,7 +1,8 @@
 """What a broker says to the proxy's own credentials: a handshake in no client's name, after which nothing is asked.
 
 Brokers with authorization refuse a proxy role that names no original principal, and any other role that names one
-("Invalid roles.", ServerCnx of 4.0.8). So the CONNECT names a principal of our own where clients' connections name
+("Invalid roles."); any other role that names none, but a ``proxy_version``, is refused in other words (tried on 4.0.8,
+tests/e2e/test_check_connect.py). So the CONNECT names a principal of our own where clients' connections name
 theirs. It is not named where clients' credentials are forwarded: brokers with ``authenticateOriginalAuthData`` would
 want that principal's credentials, too, and their absence would look like a fault of the proxy's.
 """
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from lookup.discovery import Endpoint, Verdict
 from proto.commands import error_name
-from proto.connect_rules import NO_PROXY_VERSION, BrokerIdentity, proxy_connect
+from proto.connect_rules import INVALID_ROLES_TEXT, NO_PROXY_VERSION, BrokerIdentity, proxy_connect
 from proto.pulsar_pb2 import CommandConnect, ServerError
 from proxy import __version__
 from proxy.config.types import Config
@@ -81,7 +82,8 @@ def _failed(failed: BrokerLinkFailed, *, principal_left_out: bool) -> Login:
         verdict = Verdict.REFUSED
     elif refusal.error == ServerError.AuthorizationError:
         # It has authenticated the proxy, and judges the role: a proxy's, which must name a principal, or not.
-        verdict = Verdict.ACCEPTED if principal_left_out else Verdict.REFUSED
+        is_proxys = principal_left_out and refusal.message == INVALID_ROLES_TEXT
+        verdict = Verdict.ACCEPTED if is_proxys else Verdict.REFUSED
     elif refusal.error == ServerError.NotAllowedError and refusal.message == NO_PROXY_VERSION:
         verdict = Verdict.REFUSED  # by another proxy, of whose authentication.proxy_roles this one is not
     return Login(verdict, detail, int(refusal.error))

@@ -144,8 +144,8 @@ class _Trial:
             return await self._looks_at_credentials(broker, "")
         return Finding(
             good=False,
-            text="it accepts the proxy's credentials, but their role is in its proxyRoles, where each connection must "
-            "name a principal, and clients of this proxy have none (authentication.enabled = false)",
+            text="it accepts the proxy's credentials, but wants to be told a principal, which clients of this proxy do "
+            f"not have (authentication.enabled = false): {login.detail}",
         )
 
     def _failure(self, login: Login) -> str:
@@ -167,25 +167,17 @@ class _Trial:
 
     async def _role(self, broker: Endpoint, login: Login, principal: str) -> Finding:
         """What is known of the role: a proxy's must name a principal, and any other must not."""
-        if not principal:  # clients' credentials are forwarded
-            if not login.connected:
-                return Finding(good=True, text=_ACCEPTED)
-            return Finding(
-                good=True,
-                text="it takes the proxy without a client's credentials; whether it looks at roles (proxyRoles) is not "
-                "known: that needs a client's",
-            )
-        if not login.connected:
+        if login.verdict is Verdict.REFUSED:
             return Finding(
                 good=False,
                 text=f"it accepts the proxy's credentials, but their role is NOT in its proxyRoles ({login.detail})",
             )
-        other = await self._log_in(broker, self._own(broker), "")
-        if other.code == ServerError.AuthorizationError:
-            return Finding(good=True, text=_ACCEPTED)
-        if other.connected:
+        without = await self._log_in(broker, self._own(broker), "") if principal else login
+        if without.verdict is Verdict.ACCEPTED and not without.connected:
+            return Finding(good=True, text="it accepts the proxy's credentials, and their role is in its proxyRoles")
+        if without.connected:
             return await self._looks_at_credentials(broker, principal)
-        return Finding(good=True, text=f"it takes the proxy; whether it looks at roles is not known ({other.detail})")
+        return Finding(good=True, text=f"it takes the proxy; whether it looks at roles is not known ({without.detail})")
 
     async def _looks_at_credentials(self, broker: Endpoint, principal: str) -> Finding:
         """It took whatever came: whether it would also take nothing."""
@@ -206,8 +198,6 @@ class _Trial:
     async def _log_in(self, broker: Endpoint, credentials: Credentials, principal: str) -> Login:
         return await log_in_as(self._greeter, broker, credentials, principal, self._config)
 
-
-_ACCEPTED = "it accepts the proxy's credentials, and their role is in its proxyRoles"
 
 NOT_SHOWN = (
     "not shown by this: whether clients' credentials are accepted, what their principals may do, and whether the "

@@ -35,6 +35,7 @@ def refusal(code: int, message: str = "no") -> BaseCommand:
 
 AUTHENTICATION = refusal(ServerError.AuthenticationError, "Unable to authenticate")
 ROLES = refusal(ServerError.AuthorizationError, "Invalid roles.")
+NO_PROXY = refusal(ServerError.AuthorizationError, "Must not set proxyVersion without connecting as a ProxyRole.")
 
 
 async def logged_in(network: Network, greeting: Any, auth: FakeAuth | None = None, **tables: Any) -> tuple[Login, Any]:
@@ -83,6 +84,8 @@ FORWARDED = {"brokers": {"forward_authorization_credentials": True}}
         (ROLES, {}, Verdict.REFUSED),
         (ROLES, {"authentication": {}}, Verdict.REFUSED),
         (ROLES, FORWARDED, Verdict.ACCEPTED),  # a proxy's role must name a principal, and did not
+        (NO_PROXY, FORWARDED, Verdict.REFUSED),
+        (NO_PROXY, {"authentication": {}}, Verdict.REFUSED),
         (refusal(ServerError.NotAllowedError, NO_PROXY_VERSION), {}, Verdict.REFUSED),
         (refusal(ServerError.NotAllowedError, "Reached the maximum number of connections"), {}, Verdict.UNKNOWN),
         (refusal(ServerError.ServiceNotReady), {}, Verdict.UNKNOWN),
