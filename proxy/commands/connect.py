@@ -134,6 +134,10 @@ class _Trial:
         principal = login_principal(self._config)
         login = await self._log_in(broker, self._own(broker), principal)
         failure = self._failure(login)
+        if failure and principal and login.code == ServerError.AuthenticationError:
+            without = await self._log_in(broker, self._own(broker), "")
+            if without.verdict is Verdict.ACCEPTED:
+                failure = _WANTS_CLIENTS_CREDENTIALS
         if failure:
             return Finding(good=False, text=failure)
         if self._authentication is None:
@@ -198,6 +202,11 @@ class _Trial:
     async def _log_in(self, broker: Endpoint, credentials: Credentials, principal: str) -> Login:
         return await log_in_as(self._greeter, broker, credentials, principal, self._config)
 
+
+_WANTS_CLIENTS_CREDENTIALS = (
+    "it accepts the proxy's credentials, but wants those of clients, too (authenticateOriginalAuthData): set "
+    "brokers.forward_authorization_credentials"
+)
 
 NOT_SHOWN = (
     "not shown by this: whether clients' credentials are accepted, what their principals may do, and whether the "

@@ -65,7 +65,7 @@ def _covers(wildcard: frozenset[str], hosts: frozenset[str]) -> bool:
     """Whether one side is a wildcard of a family that the other has an address of. A name may have any."""
     versions = {_version(host) for host in hosts}
     if "0.0.0.0" in wildcard:  # noqa: S104 -- compared, not bound
-        return bool(versions & {4, None}) or ("::" in hosts and _is_dual_stack())
+        return bool(versions & {4, None})
     return "::" in wildcard and (bool(versions & {6, None}) or _is_dual_stack())
 
 

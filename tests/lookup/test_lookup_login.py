@@ -17,6 +17,7 @@ from lookup.discovery import Endpoint, Verdict
 from lookup.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, Login, log_in
 from lookup.metrics import BrokerMetrics
 from lookup.targets import Target
+from proto.addresses import HostPort
 from proto.connect_rules import NO_PROXY_VERSION, OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.broker_link import BrokerGreeter, BrokerLinkFailed
@@ -243,6 +244,7 @@ async def test_brokers_that_are_down_do_not_count(
     ring.run()
     await trio.sleep(2)
     assert ring.brokers.credentials_refused, "the other one could serve, but is down"
+    assert {request.broker_host for request in ring.auth.calls} == {"10.0.0.1"}, "nobody logs in where nobody is"
     del network.brokers["10.0.0.1", 6650]
     await trio.sleep(20)
     assert not ring.brokers.credentials_refused, "that none is reachable is another reason"
@@ -369,3 +371,12 @@ async def test_nobody_asks(network: Network, nursery: trio.Nursery, autojump_clo
     assert not ring.brokers.credentials_refused
     assert "credentials" not in ring.told()
     nursery.cancel_scope.cancel()
+
+
+async def test_brokers_that_others_named_are_none_of_ours(network: Network, nursery: trio.Nursery) -> None:
+    """Redirects lead to them; readiness does not depend on them."""
+    ring = Ring(network, nursery, count=1)
+    assert ring.brokers.logins is not None
+    ring.brokers.logins.accepted(HostPort("10.0.0.1", 6650))
+    ring.brokers.logins.doubted(HostPort("10.0.0.1", 6650))
+    assert ring.told()["credentials"] == "unknown"

@@ -239,7 +239,7 @@ def test_reload_command(run: Run, running: dict[int, Any]) -> None:
     running[Method.CLUSTER_RELOAD] = RpcCallRefused(Status.INVALID_REQUEST, "a restart is needed to change: admin")
     result = run("reload")
     assert result.exit_code == 1
-    assert "a restart is needed to change: admin" in result.stderr
+    assert result.stderr == "pulsar-trio-proxy: a restart is needed to change: admin\n", "and no name of a status"
 
 
 def test_drain_command_returns_when_the_cluster_has_ended(
