@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from difflib import get_close_matches
 
 import click
 
@@ -35,6 +36,16 @@ class _Lazy(click.Group):
         command = getattr(importlib.import_module(module), name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for one that does not exist, name the one that was probably meant."""
+        close = get_close_matches(args[0], COMMANDS, n=1)
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            meant = f'; did you mean "{close[0]}"?' if close else f"; there are: {', '.join(COMMANDS)}"
+            ctx.fail(f"no such command: {args[0][:60]}{meant}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

@@ -3,7 +3,8 @@
 import functools
 from pathlib import Path
 
-from auth.state import BrokerAuthentication, OneForAllBrokers
+from auth.jwt_rules import unverified
+from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
 from proxy.runtime.watched import Watched
@@ -21,7 +22,8 @@ class SecretCredentials(OneForAllBrokers):
 
     def __init__(self, method: str, file: str) -> None:
         self.method = method
-        self._secret = Watched(KEY, [file], lambda: read_secret(file))
+        read = _read_token if method == "token" else read_secret
+        self._secret = Watched(KEY, [file], lambda: read(file))
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The secret."""
@@ -57,6 +59,28 @@ def read_secret(file: str) -> bytes:
     return secret
 
 
+def _read_token(file: str) -> bytes:
+    """Read a token from a file; raises ConfigError, OSError."""
+    token = read_secret(file)
+    check_jwt(f"{KEY}: {file}", token)
+    return token
+
+
+def check_jwt(source: str, token: bytes) -> None:
+    """Refuse what is no JSON Web Token, which no broker takes by method ``token``. Raises ConfigError, which names
+    ``source`` and quotes nothing.
+    """
+    try:
+        unverified(token)
+    except AuthenticationDenied:
+        hint = ""
+        if token.startswith((b"token:", b"file:", b"data:")):
+            hint = "; it begins as an authentication parameter of Pulsar's clients: the token alone is wanted"
+        elif token.startswith(b"-----BEGIN"):
+            hint = "; it is a PEM file, such as a key: the token is what was signed with the private key"
+        raise ConfigError(f"{source} holds no JSON Web Token (three parts with dots between them){hint}") from None
+
+
 def broker_authentication(config: BrokerCredentials | None) -> BrokerAuthentication | None:
     """What the configuration asks for; None where the proxy does not authenticate itself. Raises ConfigError."""
     if config is None:
@@ -70,5 +94,6 @@ def broker_authentication(config: BrokerCredentials | None) -> BrokerAuthenticat
     if config.method == "tls":
         return FixedCredentials("tls", b"")
     if config.token:
+        check_jwt("brokers.credentials.token", config.token.encode())
         return FixedCredentials("token", config.token.encode())
     return SecretCredentials(config.method, config.file)

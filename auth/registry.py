@@ -15,6 +15,7 @@ from auth.state import (
     new_auth_state,
 )
 from proxy.config.errors import ConfigError
+from proxy.config.suggestions import did_you_mean
 from proxy.config.types import Authentication, OidcAuthentication
 
 PLUGINS = "pulsar_trio_proxy.authentication"
@@ -67,7 +68,8 @@ def _plugins(config: Authentication) -> Iterator[Provider]:
     for name, options in config.plugins.items():
         key = f"authentication.plugins.{name}"
         if name not in found:
-            raise ConfigError(f"{key}: no installed package has an entry point of that name in {PLUGINS}")
+            meant = did_you_mean(name, found)
+            raise ConfigError(f"{key}: no installed package has an entry point of that name in {PLUGINS}{meant}")
         yield _plugin(key, found[name], options)
 
 

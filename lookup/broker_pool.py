@@ -15,6 +15,7 @@ import trio
 
 from lookup.broker_connection import BrokerConnection
 from lookup.losses import Company
+from lookup.own_logins import OwnLogins
 from lookup.suspects import SuspectConnections
 from lookup.targets import Locate, Target
 from proto.addresses import HostPort
@@ -104,8 +105,11 @@ class BrokerPool:
         nursery: trio.Nursery,
         *,
         profile: CommandConnected | None = None,
+        logins: OwnLogins | None = None,
     ) -> None:
+        """``logins``: is told what brokers say to the proxy's credentials."""
         self._config = config
+        self._logins = logins
         self._auth = auth
         self._nursery = nursery
         self._slots: dict[Key, _Slot] = {}
@@ -210,7 +214,14 @@ class BrokerPool:
             credentials = credentials_for(self._auth, target.broker.host, configured=configured)
             return await credentials.answer(None)
 
-        link = await self._greeter.open(target.broker, target.addresses, credentials, make_connect)
+        try:
+            link = await self._greeter.open(target.broker, target.addresses, credentials, make_connect)
+        except BrokerLinkFailed as failed:
+            if self._logins is not None and failed.refusal is not None:
+                self._logins.doubted(broker)
+            raise
+        if self._logins is not None and asker.credentials is None:  # else they may be what it was taken in for
+            self._logins.accepted(broker)
         self.profile = link.connected.message
         return BrokerConnection(
             broker,

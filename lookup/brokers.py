@@ -16,10 +16,11 @@ from weakref import WeakSet
 
 import trio
 
-from lookup.discovery import Discovery, Endpoint
+from lookup.discovery import Discovery, Endpoint, Verdict
 from lookup.health import probe
 from lookup.metrics import BrokerMetrics
 from lookup.own_brokers import OwnBrokers
+from lookup.own_logins import LogIn, OwnLogins
 from lookup.target_names import BrokerNames
 from proto.addresses import HostPort, parse_broker_url
 from proxy.config.types import Config
@@ -45,8 +46,10 @@ class Brokers:
         metrics: BrokerMetrics,
         before: "Brokers | None" = None,
         *,
+        log_in: LogIn | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        """``log_in``: how to see whether a broker takes the proxy's own credentials; None: nobody asks."""
         self._config = config.brokers
         self._dialer = dialer
         self._metrics = metrics
@@ -64,6 +67,10 @@ class Brokers:
         self.names: BrokerNames = BrokerNames(url, None if before is None else before.names)
         known: Discovery | None = None if before is None else before.discovery
         self.discovery: Discovery = Discovery(url, resolver, known)
+        interval_ms = self._config.login_interval_ms
+        self.logins: OwnLogins | None = None
+        if log_in is not None and interval_ms:
+            self.logins = OwnLogins(log_in, lambda: self.discovery.endpoints, seconds(interval_ms), self._report)
         self.discovery.on_change = self._choose
         self._choose()
 
@@ -82,6 +89,8 @@ class Brokers:
                 self.discovery.on_change = look_at_new_ones
                 nursery.start_soon(self.discovery.run)
                 nursery.start_soon(repeat, seconds(self._config.probe_interval_ms), self.look)
+                if self.logins is not None:
+                    nursery.start_soon(self.logins.run)
 
     def stop(self) -> None:
         """Look no more, and report no more."""
@@ -224,6 +233,8 @@ class Brokers:
         try:
             async with self._probes:
                 reachable, detail = await probe(self._dialer, endpoint, endpoint.addresses)
+            if reachable and self.logins is not None and endpoint.standing.reachable is None:
+                await self.logins.log_in(endpoint)  # so that no one is sent clients before it is known
         finally:
             self._looking_at.remove(endpoint)
         standing = endpoint.standing
@@ -250,6 +261,13 @@ class Brokers:
         """Whether there is a broker to be asked."""
         return any(endpoint.standing.reachable for endpoint in self.discovery.endpoints)
 
+    @property
+    def credentials_refused(self) -> bool:
+        """Whether every broker that can be reached refuses the proxy's own credentials."""
+        standings = [one.standing for one in self.discovery.endpoints if one.standing.reachable]
+        refused = [standing.credentials is Verdict.REFUSED for standing in standings]
+        return self.logins is not None and bool(refused) and all(refused)
+
     def status(self) -> list[dict[str, object]]:
         """One entry a broker that was looked at or set aside, and one a name without brokers."""
         now = trio.current_time()
@@ -260,7 +278,7 @@ class Brokers:
                 "reachable": bool(endpoint.standing.reachable),
                 "set_aside_s": round(max(0.0, endpoint.standing.set_aside_until - now), 1),
                 "failures": endpoint.standing.failures,
-                "detail": endpoint.standing.detail,
+                **self._told_of_credentials(endpoint),
             }
             for endpoint in self.discovery.endpoints
         ]
@@ -269,6 +287,17 @@ class Brokers:
             for name, reason in self._unresolved()
         ]
         return sorted([*known, *unknown], key=lambda entry: str(entry["broker"]))
+
+    def _told_of_credentials(self, endpoint: Endpoint) -> dict[str, object]:
+        standing = endpoint.standing
+        if self.logins is None:
+            return {"detail": standing.detail}
+        detail = standing.detail
+        if standing.credentials is Verdict.REFUSED:
+            detail += f"; it REFUSES the proxy's own credentials: {standing.login_detail}"
+        elif standing.login_detail:
+            detail += f"; the proxy could not log in: {standing.login_detail}"
+        return {"credentials": standing.credentials.value, "detail": detail}
 
     def _unresolved(self) -> list[tuple[str, str]]:
         """Names without a broker, not even one that was there before; and why."""
@@ -281,7 +310,11 @@ class Brokers:
         standings = {self._label(endpoint): endpoint.standing for endpoint in self.discovery.endpoints}
         up = {name: standing.reachable for name, standing in standings.items() if standing.reachable is not None}
         up.update((name, False) for name, _ in self._unresolved())
-        self._metrics.brokers(up, {name: standing.set_aside for name, standing in standings.items()})
+        accepted: dict[str, bool] = {}
+        if self.logins is not None:
+            known = {name: one.credentials for name, one in standings.items() if one.credentials is not Verdict.UNKNOWN}
+            accepted = {name: verdict is Verdict.ACCEPTED for name, verdict in known.items()}
+        self._metrics.brokers(up, {name: standing.set_aside for name, standing in standings.items()}, accepted)
 
     def _label(self, endpoint: Endpoint) -> str:
         """Its name; and its address, where others have the same name."""

@@ -5,6 +5,7 @@ address are the two of one broker. What was found last goes on counting while DN
 must not take brokers away that are up.
 """
 
+import enum
 import ipaddress
 import math
 from collections.abc import Callable
@@ -28,6 +29,14 @@ WEIGHT_ZERO = 0.01
 Where = tuple[HostPort, tuple[str, ...]]
 
 
+class Verdict(enum.Enum):
+    """What a broker thinks of the proxy's own credentials."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
 @dataclass(slots=True, eq=False)
 class Standing:
     """What is thought of a broker; see lookup.brokers."""
@@ -41,6 +50,11 @@ class Standing:
     set_aside: bool = False
     set_aside_until: float = -math.inf
     seen_by_a_look: bool = True
+    credentials: Verdict = Verdict.UNKNOWN
+    """Whether it takes the proxy's own credentials; see lookup.own_logins."""
+    login_detail: str = ""
+    login_due_at: float = -math.inf
+    logged_in_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -139,6 +139,12 @@ class BrokerMetrics:
             ["broker"],
             registry=registry,
         )
+        self._credentials_accepted = Gauge(
+            "pulsar_proxy_broker_credentials_accepted",
+            "Whether a broker of brokers.service_url takes the proxy's own credentials (1) or not (0).",
+            ["broker"],
+            registry=registry,
+        )
         self._ejections = Counter(
             "pulsar_proxy_broker_ejections", "Brokers that were set aside, by reason.", ["reason"], registry=registry
         )
@@ -155,16 +161,17 @@ class BrokerMetrics:
             registry=registry,
         )
 
-    def brokers(self, up: Mapping[str, bool], set_aside: Mapping[str, bool]) -> None:
+    def brokers(self, up: Mapping[str, bool], set_aside: Mapping[str, bool], accepted: Mapping[str, bool]) -> None:
         """Show these brokers, and no others."""
-        for gauge, values in ((self._up, up), (self._set_aside, set_aside)):
+        shown = ((self._up, up), (self._set_aside, set_aside), (self._credentials_accepted, accepted))
+        for gauge, values in shown:
             gauge.clear()
             for broker, value in values.items():
                 gauge.labels(broker=broker).set(int(value))
 
     def forget_brokers(self) -> None:
         """Show none."""
-        self.brokers({}, {})
+        self.brokers({}, {}, {})
 
     def ejected(self, reason: str) -> None:
         """Count a broker that is set aside."""

@@ -7,8 +7,11 @@ from lookup.answers import Answers
 from lookup.broker_pool import Asker, Askers, BrokerPool
 from lookup.brokers import Brokers
 from lookup.desk import Desk, Sender
+from lookup.discovery import Endpoint
+from lookup.login import Login, log_in
 from lookup.lookups import Lookups
 from lookup.metrics import BrokerMetrics, LookupMetrics
+from lookup.own_logins import LogIn
 from lookup.target_names import TargetResolver
 from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import client_network
@@ -29,7 +32,10 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.varints import varint
+from proxy import __version__
 from proxy.config.types import Config
+from proxy.runtime.broker_link import BrokerGreeter
+from proxy.runtime.credentials import credentials_for
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.dns import Resolver
 from proxy.runtime.logs import get_logger
@@ -63,12 +69,24 @@ class LookupService:
         dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
         self._config = config
         configured = self._resolver("brokers")
-        self._brokers = Brokers(config, dialer, configured, self._broker_metrics, brokers)
+        logs_in = None if config.brokers.credentials is None else self._log_in(config, dialer)
+        self._brokers = Brokers(config, dialer, configured, self._broker_metrics, brokers, log_in=logs_in)
         known, others = self._resolver("known_targets"), self._resolver("targets")
         targets = TargetResolver(self._brokers.names, configured=configured, known=known, others=others)
         self._rules = TargetRules(config.brokers, targets, self._brokers)
-        self._pool = BrokerPool(config, dialer, self._auth, self._context.nursery, profile=profile)
+        nursery, logins = self._context.nursery, self._brokers.logins
+        self._pool = BrokerPool(config, dialer, self._auth, nursery, profile=profile, logins=logins)
         return Lookups(config, self._pool, self._rules, self._brokers)
+
+    def _log_in(self, config: Config, dialer: Dialer) -> LogIn:
+        """Make what logs in at a broker with the proxy's own credentials."""
+        greeter = BrokerGreeter(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+
+        async def log_in_at(broker: Endpoint) -> Login:
+            credentials = credentials_for(self._auth, broker.host, configured=True)
+            return await log_in(greeter, broker, credentials, config)
+
+        return log_in_at
 
     def _resolver(self, names: str) -> Resolver:
         """Of one group of names: the operator's, those below them or said by brokers, or any that clients choose."""
@@ -114,7 +132,8 @@ class LookupService:
     def status(self) -> dict[str, object]:
         """Brokers, connections to them, and lookups under way."""
         return {
-            "ready": self._brokers.any_reachable,
+            "ready": self._brokers.any_reachable and not self._brokers.credentials_refused,
+            "credentials_refused": self._brokers.credentials_refused,
             "brokers": self._brokers.status(),
             "broker_connections": len(self._pool),
             "lookups_under_way": self._desk.under_way.count,

@@ -10,6 +10,9 @@ AUTHENTICATION_FAILED = "Failed to authenticate"
 
 NO_PROXY_VERSION = "Must not provide proxyVersion"
 
+INVALID_ROLES_TEXT = "Invalid roles."
+"""What brokers (and this proxy) say of a role and an original principal that do not go together."""
+
 INVALID_ROLES = "invalid_roles"
 """A denial's reason: the client's role and its original principal do not go together."""
 
@@ -69,7 +72,7 @@ def is_clients_fault(reason: str) -> bool:
 def denial(reason: str) -> Refusal:
     """What a client is told of a denial: as little as the brokers do."""
     if reason == INVALID_ROLES:
-        return Refusal(ServerError.AuthorizationError, "Invalid roles.")
+        return Refusal(ServerError.AuthorizationError, INVALID_ROLES_TEXT)
     if reason == NOT_A_PROXY:
         return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
     if not is_clients_fault(reason):

@@ -1,10 +1,11 @@
 """The command line: serve, check, status, drain, reload, upgrade, scram-credential."""
 
 import contextlib
+import errno
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
@@ -15,13 +16,16 @@ from proxy import __version__
 from proxy.config.errors import ConfigError
 from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
-from proxy.config.proxy_roles import check_proxy_roles
+from proxy.config.suggestions import did_you_mean
 from proxy.config.types import Config
-from proxy.runtime.rpc_client import RpcClient, RpcError, connect_unix
+from proxy.runtime.rpc_client import RpcCallRefused, RpcClient, RpcDeadlineExceeded, RpcError, connect_unix
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.status_text import status_text
 from proxy.supervisor.control import control_path
 from proxy.supervisor.main import serve as run_supervisor
+
+if TYPE_CHECKING:
+    from proxy.commands.connect import Finding
 
 CALL_TIMEOUT_S = 40.0
 UPGRADE_TIMEOUT_S = 300.0
@@ -32,7 +36,38 @@ _config_option = click.option(
 )
 
 
-@click.group()
+class _Commands(click.Group):
+    """Commands that know what was meant, and that end without a traceback where an operator or the system ends them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for one that does not exist, name the one that was probably meant."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            commands = self.list_commands(ctx)
+            meant = did_you_mean(name, commands) or f"; there are: {', '.join(commands)}"
+            ctx.fail(f"no such command: {name[:60]}{meant}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Ctrl-C is no defect, wherever in Trio it arrives, nor is a full disk behind the output."""
+        try:
+            return super().invoke(ctx)
+        except BaseExceptionGroup as group:
+            if group.split(KeyboardInterrupt)[1] is not None:
+                raise
+            raise click.Abort from None
+        except OSError as error:
+            if error.errno not in _OUTPUT_LOST:
+                raise
+            _fail(f"the output cannot be written: {error.strerror}")
+
+
+_OUTPUT_LOST = frozenset({errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT})
+
+
+@click.group(cls=_Commands)
 @click.version_option(__version__, prog_name="pulsar-trio-proxy")
 def main() -> None:
     """A stateless, multi-process proxy cluster for Apache Pulsar."""
@@ -48,16 +83,41 @@ def serve(config_file: Path, legacy: int | None) -> None:
 
 @main.command()
 @_config_option
-def check(config_file: Path) -> None:
+@click.option("--connect", is_flag=True, help="Also log in at each broker with the proxy's own credentials, and leave.")
+def check(config_file: Path, connect: bool) -> None:  # noqa: FBT001 -- click's manner
     """Validate the configuration and the files that it names, and say what is wrong with them."""
     plan = _load_plan(config_file)
     try:
-        trio.run(_prove, plan.config)
+        findings = trio.run(_check, plan.config, connect)
         plan.require()
     except ConfigError as error:
         _fail(str(error))
     click.echo(f"{config_file}: in order")
     click.echo("container: " + ", ".join(f"{key}={value}" for key, value in plan.summary().items()))
+    if connect and not _told(findings):
+        _fail("not every broker can be used; see above")
+
+
+async def _check(config: Config, connect: bool) -> list["Finding"]:  # noqa: FBT001 -- from trio.run
+    """Prove the configuration and, if asked to, the brokers. Raises ConfigError."""
+    from proxy.commands.check import no_logs, prove, warnings
+    from proxy.commands.connect import try_brokers
+
+    with no_logs():
+        credentials = await prove(config)
+        for warning in await warnings(config, credentials):
+            click.echo(f"pulsar-trio-proxy: warning: {warning}", err=True)
+        return await try_brokers(config, credentials) if connect else []
+
+
+def _told(findings: list["Finding"]) -> bool:
+    """Print what each broker has shown; whether all is well."""
+    from proxy.commands.connect import NOT_SHOWN
+
+    for finding in findings:
+        click.echo(f"{'ok    ' if finding.good else 'FAILED'}  {finding.text}")
+    click.echo(NOT_SHOWN)
+    return all(finding.good for finding in findings)
 
 
 @main.command()
@@ -114,23 +174,6 @@ def drain(config_file: Path) -> None:
     click.echo(f"draining, for at most {config.shutdown.delay_ms + config.limits.drain_timeout_ms} ms")
     trio.run(_wait_for_end, control_path(config.cluster.runtime_dir))
     click.echo("ended")
-
-
-async def _prove(config: Config) -> None:
-    """Make everything that workers make of a configuration. Raises ConfigError."""
-    from auth.broker_credentials import broker_authentication
-    from auth.registry import ProviderRegistry, configured_providers
-    from proxy.admin.access import Access
-    from proxy.forwarder.doors import doors
-    from proxy.runtime.dialing import Dialer
-
-    await trio.lowlevel.checkpoint()
-    doors(config)
-    Dialer(config.brokers)
-    Access(config.admin)
-    registry = ProviderRegistry(config.authentication, configured_providers)
-    check_proxy_roles(config.authentication, registry.methods)
-    broker_authentication(config.brokers.credentials)
 
 
 async def _wait_for_end(path: str) -> None:
@@ -204,8 +247,14 @@ def _ask_at(path: str, method: int) -> str:
         if not trio.run(_anybody_listens, path):
             _fail(f"no cluster is running in {os.path.dirname(path)}")  # noqa: PTH120 -- a socket's address is text
         return trio.run(_call, path, method)
-    except RpcError as error:
-        _fail(str(error))
+    except RpcCallRefused as refused:
+        _fail(refused.reason)
+    except RpcDeadlineExceeded:
+        _fail(f"the cluster has not answered within {CALL_TIMEOUT_S:.0f} s; see its log")
+    except RpcError:
+        _fail("the cluster closed the connection before it answered; its log says whether it ended, or refused it")
+    except PermissionError:
+        _fail(f"{path}: Permission denied; ask as the user that runs the cluster, or as root")
     except OSError as error:
         _fail(f"{path}: {error.strerror}")
 

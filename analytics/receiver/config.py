@@ -1,9 +1,13 @@
 """The receiver's configuration: a TOML file. Units stand last in a name; an unknown key is an error that names it."""
 
+import re
 import tomllib
+import typing
+from collections.abc import Iterable
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +17,9 @@ from analytics.remote_write.bounds import CEILING, Bounds
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, Meta(ge=0, le=2**53)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
+
+FILE_BYTES_MAX = 16 * 1024 * 1024
+"""What is longer is no configuration."""
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 DEFAULT = Bounds()
@@ -174,19 +181,17 @@ class Config(Strict, frozen=True):
 def load_config(path: Path) -> Config:
     """The configuration in a file; raises ConfigError."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
-    try:
-        config = msgspec.convert(tree, Config)
+        config = msgspec.convert(_tree(path), Config)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
         key = where.rstrip("`").lstrip(".")
-        raise ConfigError(f"{key or 'configuration'}: {message}") from None
+        raise ConfigError(f"{key or 'configuration'}: {_in_words(message, key)}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deep") from None
     address("listen.bind", config.listen.bind)
     address("admin.bind", config.admin.bind)
+    if _overlap(config.listen.bind, config.admin.bind):
+        raise ConfigError(f"admin.bind: {config.admin.bind} is taken by listen.bind ({config.listen.bind})")
     if config.spool.queue_bytes_max < config.limits.max_compressed_bytes:
         raise ConfigError("spool.queue_bytes_max: is less than limits.max_compressed_bytes")
     if config.limits.max_held_bytes // 2 < config.limits.max_compressed_bytes:
@@ -201,3 +206,56 @@ def address(key: str, bind: str) -> tuple[str, int]:
     if not colon or not host or not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise ConfigError(f"{key}: {bind} is not address:port")
     return host, int(port)
+
+
+def _tree(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: is longer than {FILE_BYTES_MAX} bytes: is it a configuration?")
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))  # editors of Windows put a mark in front
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: is not UTF-8; save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+    except (ValueError, RecursionError):  # an integer of thousands of digits; lists in lists in lists
+        raise ConfigError(f"{path}: is not TOML that a configuration could be") from None
+
+
+def _in_words(message: str, key: str) -> str:
+    """Say which key or word was meant by one that does not exist; other messages stay as they are."""
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
+    word = re.fullmatch(r"Invalid enum value '(.*)'", message, re.DOTALL)
+    if unknown is not None:
+        return f"there is no key {_meant(unknown[1], typing.get_type_hints(_kind_at(key)))}"
+    if word is not None:
+        return f"there is no value {_meant(word[1], typing.get_args(_kind_at(key)))}"
+    return message
+
+
+def _meant(found: str, known: Iterable[str]) -> str:
+    names = list(known)
+    close = get_close_matches(found.lower()[:60], names, n=1)
+    meant = f'; did you mean "{close[0]}"?' if close else ""
+    return f"{found[:60]!r} here{meant or '; there are: ' + ', '.join(names)}"
+
+
+def _kind_at(key: str) -> Any:
+    """The type of what stands at a key; of what may be absent, that which may stand there."""
+    kind: Any = Config
+    for part in key.split(".") if key else ():
+        kind = typing.get_type_hints(kind)[part]
+        if type(None) in typing.get_args(kind):
+            kind = typing.get_args(kind)[0]
+    return kind
+
+
+def _overlap(first: str, second: str) -> bool:
+    """Whether both cannot be listened at. Port 0 is any free one."""
+    (host, port), (other, other_port) = address("", first), address("", second)
+    wildcards = {"0.0.0.0", "::"}  # noqa: S104 -- compared, not bound
+    return 0 < port == other_port and (host == other or bool(wildcards & {host, other}))

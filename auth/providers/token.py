@@ -4,7 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+from cryptography.hazmat.primitives.serialization import (
+    load_der_private_key,
+    load_der_public_key,
+    load_pem_public_key,
+)
 
 from auth.jwt_rules import Key, check_size, expires_at_unix_ms, public_key_algorithms, role_in, verified
 from auth.state import AuthenticationProvider, ClientContext, Identity
@@ -56,6 +60,13 @@ def _secret_key(file: str) -> Key:
     key = _read("authentication.token.secret_key", file)
     if not key:
         raise ConfigError(f"authentication.token.secret_key: {file} is empty")
+    asymmetric = _asymmetric_kind(key)
+    if asymmetric is not None:
+        # Whoever has the public key could sign tokens with it, as with a shared secret (RFC 8725, section 2.1).
+        raise ConfigError(
+            f"authentication.token.secret_key: {file} holds a {asymmetric}; a shared secret is wanted here, and the "
+            "public key of a pair under authentication.token.public_key"
+        )
     algorithms = tuple(name for name, least in _HMAC_KEY_BYTES_MIN.items() if len(key) >= least)
     if not algorithms:
         least = min(_HMAC_KEY_BYTES_MIN.values())
@@ -63,8 +74,32 @@ def _secret_key(file: str) -> Key:
     return key, algorithms
 
 
+def _asymmetric_kind(key: bytes) -> str | None:
+    """Name what a file holds that is no shared secret: one key of a pair, or a certificate, as PEM or DER."""
+    if key.lstrip().startswith(b"-----BEGIN "):
+        label = key.lstrip()[len(b"-----BEGIN ") :].partition(b"-----")[0].lower()
+        kinds = {b"public key": "public key", b"certificate": "certificate"}
+        return kinds.get(label, "private key" if label.endswith(b"private key") else "PEM file")
+    if not key.startswith(b"\x30"):  # DER: all of these are sequences
+        return None
+    for kind, load in (("public key", load_der_public_key), ("private key", _load_private)):
+        try:
+            load(key)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            continue
+        return kind
+    return None
+
+
+def _load_private(data: bytes) -> object:
+    return load_der_private_key(data, password=None)
+
+
 def _public_key(file: str) -> Key:
     data = _read("authentication.token.public_key", file)
+    kind = _asymmetric_kind(data)
+    if kind is not None and kind != "public key":
+        raise ConfigError(f"authentication.token.public_key: {file} holds a {kind}; the public key is wanted")
     try:
         key = load_pem_public_key(data) if data.lstrip().startswith(b"-----") else load_der_public_key(data)
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
 from proxy.config.admin_token import read_admin_token
+from proxy.config.binds import check_binds
 from proxy.config.errors import ConfigError
-from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles, configured_methods
+from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
+from proxy.config.suggestions import did_you_mean
 from proxy.config.targets import check_targets
 from proxy.config.types import (
     Authentication,
@@ -53,6 +55,7 @@ def checked(config: Config) -> Config:
     check_targets(config.brokers)
     _check_authentication(config)
     _check_session(config)
+    check_binds(config)
     return config
 
 
@@ -201,6 +204,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check_session(config: Config) -> None:
+    for method in config.session.methods_max_reauth_ms:
+        if method not in ALL_METHODS and not config.authentication.plugins:  # whose methods only auth workers know
+            meant = did_you_mean(method, ALL_METHODS) or f"; there are: {', '.join(ALL_METHODS)}"
+            raise ConfigError(f"session.methods_max_reauth_ms.{method[:64]}: there is no such method{meant}")
     for key, lifetime_ms in _lifetimes(config):
         if lifetime_ms > 0 and not config.authentication.enabled:
             # Nobody's authentication would end: dangerous to leave unsaid to whoever relies on it.

@@ -3,8 +3,8 @@
 Every mistake is a ConfigError that names the key. Nothing is bound or started before all of it has been checked.
 """
 
+import codecs
 import tomllib
-import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,13 +12,18 @@ from typing import Any
 
 import msgspec
 
+from proxy.config.binds import overlapping
 from proxy.config.cgroups import ContainerLimits, container_limits
 from proxy.config.checks import checked
 from proxy.config.errors import ConfigError
 from proxy.config.memory import MemoryPlan, fit, usable_forwarders
+from proxy.config.shape import convert, fields_of, is_list, unknown_key, without_none
 from proxy.config.types import Authentication, BrokerCredentials, Config, Listener
 
 ENVIRONMENT_PREFIX = "PULSAR_TRIO_PROXY__"
+
+FILE_BYTES_MAX = 16 * 1024 * 1024
+"""What is longer is no configuration."""
 
 
 def load_config(path: Path, environment: Mapping[str, str]) -> Config:
@@ -41,25 +46,42 @@ def load_plan(
 
 
 def _tree(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
+    text = _text(path)
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    except (ValueError, RecursionError):  # an integer of thousands of digits; lists in lists in lists
+        raise ConfigError(
+            f"{path}: is not TOML that a configuration could be: a number or a nesting without end"
+        ) from None
     names = (name for name in environment if name.startswith(ENVIRONMENT_PREFIX))
     for name in sorted(names, key=_order):
         _override(tree, name, environment[name])
     return tree
 
 
-def _typed(tree: dict[str, Any]) -> Config:
+def _text(path: Path) -> str:
+    """Read a configuration file. Raises ConfigError."""
     try:
-        return msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).partition(" - at `$")
-        key = where.rstrip("`").lstrip(".")
-        raise ConfigError(f"{key or 'configuration'}: {message}") from None
+        with path.open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path}: is longer than {FILE_BYTES_MAX} bytes: is it a configuration?")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path}: is UTF-16; save it as UTF-8")
+    try:
+        return data.decode("utf-8-sig")  # editors of Windows put a mark in front
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: is not UTF-8: byte 0x{data[error.start]:02x} in line {line}") from None
+
+
+def _typed(tree: dict[str, Any]) -> Config:
+    config: Config = convert(tree, Config)
+    return config
 
 
 # ---- the environment
@@ -89,18 +111,28 @@ def _is_number(key: str) -> bool:
 
 def _kind_below(kind: Any, key: str, name: str) -> Any:
     """The type that stands under a key of a type."""
-    if _is_list(kind):
+    if is_list(kind):
         if not _is_number(key):
             raise ConfigError(f"{name}: {key} is not the number of an entry")
         return typing.get_args(kind)[0]
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)} if _is_table(kind) else {}
+    fields = fields_of(kind)
     if key not in fields:
-        raise ConfigError(f"{name}: there is no such key")
-    return _without_none(fields[key])
+        raise ConfigError(f"{name}: {_unknown_variable(kind, key)}")
+    return without_none(fields[key])
+
+
+def _unknown_variable(kind: Any, key: str) -> str:
+    """What is wrong with a variable: its parts are separated by two underscores, or one of them does not exist."""
+    tables = {f"{table}_": table for table in fields_of(Config)}
+    table = next((table for start, table in tables.items() if kind is Config and key.startswith(start)), None)
+    if table is not None:
+        meant = f"{ENVIRONMENT_PREFIX}{table}__{key.removeprefix(table + '_')}".upper()
+        return f"there is no such key; between its parts stand two underscores: {meant}"
+    return unknown_key(key, "", kind, kind)
 
 
 def _descend(node: Any, key: str, kind: Any, name: str) -> Any:
-    empty: Any = [] if _is_list(kind) else {}
+    empty: Any = [] if is_list(kind) else {}
     if isinstance(node, list):
         index = int(key)
         if index > len(node):
@@ -111,7 +143,7 @@ def _descend(node: Any, key: str, kind: Any, name: str) -> Any:
     else:
         below = node.setdefault(key, empty)
     if type(below) is not type(empty):
-        wanted = "list" if _is_list(kind) else "table"
+        wanted = "list" if is_list(kind) else "table"
         raise ConfigError(f"{name}: what the file has under {key} is not a {wanted}")
     return below
 
@@ -141,29 +173,30 @@ def _parsed(value: str, kind: Any, name: str) -> Any:
     return parsed["value"]
 
 
-def _without_none(kind: Any) -> Any:
-    if typing.get_origin(kind) in {typing.Union, types.UnionType}:
-        return next(arm for arm in typing.get_args(kind) if arm is not type(None))
-    return kind
-
-
-def _is_list(kind: Any) -> bool:
-    return typing.get_origin(kind) is tuple
-
-
-def _is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-
-
 def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
-    """The keys that differ and that a running cluster cannot take over by a reload."""
-    changed = ["cluster"] if old.cluster != new.cluster else []
-    if old.admin.bind != new.admin.bind:
-        changed.append("admin.bind")
-    if [_ground(listener) for listener in old.listener] != [_ground(listener) for listener in new.listener]:
-        changed.append("listener")
+    """Find the keys that differ and that only a restart changes."""
+    changed = []
+    if old.cluster.runtime_dir != new.cluster.runtime_dir:
+        changed.append("cluster.runtime_dir")
+    if old.cluster.forwarders > new.cluster.forwarders > 0:  # somebody has to go on with their relays
+        changed.append("cluster.forwarders (fewer)")
     if old.relay.crash_safe != new.relay.crash_safe:
         changed.append("relay.crash_safe")
+    return changed + overlapping(old, new)
+
+
+def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
+    """Find the keys that differ and that a running cluster takes over by an upgrade, but not by a reload."""
+    keys = ("name", "forwarders", "lookup_workers", "auth_workers")
+    changed = [f"cluster.{key}" for key in keys if getattr(old.cluster, key) != getattr(new.cluster, key)]
+    if old.cluster.forwarders > new.cluster.forwarders > 0:
+        changed.remove("cluster.forwarders")
+    overlaps = overlapping(old, new)
+    if old.admin.bind != new.admin.bind and "admin.bind" not in overlaps:
+        changed.append("admin.bind")
+    before, after = [_ground(listener) for listener in old.listener], [_ground(listener) for listener in new.listener]
+    if before != after and not any(key.startswith("listener") for key in overlaps):
+        changed.append("listener")
     return changed
 
 

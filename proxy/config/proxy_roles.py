@@ -8,9 +8,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from proxy.config.errors import ConfigError
+from proxy.config.suggestions import closest
 from proxy.config.types import Authentication
 
 ANY_METHOD = "*"
+
+ALL_METHODS = ("token", "tls", "basic", "SCRAM-SHA-256", "SCRAM-SHA-512", "sasl", "none")
+"""The methods that the proxy's own providers judge, and that of clients that bring nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,12 @@ def check_proxy_roles(authentication: Authentication, methods: Collection[str]) 
         if not parsed.role.strip():
             raise ConfigError(f'authentication.proxy_roles: "{entry}" names no role')
         if parsed.method != ANY_METHOD and parsed.method not in methods:
+            meant = closest(parsed.method, methods)
+            hint = "" if meant is None else f'did you mean "{meant}:{parsed.role}"? '
             raise ConfigError(
                 f'authentication.proxy_roles: "{entry}" begins with "{parsed.method}", a method that has no provider '
-                f"here (there are: {', '.join(sorted(methods))}); a role that has a colon itself, whatever the method, "
-                f'is "{ANY_METHOD}:{entry}"'
+                f"here (there are: {', '.join(sorted(methods))}); {hint}a role that has a colon itself, whatever the "
+                f'method, is "{ANY_METHOD}:{entry}"'
             )
 
 

@@ -32,8 +32,9 @@ PULSAR_TRIO_PROXY__LISTENER__0__BIND=0.0.0.0:6650
 
 SIGHUP or `pulsar-trio-proxy reload` takes over changes, key files included, for connections that come from then on; a
 file that has changed is taken over by itself (`[reload]`).
-`[cluster]`, `admin.bind`, `relay.crash_safe`, which listeners there are and whether they speak TLS need a restart; a
-reload that would change these is refused.
+`[cluster]`, `admin.bind`, which listeners there are and whether they speak TLS need an upgrade (`pulsar-trio-proxy
+upgrade`, which interrupts no relay); `cluster.runtime_dir`, fewer `cluster.forwarders`, `relay.crash_safe` and a new
+address that overlaps an old one need a restart. A reload that would change these is refused and names them.
 """
 
 

@@ -25,14 +25,23 @@ NOT_TAKEN_IN = "The broker does not accept the proxy's own credentials"
 
 class BrokerLinkFailed(Exception):
     """No link. ``reason`` is a short stable name for metrics; ``code`` and ``message`` are for the client, the text of
-    the exception is for the log.
+    the exception is for the log. ``refusal``: what the broker itself said, where it refused.
     """
 
-    def __init__(self, reason: str, detail: str, *, code: int = ServerError.ServiceNotReady, message: str) -> None:
+    def __init__(
+        self,
+        reason: str,
+        detail: str,
+        *,
+        code: int = ServerError.ServiceNotReady,
+        message: str,
+        refusal: Refused | None = None,
+    ) -> None:
         super().__init__(detail)
         self.reason = reason
         self.code = code
         self.message = message
+        self.refusal = refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ class BrokerGreeter:
             ) from None
         except RpcError as error:
             raise BrokerLinkFailed(
-                "credentials", f"no credentials for {broker}: {error}", message=NOT_CONNECTED
+                "credentials", f"no credentials for {broker}: {error.reason}", message=NOT_CONNECTED
             ) from None
         except (trio.BrokenResourceError, RemoteProtocolError) as error:
             detail = f"{broker} broke off the handshake: {error.__cause__ or error}"
@@ -125,5 +134,5 @@ def _refused(broker: HostPort, refused: Refused) -> BrokerLinkFailed:
     if refused.error == ServerError.AuthenticationError:
         # The credentials were the proxy's: to tell the client that *it* failed to authenticate would send its owner
         # searching in the wrong place, and Java clients give up for good on this code.
-        return BrokerLinkFailed("refused", detail, message=NOT_TAKEN_IN)
-    return BrokerLinkFailed("refused", detail, code=refused.error, message=refused.message)
+        return BrokerLinkFailed("refused", detail, message=NOT_TAKEN_IN, refusal=refused)
+    return BrokerLinkFailed("refused", detail, code=refused.error, message=refused.message, refusal=refused)

@@ -1,9 +1,29 @@
 """The proxy's own credentials, as a forwarder or lookup worker gets them: asked from an auth worker, never kept."""
 
+from typing import Protocol
+
 from proto.rpc_pb2 import BrokerCredentialsRequest, BrokerCredentialsResponse, Method
 from proxy.runtime.rpc_client import RpcClient, RpcPool
 
 CREDENTIALS_TIMEOUT_S = 5.0
+
+
+class Credentials(Protocol):
+    """One authentication at one broker."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the broker may take the proxy in after the last answer: it owes no proof of its own."""
+        ...
+
+    @property
+    def expires_at_unix_ms(self) -> int:
+        """When the credentials of the last answer end; 0: never, or it is not known."""
+        ...
+
+    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+        """Method and data for CONNECT (no challenge yet), or for the broker's challenge. Raises RpcError."""
+        ...
 
 
 class CredentialExchange:
@@ -47,9 +67,6 @@ class NoCredentials:
     async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
         """No method and no data; a broker that still asks gets an empty answer, and refuses it in its own words."""
         return ("", b"") if challenge is None else ("none", b"")
-
-
-Credentials = CredentialExchange | NoCredentials
 
 
 def credentials_for(auth: RpcPool, broker_host: str, *, configured: bool) -> Credentials:

@@ -36,6 +36,11 @@ Connect = Callable[[], Awaitable[trio.abc.HalfCloseableStream]]
 class RpcError(Exception):
     """A call that brought no response."""
 
+    @property
+    def reason(self) -> str:
+        """What an operator is told: words, without the names of statuses."""
+        return str(self)
+
 
 class RpcConnectionLost(RpcError):
     """The connection broke while the call was under way; whether it was carried out is unknown."""
@@ -55,6 +60,14 @@ class RpcCallRefused(RpcError):
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(f"{_status_name(status)}: {detail}")
         self.status = status
+        self._detail = detail
+
+    @property
+    def reason(self) -> str:
+        """What the other side said of it; of a defect of its own it says nothing of use."""
+        return (
+            "a defect of the proxy's; its log says more" if self.status == Status.UNKNOWN_SERVER_ERROR else self._detail
+        )
 
 
 class RpcResponseCorrupt(RpcError):

@@ -15,6 +15,7 @@ from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
 from proxy import __version__
 from proxy.config.load import (
     changes_that_need_a_restart,
+    changes_that_need_an_upgrade,
     changes_that_need_new_processes,
     forwarder_count,
 )
@@ -250,12 +251,9 @@ class Cluster:
         Most of it a worker takes over as it is, and nobody notices. What it cannot, makes new processes necessary,
         which follow the old ones without a reset.
         """
-        fixed = changes_that_need_a_restart(self.config, config)
-        if fixed:
-            raise ReloadRefused(
-                f"a restart is needed to change: {', '.join(fixed)} "
-                "(an upgrade can change all but cluster.runtime_dir and relay.crash_safe)"
-            )
+        refusal = _beyond_a_reload(self.config, config)
+        if refusal:
+            raise ReloadRefused(refusal)
         new_processes = changes_that_need_new_processes(self.config, config)
         async with self._workers_lock:  # a worker that is starting has the old configuration on its way
             if not new_processes:
@@ -375,3 +373,12 @@ class Cluster:
         for sock in (*self.listeners, *self._services.values()):
             sock.close()
         self._address_tables.close()
+
+
+def _beyond_a_reload(old: Config, new: Config) -> str:
+    """Say which changes a reload cannot make, and what can; nothing where it can make all."""
+    upgrade, restart = changes_that_need_an_upgrade(old, new), changes_that_need_a_restart(old, new)
+    parts = [f"a restart is needed to change: {', '.join(restart)}"] if restart else []
+    if upgrade:
+        parts.append(f"an upgrade (pulsar-trio-proxy upgrade) is needed to change: {', '.join(upgrade)}")
+    return "; ".join(parts)

@@ -32,7 +32,7 @@ async def configure_all(workers: Iterable[WorkerProcess], old: Config, new: Conf
             if not isinstance(error, RpcCallRefused):
                 worker.kill()  # whether it took it is unknown, or will be once it wakes up
             await _take_back(changed, old)
-            raise ReloadRefused(f"the {worker.role} worker with pid {worker.pid} refused it: {error}") from None
+            raise ReloadRefused(f"the {worker.role} worker with pid {worker.pid} refused it: {error.reason}") from None
         changed.append(worker)
 
 

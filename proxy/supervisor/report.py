@@ -39,6 +39,9 @@ both families, and why neither can be reached (which says the name again).
 STATUS_TOTAL_BYTES_MAX = 8 * 1024 * 1024
 """Of all workers: with what else an admin worker asks for, less than may wait on its line, and than a frame holds."""
 
+CREDENTIALS_REFUSED = "every broker that can be reached refuses the proxy's own credentials (brokers.credentials)"
+"""A reason not to be ready: lookups and relays would all fail."""
+
 NEAR_EXPIRY = "sessions_near_expiry"
 """What each forwarder says of its own (proxy.forwarder.service) is shown of all together."""
 
@@ -55,6 +58,7 @@ class _Readiness(msgspec.Struct):
     """The part of a status that decides on readiness."""
 
     ready: bool = False
+    credentials_refused: bool = False
 
 
 class _Broker(msgspec.Struct):
@@ -107,7 +111,7 @@ class Report:
     async def status(self) -> dict[str, object]:
         """The whole cluster, as /status and `status` show it."""
         told = await self._ask_all(_status_of)
-        reasons = self._not_ready({slot: status.get("ready") is True for slot, status in told.items()})
+        reasons = self._not_ready({slot: _readiness_of(status) for slot, status in told.items()})
         self._leave_out_nonsense(told)
         self._leave_out_what_is_too_much(told)
         near_expiry = [
@@ -132,9 +136,9 @@ class Report:
 
     async def not_ready_reasons(self) -> list[str]:
         """Why clients should not be sent here now; empty: they should."""
-        return self._not_ready(await self._ask_all(_is_ready))
+        return self._not_ready(await self._ask_all(_readiness))
 
-    def _not_ready(self, told: dict[Slot, bool]) -> list[str]:
+    def _not_ready(self, told: dict[Slot, _Readiness]) -> list[str]:
         reasons: list[str] = []
         if self._cluster.draining:
             reasons.append("draining")
@@ -148,8 +152,9 @@ class Report:
             if not any(slot in told for slot in self._cluster.of(role))
         ]
         lookups = [told[slot] for slot in self._cluster.of(Role.LOOKUP) if slot in told]
-        if lookups and not any(lookups):
-            reasons.append("no broker is reachable")
+        if lookups and not any(lookup.ready for lookup in lookups):
+            refused = any(lookup.credentials_refused for lookup in lookups)
+            reasons.append(CREDENTIALS_REFUSED if refused else "no broker is reachable")
         return reasons
 
     def _leave_out_nonsense(self, told: dict[Slot, dict[str, Any]]) -> None:
@@ -230,9 +235,14 @@ def _status_of(text: str) -> dict[str, Any]:
     return msgspec.json.decode(text, type=dict[str, _Value])
 
 
-def _is_ready(text: str) -> bool:
+def _readiness(text: str) -> _Readiness:
     """Whether a worker says that it is ready. Raises as _status_of."""
-    return msgspec.json.decode(text, type=_Readiness).ready
+    return msgspec.json.decode(text, type=_Readiness)
+
+
+def _readiness_of(status: dict[str, Any]) -> _Readiness:
+    """The same of a whole status; what is no truth value counts as false."""
+    return _Readiness(status.get("ready") is True, status.get("credentials_refused") is True)
 
 
 def _url(listener: Listener) -> str:

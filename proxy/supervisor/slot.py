@@ -215,9 +215,9 @@ class Slot:
             if not self._stopping:
                 if self.must_start and not self.ready.is_set():
                     raise StartFailed(
-                        f"the {self.role} worker {self.index} cannot start: {error}; see its log"
+                        f"the {self.role} worker {self.index} cannot start: {error.reason}; see its log"
                     ) from None
-                get_logger().error("a worker cannot start", who=self.name, pid=worker.pid, reason=str(error))
+                get_logger().error("a worker cannot start", who=self.name, pid=worker.pid, reason=error.reason)
             worker.kill()
             return False
         self.ready.set()

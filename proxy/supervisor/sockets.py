@@ -4,6 +4,7 @@ A worker that dies takes no socket with it: clients and callers queue in the ker
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -14,6 +15,7 @@ from proto.addresses import HostPort, parse_host_port
 
 BACKLOG = 4096
 CONTROL_SOCKET = "control.sock"
+PRIVILEGED_PORTS_END = 1024
 
 
 class StartFailed(Exception):
@@ -33,9 +35,55 @@ def bind_tcp(key: str, bind: str) -> socket.socket:
             sock.close()
             raise
     except OSError as error:
-        raise StartFailed(f"{key}: cannot bind {bind}: {error.strerror}") from None
+        raise StartFailed(f"{key}: cannot bind {bind}: {error.strerror}{_advice(error, where.port)}") from None
     sock.setblocking(False)
     return sock
+
+
+def _advice(error: OSError, port: int) -> str:
+    """What an operator may do about an address that cannot be had."""
+    if error.errno == errno.EADDRINUSE:
+        return f"; `ss -ltnp 'sport = :{port}'` says by which process"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "; this machine has no such address"
+    if error.errno in {errno.EACCES, errno.EPERM} and port < PRIVILEGED_PORTS_END:
+        return (
+            f"; ports below {PRIVILEGED_PORTS_END} are root's: take a higher one, give the process "
+            "CAP_NET_BIND_SERVICE, or lower the sysctl net.ipv4.ip_unprivileged_port_start"
+        )
+    return ""
+
+
+def check_runtime_dir(path: str) -> None:
+    """Tell whether a cluster of this user can have its sockets in a folder, without making it. Raises StartFailed."""
+    folder = Path(path)
+    try:
+        state = folder.lstat()
+    except FileNotFoundError:
+        _check_parent(path, next((parent for parent in folder.absolute().parents if parent.exists()), Path("/")))
+        return
+    except OSError as error:
+        raise StartFailed(f"cluster.runtime_dir: {path}: {error.strerror}") from None
+    _check_owned(path, state)
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        raise StartFailed(f"cluster.runtime_dir: {path} cannot be written")
+
+
+def _check_parent(path: str, parent: Path) -> None:
+    if not parent.is_dir():
+        raise StartFailed(f"cluster.runtime_dir: {path} cannot be made: {parent} is not a folder")
+    if not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise StartFailed(
+            f"cluster.runtime_dir: {path} cannot be made: {parent} cannot be written by this user; make the folder "
+            "beforehand, or name another"
+        )
+
+
+def _check_owned(path: str, state: os.stat_result) -> None:
+    if not stat.S_ISDIR(state.st_mode):  # a link: what it leads to is not ours to change
+        raise StartFailed(f"cluster.runtime_dir: {path} is not a folder")
+    if state.st_uid != os.geteuid():
+        raise StartFailed(f"cluster.runtime_dir: {path} belongs to another user")
 
 
 def bound_address(sock: socket.socket) -> str:
@@ -55,12 +103,9 @@ class RuntimeDirectory:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = self.path.lstat()
-            if not stat.S_ISDIR(state.st_mode):  # a link: what it leads to is not ours to change
-                raise StartFailed(f"cluster.runtime_dir: {path} is not a folder")
         except OSError as error:
             raise StartFailed(f"cluster.runtime_dir: {path}: {error.strerror}") from None
-        if state.st_uid != os.geteuid():
-            raise StartFailed(f"cluster.runtime_dir: {path} belongs to another user")
+        _check_owned(path, state)
         if stat.S_IMODE(state.st_mode) & 0o077:
             self.path.chmod(0o700)
         try:

@@ -334,7 +334,7 @@ def test_a_start_that_fails_says_why_in_one_line(tmp_path: Path, case: str) -> N
     if case in {"address taken", "spool taken"}:
         other = ReceiverProcess(write_config(tmp_path, spool))
     said = {
-        "unknown key": "limits: Object contains unknown field `max_conections`",
+        "unknown key": "limits: there is no key 'max_conections' here; did you mean",
         "address taken": "listen.bind: ",
         "spool taken": "another receiver writes to this spool",
         "spool is a file": "spool.directory: ",

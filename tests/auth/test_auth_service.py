@@ -197,11 +197,14 @@ def with_token(secret_file: str, *, token_file: Path | None = None, **token: Any
     )
 
 
+PROXY_TOKEN = token(sub="proxy")
+
+
 @pytest.fixture
 def proxy_token(tmp_path: Path) -> Path:
     """The file of the proxy's own token."""
     path = tmp_path / "proxy.token"
-    path.write_bytes(b"proxy-token-not-to-be-seen\n")
+    path.write_bytes(PROXY_TOKEN + b"\n")
     return path
 
 
@@ -772,13 +775,13 @@ async def test_an_anonymous_client_is_no_proxy(nursery: trio.Nursery, secret_fil
 
 
 async def test_the_token_for_a_broker(worker: Worker) -> None:
-    assert await worker.credentials() == ("token", b"proxy-token-not-to-be-seen")
-    assert await worker.credentials(b"PulsarAuthRefresh") == ("token", b"proxy-token-not-to-be-seen")
-    assert await worker.credentials(b"") == ("token", b"proxy-token-not-to-be-seen")
+    assert await worker.credentials() == ("token", PROXY_TOKEN)
+    assert await worker.credentials(b"PulsarAuthRefresh") == ("token", PROXY_TOKEN)
+    assert await worker.credentials(b"") == ("token", PROXY_TOKEN)
 
 
 async def test_lookup_workers_get_it_too(worker: Worker) -> None:
-    assert await worker.credentials(caller=Caller(Role.LOOKUP, 200)) == ("token", b"proxy-token-not-to-be-seen")
+    assert await worker.credentials(caller=Caller(Role.LOOKUP, 200)) == ("token", PROXY_TOKEN)
 
 
 @pytest.mark.parametrize(
@@ -798,7 +801,7 @@ async def test_a_token_for_a_broker_comes_with_its_end(
     assert (await worker.credentials_response()).expires_at_unix_ms == ends
 
 
-async def test_a_token_that_cannot_be_read_has_no_end_that_is_known(worker: Worker) -> None:
+async def test_a_token_without_an_end_for_a_broker(worker: Worker) -> None:
     assert (await worker.credentials_response()).expires_at_unix_ms == 0
 
 
@@ -821,7 +824,7 @@ async def test_an_exchange_that_takes_too_long(worker: Worker, autojump_clock: t
 async def test_credentials_outlive_their_file(worker: Worker, proxy_token: Path, logs: list[Any]) -> None:
     """What was read stays good while a file is away, as it is for a moment in many a rotation; the log says so."""
     await trio.Path(proxy_token).unlink()
-    assert await worker.credentials() == ("token", b"proxy-token-not-to-be-seen")
+    assert await worker.credentials() == ("token", PROXY_TOKEN)
     (entry,) = logs
     assert (entry["log_level"], entry["key"]) == ("error", "brokers.credentials.file")
     assert str(proxy_token) in entry["reason"]
@@ -1008,7 +1011,7 @@ async def test_a_reload_that_fails_leaves_everything_as_it_was(worker: Worker, t
     with pytest.raises(ConfigError):
         await worker.service.configure(with_token(str(tmp_path / "missing")))
     assert (await worker.principal("token", token())).name == "alice"
-    assert await worker.credentials() == ("token", b"proxy-token-not-to-be-seen")
+    assert await worker.credentials() == ("token", PROXY_TOKEN)
 
 
 async def test_a_reload_that_fails_keeps_the_rounds_under_way(

@@ -10,6 +10,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from tokens import token
 
 from auth.broker_credentials import SECRET_BYTES_MAX, FixedCredentials, SecretCredentials, broker_authentication
 from proxy.config.errors import ConfigError
@@ -35,35 +36,71 @@ def logs() -> Iterator[list[Any]]:
 
 def unusable(file: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        SecretCredentials("token", str(file))
+        SecretCredentials("basic", str(file))
     assert caught.value.__cause__ is None
     return str(caught.value)
 
 
 async def secret(file: Path) -> bytes:
-    return await SecretCredentials("token", str(file)).get_auth_data("broker-1").authenticate(None)
+    return await SecretCredentials("basic", str(file)).get_auth_data("broker-1").authenticate(None)
 
 
 def test_without_credentials_the_proxy_is_nobody() -> None:
     assert broker_authentication(None) is None
 
 
-@pytest.mark.parametrize("method", ["token", "basic"])
-async def test_a_secret_in_a_file(file: Path, method: Any) -> None:
+@pytest.mark.parametrize(("method", "content"), [("token", token()), ("basic", b"first-token")])
+async def test_a_secret_in_a_file(file: Path, method: Any, content: bytes) -> None:
+    file.write_bytes(content + b"\n")
     made = broker_authentication(BrokerCredentials(method=method, file=str(file)))
     assert made is not None
     assert made.method == method
-    assert await made.get_auth_data("broker-1").authenticate(None) == b"first-token"
+    assert await made.get_auth_data("broker-1").authenticate(None) == content
 
 
 async def test_a_token_in_the_configuration() -> None:
-    made = broker_authentication(BrokerCredentials(method="token", token="not-to-be-seen"))
+    written = token(sub="not-to-be-seen")
+    made = broker_authentication(BrokerCredentials(method="token", token=written.decode()))
     assert isinstance(made, FixedCredentials)
     assert made.method == "token"
     state = made.get_auth_data("broker-1")
-    assert await state.authenticate(None) == b"not-to-be-seen"
-    assert await state.authenticate(b"PulsarAuthRefresh") == b"not-to-be-seen"
-    assert "not-to-be-seen" not in repr(made) + repr(state)
+    assert await state.authenticate(None) == written
+    assert await state.authenticate(b"PulsarAuthRefresh") == written
+    assert written.decode() not in repr(made) + repr(state)
+
+
+NO_JWT: list[tuple[bytes, str]] = [
+    (b"not-to-be-seen", "holds no JSON Web Token"),
+    (b"not.to-be.seen", "holds no JSON Web Token"),
+    (token().replace(b".", b"", 1), "holds no JSON Web Token"),
+    (b"token:" + token(), "the token alone is wanted"),
+    (b"file:///secrets/not-to-be-seen", "the token alone is wanted"),
+    (b"-----BEGIN PRIVATE KEY-----\nnot-to-be-seen\n-----END PRIVATE KEY-----", "it is a PEM file"),
+]
+
+
+@pytest.mark.parametrize(("content", "says"), NO_JWT)
+def test_what_is_no_token(file: Path, content: bytes, says: str) -> None:
+    """No broker takes it: told before anybody is refused, and without a word of what it is."""
+    file.write_bytes(content)
+    for config, source in (
+        (BrokerCredentials(method="token", file=str(file)), f"brokers.credentials.file: {file}"),
+        (BrokerCredentials(method="token", token=content.decode()), "brokers.credentials.token"),
+    ):
+        with pytest.raises(ConfigError, match=says) as caught:
+            broker_authentication(config)
+        assert str(caught.value).startswith(f"{source} holds no JSON Web Token")
+        assert "to-be" not in str(caught.value)
+        assert caught.value.__suppress_context__
+
+
+async def test_a_token_replaced_by_something_else_stays(file: Path, autojump_clock: trio.testing.MockClock) -> None:
+    file.write_bytes(token())
+    made = broker_authentication(BrokerCredentials(method="token", file=str(file)))
+    assert made is not None
+    file.write_bytes(b"not-to-be-seen")
+    await trio.sleep(2)
+    assert await made.get_auth_data("b").authenticate(None) == token()
 
 
 async def test_a_certificate_says_all_that_is_to_be_said() -> None:
@@ -88,7 +125,7 @@ def test_who_makes_the_other_credentials(maker: str, method: Any, monkeypatch: p
 
 @pytest.mark.conforms("pip-30.19", "pip-30.22")
 async def test_the_secret_for_connect_and_for_every_challenge(file: Path) -> None:
-    credentials = SecretCredentials("token", str(file))
+    credentials = SecretCredentials("basic", str(file))
     state = credentials.get_auth_data("broker-1")
     assert await state.authenticate(None) == b"first-token"
     assert await state.authenticate(b"PulsarAuthRefresh") == b"first-token"
@@ -106,7 +143,7 @@ async def test_space_around_the_secret_is_not_part_of_it(file: Path, content: by
 
 
 async def test_a_rotated_secret_is_used_after_a_second(file: Path, autojump_clock: trio.testing.MockClock) -> None:
-    credentials = SecretCredentials("token", str(file))
+    credentials = SecretCredentials("basic", str(file))
     assert await credentials.authenticate(None) == b"first-token"
     file.write_bytes(b"second-token")
     await trio.sleep(0.9)
@@ -119,7 +156,7 @@ async def test_what_was_read_outlives_its_file(
     file: Path, autojump_clock: trio.testing.MockClock, logs: list[Any]
 ) -> None:
     """A file that is away, or half written, for a moment, does not cut the proxy off from its brokers."""
-    credentials = SecretCredentials("token", str(file))
+    credentials = SecretCredentials("basic", str(file))
     away = file.with_suffix(".away")
     file.rename(away)
     for _ in range(3):
@@ -139,7 +176,7 @@ async def test_what_was_read_outlives_its_file(
 async def test_many_who_ask_at_once_look_once(
     file: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    credentials = SecretCredentials("token", str(file))
+    credentials = SecretCredentials("basic", str(file))
     looks: list[str] = []
     monkeypatch.setattr(watched, "_stamp_of", looks.append)
     async with trio.open_nursery() as nursery:

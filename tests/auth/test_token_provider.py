@@ -22,6 +22,7 @@ from tokens import (
     by_hand,
     ec_key,
     ed25519_key,
+    private_der,
     private_pem,
     public_der,
     public_pem,
@@ -572,8 +573,35 @@ def test_a_public_key_cut_short(key_file: KeyFile, encode: Callable[[PrivateKey]
 def test_a_private_key_in_place_of_the_public_one(key_file: KeyFile) -> None:
     private = private_pem(rsa_key())
     text = public_key_error(key_file(private))
-    assert "holds no public key" in text
+    assert "holds a private key; the public key is wanted" in text
     assert not any(line.decode() in text for line in private.splitlines())
+
+
+PAIR_AS_SECRET = [
+    (public_pem, "a public key"),
+    (public_der, "a public key"),
+    (private_pem, "a private key"),
+    (private_der, "a private key"),
+    (lambda key: b"\n" + public_pem(key), "a public key"),
+    (lambda _key: b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", "a certificate"),
+    (lambda _key: b"-----BEGIN RSA PRIVATE KEY-----\nMIIB\n-----END RSA PRIVATE KEY-----\n", "a private key"),
+    (lambda _key: b"-----BEGIN SOMETHING-----\nMIIB\n-----END SOMETHING-----\n", "a PEM file"),
+]
+
+
+@pytest.mark.parametrize(("encode", "kind"), PAIR_AS_SECRET)
+@pytest.mark.parametrize("key", [rsa_key, ec_key])
+def test_a_key_of_a_pair_is_no_shared_secret(
+    key_file: KeyFile, key: Callable[[], PrivateKey], encode: Callable[[PrivateKey], bytes], kind: str
+) -> None:
+    """Security: a public key is known to anybody, who could then sign tokens."""
+    for table in ({"secret_key": key_file(encode(key()))}, {"further_secret_keys": (key_file(encode(key())),)}):
+        with pytest.raises(ConfigError, match=f"holds {kind}; a shared secret is wanted here"):
+            TokenProvider(TokenAuthentication(**table))  # type: ignore[arg-type]
+
+
+def test_a_secret_that_begins_as_der_is_one(key_file: KeyFile) -> None:
+    assert TokenProvider(TokenAuthentication(secret_key=key_file(b"\x30" + b"x" * 40))).method == "token"
 
 
 @pytest.mark.parametrize("encode", [public_pem, public_der])

@@ -62,3 +62,7 @@ def by_hand(header: Any, claims: Any, secret: bytes | None) -> bytes:
     signed = segment(json.dumps(header).encode()) + b"." + segment(json.dumps(claims).encode())
     signature = b"" if secret is None else hmac.digest(secret, signed, hashlib.sha256)
     return signed + b"." + segment(signature)
+
+
+def private_der(key: PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())

@@ -87,6 +87,11 @@ CASES = {
         [broker("broker_up", 1), broker("broker_up", 0) | broker("broker_up", 1, worker="1")],
     ),
     "PulsarProxyBrokerSetAside": Case(broker("broker_set_aside", 1), 11, 9, [broker("broker_set_aside", 0)]),
+    "PulsarProxyCredentialsRefused": Case(
+        broker("broker_credentials_accepted", 0) | broker("broker_credentials_accepted", 1, "b2"), 3, 1,
+        [broker("broker_credentials_accepted", 1), {},
+         broker("broker_credentials_accepted", 0) | broker("broker_credentials_accepted", 1, worker="1")],
+    ),
     "PulsarProxyRelaysNotOpened": Case(
         rate(f'pulsar_proxy_broker_connection_failures_total{{{C},reason="timeout"}}', 12), 13, 9,
         [rate(f'pulsar_proxy_broker_connection_failures_total{{{C},reason="timeout"}}', 5)],

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from local.ports import free_port
+from local.tokens import make_token
 
 from .conftest import running
 from .lab.cluster import HOST, ProxyCluster, Tables, merged
 from .lab.waiting import BUSY_S, eventually
 
-SECRET = "a-credential-that-only-auth-workers-may-know"
+SECRET = make_token(b"k" * 32, "a-credential-that-only-auth-workers-may-know")
 PATHS = {"/metrics": 200, "/status": 200, "/healthz": 200, "/readyz": 503}
 """Without a broker."""
 

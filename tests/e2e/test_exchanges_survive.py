@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from local.tokens import make_token
 
 from auth.providers.scram import ITERATIONS_MIN, credential_line
 from proto.frames import FrameDecoder
@@ -94,7 +95,7 @@ def broker() -> Iterator[FakeBroker]:
 def proxy(user_file: Path, broker: FakeBroker) -> Iterator[ProxyCluster]:
     """A cluster with two auth workers."""
     token = user_file.with_name("proxy.token")
-    token.write_text("the proxy's own")
+    token.write_text(make_token(b"k" * 32, "proxy"))
     url, credentials = f"pulsar://127.0.0.1:{broker.port}", {"method": "token", "file": str(token)}
     tables = {
         "cluster": {"auth_workers": 2},

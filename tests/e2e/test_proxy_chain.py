@@ -21,6 +21,7 @@ from .lab.cluster import ProxyCluster, merged
 from .lab.programs import Program
 from .lab.schema import NO_REQUEST_ID
 from .lab.security import NAMESPACE, grant
+from .lab.waiting import eventually
 from .lab.wire import WireClient
 from .lab.witness import nobody_harmed
 
@@ -262,9 +263,9 @@ def forwarding(strict_broker: Standalone, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def keeping(strict_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyCluster]:
-    """Keeps them to itself."""
+    """Keeps them to itself, so that the broker takes nobody and it is not ready."""
     tables = tables_of(strict_broker, tmp_path_factory.mktemp("keeping"), forwards=False)
-    with running(ProxyCluster(tables)) as cluster:
+    with running(ProxyCluster(tables), ready=False) as cluster:
         yield cluster
 
 
@@ -308,6 +309,21 @@ def test_without_their_credentials_nobody_is_taken(strict_broker: Standalone, ke
     answer = relayed(keeping, strict_broker, token)
     assert (answer.type, answer.error.error) == (BaseCommand.ERROR, ServerError.ServiceNotReady)
     assert looked_up(keeping, token).error == ServerError.ServiceNotReady
+
+
+def test_check_says_what_the_broker_wants(
+    strict_broker: Standalone, keeping: ProxyCluster, forwarding: ProxyCluster
+) -> None:
+    """An AuthenticationError that is not about the proxy's credentials."""
+    done = keeping.command("check", "--connect")
+    assert done.returncode == 1
+    assert "but wants those of clients, too (authenticateOriginalAuthData)" in done.stdout
+    reason = "every broker that can be reached refuses the proxy's own credentials"
+    eventually(lambda: reason in keeping.get("/readyz").text, what="nobody would be served")
+    done = forwarding.command("check", "--connect")
+    assert done.returncode == 0
+    assert "it accepts the proxy's credentials, and their role is in its proxyRoles" in done.stdout
+    assert forwarding.get("/readyz").text == "ok\n"
 
 
 def test_what_a_proxy_forwards_goes_on(strict_broker: Standalone, forwarding: ProxyCluster) -> None:

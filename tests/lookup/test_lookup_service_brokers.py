@@ -8,10 +8,11 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from lookup_fakes import FakeBroker, Network, make_config
+from lookup_fakes import FakeAuth, FakeBroker, Network, make_config
 from prometheus_client import CollectorRegistry
 
 from lookup.service import LookupService
+from proto.pulsar_pb2 import BaseCommand
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Principal, ResolveTargetRequest, ResolveTargetResponse
 from proto.sealed_principal import seal
@@ -180,3 +181,23 @@ async def test_a_reload(network: Network, nursery: trio.Nursery, autojump_clock:
     with pytest.raises(ConfigError):
         await worker.service.configure(bad)
     assert worker.service.status()["ready"]
+
+
+async def test_a_worker_whose_credentials_all_brokers_refuse_is_not_ready(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    fake = network.add("b0", "10.0.0.1", FakeBroker())
+    fake.greeting = BaseCommand(type=BaseCommand.ERROR, error={"request_id": 1, "error": 3, "message": "no"})
+    auth: Any = FakeAuth()
+    for credentials in (None, {"method": "token", "token": "unused"}):
+        worker = Worker(nursery, credentials=credentials)
+        worker.service._auth.pick = auth.pick  # type: ignore[method-assign]
+        await worker.service.start()
+        await trio.sleep(1)
+        status = worker.service.status()
+        refused = credentials is not None
+        assert (status["ready"], status["credentials_refused"]) == (not refused, refused)
+        assert worker.value("broker_up", broker="b0:6650") == 1
+        assert worker.value("broker_credentials_accepted", broker="b0:6650") == (0 if refused else None)
+        assert len(fake.connects) == refused, "without credentials there is nothing to be found out"
+    nursery.cancel_scope.cancel()

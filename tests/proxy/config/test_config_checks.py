@@ -229,7 +229,11 @@ def test_by_default_there_is_no_maximum(make: Make) -> None:
 @pytest.mark.conforms("kip-368.1", "kip-368.2")
 def test_the_nearest_lifetime_counts(make: Make) -> None:
     session = {"connections_max_reauth_ms": 3000, "methods_max_reauth_ms": {"basic": 2000, "sasl": 0}}
-    listeners = [{}, {"connections_max_reauth_ms": 1000}, {"connections_max_reauth_ms": 0}]
+    listeners = [
+        {},
+        {"connections_max_reauth_ms": 1000, "bind": "0.0.0.0:1"},
+        {"connections_max_reauth_ms": 0, "bind": "0.0.0.0:2"},
+    ]
     config = checked(make({"session": session, "listener": listeners, "authentication": ENABLED}))
     found = {
         (listener, method): max_reauth_ms(config, listener, method)
@@ -265,3 +269,74 @@ def test_the_admin_ports_token_is_read(make: Make, tmp_path: Path, text: bytes, 
     with pytest.raises(ConfigError, match=rf"admin\.token_file: .*{reason}") as caught:
         checked(config)
     assert "two" not in str(caught.value), "whatever it holds may be a secret"
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(
+    ("binds", "admin", "taken"),
+    [
+        (["0.0.0.0:6650", "0.0.0.0:6651"], "127.0.0.1:8080", None),
+        (["127.0.0.1:6650", "127.0.0.2:6650", "[::1]:6650"], "127.0.0.3:6650", None),
+        (["a:6650", "b:6650"], "127.0.0.1:6650", None),
+        (["0.0.0.0:6650", "0.0.0.0:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["0.0.0.0:6650", "127.0.0.1:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["10.0.0.1:6650", "0.0.0.0:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["[::]:6650", "10.0.0.1:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["0.0.0.0:6650", "[::]:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["[::]:6650", "[::1]:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["[::0]:6650", "[0:0::0]:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["0.0.0.0:6650", "[::1]:6650"], "127.0.0.1:8080", None),
+        (["0.0.0.0:6650", "[::ffff:10.0.0.1]:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["0.0.0.0:6650", "proxy.example:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["[::]:6650", "proxy.example:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["Proxy.example:6650", "proxy.example:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["localhost:6650", "127.0.0.1:6650"], "127.0.0.1:8080", "listener[1].bind"),
+        (["0.0.0.0:8080"], "127.0.0.1:8080", "admin.bind"),
+        (["127.0.0.1:8080"], "0.0.0.0:8080", "admin.bind"),
+        (["127.0.0.1:8080"], "localhost:8080", "admin.bind"),
+    ],
+)
+def test_two_at_one_address(  # noqa: PLR0917 -- fixtures and cases
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, binds: list[str], admin: str, taken: str | None
+) -> None:
+    """To bind both succeeds; the second could not listen, which would be found out when the cluster has started."""
+    sysctl = tmp_path / "bindv6only"
+    sysctl.write_text("0\n")
+    monkeypatch.setattr("proxy.config.binds._BINDV6ONLY", sysctl)
+    config = make({"listener": [{"bind": bind} for bind in binds], "admin": {"bind": admin}})
+    if taken is None:
+        assert checked(config) is config
+    else:
+        assert error(config).startswith(f"{taken}: ")
+        assert "is taken by listener[0].bind (" in error(config)
+
+
+def test_ipv6_alone(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the kernel keeps [::] to IPv6, 0.0.0.0 is another address."""
+    sysctl = tmp_path / "bindv6only"
+    monkeypatch.setattr("proxy.config.binds._BINDV6ONLY", sysctl)
+    config = make({"listener": [{"bind": "0.0.0.0:6650"}, {"bind": "[::]:6650"}]})
+    sysctl.write_text("1\n")
+    assert checked(config) is config
+    sysctl.unlink()
+    assert error(config).startswith("listener[1].bind: [::]:6650 is taken by listener[0].bind (0.0.0.0:6650)")
+
+
+# ---- names of methods
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("tokn", 'there is no such method; did you mean "token"?'),
+        ("scram-sha-256", 'there is no such method; did you mean "SCRAM-SHA-256"?'),
+        ("zzzz", "there is no such method; there are: token, tls, basic, "),
+    ],
+)
+def test_lifetimes_of_methods_that_are_none(make: Make, method: str, says: str) -> None:
+    tables: Tables = {"session": {"methods_max_reauth_ms": {method: 5000}}, "authentication": ENABLED}
+    assert error(make(tables)).startswith(f"session.methods_max_reauth_ms.{method}: {says}")
+    config = make({**tables, "authentication": {**ENABLED, "plugins": {"own": {}}}})
+    assert checked(config) is config, "only the plugin knows"

@@ -18,6 +18,7 @@ from proxy.config.cgroups import ContainerLimits
 from proxy.config.load import (
     ConfigError,
     changes_that_need_a_restart,
+    changes_that_need_an_upgrade,
     changes_that_need_new_processes,
     checked,
     decode_config,
@@ -127,8 +128,8 @@ def test_no_toml(files: Files) -> None:
 
 
 def test_no_utf8(files: Files) -> None:
-    files.path.write_bytes(b'name = "\xff"')
-    with pytest.raises(ConfigError, match="is not TOML"):
+    files.path.write_bytes(b'\nname = "\xff"')
+    with pytest.raises(ConfigError, match="is not UTF-8: byte 0xff in line 2"):
         load_config(files.path, {})
 
 
@@ -390,18 +391,54 @@ def test_checked_returns_what_it_was_given() -> None:
         ("", []),
         ("[brokers]\nservice_url = 'pulsar://other'\n[limits]\nmax_connections = 5", []),
         ("[authentication]\nfailure_delay_ms = 5", []),
-        ("[cluster]\nforwarders = 7", ["cluster"]),
-        ("[[listener]]\nbind = '0.0.0.0:7'", ["listener"]),
-        ("[admin]\nbind = '0.0.0.0:7'", ["admin.bind"]),
+        ("[cluster]\nforwarders = 7\nname = 'x'\nlookup_workers = 3\nauth_workers = 3", []),
+        ("[cluster]\nruntime_dir = '/x'", ["cluster.runtime_dir"]),
+        ("[[listener]]\nbind = '0.0.0.0:7'", []),
+        ("[[listener]]\nbind = '127.0.0.1:6650'", ["listener[0].bind"]),
+        ("[[listener]]\nbind = '0.0.0.0:6650'\n[listener.tls]\ncertificate = 'FILE'\nkey = 'FILE'", []),
+        ("[admin]\nbind = '0.0.0.0:7'", []),
+        ("[admin]\nbind = '0.0.0.0:8080'", ["admin.bind"]),
         ("[relay]\ncrash_safe = false", ["relay.crash_safe"]),
         ("[relay]\nhalf_close_timeout_ms = 5\nkeep_alive_probes = 3", []),
         ("[log]\nlevel = 'debug'\n[limits]\nmax_command_bytes = 2048\nmax_broker_frame_bytes = 2048", []),
-        ("[cluster]\nname = 'x'\n[relay]\ncrash_safe = false", ["cluster", "relay.crash_safe"]),
+        ("[cluster]\nruntime_dir = 'x'\n[relay]\ncrash_safe = false", ["cluster.runtime_dir", "relay.crash_safe"]),
     ],
 )
 def test_changes_that_need_a_restart(files: Files, text: str, changed: list[str]) -> None:
+    text = text.replace("FILE", __file__)
     assert changes_that_need_a_restart(Config(), files.load(text)) == changed
     assert changes_that_need_a_restart(files.load(text), files.load(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("", []),
+        ("[brokers]\nservice_url = 'pulsar://other'\n[log]\nlevel = 'debug'", []),
+        ("[cluster]\nforwarders = 7\nname = 'x'", ["cluster.name", "cluster.forwarders"]),
+        ("[cluster]\nlookup_workers = 3\nauth_workers = 3", ["cluster.lookup_workers", "cluster.auth_workers"]),
+        ("[cluster]\nruntime_dir = '/x'\n[relay]\ncrash_safe = false", []),
+        ("[[listener]]\nbind = '0.0.0.0:7'", ["listener"]),
+        ("[[listener]]\n[[listener]]\nbind = '0.0.0.0:7'", ["listener"]),
+        ("[[listener]]\nbind = '127.0.0.1:6650'", []),
+        ("[[listener]]\nbind = '0.0.0.0:6650'\n[listener.tls]\ncertificate = 'FILE'\nkey = 'FILE'", ["listener"]),
+        ("[admin]\nbind = '0.0.0.0:7'", ["admin.bind"]),
+        ("[admin]\nbind = '0.0.0.0:8080'", []),
+    ],
+)
+def test_changes_that_need_an_upgrade(files: Files, text: str, changed: list[str]) -> None:
+    text = text.replace("FILE", __file__)
+    assert changes_that_need_an_upgrade(Config(), files.load(text)) == changed
+    assert changes_that_need_an_upgrade(files.load(text), files.load(text)) == []
+
+
+def test_fewer_forwarders_need_a_restart(files: Files) -> None:
+    """Somebody has to go on with the relays of the others."""
+    four, three = files.load("[cluster]\nforwarders = 4"), files.load("[cluster]\nforwarders = 3")
+    assert changes_that_need_a_restart(four, three) == ["cluster.forwarders (fewer)"]
+    assert changes_that_need_an_upgrade(four, three) == []
+    assert changes_that_need_an_upgrade(three, four) == ["cluster.forwarders"]
+    assert changes_that_need_a_restart(three, four) == []
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from prometheus_client import Gauge
 from supervisor_fakes import FakeWorker, make_config
 
 from lookup.discovery import ENDPOINTS_MAX
+from lookup.login import DETAIL_CHARACTERS_MAX
 from proto.roles import Role
 from proto.rpc_pb2 import Method
 from proxy.admin.scrape import ASKED_AT_A_TIME_MAX
@@ -27,6 +28,7 @@ from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.status_text import status_text
 from proxy.supervisor import report as supervisor_report
 from proxy.supervisor.report import (
+    CREDENTIALS_REFUSED,
     LOOKUP_STATUS_BYTES_MAX,
     METRICS_BYTES_MAX,
     STATUS_BYTES_MAX,
@@ -83,6 +85,17 @@ async def test_not_ready_without_a_reachable_broker() -> None:
     setup = Setup()
     setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: '{"ready": false, "brokers": []}'
     assert await setup.report.not_ready_reasons() == ["no broker is reachable"]
+
+
+async def test_not_ready_where_all_brokers_refuse_the_proxys_credentials() -> None:
+    setup = Setup(Role.AUTH, Role.LOOKUP, Role.LOOKUP, Role.FORWARDER)
+    refused = json.dumps({"ready": False, "credentials_refused": True, "brokers": []})
+    setup.worker(Role.LOOKUP).answers[Method.GET_STATUS] = lambda _request: refused
+    assert await setup.report.not_ready_reasons() == [], "one worker that can serve is enough"
+    for answer in (refused, '{"ready": false, "brokers": []}'):
+        setup.worker(Role.LOOKUP, 1).answers[Method.GET_STATUS] = lambda _request, answer=answer: answer
+        assert await setup.report.not_ready_reasons() == [CREDENTIALS_REFUSED]
+        assert (await setup.report.status())["not_ready_because"] == [CREDENTIALS_REFUSED]
 
 
 async def test_one_lookup_worker_that_reaches_a_broker_is_enough() -> None:
@@ -277,7 +290,9 @@ async def test_an_honest_status_fits() -> None:
     host = "h" * 253
     detail = "; ".join(f"{address}: {host!r} is no name for a certificate: {'why ' * 25}" for address in addresses)
     broker = {"broker": f"{host}:65535 at 2001:db8:ffff:ffff:ffff:ffff:ffff:ffff", "addresses": addresses}
+    detail += f"; it REFUSES the proxy's own credentials: {'x' * DETAIL_CHARACTERS_MAX}"
     broker |= {"reachable": False, "set_aside_s": 12345.6, "failures": 123456, "detail": detail}
+    broker["credentials"] = "refused"
     say(setup, Role.LOOKUP, json.dumps({"ready": True, "brokers": [broker] * ENDPOINTS_MAX}))
     session = {"client": "[2001:db8:ffff:ffff:ffff:ffff:ffff:ffff]:65535", "principal": "\U0001f600" * 1024}
     soonest = [{**session, "seconds_left": 12.5}] * SHOWN_MAX

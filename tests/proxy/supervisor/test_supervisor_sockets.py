@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -46,6 +47,28 @@ def test_a_port_in_use_names_the_key(port: int) -> None:
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(StartFailed, match=r"admin\.bind: cannot bind 192\.0\.2\.1:6650"):
         bind_tcp("admin.bind", "192.0.2.1:6650")
+
+
+@pytest.mark.parametrize(
+    ("number", "port", "advice"),
+    [
+        (errno.EADDRINUSE, 6650, "Address already in use; `ss -ltnp 'sport = :6650'` says by which process"),
+        (errno.EADDRNOTAVAIL, 6650, "Cannot assign requested address; this machine has no such address"),
+        (errno.EACCES, 443, "Permission denied; ports below 1024 are root's: take a higher one, "),
+        (errno.EACCES, 1024, "Permission denied"),
+        (errno.EMFILE, 443, "Too many open files"),
+    ],
+)
+def test_what_to_do_about_an_address(monkeypatch: pytest.MonkeyPatch, number: int, port: int, advice: str) -> None:
+    def refuse(_self: socket.socket, _address: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(StartFailed) as caught:
+        bind_tcp("admin.bind", f"127.0.0.1:{port}")
+    text = str(caught.value)
+    assert text.startswith(f"admin.bind: cannot bind 127.0.0.1:{port}: {advice}")
+    assert text.endswith(advice) or port == 443
 
 
 def test_a_name_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

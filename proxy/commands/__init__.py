@@ -1,0 +1,1 @@
+"""What the command line's larger commands do."""

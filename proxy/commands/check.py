@@ -1,0 +1,70 @@
+"""``check``: everything that workers make of a configuration, made once and thrown away."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import trio
+
+from auth.broker_credentials import broker_authentication
+from auth.jwt_rules import claimed_expiry_unix_ms
+from auth.registry import ProviderRegistry, configured_providers
+from auth.state import BrokerAuthentication, CredentialsUnavailable
+from proxy.admin.access import Access
+from proxy.config.errors import ConfigError
+from proxy.config.proxy_roles import check_proxy_roles
+from proxy.config.types import Config
+from proxy.forwarder.doors import doors
+from proxy.runtime.dialing import Dialer
+from proxy.supervisor.sockets import StartFailed, check_runtime_dir
+
+
+async def prove(config: Config) -> BrokerAuthentication | None:
+    """Make everything that workers make of a configuration; gives the proxy's credentials at brokers. Raises
+    ConfigError.
+    """
+    await trio.lowlevel.checkpoint()
+    try:
+        check_runtime_dir(config.cluster.runtime_dir)
+    except StartFailed as error:
+        raise ConfigError(str(error)) from None
+    doors(config)
+    Dialer(config.brokers)
+    Access(config.admin)
+    registry = ProviderRegistry(config.authentication, configured_providers)
+    check_proxy_roles(config.authentication, registry.methods)
+    return broker_authentication(config.brokers.credentials)
+
+
+async def warnings(config: Config, credentials: BrokerAuthentication | None) -> list[str]:
+    """Find what will not work as it is now, though a file that is replaced may mend it."""
+    table = config.brokers.credentials
+    if table is None or credentials is None or table.method != "token":
+        return []
+    try:
+        token = await credentials.get_auth_data("").authenticate(None)
+    except CredentialsUnavailable:
+        return []
+    return list(_expired("the proxy's token (brokers.credentials)", claimed_expiry_unix_ms(token)))
+
+
+def _expired(what: str, expires_at_unix_ms: int) -> Iterator[str]:
+    ago_s = time.time() - expires_at_unix_ms / 1000
+    if expires_at_unix_ms and ago_s >= 0:
+        yield f"{what} has expired {ago_s:.0f} s ago: brokers refuse it"
+
+
+@contextmanager
+def no_logs() -> Iterator[None]:
+    """Drop log entries: what is wrong is said, not logged."""
+    before = structlog.get_config()
+    structlog.configure(processors=[_drop])
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _drop(_logger: object, _method: str, _entry: object) -> dict[str, object]:
+    raise structlog.DropEvent

@@ -1,0 +1,214 @@
+"""``check --connect``: from this machine to every broker, with the proxy's own credentials. No cluster needs to run.
+
+Each broker is asked as workers do it: its name is resolved, it is dialled (TLS included), and a CONNECT is taken
+through all rounds. Nothing is asked on such a connection, so nothing changes at the broker, but its log has a line for
+each. The second and third CONNECT, which show whether the broker looks at roles and credentials at all, are ones that
+it should refuse.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+from auth.state import BrokerAuthentication, CredentialsUnavailable
+from lookup.discovery import Discovery, Endpoint, Verdict
+from lookup.health import probe
+from lookup.login import Login, log_in_as, login_principal
+from proto.addresses import HostPort, parse_broker_url, speaks_tls
+from proto.pulsar_pb2 import ServerError
+from proto.rpc_pb2 import Status
+from proxy import __version__
+from proxy.config.types import Config
+from proxy.runtime.broker_link import BrokerGreeter
+from proxy.runtime.credentials import Credentials, NoCredentials
+from proxy.runtime.dialing import Dialer
+from proxy.runtime.dns import Resolver
+from proxy.runtime.rpc_client import RpcCallRefused
+from proxy.runtime.tasks import seconds
+
+BROKERS_MAX = 64
+"""Brokers that are tried; of more, the first ones."""
+AT_A_TIME = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line for the operator."""
+
+    good: bool
+    text: str
+
+
+class InProcessCredentials:
+    """The rounds of one authentication at one broker, without an auth worker."""
+
+    def __init__(self, authentication: BrokerAuthentication, broker_host: str) -> None:
+        self._method = authentication.method
+        self._state = authentication.get_auth_data(broker_host)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the broker owes no proof of its own."""
+        return self._state.is_complete()
+
+    @property
+    def expires_at_unix_ms(self) -> int:
+        """When the credentials of the last answer end; 0: never, or it is not known."""
+        return self._state.expires_at_unix_ms
+
+    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+        """Method and data, as an auth worker would give them. Raises RpcError."""
+        try:
+            return self._method, await self._state.authenticate(challenge)
+        except CredentialsUnavailable as error:
+            raise RpcCallRefused(Status.INVALID_REQUEST, str(error)) from None
+
+
+async def try_brokers(config: Config, authentication: BrokerAuthentication | None) -> list[Finding]:
+    """Try every broker of ``brokers.service_url``."""
+    async with _discovered(config) as found:
+        findings = [Finding(good=False, text=f"{name}: not resolved: {why}") for name, why in found.failures.items()]
+        endpoints = found.endpoints[:BROKERS_MAX]
+        told: dict[Endpoint, list[Finding]] = {}
+        trial = _Trial(config, authentication)
+        at_a_time = trio.CapacityLimiter(AT_A_TIME)
+
+        async def try_one(endpoint: Endpoint) -> None:
+            async with at_a_time:
+                told[endpoint] = [await trial.findings(endpoint)]
+
+        async with trio.open_nursery() as nursery:
+            for endpoint in endpoints:
+                nursery.start_soon(try_one, endpoint)
+        for endpoint in endpoints:
+            findings += told[endpoint]
+        if len(found.endpoints) > BROKERS_MAX:
+            left = len(found.endpoints) - BROKERS_MAX
+            findings.append(Finding(good=True, text=f"{left} more brokers were not tried"))
+        if not found.endpoints and not findings:
+            findings.append(Finding(good=False, text=f"{config.brokers.service_url} names no broker"))
+        return findings
+
+
+@asynccontextmanager
+async def _discovered(config: Config) -> AsyncIterator[Discovery]:
+    """Resolve the names of the URL, each once."""
+    brokers = config.brokers
+    async with trio.open_nursery() as nursery:
+        resolver = Resolver(
+            nursery,
+            timeout_s=seconds(brokers.connect_timeout_ms),
+            ttl_max_s=seconds(brokers.dns_ttl_max_ms),
+            knows_more=True,
+        )
+        discovery = Discovery(parse_broker_url(brokers.service_url), resolver)
+        nursery.start_soon(discovery.run)
+        await discovery.all_tried()
+        yield discovery
+        nursery.cancel_scope.cancel()
+
+
+class _Trial:
+    """What one broker is asked, and what that shows."""
+
+    def __init__(self, config: Config, authentication: BrokerAuthentication | None) -> None:
+        self._config = config
+        self._authentication = authentication
+        self._dialer = Dialer(config.brokers)
+        max_frame_bytes = config.limits.max_broker_frame_bytes
+        self._greeter = BrokerGreeter(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+
+    async def findings(self, broker: Endpoint) -> Finding:
+        """Try one broker, in at most four times ``brokers.handshake_timeout_ms``."""
+        where = f"{HostPort(broker.host, broker.port)} at {' and '.join(broker.addresses)}"
+        reachable, detail = await probe(self._dialer, broker, broker.addresses)
+        if not reachable:
+            return Finding(good=False, text=f"{where}: {detail}")
+        tls = " by TLS, with a certificate that is accepted" if speaks_tls(self._config.brokers.service_url) else ""
+        shown = await self._shown(broker)
+        return Finding(good=shown.good, text=f"{where}: answers{tls}; {shown.text}")
+
+    async def _shown(self, broker: Endpoint) -> Finding:
+        principal = login_principal(self._config)
+        login = await self._log_in(broker, self._own(broker), principal)
+        failure = self._failure(login)
+        if failure and principal and login.code == ServerError.AuthenticationError:
+            without = await self._log_in(broker, self._own(broker), "")
+            if without.verdict is Verdict.ACCEPTED:
+                failure = _WANTS_CLIENTS_CREDENTIALS
+        if failure:
+            return Finding(good=False, text=failure)
+        if self._authentication is None:
+            return Finding(good=True, text="it takes the proxy without credentials (brokers.credentials is not set)")
+        if self._config.authentication.enabled:
+            return await self._role(broker, login, principal)
+        if login.connected:
+            return await self._looks_at_credentials(broker, "")
+        return Finding(
+            good=False,
+            text="it accepts the proxy's credentials, but wants to be told a principal, which clients of this proxy do "
+            f"not have (authentication.enabled = false): {login.detail}",
+        )
+
+    def _failure(self, login: Login) -> str:
+        """What is wrong, where it is not about the role; nothing where nothing is."""
+        if login.connected:
+            return ""
+        if login.code is None:
+            return f"no login: {login.detail}"
+        if self._authentication is None:
+            return f"it refuses the proxy ({login.detail}), which has no brokers.credentials"
+        if login.code == ServerError.AuthenticationError:
+            return f"it does NOT accept the proxy's credentials ({login.detail})"
+        if login.code == ServerError.AuthorizationError:
+            return ""
+        advice = ""
+        if login.verdict is Verdict.REFUSED and self._config.brokers.through_proxy:
+            advice = "; is this proxy's role among the authentication.proxy_roles of the proxy there?"
+        return f"it refuses the proxy ({login.detail}){advice}"
+
+    async def _role(self, broker: Endpoint, login: Login, principal: str) -> Finding:
+        """What is known of the role: a proxy's must name a principal, and any other must not."""
+        if login.verdict is Verdict.REFUSED:
+            return Finding(
+                good=False,
+                text=f"it accepts the proxy's credentials, but their role is NOT in its proxyRoles ({login.detail})",
+            )
+        without = await self._log_in(broker, self._own(broker), "") if principal else login
+        if without.verdict is Verdict.ACCEPTED and not without.connected:
+            return Finding(good=True, text="it accepts the proxy's credentials, and their role is in its proxyRoles")
+        if without.connected:
+            return await self._looks_at_credentials(broker, principal)
+        return Finding(good=True, text=f"it takes the proxy; whether it looks at roles is not known ({without.detail})")
+
+    async def _looks_at_credentials(self, broker: Endpoint, principal: str) -> Finding:
+        """It took whatever came: whether it would also take nothing."""
+        nothing = await self._log_in(broker, NoCredentials(), principal)
+        if nothing.code == ServerError.AuthenticationError:
+            return Finding(good=True, text="it accepts the proxy's credentials; it does not look at proxyRoles")
+        if nothing.connected:
+            return Finding(
+                good=True, text="it takes anybody, with or without credentials: nothing is shown of the proxy's"
+            )
+        return Finding(good=True, text=f"it takes the proxy; more is not known ({nothing.detail})")
+
+    def _own(self, broker: Endpoint) -> Credentials:
+        return (
+            NoCredentials() if self._authentication is None else InProcessCredentials(self._authentication, broker.host)
+        )
+
+    async def _log_in(self, broker: Endpoint, credentials: Credentials, principal: str) -> Login:
+        return await log_in_as(self._greeter, broker, credentials, principal, self._config)
+
+
+_WANTS_CLIENTS_CREDENTIALS = (
+    "it accepts the proxy's credentials, but wants those of clients, too (authenticateOriginalAuthData): set "
+    "brokers.forward_authorization_credentials"
+)
+
+NOT_SHOWN = (
+    "not shown by this: whether clients' credentials are accepted, what their principals may do, and whether the "
+    "brokers that lookups name are allowed as targets"
+)

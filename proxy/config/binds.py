@@ -1,0 +1,84 @@
+"""Whether two things of one configuration would listen at one address.
+
+To bind both succeeds (SO_REUSEADDR); the second one's ``listen`` fails, which is when the cluster has already started.
+"""
+
+import ipaddress
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+from proto.addresses import parse_host_port
+from proxy.config.errors import ConfigError
+from proxy.config.types import Config
+
+_BINDV6ONLY = Path("/proc/sys/net/ipv6/bindv6only")
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+
+Bind = tuple[str, str]
+"""A key of the configuration, and its ``address:port``."""
+
+
+def check_binds(config: Config) -> None:
+    """Refuse two addresses that overlap. Raises ConfigError."""
+    for (first_key, first), (key, bind) in combinations(_binds(config), 2):
+        if overlap(first, bind):
+            raise ConfigError(f"{key}: {bind} is taken by {first_key} ({first}); give it a port of its own")
+
+
+def overlapping(before: Config, after: Config) -> list[str]:
+    """Find the keys whose new address overlaps one that a running cluster listens at."""
+    old = [bind for _key, bind in _binds(before)]
+    new = [(key, bind) for key, bind in _binds(after) if bind not in old]
+    return [key for key, bind in new if any(overlap(bind, one) for one in old)]
+
+
+def overlap(first: str, second: str) -> bool:
+    """Whether two addresses cannot both be listened at: ports are equal, and a host is the other's or stands for it."""
+    one, other = parse_host_port(first), parse_host_port(second)
+    if one.port != other.port:
+        return False
+    ones, others = _hosts(one.host), _hosts(other.host)
+    return bool(ones & others) or _covers(ones, others) or _covers(others, ones)
+
+
+def _binds(config: Config) -> Iterator[Bind]:
+    for index, listener in enumerate(config.listener):
+        yield f"listener[{index}].bind", listener.bind
+    yield "admin.bind", config.admin.bind
+
+
+def _hosts(host: str) -> frozenset[str]:
+    """The addresses that a host is, as text; a name but ``localhost`` is only itself, since nobody is asked for it."""
+    if host.lower() == "localhost":
+        return _LOOPBACK
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return frozenset({host.lower()})
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return frozenset({str(address)})
+
+
+def _covers(wildcard: frozenset[str], hosts: frozenset[str]) -> bool:
+    """Whether one side is a wildcard of a family that the other has an address of. A name may have any."""
+    versions = {_version(host) for host in hosts}
+    if "0.0.0.0" in wildcard:  # noqa: S104 -- compared, not bound
+        return bool(versions & {4, None})
+    return "::" in wildcard and (bool(versions & {6, None}) or _is_dual_stack())
+
+
+def _version(host: str) -> int | None:
+    try:
+        return ipaddress.ip_address(host).version
+    except ValueError:
+        return None
+
+
+def _is_dual_stack() -> bool:
+    """Whether ``[::]`` takes IPv4 connections, too (net.ipv6.bindv6only, which is 0 by default)."""
+    try:
+        return _BINDV6ONLY.read_text(encoding="ascii").strip() != "1"
+    except OSError:  # no IPv6 here
+        return True

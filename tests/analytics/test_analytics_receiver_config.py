@@ -1,0 +1,67 @@
+"""analytics.receiver.config: each mistake in the file is one line that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from analytics.cli import main
+from analytics.receiver.config import FILE_BYTES_MAX, ConfigError, load_config
+
+MISTAKES: list[tuple[bytes, str]] = [
+    (b"[limit]\nx = 1", "configuration: there is no key 'limit' here; did you mean \"limits\"?"),
+    (b"[limits]\nmax_serie = 1", "limits: there is no key 'max_serie' here; did you mean \"max_series\"?"),
+    (
+        b"[listen.tls]\nzzz = 1",
+        "listen.tls: there is no key 'zzz' here; there are: certificate, key, client_ca, minimum_version",
+    ),
+    (b"[log]\nlevel = 'warn'", "log.level: there is no value 'warn' here; did you mean \"warning\"?"),
+    (b"[log]\nlevel = 'zzz'", "log.level: there is no value 'zzz' here; there are: debug, info, warning, error"),
+    (b"[limits]\nmax_series = 0", "limits.max_series: Expected `int` >= 1"),
+    (b"[listen]\nbind = '0.0.0.0:9292'", "admin.bind: 127.0.0.1:9292 is taken by listen.bind (0.0.0.0:9292)"),
+    (b"[admin]\nbind = '127.0.0.1:9291'", "admin.bind: 127.0.0.1:9291 is taken by listen.bind (127.0.0.1:9291)"),
+    (b"[admin]\nbind = '[::]:9291'", "admin.bind: [::]:9291 is taken by listen.bind (127.0.0.1:9291)"),
+    (b"\xff", "FILE: is not UTF-8; save it as UTF-8"),
+    (b"a = " + b"9" * 5000, "FILE: is not TOML that a configuration could be"),
+    (b"a = " + b"[" * 9999, "FILE: is not TOML that a configuration could be"),
+    (b"#" * (FILE_BYTES_MAX + 1), f"FILE: is longer than {FILE_BYTES_MAX} bytes: is it a configuration?"),
+]
+
+
+@pytest.mark.parametrize(("content", "says"), MISTAKES, ids=range(len(MISTAKES)))
+def test_a_mistake(tmp_path: Path, content: bytes, says: str) -> None:
+    file = tmp_path / "receiver.toml"
+    file.write_bytes(content)
+    result = CliRunner().invoke(main, ["receive", "--config", str(file)])
+    assert result.stderr == f"pulsar-proxy-analytics receive: {says.replace('FILE', str(file))}\n"
+    assert (result.stdout, result.exit_code) == ("", 2)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf[log]\r\nlevel = 'info'\r\n",
+        b"[listen]\nbind = '127.0.0.1:0'\n[admin]\nbind = '127.0.0.1:0'",  # any free port each
+        b"[listen]\nbind = '127.0.0.2:9292'",
+    ],
+)
+def test_what_is_no_mistake(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "receiver.toml"
+    file.write_bytes(content)
+    assert load_config(file).log.level == "info"
+
+
+def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("recieve", 'did you mean "receive"?'), ("zzzz", "there are: receive, ingest, backfill, ")]
+)
+def test_a_command_that_does_not_exist(name: str, says: str) -> None:
+    result = CliRunner().invoke(main, [name])
+    assert result.exit_code == 2
+    assert f"no such command: {name}; {says}" in result.stderr

@@ -1,0 +1,276 @@
+"""What the command line says to each mistake: one line that names it, and never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from click.testing import CliRunner, Result
+
+from proxy import cli
+from proxy.config.load import FILE_BYTES_MAX
+
+ROOT = Path(cli.__file__).parents[1]
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in list(os.environ):
+        if name.startswith("PULSAR_TRIO_PROXY__"):
+            monkeypatch.delenv(name)
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "pem").write_text("-----BEGIN PUBLIC KEY-----\nx\n-----END PUBLIC KEY-----\n")
+    (tmp_path / "empty").touch()
+    return tmp_path / "proxy.toml"
+
+
+@pytest.fixture
+def run(file: Path) -> Run:
+    def invoke(content: str | bytes, command: str = "check", **environment: str) -> Result:
+        text = content.replace("DIR", str(file.parent)) if isinstance(content, str) else content
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+        variables = {f"PULSAR_TRIO_PROXY__{name}": value for name, value in environment.items()}
+        return CliRunner().invoke(cli.main, [command, "--config", str(file)], env=variables)
+
+    return invoke
+
+
+TOKENS = "[authentication]\nenabled = true\n[authentication.token]\n"
+CREDENTIALS = "[brokers.credentials]\nmethod = 'token'\n"
+LEVELS = '"debug", "info", "warning", "error"'
+FILE = "the file's name"
+SECRET_WANTED = "a shared secret is wanted here, and the public key of a pair under authentication.token.public_key"
+WRITTEN, MEANT = "PULSAR_TRIO_PROXY__BROKERS_SERVICE_URL", "PULSAR_TRIO_PROXY__BROKERS__SERVICE_URL"
+
+MISTAKES: list[tuple[str | bytes, str]] = [
+    # keys
+    ("brokrs = 1", 'brokrs: there is no such key; did you mean "brokers"?'),
+    ("[brokers]\nservce_url = 1", 'brokers.servce_url: there is no such key; did you mean "service_url"?'),
+    ("[brokers]\nforwarders = 1", "brokers.forwarders: there is no such key here; did you mean cluster.forwarders?"),
+    ("service_url = 'x'", "service_url: there is no such key here; did you mean brokers.service_url?"),
+    ("[brokers.tls]\nTRUST = 'x'", 'brokers.tls.TRUST: there is no such key; did you mean "trust"?'),
+    (
+        "[[listener]]\n[[listener]]\nzzz = 1",
+        "listener[1].zzz: there is no such key; there are: bind, congestion_control, connections_max_reauth_ms, tls",
+    ),
+    ("[log]\n'' = 1", 'log."": there is no such key; there are: level, format'),
+    ('[log]\n"a\\nb" = 1', 'log."a\ufffdb": there is no such key; there are: level, format'),
+    # values
+    ("[log]\nlevel = 'warn'", f'log.level: must be one of {LEVELS}, and is "warn"; did you mean "warning"?'),
+    ("[log]\nlevel = 'zzzz'", f'log.level: must be one of {LEVELS}, and is "zzzz"'),
+    ("[log]\nlevel = 3", f"log.level: must be one of {LEVELS}"),
+    ("[log]\nlevel = 'this-could-be-a-secret-at-the-wrong-key'", f"log.level: must be one of {LEVELS}"),
+    ("[limits]\nmax_connections = '5'", "limits.max_connections: must be an integer, and is text"),
+    ("[limits]\nmax_connections = 1.5", "limits.max_connections: must be an integer, and is a number with a fraction"),
+    ("[limits]\nmax_connections = true", "limits.max_connections: must be an integer, and is true or false"),
+    ("[limits]\nmax_connections = 2024-01-01", "limits.max_connections: must be an integer, and is a date"),
+    ("[limits]\nmax_connections = 0", "limits.max_connections: must be at least 1"),
+    ("[limits]\nmax_connections = 99999999999999999999", "limits.max_connections: must be at most 2147483647"),
+    ("[cluster]\nname = ''", "cluster.name: must not be empty"),
+    ("[relay]\ncrash_safe = 'yes'", "relay.crash_safe: must be true or false, and is text"),
+    ("[listener]\nbind = '0.0.0.0:1'", "listener: must be a list, and is a table; write [[listener]] for each"),
+    ("brokers = 1", "brokers: must be a table, and is an integer"),
+    ("[brokers]\nallowed_ports = ['6650']", "brokers.allowed_ports[0]: must be an integer, and is text"),
+    ("[brokers]\nallowed_hosts = 'b'", "brokers.allowed_hosts: must be a list, and is text"),
+    ("[authentication.plugins]\nown = 1", "authentication.plugins.*: must be a table, and is an integer"),
+    ("[brokers.credentials]\nfile = 'x'", "brokers.credentials: method is missing"),
+    (
+        "[brokers]\ncongestion_control = 'BBR!'",
+        "brokers.congestion_control: must match the regular expression '^[a-z][a-z0-9_-]*$'",
+    ),
+    (
+        "[session]\nmethods_max_reauth_ms = { tokn = 5000 }",
+        'session.methods_max_reauth_ms.tokn: there is no such method; did you mean "token"?',
+    ),
+    # what stands in files
+    (
+        CREDENTIALS + "file = 'DIR/nowhere'",
+        "brokers.credentials.file: DIR/nowhere cannot be read: No such file or directory",
+    ),
+    (CREDENTIALS + "file = 'DIR'", "brokers.credentials.file: DIR cannot be read: Is a directory"),
+    (
+        CREDENTIALS + "file = 'DIR/key'",
+        "brokers.credentials.file: DIR/key holds no JSON Web Token (three parts with dots between them)",
+    ),
+    (
+        TOKENS + "secret_key = 'DIR/pem'",
+        "authentication.token.secret_key: DIR/pem holds a public key; " + SECRET_WANTED,
+    ),
+    (TOKENS + "secret_key = 'DIR/empty'", "authentication.token.secret_key: DIR/empty is empty"),
+    ("[admin]\ntoken_file = 'DIR/empty'", "admin.token_file: DIR/empty holds no token"),
+    # addresses and folders
+    ("[[listener]]\nbind = '6650'", "listener[0].bind: '6650' has no port"),
+    (
+        "[admin]\nbind = '127.0.0.1:6650'",
+        "admin.bind: 127.0.0.1:6650 is taken by listener[0].bind (0.0.0.0:6650); give it a port of its own",
+    ),
+    ("[cluster]\nruntime_dir = 'DIR/key'", "cluster.runtime_dir: DIR/key is not a folder"),
+    ("[cluster]\nruntime_dir = 'DIR/key/run'", "cluster.runtime_dir: DIR/key/run: Not a directory"),
+    (f"[cluster]\nruntime_dir = '/{'x' * 80}'", "cluster.runtime_dir: longer than 80 bytes"),
+    # what is no TOML
+    ("[cluster\n", f"{FILE}: is not TOML: Expected ']' at the end of a table declaration (at line 1, column 9)"),
+    (b"\xff\xfe[\x00", f"{FILE}: is UTF-16; save it as UTF-8"),
+    (b"\n\n# \xff", f"{FILE}: is not UTF-8: byte 0xff in line 3"),
+    ("a = " + "9" * 5000, f"{FILE}: is not TOML that a configuration could be: a number or a nesting without end"),
+    ("a = " + "[" * 9999, f"{FILE}: is not TOML that a configuration could be: a number or a nesting without end"),
+    (b"#" * (FILE_BYTES_MAX + 1), f"{FILE}: is longer than {FILE_BYTES_MAX} bytes: is it a configuration?"),
+]
+
+
+@pytest.mark.parametrize(("content", "says"), MISTAKES, ids=range(len(MISTAKES)))
+def test_a_mistake(run: Run, file: Path, content: str | bytes, says: str) -> None:
+    result = run(content)
+    expected = says.replace(FILE, str(file)).replace("DIR", str(file.parent))
+    assert (result.stderr, result.stdout, result.exit_code) == (f"pulsar-trio-proxy: {expected}\n", "", 1)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xef\xbb\xbf[cluster]\r\nruntime_dir = 'DIR'\r\n", b"[cluster]\r\nruntime_dir = 'DIR'"]
+)
+def test_what_editors_of_windows_write_is_no_mistake(run: Run, file: Path, content: bytes) -> None:
+    assert run(content.replace(b"DIR", str(file.parent).encode())).exit_code == 0
+
+
+VARIABLES: list[tuple[dict[str, str], str]] = [
+    (
+        {"BROKERS_SERVICE_URL": "x"},
+        f"{WRITTEN}: there is no such key; between its parts stand two underscores: {MEANT}",
+    ),
+    (
+        {"BROKERS__SERVICEURL": "x"},
+        'PULSAR_TRIO_PROXY__BROKERS__SERVICEURL: there is no such key; did you mean "service_url"?',
+    ),
+    (
+        {"LIMITS__MAX_CONNECTIONS": "a-secret"},
+        "PULSAR_TRIO_PROXY__LIMITS__MAX_CONNECTIONS: its text is not a value as TOML writes it",
+    ),
+    ({"LOG__LEVEL": "inf"}, f'log.level: must be one of {LEVELS}, and is "inf"; did you mean "info"?'),
+    ({"LISTENER__X__BIND": "a"}, "PULSAR_TRIO_PROXY__LISTENER__X__BIND: x is not the number of an entry"),
+    (
+        {"CLUSTER__NAME__X": "a"},
+        "PULSAR_TRIO_PROXY__CLUSTER__NAME__X: there is no such key: what it stands in has none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("variables", "says"), VARIABLES, ids=range(len(VARIABLES)))
+def test_a_mistake_in_the_environment(run: Run, variables: dict[str, str], says: str) -> None:
+    result = run("", **variables)
+    assert (result.stderr, result.exit_code) == (f"pulsar-trio-proxy: {says}\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["chek"], 'Error: no such command: chek; did you mean "check"?'),
+        (
+            ["zzzz"],
+            "Error: no such command: zzzz; there are: check, drain, reload, scram-credential, serve, status, upgrade",
+        ),
+        (["check"], "Error: Missing option '--config'."),
+    ],
+)
+def test_a_mistake_in_the_command(arguments: list[str], says: str) -> None:
+    result = CliRunner().invoke(cli.main, arguments)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == says
+
+
+# ---- files, folders, users
+
+
+def test_a_folder_that_this_user_cannot_write(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root could write it all the same, so the system's answer is taken."""
+    real = os.access
+    closed = [str(file.parent)]
+
+    def access(path: os.PathLike[str], mode: int, *, effective_ids: bool = False) -> bool:
+        if os.fspath(path) not in closed:
+            return real(path, mode)
+        assert (mode, effective_ids) == (os.W_OK | os.X_OK, True)
+        return False
+
+    monkeypatch.setattr(os, "access", access)
+    folder = file.parent / "a" / "b"
+    cannot = f"{folder} cannot be made: {file.parent} cannot be written by this user"
+    advice = "make the folder beforehand, or name another"
+    result = run("[cluster]\nruntime_dir = 'DIR/a/b'")
+    assert result.stderr == f"pulsar-trio-proxy: cluster.runtime_dir: {cannot}; {advice}\n"
+    assert not folder.parent.exists(), "check makes nothing"
+    result = run("[cluster]\nruntime_dir = 'DIR'")
+    assert result.stderr == f"pulsar-trio-proxy: cluster.runtime_dir: {file.parent} cannot be written\n"
+
+
+def test_a_folder_of_somebody_else(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert run("[cluster]\nruntime_dir = 'DIR'").stderr == (
+        f"pulsar-trio-proxy: cluster.runtime_dir: {file.parent} belongs to another user\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["status", "reload", "drain", "upgrade"])
+def test_no_cluster(run: Run, file: Path, command: str) -> None:
+    result = run("[cluster]\nruntime_dir = 'DIR'", command)
+    assert (result.stderr, result.exit_code) == (f"pulsar-trio-proxy: no cluster is running in {file.parent}\n", 1)
+
+
+def test_the_cluster_of_another_user(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def denied(_path: str) -> None:
+        await trio.lowlevel.checkpoint()
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(trio, "open_unix_socket", denied)
+    path = file.parent / "control.sock"
+    advice = "Permission denied; ask as the user that runs the cluster, or as root"
+    assert run("[cluster]\nruntime_dir = 'DIR'", "status").stderr == f"pulsar-trio-proxy: {path}: {advice}\n"
+
+
+# ---- the terminal
+
+
+def test_ctrl_c_is_no_defect(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trio gives it in groups, wherever it arrives."""
+
+    def interrupted(*_arguments: object) -> None:
+        raise BaseExceptionGroup("", [BaseExceptionGroup("", [KeyboardInterrupt()])])
+
+    monkeypatch.setattr(cli, "_load_plan", interrupted)
+    result = run("")
+    assert (result.stderr.strip(), result.exit_code) == ("Aborted!", 1)
+
+
+def test_a_defect_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_arguments: object) -> None:
+        raise BaseExceptionGroup("", [KeyboardInterrupt(), ZeroDivisionError()])
+
+    monkeypatch.setattr(cli, "_load_plan", broken)
+    with pytest.raises(BaseExceptionGroup):
+        run("")
+
+
+@pytest.mark.parametrize(
+    ("how", "says", "code"),
+    [
+        (">/dev/full", "pulsar-trio-proxy: the output cannot be written: No space left on device\n", 1),
+        (">&-", "", 0),
+        ("| true", "", None),
+    ],
+)
+def test_an_output_that_takes_nothing(file: Path, how: str, says: str, code: int | None) -> None:
+    file.write_text(f"[cluster]\nruntime_dir = '{file.parent}'\n")
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"{sys.executable}" -m proxy check --config "{file}" {how}'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == says
+    if code is not None:
+        assert done.returncode == code
