@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SHELLS = ("console", "sh", "bash")
 
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)\s*$")
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[a-z]*)(?: [a-z]+)?\s*$")
 _HEADING = re.compile(r"^#+ (?P<title>.+)$")
 _FILE = re.compile(r"^# (?P<name>/?[\w./-]+\.\w+)$")
 _COMMENT = re.compile(r"\s+#\s.*$")

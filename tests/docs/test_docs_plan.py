@@ -109,9 +109,13 @@ TRIED_BY = {
 }
 """Languages of blocks that are no commands; a Python program that is a file (`# name.py`) is run by its command."""
 
-PYTHON_TRIED_BY = {
-    "docs/authentication.md": "tests/auth/test_docs_providers.py",
-    "docs/analytics.md": "tests/analytics/test_analytics_sources_spool.py, which registers the source in this way",
+QUERIES = "tests/analytics/test_analytics_docs_queries.py"
+CODE_TRIED_BY = {
+    ("docs/authentication.md", "python"): "tests/auth/test_docs_providers.py",
+    ("docs/analytics.md", "python"): QUERIES,
+    ("docs/analytics.md", "sql"): QUERIES,
+    ("docs/analytics-tables.md", "python"): QUERIES,
+    ("docs/analytics-tables.md", "sql"): QUERIES,
 }
 
 
@@ -119,8 +123,7 @@ PYTHON_TRIED_BY = {
 def test_each_other_block_is_tried_by_somebody(page: str) -> None:
     for block in blocks(page):
         tried = block.language in (*SHELLS, *TRIED_BY) or (block.file and _executed(block))
-        named = block.language == "python" and block.page in PYTHON_TRIED_BY
-        assert tried or named or block.language == "sql", f"{block.where}: who tries this?"
+        assert tried or (block.page, block.language) in CODE_TRIED_BY, f"{block.where}: which test tries this?"
 
 
 def test_a_command_prompt_stands_only_in_a_console_block() -> None:
