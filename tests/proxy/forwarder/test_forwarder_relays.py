@@ -39,7 +39,8 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder import engine as engine_module
 from proxy.forwarder import relays as relays_module
 from proxy.forwarder.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
-from proxy.forwarder.relays import RelayNotBegun, Relays, splice_works
+from proxy.forwarder.relay_sockets import splice_works
+from proxy.forwarder.relays import RelayNotBegun, Relays
 from proxy.runtime import relay_table
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
 from proxy.runtime.store_channel import RECORD_BYTES_MAX, StoreLost
