@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,9 +28,10 @@ from proxy.runtime.store_channel import (
 )
 from proxy.supervisor import fd_store as module
 from proxy.supervisor.address_tables import AddressTableExchange
-from proxy.supervisor.fd_store import Kept, Shelf, _batches, keep_nothing
+from proxy.supervisor.fd_store import Kept, Listeners, Shelf, _batches
 
 NO_TABLES = AddressTableExchange().line(0)
+PID = 4711
 
 
 def open_files() -> int:
@@ -72,7 +74,7 @@ class Store:
             ends += [self.reading, self.writing] * len(message.pipes)
             await theirs.send(message, ends)
         theirs.close()
-        await self.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
+        await self.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
 
     @property
     def kept(self) -> int:
@@ -169,7 +171,7 @@ async def test_the_sockets_stay_open_after_the_forwarder_died(store: Store) -> N
     await theirs.send(StoreMessage(relays=[StoredRelay(id=1)]), (client.fileno(), client.fileno()))
     client.close()
     theirs.close()
-    await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
+    await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
     peer.setblocking(False)
     with pytest.raises(BlockingIOError):
         peer.recv(1)
@@ -189,7 +191,7 @@ async def test_a_relay_whose_descriptors_did_not_arrive(store: Store) -> None:
     await store.say(theirs, 3)
     theirs.close()
     with structlog.testing.capture_logs() as logs:
-        await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
+        await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
     assert [StoredRelay.FromString(kept.about).target for kept in store.shelf.relays.values()] == ["", ""]
     assert sorted(store.shelf.relays) == [1, 3]
     assert not store.shelf.pipes, "what it says beside is done"
@@ -211,7 +213,7 @@ async def test_clear(store: Store) -> None:
 async def test_the_line_is_closed_in_the_end(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
+    await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
     assert ours.sock.fileno() == -1
 
 
@@ -256,7 +258,7 @@ async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytes
 
 async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     (first, [descriptor]), (last, nothing) = await inherit(theirs)
     assert (first.table, first.complete, last) == (True, False, StoreMessage(complete=True))
     assert not nothing
@@ -267,16 +269,24 @@ async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nurser
     theirs.close()
 
 
+async def keep_no_relays(store: Store, channel: StoreChannel, listeners: Listeners, **what: Any) -> bool:
+    """relay.crash_safe = false."""
+    return await store.shelf.serve(channel, listeners, keeps_relays=False, **what)
+
+
 async def test_a_new_one_gets_its_clients_listeners(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     listeners = [store.client.fileno(), store.reading]
-    for serve in (store.shelf.serve, keep_nothing):
+    for keeps in (True, False):
+        serve = partial(store.shelf.serve, keeps_relays=keeps)
         ours, theirs = store.line()
-        nursery.start_soon(lambda serve=serve, ours=ours: serve(ours, lambda: listeners, new=True, tables=NO_TABLES))  # type: ignore[misc]
+        nursery.start_soon(
+            lambda serve=serve, ours=ours: serve(ours, lambda: listeners, new=True, pid=PID, tables=NO_TABLES)
+        )  # type: ignore[misc]
         got = await inherit(theirs)
         (first, descriptors), last = got[0], got[-1][0]
-        assert (first.listeners, first.table) == (2, serve != keep_nothing)
-        assert (last.complete, relay_ids(got)) == (True, [] if serve == keep_nothing else [1])
+        assert (first.listeners, first.table) == (2, True)
+        assert (last.complete, relay_ids(got)) == (True, [1])
         assert len(descriptors) == 2 + int(first.table)
         for ours_, theirs_ in zip(listeners, descriptors[-2:], strict=True):
             assert same_file(ours_, theirs_)
@@ -290,7 +300,7 @@ async def test_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     ended: list[bool] = []
 
     async def serve(line: StoreChannel, *, new: bool) -> None:
-        ended.append(await keep_nothing(line, lambda: [store.reading], new=new, tables=NO_TABLES))
+        ended.append(await keep_no_relays(store, line, lambda: [store.reading], new=new, pid=PID, tables=NO_TABLES))
 
     ours, theirs = store.line()
     nursery.start_soon(lambda: serve(ours, new=False))
@@ -311,11 +321,12 @@ async def test_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
 @pytest.mark.parametrize("what", [b"\xff\xff\xff\xff", b"\x0a"])
 async def test_one_that_says_what_nobody_understands(store: Store, what: bytes) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to end the supervisor."""
-    for serve in (store.shelf.serve, keep_nothing):
+    for keeps in (True, False):
+        serve = partial(store.shelf.serve, keeps_relays=keeps)
         ours, theirs = store.line()
         theirs.sock.send(what)
         with structlog.testing.capture_logs() as logs:
-            assert await serve(ours, no_listeners, new=False, tables=NO_TABLES) is False
+            assert await serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES) is False
         assert [entry["log_level"] for entry in logs] == ["error"]
         assert ours.sock.fileno() == -1
         theirs.close()
@@ -325,7 +336,7 @@ async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytes
     ours, theirs = store.line()
     with structlog.testing.capture_logs() as logs:
         assert (
-            await store.shelf.serve(ours, lambda: [-1], new=True, tables=NO_TABLES) is False
+            await store.shelf.serve(ours, lambda: [-1], new=True, pid=PID, tables=NO_TABLES) is False
         )  # a listener that is closed
     assert len(logs) == 1
     theirs.close()
@@ -334,7 +345,7 @@ async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytes
 async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> None:
     ours, theirs = store.line()
     with structlog.testing.capture_logs() as logs:
-        assert await keep_nothing(ours, lambda: [-1], new=True, tables=NO_TABLES) is False
+        assert await keep_no_relays(store, ours, lambda: [-1], new=True, pid=PID, tables=NO_TABLES) is False
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert ours.sock.fileno() == -1
     theirs.close()
@@ -343,7 +354,7 @@ async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> 
 async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to use up the supervisor's descriptors."""
     ours, theirs = store.line()
-    nursery.start_soon(lambda: keep_nothing(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: keep_no_relays(store, ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 51))
     await store.say_pipes(theirs, *range(1, 51))
     await trio.testing.wait_all_tasks_blocked()
@@ -356,16 +367,16 @@ async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, 
 async def test_whether_the_end_was_in_order(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES) is True
+    assert await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES) is True
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES) is False
+    assert await store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES) is False
 
 
 async def test_one_that_is_no_new_one_gets_nothing(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
         theirs.sock.recv(1)
@@ -379,10 +390,10 @@ async def test_a_dead_one_is_heard_to_the_end_before_its_successor_gets_anything
     store: Store, nursery: trio.Nursery
 ) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
-    nursery.start_soon(lambda: store.shelf.serve(next_ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(next_ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 101))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
@@ -409,12 +420,12 @@ async def test_listeners_are_asked_for_once_the_predecessors_line_has_ended(
 
     ours, theirs = store.line()
     nursery.start_soon(
-        lambda: store.shelf.serve(ours, lambda: listeners("one that is not new"), new=False, tables=NO_TABLES)
+        lambda: store.shelf.serve(ours, lambda: listeners("one that is not new"), new=False, pid=PID, tables=NO_TABLES)
     )
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
     nursery.start_soon(
-        lambda: store.shelf.serve(next_ours, lambda: listeners("its successor"), new=True, tables=NO_TABLES)
+        lambda: store.shelf.serve(next_ours, lambda: listeners("its successor"), new=True, pid=PID, tables=NO_TABLES)
     )
     await store.say(theirs, 1)
     await trio.testing.wait_all_tasks_blocked()
@@ -434,7 +445,7 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
     ended: list[bool] = []
 
     async def serve() -> None:
-        ended.append(await store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+        ended.append(await store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
 
     nursery.start_soon(serve)
     await trio.testing.wait_all_tasks_blocked()  # what is handed over lies there, unread
@@ -448,12 +459,12 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
 
 async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 301), target="broker:6650", principal="me")
     await store.say_pipes(theirs, 5, 6)
     theirs.close()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     sizes: list[int] = []
     kinds: list[str] = []
     relays: list[StoredRelay] = []
@@ -482,14 +493,14 @@ async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nurs
 
 async def test_large_records_are_bounded_by_their_bytes(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     principal = "p" * (RECORD_BYTES_MAX - 5)
     assert StoredRelay(id=41, principal=principal).ByteSize() == RECORD_BYTES_MAX
     await store.say(theirs, *range(1, 42), principal=principal)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     assert all(message.ByteSize() <= MESSAGE_BYTES_MAX for message, _descriptors in got)
     assert [[relay.id for relay in message.relays] for message, _descriptors in got] == [
@@ -515,14 +526,14 @@ def test_batches() -> None:
 
 async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 101), principal="p" * 8_000)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ended = trio.Event()
 
     async def serve(line: StoreChannel) -> None:
-        await store.shelf.serve(line, no_listeners, new=True, tables=NO_TABLES)
+        await store.shelf.serve(line, no_listeners, new=True, pid=PID, tables=NO_TABLES)
         ended.set()
 
     ours, theirs = store.line()
@@ -536,7 +547,7 @@ async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.N
     assert ours.sock.fileno() == -1
     assert store.kept == 200
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     assert relay_ids(got) == list(range(1, 101)), "the next one gets everything"
     os.close(got[0][1][0])
@@ -547,7 +558,7 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+        nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
         await trio.testing.wait_all_tasks_blocked()
         theirs.close()
     assert list(store.shelf.relays) == [1]
@@ -557,7 +568,7 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
 async def test_a_successor_goes_on_with_the_shelf(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     os.close(got[0][1][0])
     await store.say(theirs, 3)

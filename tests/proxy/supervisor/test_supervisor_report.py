@@ -21,6 +21,7 @@ from proxy.admin.scrape import ASKED_AT_A_TIME_MAX
 from proxy.config.types import Listener, ListenerTls
 from proxy.runtime.metrics import new_registry
 from proxy.runtime.near_expiry import SHOWN_MAX
+from proxy.runtime.process_place import ProcessPlace
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.rpc_server import WAITING_BYTES_MAX
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
@@ -185,7 +186,7 @@ async def slow() -> str:
 async def test_a_worker_that_is_starting_is_not_asked() -> None:
     setup = Setup()
     setup.cluster.of(Role.LOOKUP)[0].state = SlotState.STARTING
-    assert await setup.report.metrics("lookup", 0) == ""
+    assert await setup.report.metrics(ProcessPlace("lookup", 0)) == ""
     await setup.report.status()
     assert setup.worker(Role.LOOKUP).calls == []
 
@@ -199,11 +200,14 @@ async def test_metrics_of_each_process() -> None:
     setup.cluster.of(Role.AUTH)[0].state = SlotState.RESTARTING
     setup.worker(Role.LOOKUP).answers[Method.COLLECT_METRICS] = lambda _request: RpcError("no answer")
     places = setup.report.places()
-    assert places == [("supervisor", 0), ("lookup", 0), ("forwarder", 0), ("forwarder", 1)]
-    texts = [(await setup.report.metrics(*place)).splitlines()[2:] for place in places]
+    assert places == [
+        ProcessPlace(role, index)
+        for role, index in (("supervisor", 0), ("lookup", 0), ("forwarder", 0), ("forwarder", 1))
+    ]
+    texts = [(await setup.report.metrics(place)).splitlines()[2:] for place in places]
     assert texts == [["own 5.0"], [], ["g 0"], ["g 1"]]
-    assert await setup.report.metrics("forwarder", 2) == ""
-    assert await setup.report.metrics("nobody", 0) == ""
+    assert await setup.report.metrics(ProcessPlace("forwarder", 2)) == ""
+    assert await setup.report.metrics(ProcessPlace("nobody", 0)) == ""
 
 
 @pytest.mark.parametrize("text", ["x" * (METRICS_BYTES_MAX + 1), "\u20ac" * (METRICS_BYTES_MAX // 3 + 1)], ids=len)
@@ -212,7 +216,7 @@ async def test_a_worker_that_writes_too_much(text: str) -> None:
     setup = Setup()
     setup.worker(Role.FORWARDER).answers[Method.COLLECT_METRICS] = lambda _request: text
     with pytest.raises(MetricsTooLarge, match="forwarder-0 writes more than 4194304 bytes of metrics"):
-        await setup.report.metrics("forwarder", 0)
+        await setup.report.metrics(ProcessPlace("forwarder", 0))
 
 
 # ---- workers that were taken over
