@@ -63,9 +63,11 @@ class RelaysLeftBehind:
         for relay_id, ip in self._by_process.pop(pid, {}).items():
             self._end(relay_id, ip)
 
-    def forget(self) -> None:
-        """Sum up nothing more: the table is a successor's from now on."""
+    def forget(self) -> list[str]:
+        """Sum up nothing more: the table is a successor's from now on. Return the clients' IP addresses."""
+        client_ips = self.client_ips
         self._by_process.clear()
+        return client_ips
 
     def _end(self, relay_id: int, ip: str) -> None:
         self._table.give(relay_id)

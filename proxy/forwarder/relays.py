@@ -63,10 +63,10 @@ class Relays(Collector):
     ``judge`` and ``now`` are lookup mode's, too: one place asks clients in time, and judges what they answer.
 
     ``on_end`` is called for each relay that has ended, with what the store knew about it; ``on_moved`` likewise for
-    each that has become a successor's; ``on_left_behind_end`` with the client's IP address for each that has ended in a
-    predecessor. ``recall`` makes what judges the answers of clients of a predecessor's relays; ``principals_max``
-    bounds whose use is counted by name; ``now``: seconds of a clock that goes forward only, and is the same in a
-    successor.
+    each that has become a successor's; ``on_left_behind_gone`` with the client's IP address for each of a predecessor's
+    that has ended there, or that a successor looks after. ``recall`` makes what judges the answers of clients of a
+    predecessor's relays; ``principals_max`` bounds whose use is counted by name; ``now``: seconds of a clock that goes
+    forward only, and is the same in a successor.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Relays(Collector):
         forwarders: int,
         may_linger: Callable[[], bool],
         on_moved: Callable[[StoredRelay], None] = lambda _about: None,
-        on_left_behind_end: Callable[[str], None] = lambda _ip: None,
+        on_left_behind_gone: Callable[[str], None] = lambda _ip: None,
         recall: Recall = nobody_judges,
         reauthentication_metrics: ReauthenticationMetrics | None = None,
         principals_max: int = 100,
@@ -89,7 +89,7 @@ class Relays(Collector):
         self._keeper = keeper
         self._on_end = on_end
         self._on_moved = on_moved
-        self._on_left_behind_end = on_left_behind_end
+        self._on_left_behind_gone = on_left_behind_gone
         self._nursery = nursery
         self.now = now
         self._closing = False
@@ -171,7 +171,8 @@ class Relays(Collector):
         if self._stay_behind is not None:  # it has said so already
             return
         self._closing = True
-        self.left_behind.forget()
+        for client_ip in self.left_behind.forget():
+            self._on_left_behind_gone(client_ip)
         moved = self._engine.freeze() if self._keeper.keeps else []
         staying = [*self._in_user_space.relays, *(() if self._keeper.keeps else self._engine.relays)]
         self._stay_behind = frozenset(relay.about.id for relay in staying)
@@ -396,7 +397,7 @@ class Relays(Collector):
 
     def _left_behind_ended(self, relay_id: int, client_ip: str) -> None:
         self._keeper.drop_left_behind(relay_id)
-        self._on_left_behind_end(client_ip)
+        self._on_left_behind_gone(client_ip)
 
     def _tell_of_end(self, about: StoredRelay, bytes_to_broker: int, bytes_to_client: int) -> None:
         self.in_flight.end()

@@ -121,7 +121,7 @@ class ForwarderService:
             forwarders=forwarder_count(context.config),
             may_linger=lambda: not (self._handshakes.count or context.reactor.busy),
             on_moved=lambda about: self._admission.leave(ip_of(about)),
-            on_left_behind_end=self._admission.leave,
+            on_left_behind_gone=self._admission.leave,
             recall=recall(lambda: self._backends),
             reauthentication_metrics=self._metrics.reauthentication,
             principals_max=context.config.metrics.principals_max,

@@ -132,10 +132,9 @@ class Report:
         ]
         workers = []
         for slot in self._cluster.slots:
-            mine = [process for process in processes if process.slot is slot]
-            own = [told.get(process) for process in mine if not process.is_leaving]
+            own = [told.get(process) for process in processes if process.slot is slot and not process.is_leaving]
             workers.append(self._worker_status(slot, own[0] if own else None))
-            workers += [_leaving_status(process, told.get(process)) for process in mine if process.is_leaving]
+        leaving = [_leaving_status(process, told.get(process)) for process in processes if process.is_leaving]
         return {
             "cluster": self._cluster.config.cluster.name,
             "version": __version__,
@@ -150,6 +149,7 @@ class Report:
             "authentication": self._cluster.config.authentication.enabled,
             NEAR_EXPIRY: merged(near_expiry),
             "workers": workers,
+            "leaving_workers": leaving,
         }
 
     async def not_ready_reasons(self) -> list[str]:

@@ -238,8 +238,8 @@ class ProxyCluster:
         return status
 
     def worker_pids(self) -> dict[str, int]:
-        """`role-number` to process id, of the workers that run; not of those that were replaced."""
-        workers = [worker for worker in self.status()["workers"] if worker["state"] != "leaving"]
+        """`role-number` to process id, of the workers that run."""
+        workers = self.status()["workers"]
         return {f"{worker['role']}-{worker['worker']}": worker["pid"] for worker in workers if worker.get("pid")}
 
     def log_text(self) -> str:

@@ -266,7 +266,7 @@ class Forwarder:
         self.ended: list[StoredRelay] = []
         self.adopted: list[StoredRelay] = []
         self.moved_away: list[StoredRelay] = []
-        self.ended_behind: list[str] = []
+        self.gone_behind: list[str] = []
         self.left: Inheritance
         self.relays: Relays
         self.registry = CollectorRegistry()
@@ -290,7 +290,7 @@ class Forwarder:
                         self.ended.append,
                         nursery,
                         on_moved=self.moved_away.append,
-                        on_left_behind_end=self.ended_behind.append,
+                        on_left_behind_gone=self.gone_behind.append,
                         forwarders=1,
                         may_linger=lambda: True,
                         recall=self.recall,

@@ -103,12 +103,13 @@ async def test_several_generations_count_in_one_series(place: Place) -> None:
         await stream.send(b"x" * 7)
         seen.append(used(forwarder))
         await stream.end()
-    await until(lambda: len(forwarder.ended_behind) == 3)
+    await until(lambda: len(forwarder.gone_behind) == 3)
     assert used(forwarder) == 10 * (1 + 2 + 3) + 3 * 7
     assert seen == sorted(seen)
-    assert forwarder.ended_behind == [CLIENT_IP] * 3
+    assert forwarder.gone_behind == [CLIENT_IP] * 3
     assert forwarder.relays.left_behind.count == 0
-    for old in place.forwarders[:-1]:
+    for number, old in enumerate(place.forwarders[:-1]):
+        assert old.gone_behind == [CLIENT_IP] * number, "counted for the limits where they are looked after"
         assert list(old.relays.collect()) == [], "or it would be counted twice"
 
 
@@ -137,7 +138,7 @@ async def test_a_predecessor_that_is_killed(place: Place) -> None:
     assert second.relays.left_behind.count == 1, "until the supervisor says so"
     assert used(second) == 8
     place.shelf.process_ended(1)
-    await until(lambda: second.ended_behind == [CLIENT_IP])
+    await until(lambda: second.gone_behind == [CLIENT_IP])
     assert used(second) == 8
     assert place.shelf.left_behind == {}
     third = await replaced(place)
@@ -156,7 +157,7 @@ async def test_a_successor_that_is_killed(place: Place) -> None:
     await stream.send(b"9")
     assert used(third) == 9
     await stream.end()
-    await until(lambda: third.ended_behind == [CLIENT_IP])
+    await until(lambda: third.gone_behind == [CLIENT_IP])
     assert used(third) == 9
 
 
@@ -217,7 +218,7 @@ async def test_spliced_relays_that_may_not_move_stay_and_count(lane: Lane) -> No
         assert first.moved_away == []
         await lane.client.aclose()
         await lane.broker.aclose()
-        await until(lambda: second.ended_behind == [CLIENT_IP])
+        await until(lambda: second.gone_behind == [CLIENT_IP])
         assert used(second) == 5
         assert len(first.ended) == 1
 
@@ -245,7 +246,7 @@ async def test_a_drain_ends_those_that_stay(place: Place, monkeypatch: pytest.Mo
     second = await replaced(place)
     first.relays.spread_ends(0.02)
     await until(lambda: len(first.ended) == 1)
-    await until(lambda: second.ended_behind == [CLIENT_IP])
+    await until(lambda: second.gone_behind == [CLIENT_IP])
     assert used(second) == 2
 
 
