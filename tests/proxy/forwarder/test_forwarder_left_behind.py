@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import structlog.testing
@@ -48,10 +49,10 @@ class Stream:
             await stream.aclose()
 
 
-async def begin(forwarder: Forwarder, client_port: int = 1000) -> Stream:
+async def begin(forwarder: Forwarder, client_port: int = 1000, **fields: Any) -> Stream:
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
-    about = about_relay(client_address=f"{CLIENT_IP}:{client_port}", principal="alice")
+    about = about_relay(client_address=f"{CLIENT_IP}:{client_port}", principal="alice", **fields)
     await forwarder.relays.begin(ours, theirs, about, first_to_broker=b"", first_to_client=b"", config=forwarder.config)
     return Stream(about, client, broker)
 
@@ -248,6 +249,26 @@ async def test_a_drain_ends_those_that_stay(place: Place, monkeypatch: pytest.Mo
     await until(lambda: len(first.ended) == 1)
     await until(lambda: second.gone_behind == [CLIENT_IP])
     assert used(second) == 2
+
+
+async def test_those_that_stay_end_at_their_maximum_age(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The schedule of the process that was replaced goes on."""
+    monkeypatch.setattr(user_space, "LINGER_S", 0.01)
+    first = await place.forwarder()
+    stream = await begin(first, leave_at_ms=int(first.now() * 1000) + 300)
+    second = await replaced(place)
+    await until(lambda: second.gone_behind == [CLIENT_IP])
+    assert stream.about == first.ended[0]
+
+
+async def test_relays_that_have_moved_are_not_ended_here(lane: Lane) -> None:
+    """Their maximum age is the successor's to watch."""
+    async with open_place() as place:
+        first = await place.forwarder()
+        await first.begin(lane, about=about_relay(leave_at_ms=int(first.now() * 1000) + 3_600_000))
+        second = await replaced(place)
+        assert first.relays.departures._due == []
+        assert len(second.relays.departures._due) == 1
 
 
 # ---- its own logic

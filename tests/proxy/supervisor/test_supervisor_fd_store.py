@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import gc
 import os
 import socket
@@ -16,13 +17,14 @@ import trio
 import trio.testing
 from supervisor_fakes import no_listeners, same_file
 
-from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
-from proxy.runtime.relay_table import RelayTable, row
+from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
+from proxy.runtime.relay_table import RELAYS_MAX, RelayTable, row
 from proxy.runtime.store_channel import (
     DESCRIPTORS_MAX,
     MESSAGE_BYTES_MAX,
     RECORD_BYTES_MAX,
     StoreChannel,
+    StoreLost,
     close_all,
     store_sockets,
 )
@@ -316,6 +318,72 @@ async def test_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     with structlog.testing.capture_logs() as logs:
         await serve(ours, new=True)
     assert (ended, ours.sock.fileno(), len(logs)) == ([True, False], -1, 1)
+
+
+# ---- relays that cannot move
+
+
+def behind(*ids: int, ip: str = "192.0.2.1") -> StoreMessage:
+    return StoreMessage(left_behind=[RelayLeftBehind(id=number, client_ip=ip) for number in ids])
+
+
+async def test_a_successor_is_told_what_stays_behind_and_when_that_has_ended(
+    store: Store, nursery: trio.Nursery
+) -> None:
+    store.shelf.take(behind(*range(1, 2001)), [], 7)
+    store.shelf.take(behind(2001), [], 8)
+    store.shelf.process_ended(99)
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    got = await inherit(theirs)
+    for _message, descriptors in got:
+        close_all(descriptors)
+    named = {(message.predecessor_pid, one.id) for message, _descriptors in got for one in message.left_behind}
+    assert named == {(7, number) for number in range(1, 2001)} | {(8, 2001)}
+    store.shelf.process_ended(7)
+    received = await theirs.receive()
+    assert received is not None
+    assert list(received[0].ended_predecessor_pids) == [7]
+    assert store.shelf.left_behind == {8: {2001: "192.0.2.1"}}
+    await theirs.send(StoreMessage(dropped_relays=[2001]))
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.shelf.left_behind == {8: {}}
+    theirs.close()
+
+
+async def test_a_predecessor_that_ends_while_nobody_listens(store: Store) -> None:
+    store.shelf.take(behind(1), [], 7)
+    store.shelf.process_ended(7)
+    assert store.shelf.left_behind == {}
+
+
+async def test_a_successor_that_does_not_read(store: Store, nursery: trio.Nursery) -> None:
+    """Its line is full: the supervisor does not wait for it."""
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    await trio.testing.wait_all_tasks_blocked()
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send_now(StoreMessage(dropped_relays=[1]))
+    store.shelf.take(behind(1), [], 7)
+    with structlog.testing.capture_logs() as logs:
+        store.shelf.process_ended(7)
+    assert [(entry["log_level"], entry["predecessor_pid"]) for entry in logs] == [("warning", 7)]
+    theirs.close()
+
+
+@pytest.mark.parametrize("message", [behind(0), behind(RELAYS_MAX + 1), behind(1, ip="1" * 65)])
+async def test_what_cannot_stay_behind(store: Store, message: StoreMessage) -> None:
+    """Security: a forwarder that was taken over must not fill the supervisor's memory."""
+    with pytest.raises(StoreLost):
+        store.shelf.take(message, [], 7)
+
+
+async def test_each_relay_stays_behind_once(store: Store) -> None:
+    """Security: so all together are no more than there are rows."""
+    for pid in (7, 8, 8, 9):
+        store.shelf.take(behind(1, 2), [], pid)
+    assert sum(len(relays) for relays in store.shelf.left_behind.values()) == 2
 
 
 @pytest.mark.parametrize("what", [b"\xff\xff\xff\xff", b"\x0a"])
