@@ -188,6 +188,20 @@ async def test_metrics_of_all_processes() -> None:
     assert source.asked_at_a_time == 4
 
 
+async def test_a_replaced_worker_has_series_of_its_own() -> None:
+    """Its counters must not read as a reset of its successor's."""
+
+    class Both(Source):
+        async def places(self) -> list[ProcessPlace]:
+            await trio.lowlevel.checkpoint()
+            return [ProcessPlace("forwarder", 0), ProcessPlace("forwarder", 0, leaving_pid=4711)]
+
+    assert await collected(Scrape("prod", Both(forwarder=gauge(1)), new_registry())) == [
+        'g{cluster="prod",role="forwarder",worker="0"} 1',
+        'g{cluster="prod",role="forwarder",worker="0-leaving-4711"} 1',
+    ]
+
+
 async def test_not_too_many_are_asked_at_a_time() -> None:
     source = Source(**{f"r{number}": gauge(number) for number in range(40)})
     assert len(await collected(Scrape("prod", source, new_registry()))) == 40

@@ -190,6 +190,17 @@ async def test_places_that_are_none_are_not_remembered(setup: Setup) -> None:
     assert not setup.line._metrics_of
 
 
+async def test_places_that_have_ended_are_forgotten(setup: Setup) -> None:
+    """Each replaced worker is a place of its own: all that there ever were would be too many."""
+    handler = setup.line._handlers()[Method.REPORT_METRICS]
+    for place in (FORWARDER, LEAVING):
+        await handler(place.to_protobuf().SerializeToString(), Caller(Role.ADMIN, 77))
+    another = ProcessPlace("forwarder", 1, leaving_pid=4712)
+    setup.report.places = lambda: [FORWARDER, another]  # type: ignore[method-assign]
+    await handler(another.to_protobuf().SerializeToString(), Caller(Role.ADMIN, 77))
+    assert set(setup.line._metrics_of) == {FORWARDER, another}
+
+
 async def test_the_line_ends_with_the_worker(setup: Setup, questions: Questions, nursery: trio.Nursery) -> None:
     """Also where something that it has started holds the other end open."""
     setup.ended.set()
