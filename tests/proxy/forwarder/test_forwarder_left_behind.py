@@ -170,11 +170,11 @@ async def test_rows_are_not_anothers_before_they_are_free(place: Place) -> None:
     assert other.about.id != stream.about.id
     await stream.end()
     await until(lambda: second.relays.left_behind.count == 0)
+    await until(lambda: place.shelf.left_behind[1] == {})
     again = await begin(second)
     assert again.about.id == stream.about.id, "and then they are"
     await again.send(b"12")
     third = await replaced(place)
-    assert place.shelf.left_behind[1] == {}, "the store was told of that before"
     assert set(place.shelf.left_behind[2]) == {other.about.id, again.about.id}
     assert used(third) == 2
     for one in (other, again):
