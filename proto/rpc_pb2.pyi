@@ -318,12 +318,14 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class Place(_message.Message):
-    __slots__ = ("role", "index")
+    __slots__ = ("role", "index", "leaving_pid")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_PID_FIELD_NUMBER: _ClassVar[int]
     role: str
     index: int
-    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+    leaving_pid: int
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., leaving_pid: _Optional[int] = ...) -> None: ...
 
 class Places(_message.Message):
     __slots__ = ("places",)
@@ -338,7 +340,7 @@ class Reasons(_message.Message):
     def __init__(self, reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StoreMessage(_message.Message):
-    __slots__ = ("dropped_relays", "dropped_pipes", "table", "relays", "pipes", "complete", "listeners", "address_tables")
+    __slots__ = ("dropped_relays", "dropped_pipes", "table", "relays", "pipes", "complete", "listeners", "address_tables", "left_behind", "predecessor_pid", "ended_predecessor_pids")
     DROPPED_RELAYS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_PIPES_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
@@ -347,6 +349,9 @@ class StoreMessage(_message.Message):
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     LISTENERS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_TABLES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    PREDECESSOR_PID_FIELD_NUMBER: _ClassVar[int]
+    ENDED_PREDECESSOR_PIDS_FIELD_NUMBER: _ClassVar[int]
     dropped_relays: _containers.RepeatedScalarFieldContainer[int]
     dropped_pipes: _containers.RepeatedScalarFieldContainer[int]
     table: bool
@@ -355,7 +360,18 @@ class StoreMessage(_message.Message):
     complete: bool
     listeners: int
     address_tables: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, dropped_relays: _Optional[_Iterable[int]] = ..., dropped_pipes: _Optional[_Iterable[int]] = ..., table: _Optional[bool] = ..., relays: _Optional[_Iterable[_Union[StoredRelay, _Mapping]]] = ..., pipes: _Optional[_Iterable[_Union[StoredPipe, _Mapping]]] = ..., complete: _Optional[bool] = ..., listeners: _Optional[int] = ..., address_tables: _Optional[_Iterable[int]] = ...) -> None: ...
+    left_behind: _containers.RepeatedCompositeFieldContainer[RelayLeftBehind]
+    predecessor_pid: int
+    ended_predecessor_pids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dropped_relays: _Optional[_Iterable[int]] = ..., dropped_pipes: _Optional[_Iterable[int]] = ..., table: _Optional[bool] = ..., relays: _Optional[_Iterable[_Union[StoredRelay, _Mapping]]] = ..., pipes: _Optional[_Iterable[_Union[StoredPipe, _Mapping]]] = ..., complete: _Optional[bool] = ..., listeners: _Optional[int] = ..., address_tables: _Optional[_Iterable[int]] = ..., left_behind: _Optional[_Iterable[_Union[RelayLeftBehind, _Mapping]]] = ..., predecessor_pid: _Optional[int] = ..., ended_predecessor_pids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RelayLeftBehind(_message.Message):
+    __slots__ = ("id", "client_ip")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_IP_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    client_ip: str
+    def __init__(self, id: _Optional[int] = ..., client_ip: _Optional[str] = ...) -> None: ...
 
 class StoredRelay(_message.Message):
     __slots__ = ("id", "client_address", "principal", "target", "started_at_unix_ms", "expires_at_unix_ms", "proxy", "session", "leave_at_ms")

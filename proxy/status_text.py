@@ -15,6 +15,7 @@ def status_text(status: dict[str, Any]) -> str:
     for worker in status["workers"]:
         lines.append(_worker_line(worker))
         lines.extend(f"      broker {_broker(broker)}" for broker in worker.get("brokers", ()))
+    lines += [_worker_line(worker) for worker in status.get("leaving_workers", ())]
     return "\n".join(lines)
 
 

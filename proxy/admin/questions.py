@@ -5,8 +5,9 @@ import socket
 
 import trio
 
-from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Text
+from proto.rpc_pb2 import Empty, Method, Places, Reasons, Text
 from proxy.runtime.descriptors import adopt_socket
+from proxy.runtime.process_place import ProcessPlace
 from proxy.runtime.rpc_client import NoMoreConnections, RpcClient, RpcError
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
 
@@ -77,12 +78,12 @@ class Questions:
         """The whole cluster, as JSON. Raises RpcError."""
         return (await self._rpc.call(Method.REPORT_STATUS, Empty(), Text, timeout_s=ANSWER_TIMEOUT_S)).text
 
-    async def places(self) -> list[tuple[str, int]]:
-        """Role and number of each process that can be asked for its metrics. Raises RpcError."""
+    async def places(self) -> list[ProcessPlace]:
+        """The processes that can be asked for their metrics. Raises RpcError."""
         told = await self._rpc.call(Method.REPORT_PLACES, Empty(), Places, timeout_s=ANSWER_TIMEOUT_S)
-        return [(place.role, place.index) for place in told.places]
+        return [ProcessPlace.of(place) for place in told.places]
 
-    async def metrics(self, role: str, index: int) -> str:
+    async def metrics(self, place: ProcessPlace) -> str:
         """One process's metrics. Raises RpcError."""
-        place = Place(role=role, index=index)
-        return (await self._rpc.call(Method.REPORT_METRICS, place, Text, timeout_s=ANSWER_TIMEOUT_S)).text
+        request = place.to_protobuf()
+        return (await self._rpc.call(Method.REPORT_METRICS, request, Text, timeout_s=ANSWER_TIMEOUT_S)).text

@@ -12,6 +12,7 @@ from proto.roles import Role
 from proxy.admin.exposition import Exposition
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import exposition
+from proxy.runtime.process_place import ProcessPlace
 from proxy.runtime.rpc_client import RpcCallRefused, RpcError
 
 ASKED_AT_A_TIME_MAX = 4
@@ -28,11 +29,11 @@ class Collected(NamedTuple):
 class Source(Protocol):
     """What is used of Questions."""
 
-    async def places(self) -> list[tuple[str, int]]:
-        """Role and number of each process that can be asked for its metrics. Raises RpcError."""
+    async def places(self) -> list[ProcessPlace]:
+        """The processes that can be asked for their metrics. Raises RpcError."""
         ...
 
-    async def metrics(self, role: str, index: int) -> str:
+    async def metrics(self, place: ProcessPlace) -> str:
         """One process's metrics. Raises RpcError."""
         ...
 
@@ -56,43 +57,43 @@ class Scrape:
         """Ask all processes. One that does not answer is left out; its restart shows elsewhere. Raises RpcError."""
         at = time.time()
         places = await self._source.places()
-        texts: dict[tuple[str, int], str] = {}
+        texts: dict[ProcessPlace, str] = {}
         limit = trio.CapacityLimiter(ASKED_AT_A_TIME_MAX)
 
-        async def ask(role: str, index: int) -> None:
+        async def ask(place: ProcessPlace) -> None:
             async with limit:
                 try:
-                    texts[role, index] = await self._source.metrics(role, index)
+                    texts[place] = await self._source.metrics(place)
                 except RpcCallRefused as refused:
-                    self._note(role, index, Counter(too_large=1), str(refused))
+                    self._note(place, Counter(too_large=1), str(refused))
                 except RpcError:
                     return
 
         async with trio.open_nursery() as nursery:
-            for role, index in places:
-                nursery.start_soon(ask, role, index)
+            for place in places:
+                nursery.start_soon(ask, place)
         merged = Exposition()
-        for role, index in places:
+        for place in places:
             dropped: Counter[str] = Counter()
-            for _part in merged.add_in_parts(self._labels(role, index), texts.pop((role, index), ""), dropped):
+            for _part in merged.add_in_parts(self._labels(place), texts.pop(place, ""), dropped):
                 await trio.lowlevel.checkpoint()  # others are answered between two parts
             if dropped:
-                self._note(role, index, dropped, "it writes what is no metric, or too much")
+                self._note(place, dropped, "it writes what is no metric, or too much")
             await trio.lowlevel.checkpoint()
-        merged.add(self._labels(Role.ADMIN.value, 0), exposition(self._registry))
+        merged.add(self._labels(ProcessPlace(Role.ADMIN.value, 0)), exposition(self._registry))
         text = bytearray()
         for part in merged.text_in_parts():
             text += part
             await trio.lowlevel.checkpoint()
         return Collected(bytes(text), at)
 
-    def _labels(self, role: str, index: int) -> dict[str, str]:
-        return {"cluster": self._cluster, "role": role, "worker": str(index)}
+    def _labels(self, place: ProcessPlace) -> dict[str, str]:
+        return {"cluster": self._cluster, "role": place.role, "worker": place.worker_label}
 
-    def _note(self, role: str, index: int, dropped: Counter[str], why: str) -> None:
+    def _note(self, place: ProcessPlace, dropped: Counter[str], why: str) -> None:
         for reason, count in dropped.items():
-            self._dropped.labels(of=role, reason=reason).inc(count)
-        name = f"{role}-{index}"
+            self._dropped.labels(of=place.role, reason=reason).inc(count)
+        name = f"{place.role}-{place.index}"
         if name not in self._complained:  # once: it may be so at each scrape from now on
             self._complained.add(name)
             get_logger().error(

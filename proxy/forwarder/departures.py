@@ -96,6 +96,12 @@ class Departures(Generic[RelayT]):
             at_s = now + window_s * (number + 0.5 + self.fraction() / 2) / len(shuffled)
             self._push(at_s, relay, Closing.SHUT_DOWN)
 
+    def forget(self, relays: Iterable[RelayT]) -> None:
+        """Schedule nothing more for these relays, which are a successor's."""
+        gone = {id(relay) for relay in relays}
+        self._due = [entry for entry in self._due if id(entry[2]) not in gone]
+        heapq.heapify(self._due)
+
     def _push(self, at_s: float, relay: RelayT, why: Closing) -> None:
         """``why``: NO stands for the end of patience."""
         if not self._due or at_s < self._due[0][0]:

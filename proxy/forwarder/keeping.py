@@ -12,10 +12,17 @@ from dataclasses import dataclass
 
 import trio
 
-from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
+from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
 from proxy.forwarder.pipes import Pipe
 from proxy.runtime.logs import get_logger
-from proxy.runtime.store_channel import RECORD_BYTES_MAX, MessageTooLong, StoreChannel, StoreLost, close_all
+from proxy.runtime.store_channel import (
+    LEFT_BEHIND_PER_MESSAGE_MAX,
+    RECORD_BYTES_MAX,
+    MessageTooLong,
+    StoreChannel,
+    StoreLost,
+    close_all,
+)
 
 DROPPED_PER_MESSAGE_MAX = 5_000
 
@@ -34,7 +41,7 @@ class RelayKeeper:
 
     def __init__(self, sock: socket.socket, *, keeps: bool) -> None:
         self._channel = StoreChannel(sock)
-        self._keeps = keeps
+        self.keeps = keeps
         self._sending = trio.Lock()
         self._dropped_relays: list[int] = []
         self._dropped_pipes: list[int] = []
@@ -56,7 +63,7 @@ class RelayKeeper:
 
     async def put(self, relay: StoredRelay, client: int, broker: int) -> None:
         """Make a relay safe. Raises MessageTooLong, StoreLost, OSError."""
-        if not self._keeps:
+        if not self.keeps:
             return
         size = relay.ByteSize()
         if size > RECORD_BYTES_MAX:
@@ -79,19 +86,25 @@ class RelayKeeper:
         finally:
             os.close(table)
 
-    async def listen(self, on_address_table: Callable[[int, int], None]) -> None:
-        """Take the other forwarders' tables as they come, until the line ends."""
+    async def listen(
+        self,
+        on_address_table: Callable[[int, int], None],
+        on_predecessor_ended: Callable[[int], None] = lambda _pid: None,
+    ) -> None:
+        """Take the other forwarders' tables, and the ends of predecessors by their process ids, until the line ends."""
         try:
             while (received := await self._channel.receive()) is not None:
                 message, descriptors = received
                 for forwarder, table in zip(message.address_tables, descriptors, strict=False):
                     on_address_table(forwarder, table)
+                for pid in message.ended_predecessor_pids:
+                    on_predecessor_ended(pid)
         except (trio.ClosedResourceError, OSError):
             return
 
     def put_pipes(self, pipes: Sequence[Pipe]) -> None:
         """Make pipes safe before anything is in them. Raises OSError where the line has no room now."""
-        if not self._keeps:
+        if not self.keeps:
             return
         message = StoreMessage(pipes=[StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes) for pipe in pipes])
         try:
@@ -102,20 +115,23 @@ class RelayKeeper:
 
     def drop_relay(self, relay_id: int) -> None:
         """A relay has ended; its sockets are shut down already, since the store's copies keep them open."""
-        if self._keeps:
+        if self.keeps:
             self._dropped_relays.append(relay_id)
             self._something_dropped.set()
 
+    def drop_left_behind(self, relay_id: int) -> None:
+        """A relay that a predecessor still had has ended there: its id may be used again."""
+        self._dropped_relays.append(relay_id)
+        self._something_dropped.set()
+
     def drop_pipe(self, pipe: Pipe) -> None:
         """A pipe is closed."""
-        if self._keeps:
+        if self.keeps:
             self._dropped_pipes.append(pipe.id)
             self._something_dropped.set()
 
     async def run(self) -> None:
         """Tell the store what was dropped, many in a message, until the line ends."""
-        if not self._keeps:
-            return
         while True:
             await self._something_dropped.wait()
             self._something_dropped = trio.Event()
@@ -133,11 +149,16 @@ class RelayKeeper:
             del self._dropped_relays[: len(relays)]
             del self._dropped_pipes[: len(pipes)]
 
-    async def close(self) -> None:
-        """Say what is left to say, and end the line: the store hands all that it keeps to a successor."""
+    async def close(self, left_behind: Sequence[RelayLeftBehind] = ()) -> None:
+        """Say what is left to say, name the relays that stay in this process, and end the line: the store hands all
+        that it keeps to a successor.
+        """
         try:
             async with self._sending:
                 await self._send_dropped()
+                for first in range(0, len(left_behind), LEFT_BEHIND_PER_MESSAGE_MAX):
+                    part = left_behind[first : first + LEFT_BEHIND_PER_MESSAGE_MAX]
+                    await self._channel.send(StoreMessage(left_behind=part))
         except StoreLost:
             pass
         self._channel.close()
@@ -152,6 +173,9 @@ class Inheritance:
         self.listeners: list[int] = []
         self.pipes: list[Pipe] = []
         self.relays: list[KeptRelay] = []
+        self._ended_predecessors: set[int] = set()
+        self.left_behind: dict[int, dict[int, str]] = {}
+        """By the process id of the predecessor that has them: ids of relays, and their clients' IP addresses."""
 
     def take(self, message: StoreMessage, descriptors: list[int]) -> None:
         """One message of the store's. What came without its descriptors cannot be taken over. Raises StoreLost."""
@@ -166,4 +190,10 @@ class Inheritance:
         ends = zip(descriptors[single::2], descriptors[single + 1 :: 2], strict=True)
         self.relays += [KeptRelay(about, *next(ends)) for about in message.relays]
         self.pipes += [Pipe(about.id, *next(ends), about.wanted_bytes) for about in message.pipes]
+        self._ended_predecessors.update(message.ended_predecessor_pids)
+        if message.left_behind:
+            behind = self.left_behind.setdefault(message.predecessor_pid, {})
+            behind.update((relay.id, relay.client_ip) for relay in message.left_behind)
+        for pid in self._ended_predecessors:  # which may be said before their relays are
+            self.left_behind.pop(pid, None)
         self.complete = message.complete

@@ -13,7 +13,7 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -125,6 +125,12 @@ class Reauthentication:
         heapq.heappush(self._due, (at, next(self._numbers), followed))
         if len(self._due) > self._due_max:
             self._forget_what_is_over()
+
+    def forget(self, sessions: Iterable[Followed]) -> None:
+        """Ask nothing more in these sessions, whose relays are a successor's."""
+        gone = {id(followed) for followed in sessions}
+        self._due = [entry for entry in self._due if id(entry[2]) not in gone]
+        heapq.heapify(self._due)
 
     def _forget_what_is_over(self) -> None:
         """Entries of relays that have ended, or were renewed earlier, would stay until their time comes: for hours."""

@@ -14,14 +14,13 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
 
 import trio
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from proto.command_heads import FrameWrong
-from proto.rpc_pb2 import StoredRelay
+from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.departures import Departures, until_quiet
 from proxy.forwarder.directions import Relay, shut_down
@@ -29,24 +28,20 @@ from proxy.forwarder.engine import RelayEngine
 from proxy.forwarder.followed import LEAVING, Closing, Followed
 from proxy.forwarder.framed import Framer
 from proxy.forwarder.keeping import Inheritance, RelayKeeper
-from proxy.forwarder.moving import SPLICE_FLAGS
+from proxy.forwarder.left_behind import RelaysLeftBehind
 from proxy.forwarder.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.principals import Principals
 from proxy.forwarder.reauthentication import Reauthentication, ReauthenticationMetrics
 from proxy.forwarder.relay_session import Recall, RelaySession, nobody_judges
-from proxy.forwarder.user_space import LINGER_S, Stream, UserSpaceRelay, UserSpaceRelays
+from proxy.forwarder.relay_sockets import ip_of, read_to_the_end, splice_works, transport_of, tune_for_relay
+from proxy.forwarder.user_space import Stream, UserSpaceRelay, UserSpaceRelays
 from proxy.runtime.descriptors import adopt_stream
 from proxy.runtime.logs import get_logger
 from proxy.runtime.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable
 from proxy.runtime.store_channel import MessageTooLong, StoreLost
 from proxy.runtime.tasks import InFlight, seconds
-from proxy.runtime.tls import TlsStream
 
 REPLACED = "this forwarder is being replaced"
-
-_TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
-_NO_LOWAT = 0x7FFFFFFF
-
 
 _NOT_BEGUN = (
     OSError,
@@ -67,9 +62,11 @@ class Relays(Collector):
 
     ``judge`` and ``now`` are lookup mode's, too: one place asks clients in time, and judges what they answer.
 
-    ``on_end`` is called for each relay that has ended, with what the store knew about it. ``recall`` makes what judges
-    the answers of clients of a predecessor's relays; ``principals_max`` bounds whose use is counted by name; ``now``:
-    seconds of a clock that goes forward only, and is the same in a successor.
+    ``on_end`` is called for each relay that has ended, with what the store knew about it; ``on_moved`` likewise for
+    each that has become a successor's; ``on_left_behind_gone`` with the client's IP address for each of a predecessor's
+    that has ended there, or that a successor looks after. ``recall`` makes what judges the answers of clients of a
+    predecessor's relays; ``principals_max`` bounds whose use is counted by name; ``now``: seconds of a clock that goes
+    forward only, and is the same in a successor.
     """
 
     def __init__(
@@ -81,6 +78,8 @@ class Relays(Collector):
         *,
         forwarders: int,
         may_linger: Callable[[], bool],
+        on_moved: Callable[[StoredRelay], None] = lambda _about: None,
+        on_left_behind_gone: Callable[[str], None] = lambda _ip: None,
         recall: Recall = nobody_judges,
         reauthentication_metrics: ReauthenticationMetrics | None = None,
         principals_max: int = 100,
@@ -89,6 +88,8 @@ class Relays(Collector):
         self.in_flight = InFlight()
         self._keeper = keeper
         self._on_end = on_end
+        self._on_moved = on_moved
+        self._on_left_behind_gone = on_left_behind_gone
         self._nursery = nursery
         self.now = now
         self._closing = False
@@ -99,26 +100,33 @@ class Relays(Collector):
         self._recall = recall
         self.judge = Reauthentication(nursery, reauthentication_metrics or ReauthenticationMetrics(None), now)
         self._framer = Framer(self._table, self._engine.mover, self.judge, now)
-        self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end)
+        self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end, self._release_rows)
+        self.left_behind = RelaysLeftBehind(self._table, self._left_behind_ended)
+        """Those that predecessors still have; of this forwarder's own, when it is replaced, see ``hand_over``."""
+        self._stay_behind: frozenset[int] | None = None
         self._principals = Principals(self._table, principals_max)
         self.departures: Departures[Relay | UserSpaceRelay] = Departures(self._leave, self._drop, now)
         self._left_because: dict[int, Closing] = {}
 
     async def run(self) -> None:
-        """Move bytes until cancelled or handed over; relays are left as they are either way."""
+        """Move bytes until cancelled; relays are left as they are. After a hand-over, look after those that stay."""
         if not self._splices:
             get_logger().warning("the kernel refuses to splice; relays go through user space, which costs more")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.judge.run)
             nursery.start_soon(self.departures.run)
+            nursery.start_soon(self.left_behind.run)
             await self._engine.run()
-            nursery.cancel_scope.cancel()
+            if self._stay_behind is None:
+                nursery.cancel_scope.cancel()
 
     # ---- a predecessor's
 
     def adopt(self, left: Inheritance, config: RelayConfig) -> None:
         """Go on with what a predecessor left."""
-        self._table.adopt({kept.about.id for kept in left.relays})
+        taken = {kept.about.id for kept in left.relays}
+        self.left_behind.adopt(left.left_behind, taken)
+        self._table.adopt(taken | self.left_behind.ids)
         pipes = {pipe.id: pipe for pipe in left.pipes}
         for pipe in left.pipes:
             self._pool.adopt(pipe)
@@ -149,25 +157,37 @@ class Relays(Collector):
 
     def spread_ends(self, timeout_s: float) -> None:
         """End all relays gently and by themselves, spread over this time."""
-        self.departures.spread([*self._engine.relays, *self._in_user_space.relays], timeout_s)
+        spliced = [] if self._engine.frozen else self._engine.relays
+        self.departures.spread([*spliced, *self._in_user_space.relays], timeout_s)
 
     def end_all(self) -> None:
         """End all relays that this process can end: the time of a drain is over."""
         self._engine.end_all()
 
     async def hand_over(self) -> None:
-        """Leave all relays that the store keeps to a successor, and tell it so."""
+        """Leave the table and all relays that the store keeps to a successor, and tell it so. The others stay here, and
+        count on in rows of the table that are theirs alone.
+        """
+        if self._stay_behind is not None:  # it has said so already
+            return
         self._closing = True
-        left = self._engine.freeze()
-        self._table = RelayTable()  # the other one is the successor's from now on
-        self._in_user_space.leave_table(self._table)
-        self._principals = Principals(self._table, self._principals.max)
-        await self._keeper.close()
+        for client_ip in self.left_behind.forget():
+            self._on_left_behind_gone(client_ip)
+        moved = self._engine.freeze() if self._keeper.keeps else []
+        staying = [*self._in_user_space.relays, *(() if self._keeper.keeps else self._engine.relays)]
+        self._stay_behind = frozenset(relay.about.id for relay in staying)
+        if moved:
+            self.departures.forget(moved)
+            self.judge.forget([relay.followed for relay in moved if relay.followed is not None])
+        await self._keeper.close([RelayLeftBehind(id=one.about.id, client_ip=ip_of(one.about)) for one in staying])
+        if not self._keeper.keeps:
+            return
         self._engine.close_pipes()
-        for relay in left:
+        for relay in moved:
             for descriptor in relay.sockets:
                 os.close(descriptor)
             self.in_flight.end()
+            self._on_moved(relay.about)
 
     # ---- a new one
 
@@ -242,18 +262,31 @@ class Relays(Collector):
         except _NOT_BEGUN as error:
             raise RelayNotBegun(f"a relay cannot begin: {error}") from error
         finally:
-            if not begun and not self._engine.frozen:  # a frozen engine's table is the successor's
-                self._engine.abandon(relay)
-                self._release(relay)
+            if not begun:
+                self._abandon(relay)
         for stream, descriptor in zip((client, broker), sockets, strict=True):
             stream.socket.detach()
             if self._engine.frozen:
                 os.close(descriptor)
-        if not self._engine.frozen:
-            self.in_flight.begin()
-            if followed is not None:
-                self.judge.watch(followed)
-            self.departures.watch(relay)
+        if self._engine.frozen:
+            self._on_moved(about)
+        else:
+            self._watch(relay)
+
+    def _watch(self, relay: Relay) -> None:
+        self.in_flight.begin()
+        if relay.followed is not None:
+            self.judge.watch(relay.followed)
+        self.departures.watch(relay)
+
+    def _abandon(self, relay: Relay) -> None:
+        """Give back what a relay that has not begun was lent."""
+        if self._closing:  # its rows, which nothing was written to, are the successor's
+            for direction in (relay.to_broker, relay.to_client):
+                direction.let_go()
+            return
+        self._engine.abandon(relay)
+        self._release(relay)
 
     async def _load(
         self, relay: Relay, broker: trio.SocketStream, first_to_broker: bytes, first_to_client: bytes
@@ -342,7 +375,7 @@ class Relays(Collector):
         try:
             async with trio.open_nursery() as nursery:
                 for stream in streams:
-                    nursery.start_soon(partial(_read_to_the_end, stream))
+                    nursery.start_soon(partial(read_to_the_end, stream))
         finally:
             for stream in streams:
                 if not self._engine.frozen:
@@ -352,8 +385,19 @@ class Relays(Collector):
                 self._release(relay)
 
     def _release(self, relay: Relay) -> None:
-        self._table.give(relay.about.id)
+        self._release_rows(relay.about.id)
         self._keeper.drop_relay(relay.about.id)
+
+    def _release_rows(self, relay_id: int) -> None:
+        """Let go of a relay's rows: sum them up, or leave that to the successor whose table it is now."""
+        if self._stay_behind is None:
+            self._table.give(relay_id)
+        elif relay_id in self._stay_behind:
+            self._table.end_behind(relay_id)
+
+    def _left_behind_ended(self, relay_id: int, client_ip: str) -> None:
+        self._keeper.drop_left_behind(relay_id)
+        self._on_left_behind_gone(client_ip)
 
     def _tell_of_end(self, about: StoredRelay, bytes_to_broker: int, bytes_to_client: int) -> None:
         self.in_flight.end()
@@ -365,10 +409,17 @@ class Relays(Collector):
             seconds=round(time.time() - about.started_at_unix_ms / 1000, 3),
             bytes_to_broker=bytes_to_broker,
             bytes_to_client=bytes_to_client,
+            **self._messages_of(about),
             **({"proxy": about.proxy} if about.proxy else {}),
         )
         self._on_end(about)
         self._left_because.pop(about.id, None)
+
+    def _messages_of(self, about: StoredRelay) -> dict[str, int]:
+        if not about.session.counts_messages:
+            return {}
+        to_broker, to_client = self._table.messages_of(about.id)
+        return {"messages_to_broker": to_broker, "messages_to_client": to_client}
 
     # ---- for those who look
 
@@ -379,8 +430,10 @@ class Relays(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Prometheus: bytes and portions by direction, and use by principal. A successor goes on counting where its
-        predecessor ended.
+        predecessor ended, and counts what predecessors' relays still move: so a predecessor tells nothing of it.
         """
+        if self._stay_behind is not None:
+            return
         bytes_moved = CounterMetricFamily(
             "pulsar_proxy_binary_bytes", "Bytes relayed, by direction.", labels=["direction"]
         )
@@ -393,49 +446,3 @@ class Relays(Collector):
         yield bytes_moved
         yield operations
         yield from self._principals.collect()
-
-
-async def _read_to_the_end(stream: trio.SocketStream) -> None:
-    """Read and drop what still comes, for a bounded time: see close_politely. The stream stays open."""
-    with trio.move_on_after(LINGER_S):
-        try:
-            await stream.send_eof()
-            while await stream.receive_some(65536):
-                pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-
-
-def transport_of(stream: Stream) -> trio.SocketStream:
-    """The TCP connection below a stream."""
-    return stream.transport if isinstance(stream, TlsStream) else cast("trio.SocketStream", stream)
-
-
-def tune_for_relay(stream: trio.SocketStream, config: RelayConfig) -> None:
-    """What a relay's socket needs beside what every connection has (proxy.runtime.broker_link.tune_socket)."""
-    for option, value in (
-        (socket.TCP_KEEPIDLE, config.keep_alive_idle_ms // 1000),
-        (socket.TCP_KEEPINTVL, config.keep_alive_probe_interval_ms // 1000),
-        (socket.TCP_KEEPCNT, config.keep_alive_probes),
-    ):
-        stream.setsockopt(socket.IPPROTO_TCP, option, value)
-    # A peer that takes nothing also keeps the other's end from being seen: it stands behind the bytes.
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, config.user_timeout_ms)
-    # Trio's streams ask to be woken for each 16 KiB that leave; a relay's kernel buffers may be used in full.
-    stream.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NO_LOWAT)
-
-
-def splice_works() -> bool:
-    """Whether this kernel splices between a socket and a pipe (some sandboxes refuse)."""
-    ours, theirs = socket.socketpair()
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    try:
-        theirs.send(b"x")
-        return os.splice(ours.fileno(), writing, 1, flags=SPLICE_FLAGS) == 1
-    except OSError:
-        return False
-    finally:
-        ours.close()
-        theirs.close()
-        os.close(reading)
-        os.close(writing)

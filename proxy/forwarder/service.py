@@ -10,7 +10,7 @@ from itertools import chain
 import trio
 
 from proto import commands
-from proto.addresses import HostPort, parse_host_port
+from proto.addresses import HostPort
 from proto.client_machine import State
 from proto.commands import NO_REQUEST_ID
 from proto.pulsar_pb2 import ServerError
@@ -27,6 +27,7 @@ from proxy.forwarder.doors import Door, doors
 from proxy.forwarder.followed import Closing
 from proxy.forwarder.keeping import RelayKeeper
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay_sockets import ip_of
 from proxy.forwarder.relays import Relays
 from proxy.forwarder.renewal import recall
 from proxy.forwarder.session import ClientSession
@@ -58,7 +59,7 @@ class ForwarderService:
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
         self._metrics = ForwarderMetrics(context.registry)
-        self._metrics.active_connections.set_function(lambda: self._admission.connections)
+        self._metrics.active_connections.set_function(lambda: self._connections)
         for state in State:
             gauge = self._metrics.connections_by_state.labels(state=state.value.replace(" ", "_"))
             gauge.set_function(partial(self._count_in, state))
@@ -79,6 +80,11 @@ class ForwarderService:
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._turning_away = 0
+
+    @property
+    def _connections(self) -> int:
+        """Clients' connections in this process. For the limits, those that its predecessors still have count, too."""
+        return self._admission.connections - self._relays.left_behind.count
 
     def _count_in(self, state: State) -> int:
         return self._by_state()[state]
@@ -114,24 +120,30 @@ class ForwarderService:
             context.nursery,
             forwarders=forwarder_count(context.config),
             may_linger=lambda: not (self._handshakes.count or context.reactor.busy),
+            on_moved=lambda about: self._admission.leave(ip_of(about)),
+            on_left_behind_gone=self._admission.leave,
             recall=recall(lambda: self._backends),
             reauthentication_metrics=self._metrics.reauthentication,
             principals_max=context.config.metrics.principals_max,
         )
         for kept in left.relays:
-            self._admission.adopt(ip_of(kept.about.client_address))
+            self._admission.adopt(ip_of(kept.about))
             self._metrics.adopted_relays.inc()
         self._relays.adopt(left, config)
+        for client_ip in self._relays.left_behind.client_ips:
+            self._admission.adopt(client_ip)
         context.nursery.start_soon(keeper.run)
-        context.nursery.start_soon(keeper.listen, self._address_tables.read)
+        context.nursery.start_soon(keeper.listen, self._address_tables.read, self._relays.left_behind.process_ended)
         self._address_tables.begin(lambda table: context.nursery.start_soon(keeper.publish_addresses, table))
         context.nursery.start_soon(self._relays.run)
         context.registry.register(self._relays)
         if left.relays:
             get_logger().info("took over the relays of a predecessor", relays=len(left.relays))
+        for pid, relays in left.left_behind.items():
+            get_logger().info("relays that cannot move stay in a predecessor", relays=len(relays), predecessor_pid=pid)
 
     def _relay_ended(self, about: StoredRelay) -> None:
-        self._admission.leave(ip_of(about.client_address))
+        self._admission.leave(ip_of(about))
         cause = _CAUSES.get(self._relays.left_because(about), Cause.RELAY_ENDED)
         self._metrics.ended_connections[cause].inc()
 
@@ -158,6 +170,7 @@ class ForwarderService:
         """Accept no more; let clients leave in their own time, then close what is left.
 
         ``hand_over``: a successor waits for the relays; what cannot be handed over has as much time as everybody else.
+        A second drain may follow for these, when the cluster drains.
         Otherwise relays are ended one after the other, spread over the time, so that their clients do not all come to
         other instances in the same second.
         """
@@ -167,8 +180,7 @@ class ForwarderService:
             # One that becomes a relay before the hand-over moves; one that would later, has to come again.
             await self._handshakes.wait_until_empty(timeout_s=HANDSHAKES_GRACE_S)
             self._admission.retire()  # the successor counts in the same place
-            if self._backends.config.relay.crash_safe:
-                await self._relays.hand_over()
+            await self._relays.hand_over()
         for session in list(self._sessions):
             session.drain()
         if not hand_over:
@@ -187,7 +199,7 @@ class ForwarderService:
         """Connections by state, and sessions that end soon."""
         states = {state.value: count for state, count in self._by_state().items()}
         return {
-            "connections": self._admission.connections,
+            "connections": self._connections,
             "connections_by_state": states,
             "sessions_near_expiry": near_expiry(self._session_ends()),
         }
@@ -324,8 +336,3 @@ class ForwarderService:
             await trio.aclose_forcefully(stream)
         finally:
             self._turning_away -= 1
-
-
-def ip_of(client_address: str) -> str:
-    """The address without the port."""
-    return parse_host_port(client_address).host

@@ -1,6 +1,7 @@
 """Relays through user space: all with TLS on a side, and all where the kernel refuses to splice. One task for each.
 
-They end with their process, and are counted in the relay table like all others.
+They end with their process, and are counted in the relay table like all others. When the process is replaced, they stay
+in it and go on counting in the same rows.
 """
 
 from collections.abc import Awaitable, Callable
@@ -50,14 +51,22 @@ class UserSpaceRelay:
 
 class UserSpaceRelays:
     """See the module. ``ended`` hears of each that is over, and of the bytes it moved to the broker and to the client;
-    ``judge`` of those whose frames are followed.
+    ``release`` lets go of its rows in the table; ``judge`` hears of those whose frames are followed.
     """
 
-    def __init__(self, nursery: trio.Nursery, table: RelayTable, judge: Reauthentication, ended: Ended) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        table: RelayTable,
+        judge: Reauthentication,
+        ended: Ended,
+        release: Callable[[int], None],
+    ) -> None:
         self._nursery = nursery
         self._table = table
         self._judge = judge
         self._ended = ended
+        self._release = release
         self._living: dict[int, UserSpaceRelay] = {}
 
     def begin(  # noqa: PLR0917 -- as Relays.begin has them
@@ -88,12 +97,6 @@ class UserSpaceRelays:
     def followed(self) -> list[Followed]:
         """The sessions of those that live whose frames are followed."""
         return [relay.followed for relay in self._living.values() if relay.followed is not None]
-
-    def leave_table(self, other: RelayTable) -> None:
-        """Sum up all that live, and go on in another table: this one is a successor's from now on."""
-        for relay_id in self._living:
-            self._table.give(relay_id)
-        self._table = other
 
     # ---- ends
 
@@ -152,7 +155,7 @@ class UserSpaceRelays:
                     await trio.aclose_forcefully(stream)
             self._ended(about, *(self._table.cells[at + BYTES] for at in rows))
             del self._living[about.id]
-            self._table.give(about.id)
+            self._release(about.id)
 
     def _count(self, at: int, size: int) -> None:
         self._table.cells[at + BYTES] += size

@@ -8,6 +8,8 @@ Four parts, one after the other, all of cells of eight bytes:
 
 * One row of four cells for each direction of a relay: the id of the pipe that is bound to it, bytes and operations
   moved, and one more. The first two rows are no relay's: they sum up the relays that have ended.
+  A relay that stays in a forwarder which was replaced keeps its rows, and that process alone writes them until it sets
+  ENDED_BEHIND or ends itself. Everything else (sums, journal, names, free rows) is the place's current forwarder's.
 * One row for each direction of a relay whose frames are followed (proxy.forwarder.framed); the first two sum up again.
 * One row for each principal whose use is counted by name (proxy.forwarder.principals): sums of relays that have ended.
 * The journal of a sum: see ``RelayTable.give``.
@@ -39,6 +41,8 @@ PIPE = 0
 """Which pipe is bound; 0: none. Set before bytes enter the pipe, cleared after the last has left it: a pipe may be
 bound and empty, but never hold bytes and be unbound.
 """
+ENDED_BEHIND = -1
+"""In PIPE of the way to the broker: the process that a relay was left behind in writes nothing more to its rows."""
 BYTES = 1
 OPERATIONS = 2
 _MORE = 3
@@ -208,6 +212,14 @@ class RelayTable:
         self._clear(relay_id)
         cells[_JOURNAL_AT + _SUMMED] = 0
 
+    def end_behind(self, relay_id: int) -> None:
+        """Leave the final counts of a relay that was left behind to the forwarder whose table this is now."""
+        self.cells[row(relay_id, TO_BROKER) + PIPE] = ENDED_BEHIND  # last: it may be summed up from now on
+
+    def has_ended_behind(self, relay_id: int) -> bool:
+        """Whether the process that a relay was left behind in has written its last to the relay's rows."""
+        return self.cells[row(relay_id, TO_BROKER) + PIPE] == ENDED_BEHIND
+
     def _clear(self, relay_id: int) -> None:
         cells = self.cells
         first = row(relay_id, TO_BROKER)
@@ -230,7 +242,10 @@ class RelayTable:
         return [cells[total] + one for total, one in zip(at, more, strict=True)]
 
     def adopt(self, taken: set[int]) -> None:
-        """Go on where a predecessor ended, with the relays that are left."""
+        """Go on where a predecessor ended, with the relays that are left, and sum up all others.
+
+        ``taken``: those that were taken over, and those that predecessors still have.
+        """
         if self.cells[_JOURNAL_AT + _SUMMED]:
             self._sum_up()
         for relay_id in range(1, self.cells[_IDS_USED] + 1):

@@ -24,6 +24,10 @@ MESSAGE_BYTES_MAX = 160 * 1024
 RECORD_BYTES_MAX = 8 * 1024
 """What may be kept of a relay: much of it is what its client said of itself, and the supervisor keeps all of them."""
 
+LEFT_BEHIND_PER_MESSAGE_MAX = 1_000
+CLIENT_IP_CHARACTERS_MAX = 64
+"""Of a relay that is left behind: an IPv6 address with its scope is the longest."""
+
 _INT_BYTES = array.array("i").itemsize
 _TOO_MANY_IN_FLIGHT_PAUSE_S = 0.005
 

@@ -15,6 +15,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Status, Text
 from proxy.runtime.logs import get_logger
 from proxy.runtime.peers import Caller
+from proxy.runtime.process_place import ProcessPlace
 from proxy.runtime.rpc_server import Handler, RpcRefused, RpcServer
 from proxy.supervisor.paced import Paced
 from proxy.supervisor.report import MetricsTooLarge, Report
@@ -43,7 +44,7 @@ class AdminLine:
         self._under_way = 0
         self._reasons = Paced(report.not_ready_reasons, interval_s)
         self._status_json = Paced(report.status_json, interval_s)
-        self._metrics_of: dict[tuple[str, int], Paced[str]] = {}
+        self._metrics_of: dict[ProcessPlace, Paced[str]] = {}
 
     async def serve(self, worker: WorkerProcess) -> None:
         """Give a worker the port when it wants it, and answer its questions, until it has ended."""
@@ -109,24 +110,25 @@ class AdminLine:
     async def _places(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
         await trio.lowlevel.checkpoint()
-        places = [Place(role=role.value, index=index) for role, index in self._report.places()]
-        return Places(places=places).SerializeToString()
+        return Places(places=[place.to_protobuf() for place in self._report.places()]).SerializeToString()
 
     async def _metrics(self, data: bytes, _caller: Caller) -> bytes:
-        place = Place.FromString(data)
+        place = ProcessPlace.of(Place.FromString(data))
         try:
-            text = await self._metrics_at(place.role, place.index)
+            text = await self._metrics_at(place)
         except MetricsTooLarge as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         return Text(text=text).SerializeToString()
 
-    async def _metrics_at(self, role: str, index: int) -> str:
+    async def _metrics_at(self, place: ProcessPlace) -> str:
         """One process's metrics; nothing where there is none. Raises MetricsTooLarge."""
-        if (role, index) not in self._report.places():  # so that there is a bound on how many are kept here
+        places = self._report.places()
+        if place not in places:  # so that there is a bound on how many are kept here
             await trio.lowlevel.checkpoint()
             return ""
-        paced = self._metrics_of.get((role, index))
+        paced = self._metrics_of.get(place)
         if paced is None:
-            make = partial(self._report.metrics, role, index)
-            paced = self._metrics_of[role, index] = Paced(make, self._interval_s)
+            for ended in self._metrics_of.keys() - set(places):
+                del self._metrics_of[ended]
+            paced = self._metrics_of[place] = Paced(partial(self._report.metrics, place), self._interval_s)
         return await paced.current()

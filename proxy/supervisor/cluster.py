@@ -28,7 +28,7 @@ from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import seconds
 from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.configure import ReloadRefused, config_for, configure_all, configure_or_end
-from proxy.supervisor.fd_store import Shelf, keep_nothing
+from proxy.supervisor.fd_store import Shelf
 from proxy.supervisor.legacy import Legacy, place_name, shelf_state
 from proxy.supervisor.slot import KeepShelf, Life, Slot, SlotState, Spawn
 from proxy.supervisor.sockets import BACKLOG, RuntimeDirectory, StartFailed, bind_tcp
@@ -134,7 +134,10 @@ class Cluster:
     def _slot(self, role: Role, index: int) -> Slot:
         if role is Role.FORWARDER:
             keep_shelf = partial(self._keep_shelf, index)
-            return Slot(role, index, self._next_forwarder, self._start_worker, self._worker_ended, keep_shelf)
+            process_ended = self.shelves[index].process_ended
+            return Slot(
+                role, index, self._next_forwarder, self._start_worker, self._worker_ended, keep_shelf, process_ended
+            )
 
         service = self._services[role, index].fileno() if role in KEY_HOLDERS else -1
         spawn: Spawn = lambda: WorkerProcess.spawn(role, service=service)  # noqa: E731
@@ -156,8 +159,14 @@ class Cluster:
             return [listener.fileno() for listener in self.listeners if listener.fileno() >= 0]
 
         tables = self._address_tables.line(index)
-        keep = self.shelves[index].serve if self.config.relay.crash_safe else keep_nothing
-        orderly = await keep(worker.store, listeners, new=not worker.inherited, tables=tables)
+        orderly = await self.shelves[index].serve(
+            worker.store,
+            listeners,
+            pid=worker.pid,
+            new=not worker.inherited,
+            tables=tables,
+            keeps_relays=self.config.relay.crash_safe,
+        )
         if not orderly:
             worker.kill()
 
@@ -282,8 +291,9 @@ class Cluster:
             self.replacing = False
 
     async def _replace(self, slot: Slot) -> None:
-        hand_over = slot.role is Role.FORWARDER and self.config.relay.crash_safe
         try:
+            # A forwarder at least leaves its counters: two cannot write the same table.
+            hand_over = slot.role is Role.FORWARDER
             done = await slot.replace(hand_over=hand_over, drain_timeout_ms=self.config.limits.drain_timeout_ms)
         except OSError as error:
             get_logger().error("a worker was not replaced", who=slot.name, reason=error.strerror)

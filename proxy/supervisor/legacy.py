@@ -37,6 +37,7 @@ class ShelfState(msgspec.Struct, frozen=True):
     table: int
     relays: dict[int, tuple[bytes, int, int]]
     pipes: dict[int, tuple[bytes, int, int]]
+    left_behind: dict[int, dict[int, str]] = {}
 
 
 class State(msgspec.Struct, frozen=True):
@@ -151,6 +152,7 @@ def shelf_state(shelf: Shelf) -> ShelfState:
         table=shelf.table,
         relays={number: (kept.about, kept.first, kept.second) for number, kept in shelf.relays.items()},
         pipes={number: (kept.about, kept.first, kept.second) for number, kept in shelf.pipes.items()},
+        left_behind=shelf.left_behind,
     )
 
 
@@ -159,6 +161,7 @@ def _shelf(state: ShelfState) -> Shelf:
         state.table,
         {number: Kept(*kept) for number, kept in state.relays.items()},
         {number: Kept(*kept) for number, kept in state.pipes.items()},
+        state.left_behind,
     )
 
 

@@ -6,6 +6,7 @@ what the supervisor knows by itself, and where it makes no sense it is left out.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,10 +19,12 @@ from proxy.config.types import Listener
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import exposition
 from proxy.runtime.near_expiry import NearExpiry, merged
+from proxy.runtime.process_place import ProcessPlace
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.utf8 import utf8_bytes
 from proxy.supervisor.cluster import Cluster
 from proxy.supervisor.slot import Slot, SlotState
+from proxy.supervisor.worker_process import WorkerProcess
 
 ASK_TIMEOUT_S = 2.0
 
@@ -44,6 +47,9 @@ CREDENTIALS_REFUSED = "every broker that can be reached refuses the proxy's own 
 
 NEAR_EXPIRY = "sessions_near_expiry"
 """What each forwarder says of its own (proxy.forwarder.service) is shown of all together."""
+
+LEAVING = "leaving"
+"""State of a worker that was replaced and finishes what it has: relays that cannot move, lookups under way."""
 
 _Flat = str | int | float | bool | None
 _Once = _Flat | list[_Flat] | dict[str, _Flat]
@@ -84,25 +90,33 @@ class Report:
         self._cluster = cluster
         self._complained: set[str] = set()
 
-    def places(self) -> list[tuple[Role, int]]:
+    def places(self) -> list[ProcessPlace]:
         """The processes that can be asked for their metrics; the admin worker, which asks, knows its own."""
-        slots = [slot for slot in self._cluster.slots if slot.role is not Role.ADMIN]
-        running = [(slot.role, slot.index) for slot in slots if slot.state is SlotState.RUNNING]
-        return [(Role.SUPERVISOR, 0), *running]
+        processes = [process for process in self._processes() if process.slot.role is not Role.ADMIN]
+        return [ProcessPlace(Role.SUPERVISOR, 0), *(process.place for process in processes)]
 
-    async def metrics(self, role: str, index: int) -> str:
+    async def metrics(self, place: ProcessPlace) -> str:
         """The metrics of one process; nothing where it does not answer: its restart shows elsewhere. Raises
         MetricsTooLarge.
         """
-        if role == Role.SUPERVISOR:
+        if place.role == Role.SUPERVISOR:
             return exposition(self._cluster.registry)
-        for slot in self._cluster.slots:
-            if (slot.role, slot.index) == (role, index):
-                text = await self._ask(slot, Method.COLLECT_METRICS)
+        for process in self._processes():
+            if process.place == place:
+                text = await self._ask(process, Method.COLLECT_METRICS)
                 if text is not None and utf8_bytes(text) > METRICS_BYTES_MAX:
-                    raise MetricsTooLarge(f"{slot.name} writes more than {METRICS_BYTES_MAX} bytes of metrics")
+                    raise MetricsTooLarge(f"{process.name} writes more than {METRICS_BYTES_MAX} bytes of metrics")
                 return text or ""
         return ""
+
+    def _processes(self) -> list["_Process"]:
+        """The workers that answer: of each place its own, then those that have left it and finish what they have."""
+        processes = []
+        for slot in self._cluster.slots:
+            if slot.state is SlotState.RUNNING and slot.worker is not None:
+                processes.append(_Process(slot, slot.worker, is_leaving=False))
+            processes += [_Process(slot, life.worker, is_leaving=True) for life in slot.leaving]
+        return processes
 
     async def status_json(self) -> bytes:
         """The whole cluster, as JSON."""
@@ -110,14 +124,21 @@ class Report:
 
     async def status(self) -> dict[str, object]:
         """The whole cluster, as /status and `status` show it."""
-        told = await self._ask_all(_status_of)
-        reasons = self._not_ready({slot: _readiness_of(status) for slot, status in told.items()})
+        processes = self._processes()
+        told = await self._ask_all(processes, _status_of)
+        reasons = self._not_ready(
+            {process.slot: _readiness_of(status) for process, status in told.items() if not process.is_leaving}
+        )
         self._leave_out_nonsense(told)
         self._leave_out_what_is_too_much(told)
         near_expiry = [
             msgspec.convert(status.pop(NEAR_EXPIRY), NearExpiry) for status in told.values() if NEAR_EXPIRY in status
         ]
-        workers = [self._worker_status(slot, told.get(slot)) for slot in self._cluster.slots]
+        workers = []
+        for slot in self._cluster.slots:
+            own = [told.get(process) for process in processes if process.slot is slot and not process.is_leaving]
+            workers.append(self._worker_status(slot, own[0] if own else None))
+        leaving = [_leaving_status(process, told.get(process)) for process in processes if process.is_leaving]
         return {
             "cluster": self._cluster.config.cluster.name,
             "version": __version__,
@@ -132,11 +153,14 @@ class Report:
             "authentication": self._cluster.config.authentication.enabled,
             NEAR_EXPIRY: merged(near_expiry),
             "workers": workers,
+            "leaving_workers": leaving,
         }
 
     async def not_ready_reasons(self) -> list[str]:
         """Why clients should not be sent here now; empty: they should."""
-        return self._not_ready(await self._ask_all(_readiness))
+        processes = [process for process in self._processes() if not process.is_leaving]
+        told = await self._ask_all(processes, _readiness)
+        return self._not_ready({process.slot: readiness for process, readiness in told.items()})
 
     def _not_ready(self, told: dict[Slot, _Readiness]) -> list[str]:
         reasons: list[str] = []
@@ -157,32 +181,32 @@ class Report:
             reasons.append(CREDENTIALS_REFUSED if refused else "no broker is reachable")
         return reasons
 
-    def _leave_out_nonsense(self, told: dict[Slot, dict[str, Any]]) -> None:
-        for slot, status in told.items():
-            if slot.role is not Role.FORWARDER:
+    def _leave_out_nonsense(self, told: dict["_Process", dict[str, Any]]) -> None:
+        for process, status in told.items():
+            if process.slot.role is not Role.FORWARDER:
                 status.pop(NEAR_EXPIRY, None)
             for part in _PARTS.keys() & status.keys():
                 try:
                     msgspec.convert(status[part], _PARTS[part])
                 except msgspec.ValidationError as error:
                     del status[part]
-                    self._complain(slot, f"{part}: {error}")
+                    self._complain(process, f"{part}: {error}")
 
-    def _leave_out_what_is_too_much(self, told: dict[Slot, dict[str, Any]]) -> None:
+    def _leave_out_what_is_too_much(self, told: dict["_Process", dict[str, Any]]) -> None:
         """Leave the largest out first, so that no worker's hides another's that has little to say."""
         left = STATUS_TOTAL_BYTES_MAX
-        sizes = {slot: len(msgspec.json.encode(status)) for slot, status in told.items()}
-        for slot in sorted(sizes, key=lambda slot: (sizes[slot], slot.role, slot.index)):
-            left -= sizes[slot]
+        sizes = {process: len(msgspec.json.encode(status)) for process, status in told.items()}
+        for process in sorted(sizes, key=lambda process: (sizes[process], process.place)):
+            left -= sizes[process]
             if left < 0:
-                told[slot] = {}
-                self._complain(slot, f"all workers together tell more than {STATUS_TOTAL_BYTES_MAX} bytes")
+                told[process] = {}
+                self._complain(process, f"all workers together tell more than {STATUS_TOTAL_BYTES_MAX} bytes")
 
-    def _complain(self, slot: Slot, reason: str) -> None:
+    def _complain(self, process: "_Process", reason: str) -> None:
         """Log once for each place: it may be so at each status from now on."""
-        if slot.name not in self._complained:
-            self._complained.add(slot.name)
-            get_logger().error("a worker's status is not shown in full", who=slot.name, reason=reason)
+        if process.slot.name not in self._complained:
+            self._complained.add(process.slot.name)
+            get_logger().error("a worker's status is not shown in full", who=process.name, reason=reason)
 
     def _worker_status(self, slot: Slot, told: dict[str, Any] | None) -> dict[str, Any]:
         known: dict[str, Any] = {
@@ -192,38 +216,70 @@ class Report:
             "restarts": slot.restarts,
         }
         if slot.worker is not None:
-            known["pid"] = slot.worker.pid
-            known["uptime_seconds"] = round(time.monotonic() - slot.worker.started, 1)
+            known |= _process_facts(slot.worker)
         if told is None and slot.state is SlotState.RUNNING:
             known["state"] = "not answering"
         return {**known, **(told or {}), **known}
 
-    async def _ask_all(self, decode: Callable[[str], ToldT]) -> dict[Slot, ToldT]:
-        """Ask every running worker how it is, all at the same time; those that answer, and what."""
-        told: dict[Slot, ToldT] = {}
+    async def _ask_all(self, processes: list["_Process"], decode: Callable[[str], ToldT]) -> dict["_Process", ToldT]:
+        """Ask workers how they are, all at the same time; those that answer in their order, and what."""
+        told: dict[_Process, ToldT] = {}
 
-        async def ask(slot: Slot) -> None:
-            text = await self._ask(slot, Method.GET_STATUS)
-            if text is None or utf8_bytes(text) > _status_bytes_max(slot.role):
+        async def ask(process: _Process) -> None:
+            text = await self._ask(process, Method.GET_STATUS)
+            if text is None or utf8_bytes(text) > _status_bytes_max(process.slot.role):
                 return
             try:
-                told[slot] = decode(text)
+                told[process] = decode(text)
             except (ValueError, RecursionError):
                 return
 
         async with trio.open_nursery() as nursery:
-            for slot in self._cluster.slots:
-                if slot.state is SlotState.RUNNING:
-                    nursery.start_soon(ask, slot)
-        return told
+            for process in processes:
+                nursery.start_soon(ask, process)
+        return {process: told[process] for process in processes if process in told}
 
-    async def _ask(self, slot: Slot, method: int) -> str | None:
-        if slot.worker is None or slot.state is not SlotState.RUNNING:
-            return None
+    @staticmethod
+    async def _ask(process: "_Process", method: int) -> str | None:
         try:
-            return (await slot.worker.call(method, Empty(), Text, timeout_s=ASK_TIMEOUT_S)).text
+            return (await process.worker.call(method, Empty(), Text, timeout_s=ASK_TIMEOUT_S)).text
         except RpcError:
             return None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Process:
+    """A worker that can be asked. ``is_leaving``: it was replaced, and finishes what it has."""
+
+    slot: Slot
+    worker: WorkerProcess
+    is_leaving: bool
+
+    @property
+    def place(self) -> ProcessPlace:
+        """Its name for whoever asks."""
+        return ProcessPlace(self.slot.role.value, self.slot.index, self.worker.pid if self.is_leaving else 0)
+
+    @property
+    def name(self) -> str:
+        """Role and number, for logs."""
+        return f"{self.slot.role}-{self.place.worker_label}"
+
+
+def _leaving_status(process: _Process, told: dict[str, Any] | None) -> dict[str, Any]:
+    """What is shown of a worker that was replaced, whether it answers or not."""
+    known = {
+        "role": process.slot.role.value,
+        "worker": process.slot.index,
+        "state": LEAVING,
+        "restarts": 0,
+        **_process_facts(process.worker),
+    }
+    return {**known, **(told or {}), **known}
+
+
+def _process_facts(worker: WorkerProcess) -> dict[str, Any]:
+    return {"pid": worker.pid, "uptime_seconds": round(time.monotonic() - worker.started, 1)}
 
 
 def _status_bytes_max(role: Role) -> int:

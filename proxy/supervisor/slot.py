@@ -31,6 +31,10 @@ DRAIN_GRACE_S = 5.0
 
 AWAKE_TIMEOUT_S = 30.0
 HAND_OVER_TIMEOUT_S = 10.0
+
+LEAVING_MAX = 8
+"""Replaced workers of one place that finish what they have at the same time; each takes the memory of a process."""
+
 NEXT_PROGRAM_DRAIN_MS = 1_000
 
 
@@ -45,7 +49,8 @@ class SlotState(enum.StrEnum):
 
 class Life:
     """One process in a place. ``left``: it has ended, or its place is another's; ``shelf_free``: nothing more comes
-    from it that its successor would have to know.
+    from it that its successor would have to know. ``retired``: it was replaced, and finishes what it has by
+    ``leaves_until`` (Trio's time).
     """
 
     def __init__(self, worker: WorkerProcess) -> None:
@@ -54,6 +59,7 @@ class Life:
         self.ended = trio.Event()
         self.shelf_free = trio.Event()
         self.retired = False
+        self.leaves_until = float("inf")
         self.code = 0
 
 
@@ -67,7 +73,9 @@ class Slot:
 
     ``spawn`` makes a process; ``start`` tells it all it needs to be ready, and makes it this place's worker.
     ``keep_shelf`` (forwarders) gives it what its predecessor left, and returns when it has said its last; that of an
-    admin worker answers what it asks. ``must_start``: whether a very first worker that cannot start ends the cluster.
+    admin worker answers what it asks. ``process_ended`` is called with the process id of each worker that has ended,
+    after everything that it said was heard. ``must_start``: whether a very first worker that cannot start ends the
+    cluster.
     """
 
     def __init__(  # noqa: PLR0917 -- one call
@@ -78,6 +86,7 @@ class Slot:
         start: Start,
         on_end: Callable[["Slot"], None],
         keep_shelf: KeepShelf | None = None,
+        process_ended: Callable[[int], None] = lambda _pid: None,
     ) -> None:
         self.role = role
         self.index = index
@@ -91,6 +100,7 @@ class Slot:
         self._start = start
         self._on_end = on_end
         self._keep_shelf = keep_shelf
+        self._process_ended = process_ended
         self._stopping = False
         self._stop_begun = trio.Event()
         self._needs_successor: Callable[[], bool] = lambda: False
@@ -105,6 +115,11 @@ class Slot:
     def name(self) -> str:
         """Role and number, for logs."""
         return f"{self.role}-{self.index}"
+
+    @property
+    def leaving(self) -> list[Life]:
+        """Workers that were replaced and finish what they have, the oldest first."""
+        return [life for life in self.lives if life.retired and life.worker is not self.worker]
 
     async def wait_for_retired(self) -> None:
         """Return when no worker that was replaced still finishes what it has."""
@@ -187,6 +202,7 @@ class Slot:
                     talking.start_soon(worker.talk)
                     life.code = await worker.wait()
                     talking.cancel_scope.cancel()
+            self._process_ended(worker.pid)
         finally:
             worker.kill()
             self.lives.remove(life)
@@ -252,6 +268,7 @@ class Slot:
             old = next((life for life in self.lives if life.worker is self.worker), None)
             if old is None:  # it has died in the meantime: whoever comes now is new
                 return True
+            self._make_room_for_leaving()
             life = self._begin(await self._spawn())
             if self._stopping:
                 life.worker.kill()
@@ -317,8 +334,21 @@ class Slot:
             old.worker.kill()
             await old.shelf_free.wait()
 
+    def _make_room_for_leaving(self) -> None:
+        """End the oldest workers that still finish what they have, where there are too many of them."""
+        for life in self.leaving[: max(0, len(self.leaving) + 1 - LEAVING_MAX)]:
+            get_logger().error(
+                "a replaced worker is ended before its time, and its connections with it: too many replacements "
+                "follow each other within limits.drain_timeout_ms",
+                who=self.name,
+                pid=life.worker.pid,
+                most=LEAVING_MAX,
+            )
+            self._nursery.start_soon(life.worker.stop)
+
     def _retire(self, old: Life, drain_timeout_ms: int) -> None:
         old.retired = True
+        old.leaves_until = trio.current_time() + seconds(drain_timeout_ms)
         self._nursery.start_soon(self._finish, old, drain_timeout_ms)
 
     async def _finish(self, old: Life, drain_timeout_ms: int) -> None:
@@ -349,13 +379,21 @@ class Slot:
         with trio.move_on_at(max(until, trio.current_time() + DRAIN_GRACE_S)):
             async with self._changing:
                 pass
-        while (worker := await self._worker_to_drain(until)) is not None:
-            if not await self._drain_worker(worker, until):
-                break
+        async with trio.open_nursery() as nursery:
+            for life in self.leaving:
+                nursery.start_soon(self._drain_leaving, life, until)
+            while (worker := await self._worker_to_drain(until)) is not None:
+                if not await self._drain_worker(worker, until):
+                    break
         self.fill_no_more()
         with trio.move_on_at(until):
             await self.wait_for_retired()
         await self.stop()
+
+    async def _drain_leaving(self, life: Life, until: float) -> None:
+        """Have a replaced worker end its connections in order, within the time that it has anyway."""
+        left_ms = max(0, round((min(until, life.leaves_until) - trio.current_time()) * 1000))
+        await self._ask_to_drain(life.worker, DrainRequest(timeout_ms=left_ms), "a replaced worker did not drain")
 
     async def _worker_to_drain(self, until: float) -> WorkerProcess | None:
         """The place's worker once it runs; None where none does and none is needed, or none comes in time."""

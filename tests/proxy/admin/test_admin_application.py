@@ -16,6 +16,7 @@ from proxy.admin.exposition import PROCESS_BYTES_MAX
 from proxy.admin.http import Answer, Request
 from proxy.admin.scrape import ASKED_AT_A_TIME_MAX, Collected, Scrape
 from proxy.runtime.metrics import new_registry
+from proxy.runtime.process_place import ProcessPlace
 from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.runtime.rpc_server import WAITING_BYTES_MAX
 
@@ -145,16 +146,16 @@ class Source:
         self.asked = 0
         self.asked_at_a_time = 0
 
-    async def places(self) -> list[tuple[str, int]]:
+    async def places(self) -> list[ProcessPlace]:
         await trio.lowlevel.checkpoint()
-        return [(name, 0) for name in self._texts]
+        return [ProcessPlace(name, 0) for name in self._texts]
 
-    async def metrics(self, role: str, index: int) -> str:
+    async def metrics(self, place: ProcessPlace) -> str:
         self.asked += 1
         self.asked_at_a_time = max(self.asked_at_a_time, self.asked)
         await trio.testing.wait_all_tasks_blocked()
         self.asked -= 1
-        text = self._texts[role]
+        text = self._texts[place.role]
         if isinstance(text, RpcError):
             raise text
         return str(text)
@@ -163,9 +164,9 @@ class Source:
 class Quick(Source):
     """Answers at once: nothing else needs to be blocked."""
 
-    async def metrics(self, role: str, index: int) -> str:
+    async def metrics(self, place: ProcessPlace) -> str:
         await trio.lowlevel.checkpoint()
-        return str(self._texts[role])
+        return str(self._texts[place.role])
 
 
 def gauge(value: int) -> str:
@@ -185,6 +186,20 @@ async def test_metrics_of_all_processes() -> None:
         'g{cluster="prod",role="forwarder",worker="0"} 2',
     ]
     assert source.asked_at_a_time == 4
+
+
+async def test_a_replaced_worker_has_series_of_its_own() -> None:
+    """Its counters must not read as a reset of its successor's."""
+
+    class Both(Source):
+        async def places(self) -> list[ProcessPlace]:
+            await trio.lowlevel.checkpoint()
+            return [ProcessPlace("forwarder", 0), ProcessPlace("forwarder", 0, leaving_pid=4711)]
+
+    assert await collected(Scrape("prod", Both(forwarder=gauge(1)), new_registry())) == [
+        'g{cluster="prod",role="forwarder",worker="0"} 1',
+        'g{cluster="prod",role="forwarder",worker="0-leaving-4711"} 1',
+    ]
 
 
 async def test_not_too_many_are_asked_at_a_time() -> None:

@@ -16,9 +16,13 @@ from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Place, Text
 from proxy.admin.questions import HEALTH_INTERVAL_S, SILENCE_S_MAX, LineLost, Questions
 from proxy.runtime.peers import Caller
+from proxy.runtime.process_place import ProcessPlace
 from proxy.runtime.rpc_client import RpcCallRefused
 from proxy.supervisor.admin import INTERVAL_S, UNDER_WAY_MAX, AdminLine
 from proxy.supervisor.report import MetricsTooLarge
+
+FORWARDER = ProcessPlace("forwarder", 1)
+LEAVING = ProcessPlace("forwarder", 1, leaving_pid=4711)
 
 
 def same_file(one: int, other: int) -> bool:
@@ -42,14 +46,14 @@ class FakeReport:
         await trio.lowlevel.checkpoint()
         return b'{"cluster":"prod"}'
 
-    def places(self) -> list[tuple[Role, int]]:
-        return [(Role.SUPERVISOR, 0), (Role.AUTH, 0), (Role.FORWARDER, 1)]
+    def places(self) -> list[ProcessPlace]:
+        return [ProcessPlace("supervisor", 0), ProcessPlace("auth", 0), FORWARDER, LEAVING]
 
-    async def metrics(self, role: str, index: int) -> str:
-        self.asked.append((role, index))
+    async def metrics(self, place: ProcessPlace) -> str:
+        self.asked.append(place)
         await self.gate.wait()
         await trio.lowlevel.checkpoint()
-        if role == "auth":
+        if place.role == "auth":
             raise MetricsTooLarge("auth-0 writes more than it may")
         return "g 1.0\n"
 
@@ -99,11 +103,11 @@ async def test_questions_and_answers(setup: Setup, questions: Questions) -> None
     assert questions.is_well()
     assert await questions.not_ready_reasons() == ["draining"]
     assert await questions.status() == '{"cluster":"prod"}'
-    assert await questions.places() == [("supervisor", 0), ("auth", 0), ("forwarder", 1)]
-    assert await questions.metrics("forwarder", 1) == "g 1.0\n"
-    assert setup.report.asked == ["readiness", "status", ("forwarder", 1)]
+    assert await questions.places() == [ProcessPlace("supervisor", 0), ProcessPlace("auth", 0), FORWARDER, LEAVING]
+    assert await questions.metrics(FORWARDER) == await questions.metrics(LEAVING) == "g 1.0\n"
+    assert setup.report.asked == ["readiness", "status", FORWARDER, LEAVING]
     with pytest.raises(RpcCallRefused, match="auth-0 writes more than it may"):
-        await questions.metrics("auth", 0)
+        await questions.metrics(ProcessPlace("auth", 0))
 
 
 def test_it_serves_an_admin_worker_and_nothing_else() -> None:
@@ -184,6 +188,17 @@ async def test_places_that_are_none_are_not_remembered(setup: Setup) -> None:
         assert await handler(place.SerializeToString(), Caller(Role.ADMIN, 77)) == Text(text="").SerializeToString()
     assert not setup.report.asked
     assert not setup.line._metrics_of
+
+
+async def test_places_that_have_ended_are_forgotten(setup: Setup) -> None:
+    """Each replaced worker is a place of its own: all that there ever were would be too many."""
+    handler = setup.line._handlers()[Method.REPORT_METRICS]
+    for place in (FORWARDER, LEAVING):
+        await handler(place.to_protobuf().SerializeToString(), Caller(Role.ADMIN, 77))
+    another = ProcessPlace("forwarder", 1, leaving_pid=4712)
+    setup.report.places = lambda: [FORWARDER, another]  # type: ignore[method-assign]
+    await handler(another.to_protobuf().SerializeToString(), Caller(Role.ADMIN, 77))
+    assert set(setup.line._metrics_of) == {FORWARDER, another}
 
 
 async def test_the_line_ends_with_the_worker(setup: Setup, questions: Questions, nursery: trio.Nursery) -> None:

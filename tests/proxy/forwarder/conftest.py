@@ -8,13 +8,13 @@ from forwarder_fakes import Play
 from relay_fakes import Lane, Place, open_lane, open_place
 
 from proxy.config.types import Relay
-from proxy.forwarder import relays
+from proxy.forwarder import relay_sockets, relays
 
 
 @pytest.fixture(autouse=True)
 def streams_without_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams in memory have no socket whose options could be set; all others are tuned as ever."""
-    tune = relays.tune_for_relay
+    tune = relay_sockets.tune_for_relay
 
     def tune_sockets(stream: object, config: Relay) -> None:
         if isinstance(stream, trio.SocketStream):

@@ -16,7 +16,7 @@ import trio
 import trio.testing
 from prometheus_client import CollectorRegistry
 
-from proto.rpc_pb2 import StoredRelay
+from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.keeping import Inheritance, KeptRelay, RelayKeeper
 from proxy.forwarder.pipes import Pipe
@@ -174,8 +174,8 @@ class WatchedKeeper(RelayKeeper):
     may have the very number that the forwarder has just closed.
     """
 
-    def __init__(self, sock: socket.socket, shelf: Shelf) -> None:
-        super().__init__(sock, keeps=True)
+    def __init__(self, sock: socket.socket, shelf: Shelf, *, keeps: bool = True) -> None:
+        super().__init__(sock, keeps=keeps)
         self.sock = sock
         self._shelf = shelf
         self.said: list[tuple[str, int]] = []
@@ -208,8 +208,8 @@ class WatchedKeeper(RelayKeeper):
         self.open.pop(("pipe", pipe.id), None)
         super().drop_pipe(pipe)
 
-    async def close(self) -> None:
-        await super().close()
+    async def close(self, left_behind: Sequence[RelayLeftBehind] = ()) -> None:
+        await super().close(left_behind)
         self.open.clear()  # all of it is closed next
 
     def close_all(self) -> None:
@@ -249,15 +249,24 @@ class Forwarder:
     """The relays of one process, from inheritance to whatever its end is."""
 
     def __init__(
-        self, sock: socket.socket, shelf: Shelf, config: RelayConfig, recall: Recall, now: Callable[[], float]
+        self,
+        sock: socket.socket,
+        shelf: Shelf,
+        config: RelayConfig,
+        recall: Recall,
+        now: Callable[[], float],
+        *,
+        keeps: bool = True,
     ) -> None:
-        self.keeper = WatchedKeeper(sock, shelf)
+        self.keeper = WatchedKeeper(sock, shelf, keeps=keeps)
         self.config = config
         self.recall = recall
         self.now = now
         self.metrics = ReauthenticationMetrics(None)
         self.ended: list[StoredRelay] = []
         self.adopted: list[StoredRelay] = []
+        self.moved_away: list[StoredRelay] = []
+        self.gone_behind: list[str] = []
         self.left: Inheritance
         self.relays: Relays
         self.registry = CollectorRegistry()
@@ -280,6 +289,8 @@ class Forwarder:
                         self.left,
                         self.ended.append,
                         nursery,
+                        on_moved=self.moved_away.append,
+                        on_left_behind_gone=self.gone_behind.append,
                         forwarders=1,
                         may_linger=lambda: True,
                         recall=self.recall,
@@ -291,6 +302,9 @@ class Forwarder:
                     self.adopted = [kept.about for kept in self.left.relays]
                     self.relays.adopt(self.left, self.config)
                     nursery.start_soon(self.keeper.run)
+                    nursery.start_soon(
+                        self.keeper.listen, lambda _place, _table: None, self.relays.left_behind.process_ended
+                    )
                     nursery.start_soon(self.relays.run)
                     self.has_begun = True
                     task_status.started()
@@ -373,8 +387,9 @@ class Forwarder:
 class Place:
     """A forwarder's place in the cluster: a real shelf of the fd store, and one forwarder after another."""
 
-    def __init__(self, nursery: trio.Nursery, config: RelayConfig = DEFAULTS) -> None:
+    def __init__(self, nursery: trio.Nursery, config: RelayConfig = DEFAULTS, *, keeps: bool = True) -> None:
         self._nursery = nursery
+        self._keeps = keeps
         self._config = config
         self.recall: Recall = nobody_judges
         self.now: Callable[[], float] = time.monotonic
@@ -382,17 +397,19 @@ class Place:
         self.forwarders: list[Forwarder] = []
 
     async def forwarder(self, config: RelayConfig | None = None) -> Forwarder:
-        """The next one; it waits for its predecessor's last word."""
+        """The next one, whose process id is its number; it waits for its predecessor's last word."""
         ours, theirs = store_sockets()
-        self._nursery.start_soon(self._serve, StoreChannel(ours))
-        forwarder = Forwarder(theirs, self.shelf, config or self._config, self.recall, self.now)
+        self._nursery.start_soon(self._serve, StoreChannel(ours), len(self.forwarders) + 1)
+        forwarder = Forwarder(theirs, self.shelf, config or self._config, self.recall, self.now, keeps=self._keeps)
         self.forwarders.append(forwarder)
         with trio.fail_after(PATIENCE_S):
             await self._nursery.start(forwarder.live)
         return forwarder
 
-    async def _serve(self, channel: StoreChannel) -> None:
-        await self.shelf.serve(channel, list, new=True, tables=AddressTableExchange().line(0))
+    async def _serve(self, channel: StoreChannel, pid: int) -> None:
+        await self.shelf.serve(
+            channel, list, pid=pid, new=True, tables=AddressTableExchange().line(0), keeps_relays=self._keeps
+        )
 
     async def settle(self) -> None:
         """Wait until the store has read what was said."""
@@ -408,10 +425,10 @@ class Place:
 
 
 @asynccontextmanager
-async def open_place(config: RelayConfig = DEFAULTS) -> AsyncIterator[Place]:
+async def open_place(config: RelayConfig = DEFAULTS, *, keeps: bool = True) -> AsyncIterator[Place]:
     """A place, and its end."""
     async with trio.open_nursery() as nursery:
-        place = Place(nursery, config)
+        place = Place(nursery, config, keeps=keeps)
         try:
             yield place
         finally:

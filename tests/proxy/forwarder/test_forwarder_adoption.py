@@ -425,7 +425,7 @@ async def test_counters_go_on(place: Place, lane: Lane, way: str) -> None:
     assert [second.moved(name) for name in ("to_broker", "to_client")] == before
     assert [second.operations(name) for name in ("to_broker", "to_client")] == operations
     if way == "handed over":
-        assert [first.moved(name) for name in ("to_broker", "to_client")] == [0, 0], "each byte is counted once"
+        assert list(first.relays.collect()) == [], "each byte is counted once"
     await lane.client.send_all(b"4")
     await read(lane.broker, 1)
     assert second.moved("to_broker") == 9
@@ -504,9 +504,8 @@ async def test_what_was_dropped_is_said_before_the_line_ends(
     assert len(second.adopted) == 1
 
 
-async def test_relays_through_user_space_go_on_and_count_elsewhere(
-    place: Place, lane: Lane, nursery: trio.Nursery
-) -> None:
+async def test_relays_through_user_space_go_on_and_count_in_the_same_place(place: Place, lane: Lane) -> None:
+    """The process that has them tells no sums: its successor does, from the same table."""
     first = await place.forwarder()
     await first.begin(lane, to_broker=b"123")
     await read(lane.broker, 3)
@@ -519,7 +518,8 @@ async def test_relays_through_user_space_go_on_and_count_elsewhere(
     assert first.moved("to_broker") == 8
     second = await successor(place, "handed over")
     assert (first.relays.in_flight.count, second.relays.in_flight.count) == (1, 1)
-    assert (first.moved("to_broker"), second.moved("to_broker")) == (0, 8)
+    assert list(first.relays.collect()) == []
+    assert second.moved("to_broker") == 8
     await client.send_all(b"still here")
     assert await broker.receive_some(10) == b"still here"
     async with open_lane() as other:
@@ -528,7 +528,8 @@ async def test_relays_through_user_space_go_on_and_count_elsewhere(
     await client.send_eof()
     await broker.send_eof()
     await until(lambda: len(first.ended) == 1)
-    assert (first.moved("to_broker"), second.moved("to_broker")) == (10, 9)
+    assert list(first.relays.collect()) == []
+    assert second.moved("to_broker") == 8 + 10 + 1
     assert first.relays.in_flight.count == 0
     await client.aclose()
     await broker.aclose()

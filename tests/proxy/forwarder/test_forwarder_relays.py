@@ -37,9 +37,11 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder import engine as engine_module
+from proxy.forwarder import relay_sockets
 from proxy.forwarder import relays as relays_module
 from proxy.forwarder.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
-from proxy.forwarder.relays import RelayNotBegun, Relays, splice_works
+from proxy.forwarder.relay_sockets import splice_works
+from proxy.forwarder.relays import RelayNotBegun, Relays
 from proxy.runtime import relay_table
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
 from proxy.runtime.store_channel import RECORD_BYTES_MAX, StoreLost
@@ -48,7 +50,7 @@ from proxy.runtime.tls import TlsStream, broker_context, listener_context
 
 @pytest.fixture
 def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relays_module, "LINGER_S", 0.2)
+    monkeypatch.setattr(relay_sockets, "LINGER_S", 0.2)
 
 
 async def says_nothing(stream: trio.SocketStream, seconds: float = 0.05) -> bool:
@@ -448,7 +450,7 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
 async def test_a_side_that_breaks_leaves_the_other_time_to_read(
     place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relays_module, "LINGER_S", 0.3)
+    monkeypatch.setattr(relay_sockets, "LINGER_S", 0.3)
     it = await place.forwarder()
     copies = [os.dup(stream.socket.fileno()) for stream in (lane.our_client, lane.our_broker)]
     about = await it.begin(lane)
@@ -509,7 +511,7 @@ async def test_a_client_that_reads_nothing_does_not_outlive_its_broker(
 ) -> None:
     """The broker's end stands behind the bytes that the client does not take."""
     monkeypatch.setattr(engine_module, "LOOK_S", 0.02)
-    monkeypatch.setattr(relays_module, "LINGER_S", 0.1)
+    monkeypatch.setattr(relay_sockets, "LINGER_S", 0.1)
     it = await place.forwarder(RelayConfig(user_timeout_ms=500, half_close_timeout_ms=200))
     about = await it.begin(narrow_lane)
     await fill(narrow_lane.broker)
@@ -876,7 +878,7 @@ async def test_a_relay_of_tls_ends_with_its_process(
 
 
 async def test_a_relay_of_tls_is_served_to_the_end_of_a_drain(place: Place, lane: Lane, certificates: Contexts) -> None:
-    """A hand-over leaves it where it is; its row is the successor's to use, and its bytes are summed up."""
+    """A hand-over leaves it where it is; its rows stay its own, and the successor tells of its bytes."""
     it = await place.forwarder()
     tls = await open_tls(lane, certificates, "client")
     await tls.begin(it, to_client=b"connected")
@@ -892,7 +894,7 @@ async def test_a_relay_of_tls_is_served_to_the_end_of_a_drain(place: Place, lane
         async with open_lane() as another:
             await (await open_tls(another, certificates, "client")).begin(it)
     async with open_lane() as another:
-        assert (await successor.begin(another)).id == 1
+        assert (await successor.begin(another)).id == 2
         await tls.client.aclose()
         await tls.broker.aclose()
         await until(lambda: not it.relays.in_flight.count)

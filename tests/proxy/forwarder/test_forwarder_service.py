@@ -98,7 +98,7 @@ class Served:
     async def _keep(self, channel: StoreChannel) -> None:
         with contextlib.ExitStack() as stack:
             descriptors = [stack.enter_context(listener).fileno() for listener in self.real_listeners]
-            await self.shelf.serve(channel, lambda: descriptors, new=True, tables=AddressTableExchange().line(0))
+            await self.shelf.serve(channel, lambda: descriptors, pid=1, new=True, tables=AddressTableExchange().line(0))
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)

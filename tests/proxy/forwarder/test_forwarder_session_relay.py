@@ -20,7 +20,8 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
 from proxy.forwarder.backends import TargetRefused
-from proxy.forwarder.relays import LINGER_S, RelayNotBegun
+from proxy.forwarder.relays import RelayNotBegun
+from proxy.forwarder.user_space import LINGER_S
 from proxy.runtime.broker_link import BrokerLinkFailed
 from proxy.runtime.reactor import Reactor
 from proxy.runtime.rpc_client import RpcDeadlineExceeded

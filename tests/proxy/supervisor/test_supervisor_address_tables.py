@@ -13,7 +13,7 @@ from proto.rpc_pb2 import StoreMessage
 from proxy.runtime.address_tables import AddressTables
 from proxy.runtime.store_channel import StoreChannel, StoreLost, close_all, store_sockets
 from proxy.supervisor.address_tables import PUBLISHED_MAX, AddressTableExchange, AddressTableLine
-from proxy.supervisor.fd_store import Shelf, keep_nothing
+from proxy.supervisor.fd_store import Shelf
 
 
 def new_table() -> int:
@@ -117,11 +117,10 @@ async def test_by_the_line_to_the_fd_store(
     other = Forwarder(exchange, 1)
     ours, theirs = (StoreChannel(sock) for sock in store_sockets())
     shelf = Shelf()
-    serve = shelf.serve if crash_safe else keep_nothing
     ended = trio.Event()
 
     async def keep() -> None:
-        await serve(ours, list, new=True, tables=exchange.line(0))
+        await shelf.serve(ours, list, pid=7, new=True, tables=exchange.line(0), keeps_relays=crash_safe)
         ended.set()
 
     nursery.start_soon(keep)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import gc
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,21 +17,23 @@ import trio
 import trio.testing
 from supervisor_fakes import no_listeners, same_file
 
-from proto.rpc_pb2 import StoredPipe, StoredRelay, StoreMessage
-from proxy.runtime.relay_table import RelayTable, row
+from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
+from proxy.runtime.relay_table import RELAYS_MAX, RelayTable, row
 from proxy.runtime.store_channel import (
     DESCRIPTORS_MAX,
     MESSAGE_BYTES_MAX,
     RECORD_BYTES_MAX,
     StoreChannel,
+    StoreLost,
     close_all,
     store_sockets,
 )
 from proxy.supervisor import fd_store as module
 from proxy.supervisor.address_tables import AddressTableExchange
-from proxy.supervisor.fd_store import Kept, Shelf, _batches, keep_nothing
+from proxy.supervisor.fd_store import Kept, Listeners, Shelf, _batches
 
 NO_TABLES = AddressTableExchange().line(0)
+PID = 4711
 
 
 def open_files() -> int:
@@ -72,7 +76,7 @@ class Store:
             ends += [self.reading, self.writing] * len(message.pipes)
             await theirs.send(message, ends)
         theirs.close()
-        await self.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
+        await self.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
 
     @property
     def kept(self) -> int:
@@ -169,7 +173,7 @@ async def test_the_sockets_stay_open_after_the_forwarder_died(store: Store) -> N
     await theirs.send(StoreMessage(relays=[StoredRelay(id=1)]), (client.fileno(), client.fileno()))
     client.close()
     theirs.close()
-    await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
+    await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
     peer.setblocking(False)
     with pytest.raises(BlockingIOError):
         peer.recv(1)
@@ -189,7 +193,7 @@ async def test_a_relay_whose_descriptors_did_not_arrive(store: Store) -> None:
     await store.say(theirs, 3)
     theirs.close()
     with structlog.testing.capture_logs() as logs:
-        await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
+        await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
     assert [StoredRelay.FromString(kept.about).target for kept in store.shelf.relays.values()] == ["", ""]
     assert sorted(store.shelf.relays) == [1, 3]
     assert not store.shelf.pipes, "what it says beside is done"
@@ -211,7 +215,7 @@ async def test_clear(store: Store) -> None:
 async def test_the_line_is_closed_in_the_end(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES)
+    await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
     assert ours.sock.fileno() == -1
 
 
@@ -256,7 +260,7 @@ async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytes
 
 async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     (first, [descriptor]), (last, nothing) = await inherit(theirs)
     assert (first.table, first.complete, last) == (True, False, StoreMessage(complete=True))
     assert not nothing
@@ -267,16 +271,24 @@ async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nurser
     theirs.close()
 
 
+async def keep_no_relays(store: Store, channel: StoreChannel, listeners: Listeners, **what: Any) -> bool:
+    """relay.crash_safe = false."""
+    return await store.shelf.serve(channel, listeners, keeps_relays=False, **what)
+
+
 async def test_a_new_one_gets_its_clients_listeners(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     listeners = [store.client.fileno(), store.reading]
-    for serve in (store.shelf.serve, keep_nothing):
+    for keeps in (True, False):
+        serve = partial(store.shelf.serve, keeps_relays=keeps)
         ours, theirs = store.line()
-        nursery.start_soon(lambda serve=serve, ours=ours: serve(ours, lambda: listeners, new=True, tables=NO_TABLES))  # type: ignore[misc]
+        nursery.start_soon(
+            lambda serve=serve, ours=ours: serve(ours, lambda: listeners, new=True, pid=PID, tables=NO_TABLES)
+        )  # type: ignore[misc]
         got = await inherit(theirs)
         (first, descriptors), last = got[0], got[-1][0]
-        assert (first.listeners, first.table) == (2, serve != keep_nothing)
-        assert (last.complete, relay_ids(got)) == (True, [] if serve == keep_nothing else [1])
+        assert (first.listeners, first.table) == (2, True)
+        assert (last.complete, relay_ids(got)) == (True, [1])
         assert len(descriptors) == 2 + int(first.table)
         for ours_, theirs_ in zip(listeners, descriptors[-2:], strict=True):
             assert same_file(ours_, theirs_)
@@ -290,7 +302,7 @@ async def test_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     ended: list[bool] = []
 
     async def serve(line: StoreChannel, *, new: bool) -> None:
-        ended.append(await keep_nothing(line, lambda: [store.reading], new=new, tables=NO_TABLES))
+        ended.append(await keep_no_relays(store, line, lambda: [store.reading], new=new, pid=PID, tables=NO_TABLES))
 
     ours, theirs = store.line()
     nursery.start_soon(lambda: serve(ours, new=False))
@@ -308,14 +320,81 @@ async def test_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     assert (ended, ours.sock.fileno(), len(logs)) == ([True, False], -1, 1)
 
 
+# ---- relays that cannot move
+
+
+def behind(*ids: int, ip: str = "192.0.2.1") -> StoreMessage:
+    return StoreMessage(left_behind=[RelayLeftBehind(id=number, client_ip=ip) for number in ids])
+
+
+async def test_a_successor_is_told_what_stays_behind_and_when_that_has_ended(
+    store: Store, nursery: trio.Nursery
+) -> None:
+    store.shelf.take(behind(*range(1, 2001)), [], 7)
+    store.shelf.take(behind(2001), [], 8)
+    store.shelf.process_ended(99)
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    got = await inherit(theirs)
+    for _message, descriptors in got:
+        close_all(descriptors)
+    named = {(message.predecessor_pid, one.id) for message, _descriptors in got for one in message.left_behind}
+    assert named == {(7, number) for number in range(1, 2001)} | {(8, 2001)}
+    store.shelf.process_ended(7)
+    received = await theirs.receive()
+    assert received is not None
+    assert list(received[0].ended_predecessor_pids) == [7]
+    assert store.shelf.left_behind == {8: {2001: "192.0.2.1"}}
+    await theirs.send(StoreMessage(dropped_relays=[2001]))
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.shelf.left_behind == {8: {}}
+    theirs.close()
+
+
+async def test_a_predecessor_that_ends_while_nobody_listens(store: Store) -> None:
+    store.shelf.take(behind(1), [], 7)
+    store.shelf.process_ended(7)
+    assert store.shelf.left_behind == {}
+
+
+async def test_a_successor_that_does_not_read(store: Store, nursery: trio.Nursery) -> None:
+    """Its line is full: the supervisor does not wait for it."""
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    await trio.testing.wait_all_tasks_blocked()
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send_now(StoreMessage(dropped_relays=[1]))
+    store.shelf.take(behind(1), [], 7)
+    with structlog.testing.capture_logs() as logs:
+        store.shelf.process_ended(7)
+    assert [(entry["log_level"], entry["predecessor_pid"]) for entry in logs] == [("warning", 7)]
+    theirs.close()
+
+
+@pytest.mark.parametrize("message", [behind(0), behind(RELAYS_MAX + 1), behind(1, ip="1" * 65)])
+async def test_what_cannot_stay_behind(store: Store, message: StoreMessage) -> None:
+    """Security: a forwarder that was taken over must not fill the supervisor's memory."""
+    with pytest.raises(StoreLost):
+        store.shelf.take(message, [], 7)
+
+
+async def test_each_relay_stays_behind_once(store: Store) -> None:
+    """Security: so all together are no more than there are rows."""
+    for pid in (7, 8, 8, 9):
+        store.shelf.take(behind(1, 2), [], pid)
+    assert sum(len(relays) for relays in store.shelf.left_behind.values()) == 2
+
+
 @pytest.mark.parametrize("what", [b"\xff\xff\xff\xff", b"\x0a"])
 async def test_one_that_says_what_nobody_understands(store: Store, what: bytes) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to end the supervisor."""
-    for serve in (store.shelf.serve, keep_nothing):
+    for keeps in (True, False):
+        serve = partial(store.shelf.serve, keeps_relays=keeps)
         ours, theirs = store.line()
         theirs.sock.send(what)
         with structlog.testing.capture_logs() as logs:
-            assert await serve(ours, no_listeners, new=False, tables=NO_TABLES) is False
+            assert await serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES) is False
         assert [entry["log_level"] for entry in logs] == ["error"]
         assert ours.sock.fileno() == -1
         theirs.close()
@@ -325,7 +404,7 @@ async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytes
     ours, theirs = store.line()
     with structlog.testing.capture_logs() as logs:
         assert (
-            await store.shelf.serve(ours, lambda: [-1], new=True, tables=NO_TABLES) is False
+            await store.shelf.serve(ours, lambda: [-1], new=True, pid=PID, tables=NO_TABLES) is False
         )  # a listener that is closed
     assert len(logs) == 1
     theirs.close()
@@ -334,7 +413,7 @@ async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytes
 async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> None:
     ours, theirs = store.line()
     with structlog.testing.capture_logs() as logs:
-        assert await keep_nothing(ours, lambda: [-1], new=True, tables=NO_TABLES) is False
+        assert await keep_no_relays(store, ours, lambda: [-1], new=True, pid=PID, tables=NO_TABLES) is False
     assert [entry["log_level"] for entry in logs] == ["error"]
     assert ours.sock.fileno() == -1
     theirs.close()
@@ -343,7 +422,7 @@ async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> 
 async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to use up the supervisor's descriptors."""
     ours, theirs = store.line()
-    nursery.start_soon(lambda: keep_nothing(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: keep_no_relays(store, ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 51))
     await store.say_pipes(theirs, *range(1, 51))
     await trio.testing.wait_all_tasks_blocked()
@@ -356,16 +435,16 @@ async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, 
 async def test_whether_the_end_was_in_order(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES) is True
+    assert await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES) is True
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES) is False
+    assert await store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES) is False
 
 
 async def test_one_that_is_no_new_one_gets_nothing(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
         theirs.sock.recv(1)
@@ -379,10 +458,10 @@ async def test_a_dead_one_is_heard_to_the_end_before_its_successor_gets_anything
     store: Store, nursery: trio.Nursery
 ) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
-    nursery.start_soon(lambda: store.shelf.serve(next_ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(next_ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 101))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
@@ -409,12 +488,12 @@ async def test_listeners_are_asked_for_once_the_predecessors_line_has_ended(
 
     ours, theirs = store.line()
     nursery.start_soon(
-        lambda: store.shelf.serve(ours, lambda: listeners("one that is not new"), new=False, tables=NO_TABLES)
+        lambda: store.shelf.serve(ours, lambda: listeners("one that is not new"), new=False, pid=PID, tables=NO_TABLES)
     )
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
     nursery.start_soon(
-        lambda: store.shelf.serve(next_ours, lambda: listeners("its successor"), new=True, tables=NO_TABLES)
+        lambda: store.shelf.serve(next_ours, lambda: listeners("its successor"), new=True, pid=PID, tables=NO_TABLES)
     )
     await store.say(theirs, 1)
     await trio.testing.wait_all_tasks_blocked()
@@ -434,7 +513,7 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
     ended: list[bool] = []
 
     async def serve() -> None:
-        ended.append(await store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+        ended.append(await store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
 
     nursery.start_soon(serve)
     await trio.testing.wait_all_tasks_blocked()  # what is handed over lies there, unread
@@ -448,12 +527,12 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
 
 async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 301), target="broker:6650", principal="me")
     await store.say_pipes(theirs, 5, 6)
     theirs.close()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     sizes: list[int] = []
     kinds: list[str] = []
     relays: list[StoredRelay] = []
@@ -482,14 +561,14 @@ async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nurs
 
 async def test_large_records_are_bounded_by_their_bytes(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     principal = "p" * (RECORD_BYTES_MAX - 5)
     assert StoredRelay(id=41, principal=principal).ByteSize() == RECORD_BYTES_MAX
     await store.say(theirs, *range(1, 42), principal=principal)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     assert all(message.ByteSize() <= MESSAGE_BYTES_MAX for message, _descriptors in got)
     assert [[relay.id for relay in message.relays] for message, _descriptors in got] == [
@@ -515,14 +594,14 @@ def test_batches() -> None:
 
 async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 101), principal="p" * 8_000)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ended = trio.Event()
 
     async def serve(line: StoreChannel) -> None:
-        await store.shelf.serve(line, no_listeners, new=True, tables=NO_TABLES)
+        await store.shelf.serve(line, no_listeners, new=True, pid=PID, tables=NO_TABLES)
         ended.set()
 
     ours, theirs = store.line()
@@ -536,7 +615,7 @@ async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.N
     assert ours.sock.fileno() == -1
     assert store.kept == 200
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     assert relay_ids(got) == list(range(1, 101)), "the next one gets everything"
     os.close(got[0][1][0])
@@ -547,7 +626,7 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+        nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
         await trio.testing.wait_all_tasks_blocked()
         theirs.close()
     assert list(store.shelf.relays) == [1]
@@ -557,7 +636,7 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
 async def test_a_successor_goes_on_with_the_shelf(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     os.close(got[0][1][0])
     await store.say(theirs, 3)

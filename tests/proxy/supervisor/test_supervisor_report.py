@@ -22,6 +22,7 @@ from proxy.admin.scrape import ASKED_AT_A_TIME_MAX
 from proxy.config.types import Listener, ListenerTls
 from proxy.runtime.metrics import new_registry
 from proxy.runtime.near_expiry import SHOWN_MAX
+from proxy.runtime.process_place import ProcessPlace
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.rpc_server import WAITING_BYTES_MAX
 from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
@@ -36,7 +37,7 @@ from proxy.supervisor.report import (
     MetricsTooLarge,
     Report,
 )
-from proxy.supervisor.slot import Slot, SlotState
+from proxy.supervisor.slot import Life, Slot, SlotState
 
 
 class Setup:
@@ -198,7 +199,7 @@ async def slow() -> str:
 async def test_a_worker_that_is_starting_is_not_asked() -> None:
     setup = Setup()
     setup.cluster.of(Role.LOOKUP)[0].state = SlotState.STARTING
-    assert await setup.report.metrics("lookup", 0) == ""
+    assert await setup.report.metrics(ProcessPlace("lookup", 0)) == ""
     await setup.report.status()
     assert setup.worker(Role.LOOKUP).calls == []
 
@@ -212,11 +213,14 @@ async def test_metrics_of_each_process() -> None:
     setup.cluster.of(Role.AUTH)[0].state = SlotState.RESTARTING
     setup.worker(Role.LOOKUP).answers[Method.COLLECT_METRICS] = lambda _request: RpcError("no answer")
     places = setup.report.places()
-    assert places == [("supervisor", 0), ("lookup", 0), ("forwarder", 0), ("forwarder", 1)]
-    texts = [(await setup.report.metrics(*place)).splitlines()[2:] for place in places]
+    assert places == [
+        ProcessPlace(role, index)
+        for role, index in (("supervisor", 0), ("lookup", 0), ("forwarder", 0), ("forwarder", 1))
+    ]
+    texts = [(await setup.report.metrics(place)).splitlines()[2:] for place in places]
     assert texts == [["own 5.0"], [], ["g 0"], ["g 1"]]
-    assert await setup.report.metrics("forwarder", 2) == ""
-    assert await setup.report.metrics("nobody", 0) == ""
+    assert await setup.report.metrics(ProcessPlace("forwarder", 2)) == ""
+    assert await setup.report.metrics(ProcessPlace("nobody", 0)) == ""
 
 
 @pytest.mark.parametrize("text", ["x" * (METRICS_BYTES_MAX + 1), "\u20ac" * (METRICS_BYTES_MAX // 3 + 1)], ids=len)
@@ -225,7 +229,87 @@ async def test_a_worker_that_writes_too_much(text: str) -> None:
     setup = Setup()
     setup.worker(Role.FORWARDER).answers[Method.COLLECT_METRICS] = lambda _request: text
     with pytest.raises(MetricsTooLarge, match="forwarder-0 writes more than 4194304 bytes of metrics"):
-        await setup.report.metrics("forwarder", 0)
+        await setup.report.metrics(ProcessPlace("forwarder", 0))
+
+
+# ---- workers that were replaced
+
+
+def leave(setup: Setup, role: Role, index: int = 0) -> FakeWorker:
+    """Another worker has this one's place, which finishes what it has."""
+    slot = setup.cluster.of(role)[index]
+    old = FakeWorker(role, index)
+    old.answers[Method.GET_STATUS] = lambda _request: '{"connections": 5, "ready": false}'
+    old.answers[Method.COLLECT_METRICS] = lambda _request: "# HELP g G.\n# TYPE g gauge\ng 77\n"
+    life = Life(old)  # type: ignore[arg-type]
+    life.retired = True
+    slot.lives.append(life)
+    return old
+
+
+async def test_replaced_workers_are_shown_until_they_end() -> None:
+    setup = Setup()
+    setup.worker(Role.FORWARDER).answers[Method.GET_STATUS] = lambda _request: '{"connections": 7}'
+    first, second = leave(setup, Role.FORWARDER), leave(setup, Role.FORWARDER)
+    second.answers[Method.GET_STATUS] = lambda _request: RpcError("it is just ending")
+    status = await setup.report.status()
+    workers: Any = status["workers"]
+    leaving: Any = status["leaving_workers"]
+    assert [worker["state"] for worker in workers] == ["running"] * 4
+    assert workers[2]["connections"] == 7
+    assert [(one["role"], one["worker"], one["state"], one["pid"]) for one in leaving] == [
+        ("forwarder", 0, "leaving", first.pid),
+        ("forwarder", 0, "leaving", second.pid),
+    ]
+    assert [one.get("connections") for one in leaving] == [5, None]
+    [line] = [line for line in status_text(status).splitlines() if f"leaving, pid {first.pid}" in line]
+    assert "5 connections" in line
+    setup.cluster.of(Role.FORWARDER)[0].lives.clear()
+    assert (await setup.report.status())["leaving_workers"] == []
+
+
+async def test_one_that_hands_over_has_its_place_until_another_runs() -> None:
+    setup = Setup()
+    slot = setup.cluster.of(Role.FORWARDER)[0]
+    life = Life(slot.worker)
+    life.retired = True
+    slot.lives.append(life)
+    assert (await setup.report.status())["leaving_workers"] == []
+    assert len(setup.report.places()) == 1 + 4
+
+
+async def test_replaced_workers_have_series_of_their_own() -> None:
+    setup = Setup()
+    old = leave(setup, Role.FORWARDER, 1)
+    place = ProcessPlace("forwarder", 1, leaving_pid=old.pid)
+    assert setup.report.places()[-1] == place
+    assert place.worker_label == f"1-leaving-{old.pid}"
+    assert "g 77" in await setup.report.metrics(place)
+    assert "g 1" in await setup.report.metrics(ProcessPlace("forwarder", 1))
+    assert await setup.report.metrics(ProcessPlace("forwarder", 0, leaving_pid=old.pid)) == ""
+
+
+async def test_replaced_workers_do_not_decide_on_readiness() -> None:
+    """A lookup worker that reaches no broker any more; an auth worker whose place is empty."""
+    setup = Setup()
+    old = leave(setup, Role.LOOKUP)
+    assert await setup.report.not_ready_reasons() == []
+    assert (await setup.report.status())["ready"] is True
+    assert [method for method, _request in old.calls] == [Method.GET_STATUS], "for the status alone"
+    leave(setup, Role.AUTH)
+    setup.cluster.of(Role.AUTH)[0].state = SlotState.RESTARTING
+    assert await setup.report.not_ready_reasons() == ["no auth worker answers"]
+
+
+async def test_a_replaced_worker_cannot_say_what_the_supervisor_knows() -> None:
+    """Security."""
+    setup = Setup()
+    old = leave(setup, Role.FORWARDER)
+    claim = {"role": "auth", "worker": 5, "state": "running", "pid": 1, "connections": 7}
+    old.answers[Method.GET_STATUS] = lambda _request: json.dumps(claim)
+    leaving: Any = (await setup.report.status())["leaving_workers"]
+    [told] = leaving
+    assert (told["role"], told["worker"], told["state"], told["pid"]) == ("forwarder", 0, "leaving", old.pid)
 
 
 # ---- workers that were taken over

@@ -81,7 +81,7 @@ class ForwarderPlace(Place):
     async def _keep_shelf(self, worker: FakeWorker) -> None:
         assert worker.store is not None
         await self.shelf.serve(
-            worker.store, no_listeners, new=not worker.inherited, tables=AddressTableExchange().line(0)
+            worker.store, no_listeners, pid=worker.pid, new=not worker.inherited, tables=AddressTableExchange().line(0)
         )
 
     async def _spawn(self) -> FakeWorker:
