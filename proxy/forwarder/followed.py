@@ -229,7 +229,7 @@ class Judge(Protocol):
         """The client's answer; it is being judged from now on."""
 
     def use(self, followed: Followed) -> Use:
-        """Decide what may become of a command, and count an end that is only observed. The session must have a clock."""
+        """Decide what may become of a command, and count an observed end. The session must have a clock."""
 
     def still_served(self, followed: Followed) -> None:
         """End a session, or count its end, over which the broker still sends past its grace."""
