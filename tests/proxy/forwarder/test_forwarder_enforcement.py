@@ -26,6 +26,7 @@ from framed_fakes import (
     send_frame,
     session,
 )
+from prometheus_client import CollectorRegistry
 from relay_fakes import Lane, Place, about_relay, keeps_nothing, read_all
 from test_forwarder_adoption import WAYS, successor
 from test_forwarder_renewal import (  # noqa: F401 -- a fixture
@@ -48,6 +49,7 @@ from proxy.forwarder.keeping import Inheritance
 from proxy.forwarder.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, ReauthenticationMetrics
 from proxy.forwarder.relays import Relays
 from proxy.runtime.rpc_client import RpcConnectionLost
+from proxy.runtime.windowed_maximum import WINDOW_S
 
 OBSERVED = "a client's session would have been closed"
 FAILED = "a client has failed to authenticate itself again"
@@ -465,6 +467,26 @@ def _spared(stage: Stage) -> float:
     samples = stage.metrics._no_reauth.collect()[0].samples
     wanted = {"method": "token", "reason": "has_producer"}
     return sum(one.value for one in samples if one.name.endswith("_total") and one.labels == wanted)
+
+
+# ---- how long it takes
+
+
+async def test_the_longest_re_authentication_is_a_metric_for_some_minutes() -> None:
+    now, registry = Now(), CollectorRegistry()
+    metrics = ReauthenticationMetrics(registry, now)
+
+    def longest() -> float | None:
+        return registry.get_sample_value("pulsar_proxy_reauthentication_max_seconds")
+
+    assert longest() == 0
+    for took_s in (0.5, 7.25, 1.0):
+        metrics.renewed("token", took_s)
+        now.s += 1
+    assert longest() == longest() == 7.25, "no scrape resets it"
+    now.s += WINDOW_S + 30
+    assert longest() == 0
+    assert registry.get_sample_value("pulsar_proxy_reauthentication_seconds_count") == 3
 
 
 # ---- a successor

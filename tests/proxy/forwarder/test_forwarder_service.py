@@ -391,6 +391,14 @@ async def test_drain_gives_what_is_under_way_its_time_then_closes_it(
     assert served.value("pulsar_proxy_ended_connections_total", cause="shut_down") == 1
 
 
+async def test_enforcement_counts_from_the_start_and_is_taken_over(serve: Serve) -> None:
+    """Before relays of a predecessor are adopted, and for those that are there."""
+    served = await serve(session={"enforcement": "observe"})
+    assert served.service._relays.enforcement.observes(0)
+    await served.service.configure(make_config())
+    assert not served.service._relays.enforcement.observes(0)
+
+
 async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
     served = await serve()
     await served.in_lookup_mode()
