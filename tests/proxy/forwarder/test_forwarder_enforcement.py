@@ -469,6 +469,16 @@ def _spared(stage: Stage) -> float:
     return sum(one.value for one in samples if one.name.endswith("_total") and one.labels == wanted)
 
 
+async def test_who_is_spared_is_counted_once_while_each_command_is_stopped_at(begin: Any) -> None:
+    """Past the end, behind an answer that is being judged."""
+    stage = await begin(spares_producers=True)
+    stage.judges.gate = trio.Event()
+    stage.now.s += 150
+    await stage.client.send_all(answer())
+    await stage.must_pass(producer_frame(), times=3)
+    assert _spared(stage) == 1
+
+
 # ---- how long it takes
 
 
@@ -518,6 +528,27 @@ async def test_a_successor_counts_no_life_twice(
     now.s += 101
     await after.must_pass()
     assert after.observed["expired"] == (1 if was_counted else 2)
+
+
+async def test_a_successor_asks_nobody_whose_failure_was_observed(
+    place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
+    now, judges = Now(), Judges(denied)
+    place.now, place.recall = now, judges.recall
+    first = await place.forwarder()
+    first.relays.enforcement.configure(observing())
+    await first.begin(lane, session=session(now, judges, listener=0))
+    stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
+    now.s += 90
+    await stage.client.send_all(answer())
+    await stage.settle()
+    assert stage.observed == {"failed": 1}
+    second = await successor(place, "killed")
+    second.relays.enforcement.configure(observing())
+    now.s += 5
+    second.relays.judge.ask_those_due()
+    await stage.must_come()
 
 
 async def test_a_successor_that_enforces_ends_it(place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
