@@ -33,6 +33,7 @@ from proto.rpc_pb2 import (
 )
 from proto.varints import varint
 from proxy import __version__
+from proxy.config.session import observed_listeners
 from proxy.config.types import Config
 from proxy.runtime.broker_link import BrokerGreeter
 from proxy.runtime.credentials import credentials_for
@@ -144,7 +145,7 @@ class LookupService:
     def _envelope(self, data: bytes, _caller: Caller, answer: Answer) -> None:
         request = EnvelopeRequest.FromString(data)
         try:
-            principal = principal_of(request, self._seal_key, int(time.time() * 1000))
+            principal = principal_of(request, self._seal_key, self._now_unix_ms())
         except EnvelopeRefused as refused:
             name = self._refused(request, refused)
             answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
@@ -167,6 +168,12 @@ class LookupService:
     def _seal_key(self) -> bytes | None:
         """What principals are sealed with; None where clients are not authenticated."""
         return self._context.seal_key if self._config.authentication.enabled else None
+
+    def _now_unix_ms(self) -> int | None:
+        """The time that principals of Envelopes must outlast; None: none, since sessions go on past their end. Which
+        listener a client came in at, only the forwarder says, so one that observes is enough.
+        """
+        return None if any(observed_listeners(self._config)) else int(time.time() * 1000)
 
     def _asker(self, request: EnvelopeRequest, principal: str) -> Asker:
         if not request.original_auth_data:

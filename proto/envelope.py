@@ -36,10 +36,11 @@ class EnvelopeRefused(Exception):
         self.error = error
 
 
-def principal_of(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms: int) -> Principal:
+def principal_of(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms: int | None) -> Principal:
     """Whose requests they are: the sealed principal, and nothing else, decides. Raises EnvelopeRefused.
 
-    ``seal_key``: None where the cluster does not authenticate; then they are nobody's.
+    ``seal_key``: None where the cluster does not authenticate; then they are nobody's. ``now_unix_ms``: None where
+    sessions may go on past their principal's end, since it is only observed.
     """
     if envelope.version > ENVELOPE_VERSION:
         text = f"an Envelope of version {envelope.version}; this worker knows {ENVELOPE_VERSION}"
@@ -71,13 +72,15 @@ class _Claim(NamedTuple):
     type: str | None = None
 
 
-def _principal_under(sealed: bytes, claim: _Claim, seal_key: bytes, now_unix_ms: int) -> Principal:
-    """The principal under a seal that holds now; raises EnvelopeRefused, also where another one is claimed."""
+def _principal_under(sealed: bytes, claim: _Claim, seal_key: bytes, now_unix_ms: int | None) -> Principal:
+    """The principal under a seal that holds now, or ever did where ``now_unix_ms`` is None. Raises EnvelopeRefused,
+    also where another principal is claimed.
+    """
     try:
         principal, end_unix_ms = _unsealed(sealed, seal_key)
     except SealBroken as error:
         raise _bad_principal(f"the sealed principal is {error}") from None
-    if end_unix_ms <= now_unix_ms:
+    if now_unix_ms is not None and end_unix_ms <= now_unix_ms:
         raise _bad_principal("the sealed principal is expired")
     if principal.name != claim.name or claim.type not in {None, principal.type}:
         raise _bad_principal("the principal is not the one under the seal")

@@ -13,7 +13,7 @@ comes to the client is use, too, once a grace is over: whoever lets himself be s
 
 Any failure (denied, another principal, another method, an answer in the middle of judging, answers that follow each
 other too closely) is final: the caller closes, nothing is tried again. That nobody could judge is no failure: the
-client is asked again.
+client is asked again. Where ends are only observed the caller closes nothing, and says ``failed``.
 
 Time comes in two forms. Credentials end by the wall clock, but that is read only once a life, when it begins: a step
 of it neither ends the sessions that are there nor lengthens them. All else is *now*: seconds of any clock that only
@@ -78,10 +78,14 @@ class Memo:
     challenge_at_s: float
     last_at_s: float
     phase: Phase
+    observed: bool = False
 
 
 class SessionClock:
     """See the module. One for each session, from its first authentication on.
+
+    ``observed``: whether it was counted in this life that enforcement would have closed this session, which was let go
+    on since it is only observed.
 
     ``principal`` is who was authenticated, how and until when; ``lifetime_ms_max`` bounds each life (0: it does not);
     ``fraction``, at least 0 and below 1, is drawn at random by the caller.
@@ -93,6 +97,7 @@ class SessionClock:
         "_expires_at_s",
         "_last_at_s",
         "_lifetime_ms_max",
+        "observed",
         "phase",
         "principal",
     )
@@ -116,6 +121,7 @@ class SessionClock:
         self._last_at_s = now_s
         self._expires_at_s = now_s + lifetime_s
         self._challenge_at_s = now_s + max(lifetime_s * part, REAUTHENTICATION_INTERVAL_S_MIN)
+        self.observed = False
 
     # ---- for another process
 
@@ -128,6 +134,7 @@ class SessionClock:
         clock._expires_at_s = memo.expires_at_s
         clock._challenge_at_s = memo.challenge_at_s
         clock._last_at_s = memo.last_at_s
+        clock.observed = memo.observed
         clock.phase = memo.phase
         if memo.phase is Phase.JUDGING:
             clock.phase = Phase.QUIET
@@ -136,7 +143,7 @@ class SessionClock:
     @property
     def memo(self) -> Memo:
         """What ``recalled`` needs."""
-        return Memo(self._expires_at_s, self._challenge_at_s, self._last_at_s, self.phase)
+        return Memo(self._expires_at_s, self._challenge_at_s, self._last_at_s, self.phase, self.observed)
 
     # ---- questions
 
@@ -194,14 +201,28 @@ class SessionClock:
         """The answer is good for ``principal``. A new life begins, unless that is somebody else: which is a failure."""
         if self.phase is not Phase.JUDGING:
             raise LocalProtocolError(f"a verdict on no answer, while {self.phase.name}")
+        failure = self.mismatch(principal)
+        if failure is None:
+            self.phase = Phase.QUIET
+            self._begin(principal, now_s, now_unix_ms, fraction)
+        return failure
+
+    def mismatch(self, principal: Principal) -> Failure | None:
+        """Tell why ``principal`` cannot go on with this session; None: it is the same one, by the same method."""
         mine = self.principal
         if principal.method != mine.method:
             return Failure.ANOTHER_METHOD
         if (principal.type, principal.name, principal.proxy) != (mine.type, mine.name, mine.proxy):
             return Failure.ANOTHER_PRINCIPAL
-        self.phase = Phase.QUIET
-        self._begin(principal, now_s, now_unix_ms, fraction)
         return None
+
+    def failed(self, now_s: float) -> None:
+        """Let a session that is only observed go on after a failure: with its old end, and asked no more in this life.
+        The client may still come by itself.
+        """
+        self.phase = Phase.QUIET
+        self._last_at_s = now_s
+        self._challenge_at_s = NEVER
 
     def lost(self, now_s: float) -> None:
         """The answer is lost, or nobody could judge it: the client is asked again, though not at once."""

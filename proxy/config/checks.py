@@ -223,6 +223,8 @@ def _lifetimes(config: Config) -> Iterator[tuple[str, int]]:
         yield f"session.methods_max_reauth_ms.{method}", lifetime_ms
     for index, listener in enumerate(config.listener):
         yield f"listener[{index}].connections_max_reauth_ms", listener.connections_max_reauth_ms
+        for method, lifetime_ms in listener.methods_max_reauth_ms.items():
+            yield f"listener[{index}].methods_max_reauth_ms.{method}", lifetime_ms
 
 
 # ---- single values

@@ -68,12 +68,16 @@ class Listener(Strict, frozen=True):
     congestion_control: who decides how fast bytes are sent to clients, as `brokers.congestion_control`
     connections_max_reauth_ms: the same as in `[session]`, for this listener's clients and before all else; -1: what is
         said there counts
+    methods_max_reauth_ms: the same for single authentication methods, before `connections_max_reauth_ms` of this table
+    session_enforcement: the same as `session.enforcement`, for this listener's clients; `inherit`: what is said there
     tls: certificate and key of a listener for `pulsar+ssl://`; absent: it is one for `pulsar://`
     """
 
     bind: NonEmpty = "0.0.0.0:6650"
     congestion_control: CongestionControl = "system"
     connections_max_reauth_ms: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = -1
+    methods_max_reauth_ms: dict[NonEmpty, NonNegative] = {}
+    session_enforcement: Literal["inherit", "enforce", "observe"] = "inherit"
     tls: ListenerTls | None = None
 
 
@@ -330,6 +334,11 @@ class Session(Strict, frozen=True):
     connections_max_reauth_ms: a client must authenticate itself again within this time; 0: only its credential's own
         end counts. Credentials that never end, as certificates here, make sessions that end only by this
     methods_max_reauth_ms: the same for single authentication methods, in place of it: `{ token = 3600000 }`
+    enforcement: what becomes of a client that uses its connection after the end, or fails to authenticate again.
+        `enforce`: it is closed. `observe`: it is counted (`pulsar_proxy_expired_connections_observed_total`) and
+        logged, once for each life of its session, and goes on; clients are asked for fresh credentials all the same.
+        This is for finding out what `enforce` would close: expired credentials stay good for as long as a connection
+        lasts. A reload changes it for connections that are there, too
     relay_reauthentication: which clients are asked within a relay. `by_client_kind`: all that say they can be, but
         clients built on the C++ library (Python's and Node's, too) only as long as they have no producer on the
         connection, since these write the answer into the middle of a large message: their session ends when it is used
@@ -343,6 +352,7 @@ class Session(Strict, frozen=True):
 
     connections_max_reauth_ms: NonNegative = 0
     methods_max_reauth_ms: dict[NonEmpty, NonNegative] = {}
+    enforcement: Literal["enforce", "observe"] = "enforce"
     relay_reauthentication: Literal["by_client_kind", "always", "never"] = "by_client_kind"
     grace_ms: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 60_000
 

@@ -14,6 +14,7 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_STOPS, NO_STOPS, ClientFrameWalk, FrameWalk
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import Failure, SessionClock, Use
+from proxy.forwarder.enforcement import Enforcement
 from proxy.forwarder.relay_session import Reauthenticate, grace_ms_of
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
 from proxy.runtime.tasks import seconds
@@ -116,14 +117,35 @@ class Followed:
 
     ``clock``: None where nothing expires; ``closing_frame``: the client's last word, where it is not the usual one;
     ``discards``: whether the next answer belongs to rounds that died with a predecessor; ``line``: set when it begins.
+    ``enforcement``: the forwarder's; ``listener``: the number of the client's, by which it is asked.
     """
 
-    __slots__ = ("about", "clock", "closing", "closing_frame", "discards", "grace_s", "line", "reauthenticate", "relay")
+    __slots__ = (
+        "about",
+        "clock",
+        "closing",
+        "closing_frame",
+        "discards",
+        "enforcement",
+        "grace_s",
+        "line",
+        "listener",
+        "reauthenticate",
+        "relay",
+    )
 
     line: "Line"
 
-    def __init__(self, relay: StoredRelay, clock: SessionClock | None, reauthenticate: Reauthenticate) -> None:
+    def __init__(
+        self,
+        relay: StoredRelay,
+        clock: SessionClock | None,
+        reauthenticate: Reauthenticate,
+        enforcement: Enforcement | None = None,
+    ) -> None:
         self.relay = relay
+        self.enforcement = enforcement or Enforcement()
+        self.listener = relay.session.listener if relay.session.HasField("listener") else None
         self.about = relay.session
         self.clock = clock
         self.reauthenticate = reauthenticate
@@ -131,6 +153,11 @@ class Followed:
         self.closing_frame = b""
         self.discards = False
         self.grace_s = seconds(grace_ms_of(relay.session))
+
+    @property
+    def observes(self) -> bool:
+        """Whether its end is only counted, by the configuration in force now."""
+        return self.enforcement.observes(self.listener)
 
     def stops(self, way: int, *, has_producer: bool) -> frozenset[int]:
         """What to stop at, as long as it has not expired."""
@@ -152,6 +179,8 @@ class Followed:
         """What to stop at now, where it would be ``stops`` as long as the session has not expired."""
         clock = self.clock
         if clock is None or now_s < clock.expires_at_s:
+            return stops
+        if clock.observed and self.observes:  # all that there is to say of its end was said
             return stops
         if way == TO_BROKER:
             return ALL_STOPS
@@ -177,6 +206,9 @@ class Line(Protocol):
     def say_farewell(self, frame: bytes) -> None:
         """Tell the client at the next boundary; then both directions end, each at a boundary of its own."""
 
+    def note_observed(self) -> None:
+        """Write down that the clock knows of an observed end, so that a successor does not count it again."""
+
     @property
     def has_producer(self) -> bool:
         """Whether a client that is not asked while it has a producer had one ever on this connection."""
@@ -196,8 +228,17 @@ class Judge(Protocol):
     def answered(self, followed: Followed, frame: bytes) -> None:
         """The client's answer; it is being judged from now on."""
 
-    def failed(self, followed: Followed, failure: Failure) -> None:
-        """An answer that is none."""
+    def use(self, followed: Followed) -> Use:
+        """Decide what may become of a command, and count an observed end. The session must have a clock."""
+
+    def still_served(self, followed: Followed) -> None:
+        """End a session, or count its end, over which the broker still sends past its grace."""
+
+    def spared(self, followed: Followed) -> None:
+        """Count a client that is not asked any more, since it has opened its first producer."""
+
+    def failed(self, followed: Followed, failure: Failure, *, over_limit: bool = False) -> None:
+        """An answer that is none; ``over_limit``: nor can it be taken out of the stream, so the relay ends."""
 
     def lost(self, followed: Followed) -> None:
         """An answer to a predecessor."""

@@ -54,8 +54,11 @@ class Framer:
 
     def follow(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
         """Follow a relay that has not begun; see FramedJournal.follow. Raises OSError, FrameWrong."""
-        self._take_over(relay)
-        return self.journal.follow(relay, first_to_broker, first_to_client)
+        line = self._take_over(relay)
+        passing = self.journal.follow(relay, first_to_broker, first_to_client)
+        if line.has_producer:
+            self._judge.spared(_known(relay.to_broker)[0])
+        return passing
 
     def recall(self, relay: Relay) -> None:
         """Go on with a predecessor's relay, wherever it stood; see FramedJournal.recall. Raises OSError."""
@@ -250,15 +253,16 @@ class Framer:
         assert followed.clock is not None  # nothing else stops
         length, command_type = framing.walk.first(buffer, size)
         if framing.way == TO_CLIENT:
-            line.close(Closing.STILL_SERVED)
+            self._judge.still_served(followed)
             return 0  # now the frame may pass, and is looked at once more
         if command_type == BaseCommand.AUTH_RESPONSE:
             self._begin_to_take(direction, framing, length)
             return 0
-        use = followed.clock.use(self._now())
+        use = self._judge.use(followed)
         if use is Use.GO_ON:
-            if command_type == BaseCommand.PRODUCER:
+            if command_type == BaseCommand.PRODUCER and not line.has_producer:
                 self.journal.note_producer(direction.relay, framing)
+                self._judge.spared(followed)
             return length
         if use is Use.HOLD:
             framing.waits = True
@@ -269,7 +273,7 @@ class Framer:
     def _begin_to_take(self, direction: Direction, framing: Framing, length: int) -> None:
         followed = _known(direction)[0]
         if length > followed.about.answer_bytes_max:
-            self._judge.failed(followed, Failure.TOO_LARGE)
+            self._judge.failed(followed, Failure.TOO_LARGE, over_limit=True)
             return
         self._cells[framing.row + BOUNDARY] = -(framing.boundary + length)
         framing.boundary += length

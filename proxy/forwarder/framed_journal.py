@@ -33,6 +33,7 @@ from proxy.runtime.relay_table import (
     HEAD_CELLS,
     LAST_AT,
     MESSAGES,
+    OBSERVED,
     PHASE,
     PUTTING,
     TO_BROKER,
@@ -72,7 +73,8 @@ class FramedJournal:
         framing = self._framing(direction, has_producer=False)
         consumed = consumed_bytes(direction.source)
         passing, stop = 0, GOES_ON
-        if framing.way == TO_BROKER:  # to connect took its time
+        # To connect took its time. Where ends are only observed, the next use will be counted.
+        if framing.way == TO_BROKER and not framing.followed.observes:
             framing.walk.stops = framing.followed.stops_now(TO_BROKER, framing.stops, self._now())
         while passing < len(first) and stop != PART:
             more, stop = framing.walk.walk(first[passing:], len(first) - passing)
@@ -133,6 +135,7 @@ class FramedJournal:
             (LAST_AT, memo.last_at_s),
         ):
             cells[row + cell] = 0 if time_s == NEVER else int(time_s * _NS_PER_S)
+        cells[row + OBSERVED] = memo.observed
         cells[row + PHASE] = memo.phase
 
     # ---- what a predecessor has written
@@ -164,7 +167,8 @@ class FramedJournal:
         expires_at_s, challenge_at_s, last_at_s = (
             cells[row + cell] / _NS_PER_S or NEVER for cell in (EXPIRES_AT, CHALLENGE_AT, LAST_AT)
         )
-        memo = Memo(expires_at_s, challenge_at_s, last_at_s, Phase(cells[row + PHASE]))
+        phase, observed = Phase(cells[row + PHASE]), bool(cells[row + OBSERVED])
+        memo = Memo(expires_at_s, challenge_at_s, last_at_s, phase, observed)
         return SessionClock.recalled(
             relay.session.principal,
             lifetime_ms_max=relay.session.lifetime_ms_max,

@@ -48,6 +48,10 @@ class SplicedLine:
         self._journal.write_clock(self._relay)
         self.judge_anew()
 
+    def note_observed(self) -> None:
+        """Write down that the clock knows of an observed end, so that a successor does not count it again."""
+        self._journal.write_clock(self._relay)
+
     def judge_anew(self) -> None:
         """A command that waits for a verdict waits no longer."""
         framing = self._relay.to_broker.framing

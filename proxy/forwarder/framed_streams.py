@@ -144,13 +144,12 @@ class FramedStreams:
 
     async def _stopped_at(self, command_type: int) -> bytes:
         """Do what a command is stopped for; its frame's bytes where it may pass."""
-        clock = self._followed.clock
-        assert clock is not None  # nothing else stops
-        use = clock.use(self._now())
+        use = self._judge.use(self._followed)
         if use is Use.GO_ON:
-            if command_type == BaseCommand.PRODUCER:
+            if command_type == BaseCommand.PRODUCER and not self.has_producer:
                 self.has_producer = True
                 self._stops -= {BaseCommand.PRODUCER}
+                self._judge.spared(self._followed)
             return self._to_broker.one_frame()
         if use is Use.HOLD:
             self._verdict = trio.Event()
@@ -165,7 +164,7 @@ class FramedStreams:
         followed, clock = self._followed, self._followed.clock
         assert clock is not None  # nothing else stops
         if self._to_broker.length_of_next() > followed.about.answer_bytes_max:
-            self._judge.failed(followed, Failure.TOO_LARGE)
+            self._judge.failed(followed, Failure.TOO_LARGE, over_limit=True)
             return False
         frame = self._to_broker.take()
         if frame is None:
@@ -217,7 +216,7 @@ class FramedStreams:
             passing = cutter.pass_on(one_frame=self._to_say is not None)
             if passing or cutter.stop in {GOES_ON, PART}:
                 return passing
-            self.close(Closing.STILL_SERVED)  # with which nothing is stopped at any more
+            self._judge.still_served(self._followed)  # with which nothing is stopped at any more
 
     async def _end_to_client(self, count: Count) -> None:
         rest = self._to_client.take_rest()
@@ -272,6 +271,9 @@ class FramedStreams:
     def go_on(self) -> None:
         """There is a verdict, and the clock knows it."""
         self._verdict.set()
+
+    def note_observed(self) -> None:
+        """Nothing to write down: the relay ends with its process."""
 
     def close(self, why: Closing, frame: bytes = b"") -> None:
         """Begin to close: nothing passes to the broker from the next boundary on."""

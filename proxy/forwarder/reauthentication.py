@@ -9,6 +9,7 @@ says, receipts for what it has got among it, is delivered until it falls silent 
 why, at a boundary, and both sides are closed in order.
 """
 
+import enum
 import heapq
 import itertools
 import random
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import trio
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proto import commands
 from proto.command_heads import FrameWrong
@@ -24,7 +25,7 @@ from proto.commands import NO_REQUEST_ID, CommandCorrupt, parse_command
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
-from proto.session_clock import NEVER, Failure, SessionClock
+from proto.session_clock import NEVER, Failure, SessionClock, Use
 from proxy.forwarder.authentication import Challenge, ClientIdentity, Denial, Verdict
 from proxy.forwarder.departures import until_quiet
 from proxy.forwarder.followed import LEAVING, PUT_IN_BYTES_MAX, Closing, Followed
@@ -32,6 +33,7 @@ from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import seconds
+from proxy.runtime.windowed_maximum import WINDOW_S, WindowedMaximum
 
 SESSION_EXPIRED = "The proxy closes this connection: session expired"
 MAX_AGE_REACHED = "The proxy closes this connection: it has reached its maximum age; connect again"
@@ -56,10 +58,22 @@ _TEXTS = {
 _SIZES_BYTES = 8
 
 
-class ReauthenticationMetrics:
-    """KIP-368's, for lookup mode and relays together; `method` is an authentication method's name."""
+class NoReauth(enum.Enum):
+    """Why an authenticated client is not asked again; the values are the metric's labels."""
 
-    def __init__(self, registry: CollectorRegistry | None) -> None:
+    CLIENT_CANNOT = "client_cannot"
+    HAS_PRODUCER = "has_producer"
+
+
+class ReauthenticationMetrics:
+    """KIP-368's, for lookup mode and relays together; `method` is an authentication method's name.
+
+    ``now``: seconds of a clock that goes forward only.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._maximum = WindowedMaximum()
         self.success = Counter(
             "pulsar_proxy_reauthentication_success",
             "Clients that have authenticated themselves again on their connection, by method.",
@@ -78,10 +92,17 @@ class ReauthenticationMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.no_reauth = Counter(
+        maximum = Gauge(
+            "pulsar_proxy_reauthentication_max_seconds",
+            f"The longest such time of the last {WINDOW_S} seconds; 0: there was none.",
+            registry=registry,
+        )
+        maximum.set_function(lambda: self._maximum.value(self._now()))
+        self._no_reauth = Counter(
             "pulsar_proxy_authentication_no_reauth",
-            "Clients that have authenticated themselves but cannot do so again on their connection, by method.",
-            ["method"],
+            "Clients that have authenticated themselves but are not asked to again on their connection, by method and "
+            "reason: client_cannot, has_producer.",
+            ["method", "reason"],
             registry=registry,
         )
         self.expired_killed = Counter(
@@ -89,6 +110,28 @@ class ReauthenticationMetrics:
             "Clients' connections closed because they were used, or still served, after their session had expired.",
             registry=registry,
         )
+        self.expired_observed = Counter(
+            "pulsar_proxy_expired_connections_observed",
+            "Lives of sessions that enforcement would have closed, but session.enforcement is observe, by listener, "
+            "method and reason: expired, still_served, failed.",
+            ["listener", "method", "reason"],
+            registry=registry,
+        )
+        self.expired_sessions = Gauge(
+            "pulsar_proxy_expired_sessions",
+            "Sessions that are past their end, and open: idle ones, and those whose end is only observed.",
+            registry=registry,
+        )
+
+    def cannot_renew(self, method: str, reason: NoReauth) -> None:
+        """Count a client that is not asked to authenticate itself again."""
+        self._no_reauth.labels(method=method, reason=reason.value).inc()
+
+    def renewed(self, method: str, took_s: float) -> None:
+        """Count a client that has authenticated itself again within so many seconds."""
+        self.success.labels(method=method).inc()
+        self.seconds.observe(took_s)
+        self._maximum.observe(took_s, self._now())
 
 
 class Reauthentication:
@@ -219,8 +262,7 @@ class Reauthentication:
         if failure is not None:
             self.failed(followed, failure)
             return
-        self._metrics.success.labels(method=principal.method).inc()
-        self._metrics.seconds.observe(took_s)
+        self._metrics.renewed(principal.method, took_s)
         followed.line.go_on()
         self._schedule(followed)
 
@@ -229,8 +271,22 @@ class Reauthentication:
         assert followed.clock is not None  # or nobody was asked
         return followed.clock
 
-    def failed(self, followed: Followed, failure: Failure, denial: Denial | None = None) -> None:
-        """A client has not authenticated itself again: it is closed."""
+    def failed(
+        self, followed: Followed, failure: Failure, denial: Denial | None = None, *, over_limit: bool = False
+    ) -> None:
+        """A client has not authenticated itself again: it is closed, unless that is only observed."""
+        observes = followed.observes and not over_limit  # a limit holds all the same
+        if not (observes and self._clock(followed).observed):  # else it could fill the log without being closed
+            self._tell_of_failure(followed, failure, denial)
+        if observes:
+            self._go_on_after(followed, failure)
+            return
+        frame = (
+            commands.error(NO_REQUEST_ID, denial.refusal.code, denial.refusal.message) if denial is not None else b""
+        )
+        followed.line.close(Closing.FAILED, frame)
+
+    def _tell_of_failure(self, followed: Followed, failure: Failure, denial: Denial | None) -> None:
         self._metrics.failure.labels(method=followed.about.principal.method).inc()
         get_logger().warning(
             "a client has failed to authenticate itself again",
@@ -238,12 +294,57 @@ class Reauthentication:
             principal=followed.relay.principal,
             reason=denial.reason if denial is not None else failure.value,
         )
-        frame = (
-            commands.error(NO_REQUEST_ID, denial.refusal.code, denial.refusal.message) if denial is not None else b""
-        )
-        followed.line.close(Closing.FAILED, frame)
+
+    def _go_on_after(self, followed: Followed, failure: Failure) -> None:
+        """Drop an answer that failed; another one that is being judged keeps its verdict."""
+        if failure not in {Failure.ANSWERED_TWICE, Failure.TOO_SOON}:
+            self._clock(followed).failed(self.now())
+        self._observe(followed, Closing.FAILED)
+        followed.line.go_on()
 
     # ---- ends
+
+    def use(self, followed: Followed) -> Use:
+        """Decide what may become of a command, and count an end that is only observed."""
+        use = self._clock(followed).use(self.now())
+        if use is Use.GO_ON or not followed.observes:
+            return use
+        if use is Use.CLOSE:
+            self._observe(followed, Closing.EXPIRED)
+        return Use.GO_ON
+
+    def still_served(self, followed: Followed) -> None:
+        """End a session, or count its end, over which the broker still sends past its grace."""
+        if followed.observes:
+            self._observe(followed, Closing.STILL_SERVED)
+        else:
+            followed.line.close(Closing.STILL_SERVED)
+
+    def _observe(self, followed: Followed, why: Closing) -> None:
+        """Count and log a session that enforcement would close, once in each of its lives."""
+        clock = self._clock(followed)
+        if clock.observed:
+            return
+        clock.observed = True
+        followed.line.note_observed()
+        if followed.closing:  # for another reason, which came first
+            return
+        listener, method = followed.enforcement.name_of(followed.listener), followed.about.principal.method
+        reason = why.name.lower()
+        self._metrics.expired_observed.labels(listener=listener, method=method, reason=reason).inc()
+        get_logger().info(
+            'a client\'s session would have been closed (session.enforcement = "observe")',
+            client=followed.relay.client_address,
+            principal=followed.relay.principal,
+            listener=listener,
+            method=method,
+            reason=reason,
+        )
+
+    def spared(self, followed: Followed) -> None:
+        """Count a client that is not asked any more, since it has opened its first producer."""
+        if followed.about.spares_producers and followed.about.challenge:
+            self._metrics.cannot_renew(followed.about.principal.method, NoReauth.HAS_PRODUCER)
 
     @staticmethod
     def corrupt(followed: Followed, error: FrameWrong) -> None:

@@ -24,6 +24,7 @@ from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.departures import Departures, until_quiet
 from proxy.forwarder.directions import Relay, shut_down
+from proxy.forwarder.enforcement import Enforcement
 from proxy.forwarder.engine import RelayEngine
 from proxy.forwarder.followed import LEAVING, Closing, Followed
 from proxy.forwarder.framed import Framer
@@ -62,6 +63,8 @@ class Relays(Collector):
 
     ``judge`` and ``now`` are lookup mode's, too: one place asks clients in time, and judges what they answer.
 
+    ``enforcement``: whether sessions' ends close connections; of sessions in lookup mode, too.
+
     ``on_end`` is called for each relay that has ended, with what the store knew about it; ``on_moved`` likewise for
     each that has become a successor's; ``on_left_behind_gone`` with the client's IP address for each of a predecessor's
     that has ended there, or that a successor looks after. ``recall`` makes what judges the answers of clients of a
@@ -81,6 +84,7 @@ class Relays(Collector):
         on_moved: Callable[[StoredRelay], None] = lambda _about: None,
         on_left_behind_gone: Callable[[str], None] = lambda _ip: None,
         recall: Recall = nobody_judges,
+        enforcement: Enforcement | None = None,
         reauthentication_metrics: ReauthenticationMetrics | None = None,
         principals_max: int = 100,
         now: Callable[[], float] = time.monotonic,
@@ -98,6 +102,7 @@ class Relays(Collector):
         self._splices = splice_works()
         self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger)
         self._recall = recall
+        self.enforcement = enforcement or Enforcement()
         self.judge = Reauthentication(nursery, reauthentication_metrics or ReauthenticationMetrics(None), now)
         self._framer = Framer(self._table, self._engine.mover, self.judge, now)
         self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end, self._release_rows)
@@ -133,9 +138,8 @@ class Relays(Collector):
         for kept in left.relays:
             relay = Relay(kept.about, kept.client, kept.broker, seconds(config.half_close_timeout_ms))
             if kept.about.HasField("session") and self._table.is_followed(kept.about.id):
-                relay.followed = Followed(
-                    kept.about, self._framer.journal.recalled_clock(kept.about), self._recall(kept.about)
-                )
+                clock = self._framer.journal.recalled_clock(kept.about)
+                relay.followed = Followed(kept.about, clock, self._recall(kept.about), self.enforcement)
             self.in_flight.begin()
             try:
                 self._engine.adopt(relay, pipes, self._framer)
@@ -217,7 +221,8 @@ class Relays(Collector):
         followed = None
         if session is not None and (session.expires or session.counts_messages or about.leave_at_ms):
             about.session.CopyFrom(session.stored())
-            followed = Followed(about, session.clock if session.expires else None, session.reauthenticate)
+            clock = session.clock if session.expires else None
+            followed = Followed(about, clock, session.reauthenticate, self.enforcement)
         self._table.belongs(about.id, self._principals.number_of(about.principal))
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
             await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config, followed)

@@ -23,6 +23,7 @@ from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.followed import Closing, Followed
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.reauthentication import NoReauth
 from proxy.forwarder.relay_session import MayBeAsked, Reauthenticate, Recall, RelaySession, may_be_asked
 from proxy.forwarder.relays import Relays
 
@@ -44,7 +45,7 @@ class Renewal:
         """The client was authenticated, or nobody is here."""
         config = self._backends.config
         if config.authentication.enabled and not connect.feature_flags.supports_auth_refresh:
-            self._metrics.reauthentication.no_reauth.labels(method=principal.method).inc()
+            self._metrics.reauthentication.cannot_renew(principal.method, NoReauth.CLIENT_CANNOT)
         lifetime_ms_max = 0  # nobody is asked for credentials where there are none
         if config.authentication.enabled:
             lifetime_ms_max = max_reauth_ms(config, self._client.listener, principal.method)
@@ -78,6 +79,7 @@ class Renewal:
             counts_messages=config.metrics.count_messages,
             failure_delay_ms=config.authentication.failure_delay_ms,
             grace_ms=config.session.grace_ms,
+            listener=self._client.listener,
             context=_context(self._client, connect),
         )
 
@@ -106,15 +108,17 @@ class Renewal:
             return
         about = tell_about()
         about.session.CopyFrom(session.stored())
-        self.followed = Followed(about, session.clock, session.reauthenticate)
+        self.followed = Followed(about, session.clock, session.reauthenticate, self._relays.enforcement)
         self.followed.line = LookupLine(client, self.followed, self._relays, reauthenticator)
         self._relays.judge.watch(self.followed)
 
     @property
     def has_expired(self) -> bool:
-        """Whether it has: then ``use`` says what may still be done."""
+        """Whether it has: then ``use`` says what may still be done. Not where its end was observed, and counted."""
         followed = self.followed
-        return followed is not None and self._relays.now() >= _clock(followed).expires_at_s
+        if followed is None or self._relays.now() < _clock(followed).expires_at_s:
+            return False
+        return not (_clock(followed).observed and followed.observes)
 
     def use(self, frame: Frame) -> Use:
         """What may become of a command, now that the session has expired. Begins to close it, where that is due.
@@ -127,7 +131,7 @@ class Renewal:
             or commands.parse_command(frame.command).type == BaseCommand.AUTH_RESPONSE
         ):
             return Use.GO_ON
-        use = _clock(followed).use(self._relays.now())
+        use = self._relays.judge.use(followed)
         if use is Use.CLOSE:
             followed.line.close(Closing.EXPIRED)
         return use
@@ -215,7 +219,17 @@ class LookupLine:
     def go_on(self) -> None:
         """There is a verdict, and the clock knows it."""
         if not self._followed.closing:
-            self._client.renewed(self._reauthenticator.identity)
+            self._client.renewed(self._own_identity())
+
+    def _own_identity(self) -> ClientIdentity | None:
+        """Return who the client last was, unless that was somebody else: an observed failure does not change sides."""
+        identity = self._reauthenticator.identity
+        if identity is None or _clock(self._followed).mismatch(identity.principal) is not None:
+            return None
+        return identity
+
+    def note_observed(self) -> None:
+        """Nothing to write down: the connection ends with its process."""
 
     def close(self, why: Closing, frame: bytes = b"") -> None:
         """Take nothing more; what is under way is answered before the client is told."""

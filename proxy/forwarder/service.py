@@ -24,6 +24,7 @@ from proxy.forwarder.authentication import ClientEnd
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.doors import Door, doors
+from proxy.forwarder.enforcement import Enforcement
 from proxy.forwarder.followed import Closing
 from proxy.forwarder.keeping import RelayKeeper
 from proxy.forwarder.metrics import ForwarderMetrics
@@ -60,6 +61,7 @@ class ForwarderService:
         self._context = context
         self._metrics = ForwarderMetrics(context.registry)
         self._metrics.active_connections.set_function(lambda: self._connections)
+        self._metrics.reauthentication.expired_sessions.set_function(self._count_expired)
         for state in State:
             gauge = self._metrics.connections_by_state.labels(state=state.value.replace(" ", "_"))
             gauge.set_function(partial(self._count_in, state))
@@ -88,6 +90,9 @@ class ForwarderService:
 
     def _count_in(self, state: State) -> int:
         return self._by_state()[state]
+
+    def _count_expired(self) -> int:
+        return sum(session.seconds_left <= 0 for session in self._session_ends())
 
     def _by_state(self) -> Counter[State]:
         states = Counter(session.state for session in self._sessions)
@@ -123,6 +128,7 @@ class ForwarderService:
             on_moved=lambda about: self._admission.leave(ip_of(about)),
             on_left_behind_gone=self._admission.leave,
             recall=recall(lambda: self._backends),
+            enforcement=Enforcement(context.config),
             reauthentication_metrics=self._metrics.reauthentication,
             principals_max=context.config.metrics.principals_max,
         )
@@ -155,6 +161,7 @@ class ForwarderService:
         """New settings for connections that come from now on."""
         backends, new_doors = Backends(config, self._auth, self._lookup), doors(config)  # may raise
         self._admission.limits = config.limits
+        self._relays.enforcement.configure(config)
         backends.keep_room(self._backends.room, self._backends.budget)
         self._backends, self._doors = backends, new_doors
         self._tune_listeners()

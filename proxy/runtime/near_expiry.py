@@ -1,7 +1,8 @@
 """The view of sessions that end soon (KIP-368), for /status: of one forwarder, and of all together.
 
 An operator sees in it who is about to come back, and, where `ending_within_60_s` stands high for long, that clients are
-not asked for fresh credentials or do not answer. Those that have expired are idle: use would have ended them.
+not asked for fresh credentials or do not answer. Those that have expired are idle, for use would have ended them, or
+their end is only observed (`session.enforcement`).
 """
 
 import heapq

@@ -74,6 +74,8 @@ LAST_AT = 11
 """This and the two before it: monotonic time in ns; 0: never. From PHASE on of the way to the client only."""
 CLOSING = 12
 HAS_PRODUCER = 13
+OBSERVED = 14
+"""Whether the end of this life was counted where ends are only observed."""
 
 # ---- the cells of a principal
 

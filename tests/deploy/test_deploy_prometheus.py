@@ -279,6 +279,36 @@ def test_every_metric_and_label_of_the_rules_exists(text: str) -> None:
         assert not unknown_labels(expression)
 
 
+WHY = 'method="token",reason="client_cannot"'
+OBSERVED = 'listener="0.0.0.0:6650",method="token",reason="expired"'
+KIP_368_COUNTERS = {
+    "reauthentication_success": ',method="token"',
+    "reauthentication_failure": ',method="token"',
+    "authentication_no_reauth": f",{WHY}",
+    "expired_connections_killed": "",
+    "expired_connections_observed": f",{OBSERVED}",
+}
+KIP_368 = (
+    "successful-reauthentication-rate",
+    "successful-reauthentication-total",
+    "failed-reauthentication-rate",
+    "failed-reauthentication-total",
+    "successful-authentication-no-reauth-rate",
+    "successful-authentication-no-reauth-total",
+    "reauthentication-latency-avg",
+    "reauthentication-latency-max",
+    "expired-connections-killed-count",
+)
+
+
+@pytest.mark.conforms("kip-368.26")
+def test_every_name_of_kip_368_has_a_recording_rule() -> None:
+    metrics = (ROOT / "docs/metrics.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| `[^|]+` \| `([a-z0-9_:]+)` \|$", metrics, re.MULTILINE))
+    assert set(rows) == set(KIP_368)
+    assert set(rows.values()) <= set(RECORDED)
+
+
 @pytest.mark.conforms("kip-368.29")
 def test_recorded_rates_and_quantiles(tmp_path: Path) -> None:
     labels = f'{C},role="forwarder",direction="to_broker"'
@@ -290,12 +320,27 @@ def test_recorded_rates_and_quantiles(tmp_path: Path) -> None:
         | rate(f"pulsar_proxy_reauthentication_seconds_sum{{{C}}}", 30)
         | rate(f"pulsar_proxy_reauthentication_seconds_count{{{C}}}", 60)
     )
+    for worker, (growth, longest_s) in enumerate(((60, 0.25), (30, 4))):
+        where = f'{C},role="forwarder",worker="{worker}"'
+        for name, more in KIP_368_COUNTERS.items():
+            series |= rate(f"pulsar_proxy_{name}_total{{{where}{more}}}", growth)
+        series |= steady(f"pulsar_proxy_reauthentication_max_seconds{{{where}}}", longest_s)
     expected = {
         "cluster_direction:pulsar_proxy_binary_bytes:rate5m": ('direction="to_broker"', 11),
         "cluster_request:pulsar_proxy_lookup_seconds:p50_rate5m": ('request="lookup"', 1.0),
         "cluster_request:pulsar_proxy_lookup_seconds:p99_rate5m": ('request="lookup"', 1 + 1.5 * 49 / 50),
         "cluster:pulsar_proxy_lookup_failures:ratio_rate5m": ("", 0.25),
         "cluster:pulsar_proxy_reauthentication_seconds:avg_rate5m": ("", 0.5),
+        "cluster:pulsar_proxy_reauthentication_max_seconds:max": ("", 4),
+        "cluster_method:pulsar_proxy_reauthentication_success:rate5m": ('method="token"', 1.5),
+        "cluster_method:pulsar_proxy_reauthentication_success:sum": ('method="token"', 20 * 90),
+        "cluster_method:pulsar_proxy_reauthentication_failure:rate5m": ('method="token"', 1.5),
+        "cluster_method:pulsar_proxy_reauthentication_failure:sum": ('method="token"', 20 * 90),
+        "cluster_method_reason:pulsar_proxy_authentication_no_reauth:rate5m": (WHY, 1.5),
+        "cluster_method_reason:pulsar_proxy_authentication_no_reauth:sum": (WHY, 20 * 90),
+        "cluster:pulsar_proxy_expired_connections_killed:rate5m": ("", 1.5),
+        "cluster:pulsar_proxy_expired_connections_killed:sum": ("", 20 * 90),
+        "cluster_listener_method_reason:pulsar_proxy_expired_connections_observed:rate5m": (OBSERVED, 1.5),
     }
     asked = []
     for name, (more, value) in expected.items():

@@ -349,6 +349,26 @@ async def test_expiry(serve: Serve, broker: FakeBroker, expires_at_ms: int, acce
         assert broker.connects == []
 
 
+OBSERVES = {"session": {"enforcement": "observe"}}
+ONE_OBSERVES = {"listener": [{}, {"session_enforcement": "observe"}]}
+NONE_OBSERVES = {**OBSERVES, "listener": [{"session_enforcement": "enforce"}]}
+
+
+@pytest.mark.parametrize("tables", [OBSERVES, ONE_OBSERVES])
+async def test_where_a_listener_observes_ends_an_expired_principal_is_served(
+    serve: Serve, broker: FakeBroker, tables: dict[str, Any]
+) -> None:
+    """Until all enforce them again; a relay needs one that holds in any case."""
+    expired = Principal(type="User", name="alice", method="token", expires_at_unix_ms=int(NOW_S * 1000) - 1)
+    sealed = seal(expired, KEY)
+    served = serve(**tables)
+    await served.answer(sealed_principal=sealed)
+    with pytest.raises(RpcRefused):
+        await served.resolve("pulsar://b0:6650", sealed_principal=sealed)
+    await served.configure(**NONE_OBSERVES)
+    assert served.refusal(sealed_principal=sealed) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
+
+
 @pytest.mark.parametrize("claimed", [{"principal_name": "admin"}, {"principal_type": "Group"}, {"principal_name": ""}])
 async def test_the_name_must_be_the_one_under_the_seal(
     serve: Serve, broker: FakeBroker, claimed: dict[str, str]

@@ -83,6 +83,14 @@ def test_an_expired_principal() -> None:
     assert caught.value.error == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
+def test_an_expired_principal_where_ends_are_only_observed() -> None:
+    """Its seal, and whose it is, count as ever."""
+    assert principal_of(envelope(), KEY, None) == ALICE
+    for changes in ({"sealed_principal": seal(ALICE, b"x" * 32)}, {"principal_name": "bob"}):
+        with pytest.raises(EnvelopeRefused):
+            principal_of(envelope(**changes), KEY, None)
+
+
 def test_what_was_found_of_a_seal_holds_for_this_key_and_until_its_end() -> None:
     """Security: seals are kept, but no longer than they hold."""
     for now_ms in (NOW_MS, NOW_MS + 1, NOW_MS, NOW_MS + 2**40):

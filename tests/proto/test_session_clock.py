@@ -242,6 +242,28 @@ def test_whoever_was_being_judged_is_asked_again_at_once() -> None:
     assert again.expires_at_s == 150
 
 
+def test_a_failure_that_is_only_observed_leaves_the_old_end_and_asks_no_more() -> None:
+    session = clock(100)
+    session.challenged(140)
+    assert session.answered(141) is None
+    session.failed(142)
+    assert (session.phase, session.challenge_at_s, session.expires_at_s) == (Phase.QUIET, NEVER, 150)
+    assert session.answered(142.9) is Failure.TOO_SOON
+    assert session.answered(143) is None, "it may come by itself"
+    assert accept(session, alice(1000), 143) is None
+    assert session.challenge_at_s < NEVER
+
+
+def test_what_was_observed_is_known_to_a_successor_and_forgotten_in_a_new_life() -> None:
+    session = clock(100)
+    assert not session.memo.observed
+    session.observed = True
+    after = SessionClock.recalled(alice(100), lifetime_ms_max=0, memo=session.memo, now_s=200)
+    assert after.observed
+    assert reauthenticate(after, alice(1000), 201) is None
+    assert not after.observed
+
+
 def test_every_phase_and_event() -> None:
     """Each event in each phase has an outcome, and none a new life but a verdict."""
     for phase, event in itertools.product(Phase, ("challenged", "answered", "lost")):

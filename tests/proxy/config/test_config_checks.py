@@ -204,6 +204,7 @@ ENABLED = {"enabled": True, "token": {"secret_key": "FILE"}}
         ({"session": {"connections_max_reauth_ms": 999}}, "session.connections_max_reauth_ms"),
         ({"session": {"methods_max_reauth_ms": {"token": 1}}}, "session.methods_max_reauth_ms.token"),
         ({"listener": [{}, {"connections_max_reauth_ms": 500}]}, "listener[1].connections_max_reauth_ms"),
+        ({"listener": [{"methods_max_reauth_ms": {"tls": 500}}]}, "listener[0].methods_max_reauth_ms.tls"),
     ],
 )
 def test_lifetimes_of_sessions(make: Make, tables: Tables, key: str) -> None:
@@ -229,15 +230,18 @@ def test_by_default_there_is_no_maximum(make: Make) -> None:
 @pytest.mark.conforms("kip-368.1", "kip-368.2")
 def test_the_nearest_lifetime_counts(make: Make) -> None:
     session = {"connections_max_reauth_ms": 3000, "methods_max_reauth_ms": {"basic": 2000, "sasl": 0}}
+    by_method = {"methods_max_reauth_ms": {"token": 5000, "basic": 0}}
     listeners = [
         {},
         {"connections_max_reauth_ms": 1000, "bind": "0.0.0.0:1"},
         {"connections_max_reauth_ms": 0, "bind": "0.0.0.0:2"},
+        {"connections_max_reauth_ms": 4000, **by_method, "bind": "0.0.0.0:3"},
+        by_method | {"bind": "0.0.0.0:4"},
     ]
     config = checked(make({"session": session, "listener": listeners, "authentication": ENABLED}))
     found = {
         (listener, method): max_reauth_ms(config, listener, method)
-        for listener in range(3)
+        for listener in range(5)
         for method in ("token", "basic", "sasl")
     }
     assert found == {
@@ -246,6 +250,12 @@ def test_the_nearest_lifetime_counts(make: Make) -> None:
         (0, "sasl"): 0,
         **{(1, method): 1000 for method in ("token", "basic", "sasl")},
         **{(2, method): 0 for method in ("token", "basic", "sasl")},
+        (3, "token"): 5000,
+        (3, "basic"): 0,
+        (3, "sasl"): 4000,
+        (4, "token"): 5000,
+        (4, "basic"): 0,
+        (4, "sasl"): 0,
     }
 
 

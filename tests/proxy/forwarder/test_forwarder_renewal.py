@@ -238,7 +238,7 @@ async def test_without_authentication_nobody_is_asked(
     await it.client.say(answer_again())
     assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
     assert it.backends.authentication.requests == []
-    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="") is None
+    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="", reason="client_cannot") is None
 
 
 # ---- re-authentication
@@ -538,7 +538,7 @@ async def test_who_cannot_renew_is_counted_never_asked_and_closed_when_it_is_use
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100).enter(refresh=False)
-    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token") == 1
+    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") == 1
     await it.at(99)
     await it.must_serve()  # and nothing else was said meanwhile
     await it.at(1000)
@@ -564,7 +564,7 @@ async def test_the_log_tells_of_each_session_that_is_closed(
 @pytest.mark.conforms("kip-368.38", "kip-368.40")
 async def test_who_can_renew_is_not_counted(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await life(100).enter()
-    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token") is None
+    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") is None
 
 
 @pytest.mark.conforms("kip-368.22")
@@ -1010,7 +1010,7 @@ async def test_in_lookup_mode_all_are_asked_that_can_be(
 async def test_a_relay_counts_who_cannot_renew(told: Tell) -> None:
     it = told().expiring()
     it.session(**OLD)
-    assert it.play.value("pulsar_proxy_authentication_no_reauth_total", method="token") == 1
+    assert it.play.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") == 1
 
 
 async def test_what_the_store_keeps_is_no_secret(told: Tell) -> None:

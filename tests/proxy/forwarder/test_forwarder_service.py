@@ -412,6 +412,14 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
     assert (await before.must_hear(BaseCommand.ERROR)).error.request_id == 1, "refused as ever, and served on"
 
 
+async def test_enforcement_counts_from_the_start_and_is_taken_over(serve: Serve) -> None:
+    """Before relays of a predecessor are adopted, and for those that are there."""
+    served = await serve(session={"enforcement": "observe"})
+    assert served.service._relays.enforcement.observes(0)
+    await served.service.configure(make_config())
+    assert not served.service._relays.enforcement.observes(0)
+
+
 async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
     served = await serve()
     await served.in_lookup_mode()

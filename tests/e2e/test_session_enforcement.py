@@ -1,0 +1,226 @@
+"""Sessions whose ends are only observed (`session.enforcement`), with a real broker and real clients: nothing is
+closed, each life is counted once, and a reload ends those that are past their end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from local.standalone import Standalone
+from local.tokens import make_token
+
+from .conftest import authentication, running
+from .lab.certificates import Authority
+from .lab.cluster import ProxyCluster, Tables, merged
+from .lab.doors import Doors
+from .lab.programs import Program
+from .lab.renewing import start
+from .lab.security import NAMESPACE
+from .lab.sessions import EXPIRED, KILLED, Session, counting
+from .lab.waiting import eventually
+
+LIFETIME_S = 3.0
+OBSERVED = "pulsar_proxy_expired_connections_observed_total"
+OPEN = "pulsar_proxy_expired_sessions"
+WOULD_BE_CLOSED = "a client's session would have been closed"
+CANNOT_BE_ASKED: dict[str, Any] = {"feature_flags": {"supports_auth_refresh": False}}
+MAXIMUM = int(LIFETIME_S * 1000)
+OBSERVE: Tables = {
+    "cluster": {"forwarders": 1},
+    "session": {"connections_max_reauth_ms": MAXIMUM, "enforcement": "observe", "relay_reauthentication": "never"},
+}
+
+
+def reload(cluster: ProxyCluster, enforcement: str) -> None:
+    """Have a cluster take over another `session.enforcement`."""
+    cluster.write_config(merged(cluster.tables, {"session": {"enforcement": enforcement}}))
+    answer = cluster.command("reload")
+    assert answer.returncode == 0, answer
+
+
+@dataclass
+class Stage:
+    """A cluster that observes at its first listener and at one with TLS, and enforces at a third."""
+
+    cluster: Doors
+    broker: Standalone
+    context: ssl.SSLContext
+    topic: str
+
+    def lookup(self) -> Session:
+        """In lookup mode; it has not begun."""
+        return Session(self.cluster, self.broker.token("alice"), self.topic)
+
+    def relay(self) -> Session:
+        """A relay in the kernel."""
+        return Session(self.cluster, self.broker.token("alice"), self.topic, broker=self.broker)
+
+    def secure_relay(self) -> Session:
+        """A relay with TLS."""
+        return Session(
+            self.cluster,
+            self.broker.token("alice"),
+            self.topic,
+            broker=self.broker,
+            tls=self.context,
+            port=self.cluster.ports[0],
+        )
+
+    def enforced(self) -> Session:
+        """A relay at the listener that enforces."""
+        token = self.broker.token("alice")
+        return Session(self.cluster, token, self.topic, broker=self.broker, port=self.cluster.ports[1])
+
+    def all_kinds(self, stack: ExitStack) -> list[Session]:
+        """One of each that is observed, not begun."""
+        return [stack.enter_context(kind()) for kind in (self.lookup, self.relay, self.secure_relay)]
+
+    def counting(self, **expected: int) -> AbstractContextManager[None]:
+        """As the lab's, for this cluster."""
+        return counting(self.cluster, **expected)
+
+    def observed(self, **labels: str) -> float:
+        """How many lives were counted."""
+        return self.cluster.metrics().total(OBSERVED, **labels)
+
+
+@pytest.fixture
+def stage(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    authority = Authority(tmp_path_factory.mktemp("enforcement"), "authority")
+    server = authority.server("proxy")
+    secure = {"tls": {"certificate": server.certificate, "key": server.key}}
+    enforced = {"session_enforcement": "enforce"}
+    tables = merged(authentication(secured_broker), OBSERVE)
+    context = ssl.create_default_context(cafile=authority.file)
+    with running(cluster := Doors(tables, secure, enforced)):
+        on = Stage(cluster, secured_broker, context, f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}")
+        for kind in (on.lookup, on.relay):
+            with kind() as client:
+                client.begin(**CANNOT_BE_ASKED).assert_serves()  # whereupon the broker has the topic
+        yield on
+
+
+def test_all_kinds_go_on_and_are_counted_once_and_the_enforcing_listener_closes(stage: Stage) -> None:
+    with ExitStack() as stack, stage.counting(no_reauth=4, killed=1):
+        clients = [client.begin(**CANNOT_BE_ASKED) for client in stage.all_kinds(stack)]
+        other = stack.enter_context(stage.enforced()).begin(**CANNOT_BE_ASKED)
+        for client in (*clients, other):
+            client.wait_until(1.1 * LIFETIME_S)
+        assert stage.cluster.metrics().total(OPEN) == 4
+        assert stage.observed() == 0, "an idle one would not have been closed"
+        for _ in range(3):
+            for client in clients:
+                client.assert_serves()
+        other.use()
+        other.assert_ends_with(EXPIRED)
+        assert stage.observed(reason="expired", method="token") == stage.observed() == 3
+        assert stage.cluster.metrics().total(OPEN) == 3
+    for client in clients:
+        stage.cluster.wait_for_log(WOULD_BE_CLOSED, client.address, "reason=expired", "principal=alice")
+    assert stage.cluster.log_text().count(WOULD_BE_CLOSED) == 3
+
+
+def test_a_token_that_has_ended_serves_in_lookup_mode(stage: Stage) -> None:
+    """The lookup worker accepts its sealed principal; a new connection is denied as ever."""
+    token = make_token(stage.broker.secret_key.read_bytes(), "alice", 3)
+    ends_at = time.time() + 3
+    with stage.lookup() as client:
+        client.begin(token=token, **CANNOT_BE_ASKED).assert_serves()
+        eventually(lambda: time.time() > ends_at + 1, what="the token's end")
+        for _ in range(3):
+            client.assert_serves()
+        with stage.lookup() as late:
+            refused = late.connect(token=token)
+            assert refused.error.message == "Failed to authenticate", refused
+        client.assert_serves()
+
+
+def test_a_reload_enforces_and_observes_again(stage: Stage) -> None:
+    """Also for connections that are there."""
+    with ExitStack() as stack:
+        clients = [client.begin(**CANNOT_BE_ASKED) for client in stage.all_kinds(stack)]
+        early = stack.enter_context(stage.enforced()).begin(**CANNOT_BE_ASKED)
+        for client in (*clients, early):
+            client.wait_until(1.1 * LIFETIME_S)
+        for client in clients:
+            client.assert_serves()
+        reload(stage.cluster, "enforce")
+        with stage.counting(killed=3):
+            for client in clients:
+                client.use()
+                client.assert_ends_with(EXPIRED)
+        reload(stage.cluster, "observe")
+        again = [client.begin(**CANNOT_BE_ASKED) for client in stage.all_kinds(stack)]
+        for client in again:
+            client.wait_until(1.1 * LIFETIME_S)
+            client.assert_serves()
+        early.use()
+        early.assert_ends_with(EXPIRED)
+
+
+def test_a_successor_goes_on_and_counts_no_life_twice(stage: Stage) -> None:
+    with stage.relay() as counted, stage.relay() as idle:
+        for client in (counted, idle):
+            client.begin(**CANNOT_BE_ASKED).wait_until(1.1 * LIFETIME_S)
+        counted.assert_serves()
+        assert stage.observed() == 1
+        pid = stage.cluster.worker_pids()["forwarder-0"]
+        os.kill(pid, signal.SIGKILL)
+        for client in (counted, idle):
+            client.assert_serves()
+        eventually(lambda: stage.cluster.worker_pids().get("forwarder-0", pid) != pid, what="a successor")
+        eventually(lambda: stage.observed() == 1, what="the idle one's end, which the successor has counted")
+        assert stage.cluster.log_text().count(WOULD_BE_CLOSED) == 2
+
+
+# ---- real clients
+
+RELAYED_MESSAGES = 300
+"""So many more are produced and consumed past the end of each client's session."""
+
+
+@pytest.fixture
+def clients(python_client: Program, java_client: Program) -> list[Callable[..., Any]]:
+    return [
+        lambda url, topic, key: start(python_client, url, f"{topic}-python", key, size=100, rate=100),
+        lambda url, topic, key: start(java_client, url, f"{topic}-java", key, size=100, rate=100),
+    ]
+
+
+def test_expired_clients_go_on_until_a_reload_enforces(
+    secured_broker: Standalone, clients: list[Callable[..., Any]]
+) -> None:
+    """Python's and Java's, each producing and consuming. Nobody is asked in a relay, so all of these expire."""
+    tables = merged(authentication(secured_broker), OBSERVE)
+    topic = f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}"
+    with running(cluster := ProxyCluster(tables)), ExitStack() as stack:
+        runs = [
+            stack.enter_context(client(cluster.service_url, topic, secured_broker.secret_key)) for client in clients
+        ]
+        for run in runs:
+            run.wait_for_progress(1)
+        cluster.wait_for_total(OBSERVED, len(runs))
+        before = cluster.metrics()
+        for run in runs:
+            run.wait_for_progress(RELAYED_MESSAGES)
+        moved = cluster.metrics().moved_since(before)
+        names = (OBSERVED, KILLED, "pulsar_proxy_new_connections_total", "pulsar_proxy_ended_connections_total")
+        assert [moved.get(name, 0) for name in names] == [0, 0, 0, 0], moved
+        reload(cluster, "enforce")
+        eventually(lambda: cluster.metrics().total(KILLED) >= len(runs), what="both relays are closed")
+        for run in runs:
+            run.wait_for_progress(1)
+        outcomes = [run.stop() for run in runs]
+    for outcome in outcomes:
+        result = outcome.result
+        assert result["ok"], f"{result}\n{outcome.log[-3000:]}"
+        assert (result["missing"], result["corrupt"], result["send_failures"]) == (0, 0, 0), result
