@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from proto.command_heads import FrameWrong
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.broker_reauthentication import BrokerReauthentication
 from proxy.forwarder.departures import Departures, until_quiet
 from proxy.forwarder.directions import Relay, shut_down
 from proxy.forwarder.engine import RelayEngine
@@ -68,7 +69,8 @@ class Relays(Collector):
     ``judge`` and ``now`` are lookup mode's, too: one place asks clients in time, and judges what they answer.
 
     ``on_end`` is called for each relay that has ended, with what the store knew about it. ``recall`` makes what judges
-    the answers of clients of a predecessor's relays; ``principals_max`` bounds whose use is counted by name; ``now``:
+    the answers of clients of a predecessor's relays; ``brokers`` answers those that ask the proxy itself;
+    ``principals_max`` bounds whose use is counted by name; ``now``:
     seconds of a clock that goes forward only, and is the same in a successor.
     """
 
@@ -82,6 +84,7 @@ class Relays(Collector):
         forwarders: int,
         may_linger: Callable[[], bool],
         recall: Recall = nobody_judges,
+        brokers: BrokerReauthentication | None = None,
         reauthentication_metrics: ReauthenticationMetrics | None = None,
         principals_max: int = 100,
         now: Callable[[], float] = time.monotonic,
@@ -98,6 +101,7 @@ class Relays(Collector):
         self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger)
         self._recall = recall
         self.judge = Reauthentication(nursery, reauthentication_metrics or ReauthenticationMetrics(None), now)
+        self._brokers = brokers or BrokerReauthentication(nursery)
         self._framer = Framer(self._table, self._engine.mover, self.judge, now)
         self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end)
         self._principals = Principals(self._table, principals_max)
@@ -128,11 +132,14 @@ class Relays(Collector):
                 relay.followed = Followed(
                     kept.about, self._framer.journal.recalled_clock(kept.about), self._recall(kept.about)
                 )
+                self._brokers.follow(relay.followed)
             self.in_flight.begin()
             try:
                 self._engine.adopt(relay, pipes, self._framer)
                 if relay.followed is not None:
                     self.judge.watch(relay.followed)
+                    if relay.followed.broker is not None:
+                        relay.followed.broker.go_on()
                     if relay.followed.closing in LEAVING:
                         relay.leaving = self._left_because[kept.about.id] = relay.followed.closing
                 self.departures.watch(relay)
@@ -195,9 +202,10 @@ class Relays(Collector):
         except OverflowError as error:
             raise RelayNotBegun(str(error)) from None
         followed = None
-        if session is not None and (session.expires or session.counts_messages or about.leave_at_ms):
+        if session is not None and (session.is_followed or about.leave_at_ms):
             about.session.CopyFrom(session.stored())
             followed = Followed(about, session.clock if session.expires else None, session.reauthenticate)
+            self._brokers.follow(followed)
         self._table.belongs(about.id, self._principals.number_of(about.principal))
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
             await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config, followed)

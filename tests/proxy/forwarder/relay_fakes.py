@@ -18,11 +18,17 @@ from prometheus_client import CollectorRegistry
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.broker_reauthentication import (
+    BeginExchange,
+    BrokerReauthentication,
+    BrokerReauthenticationMetrics,
+)
 from proxy.forwarder.keeping import Inheritance, KeptRelay, RelayKeeper
 from proxy.forwarder.pipes import Pipe
 from proxy.forwarder.reauthentication import ReauthenticationMetrics
 from proxy.forwarder.relay_session import Recall, RelaySession, nobody_judges
 from proxy.forwarder.relays import Relays
+from proxy.runtime.credentials import NoCredentials
 from proxy.runtime.relay_table import PIPE, RelayTable, row
 from proxy.runtime.store_channel import StoreChannel, store_sockets
 from proxy.supervisor.address_tables import AddressTableExchange
@@ -248,14 +254,22 @@ async def busy_line(keeper: RelayKeeper) -> AsyncIterator[Callable[[], None]]:
 class Forwarder:
     """The relays of one process, from inheritance to whatever its end is."""
 
-    def __init__(
-        self, sock: socket.socket, shelf: Shelf, config: RelayConfig, recall: Recall, now: Callable[[], float]
+    def __init__(  # noqa: PLR0917 -- called once
+        self,
+        sock: socket.socket,
+        shelf: Shelf,
+        config: RelayConfig,
+        recall: Recall,
+        now: Callable[[], float],
+        broker_credentials: BeginExchange,
     ) -> None:
         self.keeper = WatchedKeeper(sock, shelf)
         self.config = config
         self.recall = recall
         self.now = now
         self.metrics = ReauthenticationMetrics(None)
+        self.broker_credentials = broker_credentials
+        self.broker_metrics = BrokerReauthenticationMetrics(None)
         self.ended: list[StoredRelay] = []
         self.adopted: list[StoredRelay] = []
         self.left: Inheritance
@@ -284,6 +298,7 @@ class Forwarder:
                         may_linger=lambda: True,
                         recall=self.recall,
                         reauthentication_metrics=self.metrics,
+                        brokers=BrokerReauthentication(nursery, self.broker_metrics, self.broker_credentials),
                         now=self.now,
                     )
                     self.relays.judge.fraction = lambda: 0.0
@@ -377,6 +392,7 @@ class Place:
         self._nursery = nursery
         self._config = config
         self.recall: Recall = nobody_judges
+        self.broker_credentials: BeginExchange = lambda _host: NoCredentials()
         self.now: Callable[[], float] = time.monotonic
         self.shelf = Shelf()
         self.forwarders: list[Forwarder] = []
@@ -385,7 +401,9 @@ class Place:
         """The next one; it waits for its predecessor's last word."""
         ours, theirs = store_sockets()
         self._nursery.start_soon(self._serve, StoreChannel(ours))
-        forwarder = Forwarder(theirs, self.shelf, config or self._config, self.recall, self.now)
+        forwarder = Forwarder(
+            theirs, self.shelf, config or self._config, self.recall, self.now, self.broker_credentials
+        )
         self.forwarders.append(forwarder)
         with trio.fail_after(PATIENCE_S):
             await self._nursery.start(forwarder.live)
