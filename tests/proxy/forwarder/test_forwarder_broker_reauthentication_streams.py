@@ -29,7 +29,7 @@ from proto import commands
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder import reauthentication
 from proxy.forwarder.broker_reauthentication import BrokerReauthentication
-from proxy.forwarder.followed import BROKER_CHALLENGE_BYTES_MAX
+from proxy.forwarder.followed import BROKER_CHALLENGE_BYTES_MAX, Closing
 from proxy.forwarder.keeping import Inheritance
 from proxy.forwarder.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relays import Relays
@@ -245,6 +245,23 @@ async def test_a_broker_in_the_middle_of_a_frame_is_ended_with_the_relay(
     await stage.broker.send_all(BROKER_ASKS + message_frame())
     rest = await stage.rest(stage.client)
     assert error_in(rest[len(message_frame()) :]).error.message == SESSION_EXPIRED
+
+
+async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    await stage.begin()
+    frame = send_frame(b"x" * 3000)
+    await stage.client.send_all(frame[:1000])
+    await stage.expect(stage.broker, frame[:1000])
+    await stage.broker.send_all(BROKER_ASKS)
+    await trio.testing.wait_all_tasks_blocked()
+    assert stage.credentials.begun == 1
+    (followed,) = stage.relays.followed()
+    followed.line.close(Closing.MAX_AGE)
+    await stage.client.send_all(frame[1000:])
+    assert await stage.rest(stage.broker) == frame[1000:]
+    assert stage.succeeded() == 0
 
 
 async def test_both_sides_are_asked_at_the_same_time(autojump_clock: trio.testing.MockClock, stage: Stage) -> None:
