@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import Forwarder, Lane, Place, open_lane, read, read_all, until
+from relay_fakes import Forwarder, Lane, Place, read, read_all, until
 from test_forwarder_adoption import successor
 
 from proto import commands
@@ -30,6 +29,7 @@ from proto.broker_handshake import ROUNDS_MAX
 from proto.frames import encode_frame
 from proxy.forwarder import broker_reauthentication, reauthentication
 from proxy.forwarder.broker_reauthentication import LOST_ROUNDS, NO_CREDENTIALS, OUT_OF_TURN, TOO_LARGE
+from proxy.forwarder.directions import Direction
 from proxy.forwarder.followed import BROKER_ANSWER_BYTES_MAX, BROKER_CHALLENGE_BYTES_MAX, PUT_IN_BYTES_MAX, Closing
 from proxy.forwarder.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.reauthentication import BROKER_OUT_OF_TURN, STREAM_CORRUPT
@@ -429,36 +429,32 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     assert succeeded(forwarder) == 0
 
 
-async def test_a_flood_of_challenges_starves_nobody(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+async def test_a_flood_of_challenges_starves_nobody(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of each turn one is taken out; another relay's frames come between."""
+    """In each turn of its relay one is taken out; between turns all other relays have theirs."""
     credentials.gate = trio.Event()
     forwarder = await begun(place, lane, now, judges)
-    taken: list[str] = []
-    async with open_lane() as other:
-        await forwarder.begin(other, session=session(now, judges, lifetime_ms=0, counts_messages=True))
-        flooded, calm = (one.relay for one in forwarder.relays.followed())
-        take = broker_reauthentication.BrokerChallenges.take
-        pump = forwarder.relays._framer.pump
-        for relay in forwarder.relays._engine.relays:
-            if relay.about is calm:
-                relay.to_broker.pump = lambda direction: (taken.append("the other's turn"), pump(direction))[1]
-        assert flooded is not calm
+    (relay,) = forwarder.relays._engine.relays
+    pump, take = relay.to_client.pump, broker_reauthentication.BrokerChallenges.take
+    taken: list[bytes] = []
+    in_turns: list[int] = []
 
-        def noted(challenges: Any, frame: bytes) -> None:
-            taken.append("a challenge")
-            take(challenges, frame)
+    def noted(challenges: Any, frame: bytes) -> None:
+        taken.append(frame)
+        take(challenges, frame)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(broker_reauthentication.BrokerChallenges, "take", noted)
-            # Both at once: the engine has not run in between.
-            os.write(lane.broker.socket.fileno(), BROKER_ASKS * 500)
-            os.write(other.client.socket.fileno(), send_frame())
-            assert await read(other.broker, len(send_frame())) == send_frame()
-            await expect_out_of_turn(lane, forwarder)
-    first = taken.index("the other's turn")
-    assert taken[:first].count("a challenge") < 10
+    def counted(direction: Direction) -> None:
+        before = len(taken)
+        pump(direction)
+        in_turns.append(len(taken) - before)
+
+    monkeypatch.setattr(broker_reauthentication.BrokerChallenges, "take", noted)
+    relay.to_client.pump = counted
+    await lane.broker.send_all(BROKER_ASKS * 500)
+    await expect_out_of_turn(lane, forwarder)
+    assert len(taken) > 1
+    assert max(in_turns) == 1
 
 
 async def test_exchanges_begin_no_faster_than_once_a_second(  # noqa: PLR0917 -- fixtures

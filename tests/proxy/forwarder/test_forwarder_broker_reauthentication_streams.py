@@ -235,6 +235,23 @@ async def test_what_was_sent_counts_and_not_what_was_read(
     await stage.expect(stage.broker, frames + proxys_answer(b"1"))
 
 
+async def test_what_the_client_sends_waits_for_an_answer_that_is_being_sent(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """One task writes at a time."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    broker = SlowBroker(ours)
+    stage = await Stage(nursery, (broker, theirs)).begin()
+    broker.holds = True
+    await stage.broker.send_all(BROKER_ASKS)
+    await broker.is_stuck.wait()
+    broker.holds = False
+    await stage.client.send_all(send_frame())
+    await trio.testing.wait_all_tasks_blocked()
+    broker.may_go_on.set()
+    await stage.expect(stage.broker, proxys_answer(b"1") + send_frame())
+
+
 async def test_a_broker_in_the_middle_of_a_frame_is_ended_with_the_relay(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
