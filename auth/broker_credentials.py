@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-from auth.jwt_rules import unverified
+from auth.jwt_rules import claimed_expiry_unix_ms, unverified
 from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
@@ -97,3 +97,12 @@ def broker_authentication(config: BrokerCredentials | None) -> BrokerAuthenticat
         check_jwt("brokers.credentials.token", config.token.encode())
         return FixedCredentials("token", config.token.encode())
     return SecretCredentials(config.method, config.file)
+
+
+async def end_of_token_unix_ms(broker: BrokerAuthentication | None) -> int:
+    """Read when the token ends that somebody has to replace, in the configuration or in its file; 0: never, or there is
+    none. Tokens from an issuer and Kerberos' tickets are renewed by the proxy itself.
+    """
+    if isinstance(broker, SecretCredentials | FixedCredentials) and broker.method == "token":
+        return claimed_expiry_unix_ms(await broker.authenticate(None))
+    return 0

@@ -1,9 +1,11 @@
 """The auth worker's metrics, under the Java proxy's names where it has them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
 
@@ -19,6 +21,24 @@ class Providers(Protocol):
     def provider_name(self, method: str) -> str:
         """Who judges a method."""
         ...
+
+
+class BrokerCredentialsEnd(Collector):
+    """Expose when the proxy's own token for brokers ends; nothing where it does not."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.unix_ms = 0
+        registry.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Prometheus: the end, in seconds since 1970."""
+        family = GaugeMetricFamily(
+            "pulsar_proxy_broker_credentials_expire_timestamp_seconds",
+            "When the token of brokers.credentials ends, in seconds since 1970; absent where it does not.",
+        )
+        if self.unix_ms:
+            family.add_metric([], self.unix_ms / 1000)
+        yield family
 
 
 class AuthMetrics:
@@ -39,6 +59,7 @@ class AuthMetrics:
             ["provider_name", "auth_method", "reason"],
             registry=registry,
         )
+        self.broker_credentials_end = BrokerCredentialsEnd(registry)
         self._expired = Counter("pulsar_expired_token", "Tokens that had expired.", registry=registry)
         self._rounds = Histogram(
             "pulsar_proxy_authentication_round_seconds",

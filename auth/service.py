@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from auth.broker_credentials import broker_authentication
+from auth.broker_credentials import broker_authentication, end_of_token_unix_ms
 from auth.chain import Claim, principal_behind
 from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.metrics import AuthMetrics
@@ -40,6 +40,9 @@ from proxy.runtime.rpc_server import Handler, RpcRefused
 from proxy.runtime.tasks import seconds
 from proxy.runtime.worker import WorkerContext
 
+CREDENTIALS_LOOK_S = 2.0
+"""How often the end of the proxy's own token is read: a file may change at any time."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
@@ -57,6 +60,7 @@ class AuthService:
     """See the module. Holds what the configuration says, and the states of rounds under way."""
 
     def __init__(self, context: WorkerContext) -> None:
+        self._nursery = context.nursery
         self._seal_key = context.seal_key
         self._metrics = AuthMetrics(context.registry)
         self._configure(context.config)
@@ -79,7 +83,13 @@ class AuthService:
         return {Method.AUTHENTICATE: self._authenticate, Method.BROKER_CREDENTIALS: self._broker_credentials}
 
     async def start(self) -> None:
-        """Nothing to wait for: keys were read when the service was made."""
+        """Begin to look at the proxy's own token; keys were read when the service was made."""
+        self._nursery.start_soon(self._look_at_own_token)
+
+    async def _look_at_own_token(self) -> None:
+        while True:
+            self._metrics.broker_credentials_end.unix_ms = await end_of_token_unix_ms(self._broker)
+            await trio.sleep(CREDENTIALS_LOOK_S)
 
     async def configure(self, config: Config) -> None:
         """Read keys and settings anew. Rounds under way are denied, as after a restart of the worker."""

@@ -29,6 +29,11 @@ _NOT_THE_CLIENTS_FAULT = frozenset({LOST_EXCHANGE, OVERLOADED, "issuer_unavailab
 
 AUTHENTICATION_UNAVAILABLE = "The proxy cannot authenticate clients at the moment"
 
+ANSWERS_ITSELF = "pulsar-trio-proxy-"
+"""How the ``proxy_version`` begins of a proxy that answers AUTH_CHALLENGE in a relay by itself, between two frames of
+its client's: it may be asked whatever client is behind it.
+"""
+
 KEPT_BYTES_MAX = 1024
 """The longest of the fields of a CONNECT that are kept for as long as the connection lasts."""
 
@@ -125,11 +130,17 @@ def original_credentials(connect: CommandConnect, *, from_proxy: bool) -> Origin
 
 
 def broker_connect(
-    client: CommandConnect, identity: BrokerIdentity, proxy_version: str, *, through_proxy: bool = False
+    client: CommandConnect,
+    identity: BrokerIdentity,
+    proxy_version: str,
+    *,
+    through_proxy: bool = False,
+    answers_challenges: bool | None = None,
 ) -> CommandConnect:
     """The CONNECT for the broker of a relay: the client's own, with the proxy's identity in place of the client's.
 
-    ``through_proxy``: it is for another proxy, which must know the target.
+    ``through_proxy``: it is for another proxy, which must know the target. ``answers_challenges``: whether the proxy
+    answers when the broker asks for fresh credentials; None: it is the client that would be asked.
 
     Version, feature flags and unknown fields are the client's, since the relay carries the client's frames as they
     are. Whatever the client wrote about identities is dropped.
@@ -148,6 +159,10 @@ def broker_connect(
         message.ClearField(name)
     if through_proxy:
         message.proxy_to_broker_url = client.proxy_to_broker_url
+    if answers_challenges is not None:
+        message.feature_flags.supports_auth_refresh = answers_challenges
+    if answers_challenges:
+        proxy_version = f"{ANSWERS_ITSELF}{proxy_version}"
     return _identified(message, identity, proxy_version)
 
 

@@ -396,7 +396,7 @@ class StoredRelay(_message.Message):
     def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., leave_at_ms: _Optional[int] = ...) -> None: ...
 
 class StoredSession(_message.Message):
-    __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms", "listener")
+    __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms", "listener", "broker_host")
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_MS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +409,7 @@ class StoredSession(_message.Message):
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
     LISTENER_FIELD_NUMBER: _ClassVar[int]
+    BROKER_HOST_FIELD_NUMBER: _ClassVar[int]
     principal: Principal
     expires: bool
     lifetime_ms_max: int
@@ -421,7 +422,8 @@ class StoredSession(_message.Message):
     context: bytes
     grace_ms: int
     listener: int
-    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., expires: _Optional[bool] = ..., lifetime_ms_max: _Optional[int] = ..., challenge: _Optional[bytes] = ..., spares_producers: _Optional[bool] = ..., frame_bytes_max: _Optional[int] = ..., answer_bytes_max: _Optional[int] = ..., counts_messages: _Optional[bool] = ..., failure_delay_ms: _Optional[int] = ..., context: _Optional[bytes] = ..., grace_ms: _Optional[int] = ..., listener: _Optional[int] = ...) -> None: ...
+    broker_host: str
+    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., expires: _Optional[bool] = ..., lifetime_ms_max: _Optional[int] = ..., challenge: _Optional[bytes] = ..., spares_producers: _Optional[bool] = ..., frame_bytes_max: _Optional[int] = ..., answer_bytes_max: _Optional[int] = ..., counts_messages: _Optional[bool] = ..., failure_delay_ms: _Optional[int] = ..., context: _Optional[bytes] = ..., grace_ms: _Optional[int] = ..., listener: _Optional[int] = ..., broker_host: _Optional[str] = ...) -> None: ...
 
 class StoredClient(_message.Message):
     __slots__ = ("connect", "certificate", "listener")

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -25,7 +27,7 @@ from proxy.config.types import Config
 from proxy.forwarder.authentication import SERVER_VERSION, Authentication, ClientEnd, ClientIdentity
 from proxy.runtime.broker_link import NOT_NOW, OTHER_BROKER_MAY_HELP, BrokerGreeter, BrokerLink, BrokerLinkFailed
 from proxy.runtime.byte_budget import ByteBudget
-from proxy.runtime.credentials import credentials_for
+from proxy.runtime.credentials import Credentials, credentials_for
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.fair_room import FairRoom
 from proxy.runtime.logs import get_logger
@@ -161,33 +163,46 @@ class Backends:
         if target.denial:
             raise TargetRefused(target.denial, target.detail)
 
-        def make_connect(method: str, data: bytes) -> CommandConnect:
-            told = identity.broker_identity(method, data)
-            return broker_connect(connect, told, __version__, through_proxy=brokers.through_proxy)
+        # With forwarded credentials the client is asked, and it says whether it can be; without any nobody is.
+        is_asked = brokers.credentials is not None and identity.original is None
 
-        return await self._open_first([target, *target.others], make_connect)
+        def make_connect(credentials: Credentials, method: str, data: bytes) -> CommandConnect:
+            told = identity.broker_identity(method, data)
+            answers = bool(credentials.expires_at_unix_ms) if is_asked else None
+            return broker_connect(
+                connect, told, __version__, through_proxy=brokers.through_proxy, answers_challenges=answers
+            )
+
+        link, credentials = await self._open_first([target, *target.others], make_connect)
+        return replace(link, answers_challenges=is_asked and bool(credentials.expires_at_unix_ms))
+
+    def broker_credentials(self, broker_host: str) -> Credentials:
+        """Begin to authenticate the proxy at a broker of a relay once more. Raises RpcError."""
+        return credentials_for(self._auth, broker_host, configured=self.config.brokers.credentials is not None)
 
     async def _open_first(
         self,
         targets: Sequence[ResolveTargetResponse | OtherBroker],
-        make_connect: Callable[[str, bytes], CommandConnect],
-    ) -> BrokerLink:
-        """Open the first of these brokers that can be reached and takes clients now. Each has an equal share of the
-        time that is left, so that a silent one leaves some to those behind it. Raises BrokerLinkFailed.
+        make_connect: Callable[[Credentials, str, bytes], CommandConnect],
+    ) -> tuple[BrokerLink, Credentials]:
+        """Open the first of these brokers that can be reached and takes clients now, and say with which credentials.
+
+        Each has an equal share of the time that is left, so that a silent one leaves some to those behind it. Raises
+        BrokerLinkFailed.
         """
         brokers = self.config.brokers
         deadline = trio.current_time() + seconds(brokers.handshake_timeout_ms)
         for number, target in enumerate(targets, 1):
             is_last = number == len(targets)
             broker = HostPort(target.host, target.port)
-            credentials = credentials_for(self._auth, broker.host, configured=brokers.credentials is not None)
+            credentials = self.broker_credentials(broker.host)
             left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes its time, too
             try:
-                return await self._greeter.open(
+                link = await self._greeter.open(
                     broker,
                     tuple(target.addresses),
                     credentials,
-                    make_connect,
+                    partial(make_connect, credentials),
                     timeout_s=left_s / (len(targets) + 1 - number),
                 )
             except BrokerLinkFailed as failed:
@@ -197,4 +212,6 @@ class Backends:
                 get_logger().warning(
                     "a client takes any broker, and one cannot serve it", broker=str(broker), reason=str(failed)
                 )
+            else:
+                return link, credentials
         raise RuntimeError("no broker to open")

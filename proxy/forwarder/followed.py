@@ -9,7 +9,9 @@ import socket
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from proto.command_heads import FrameWrong
+from proto.broker_exchange import ExchangePhase
+from proto.command_heads import SIZE_BYTES, FrameWrong
+from proto.commands import parse_command
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_STOPS, NO_STOPS, ClientFrameWalk, FrameWalk
 from proto.rpc_pb2 import StoredRelay
@@ -26,10 +28,20 @@ class Putting(enum.IntEnum):
     HELD = 1
     CHALLENGE = 2
     FAREWELL = 3
+    ANSWER = 4
+    """Of the way to the broker: the proxy's answer to the broker's challenge."""
 
 
 PUT_IN_BYTES_MAX = 4096
-"""What is put in goes into an empty pipe whole or not at all (PIPE_BUF)."""
+"""What is put in towards the client goes into any empty pipe whole or not at all (PIPE_BUF)."""
+
+BROKER_ANSWER_BYTES_MAX = 1 << 16
+"""An answer to a broker goes into one empty pipe, too, which must be large enough: Kerberos' tickets and tokens may be
+larger than a page.
+"""
+
+BROKER_CHALLENGE_BYTES_MAX = 1 << 16
+"""Of a broker's challenge to the proxy; those that there are have some hundred bytes."""
 
 
 class Closing(enum.IntEnum):
@@ -49,11 +61,16 @@ class Closing(enum.IntEnum):
     """Its connection has reached `limits.max_connection_age_ms`."""
     SHUT_DOWN = 7
     """The cluster is draining."""
+    OUT_OF_TURN = 8
+    """The broker asks the proxy itself for credentials as no broker does."""
 
 
 LEAVING = frozenset({Closing.MAX_AGE, Closing.SHUT_DOWN})
 """Why a relay is closed although nothing is wrong with it."""
 
+
+BROKER_STOPS = frozenset({BaseCommand.AUTH_CHALLENGE})
+"""What is taken out of the way to the client where the proxy answers the broker's challenges."""
 
 LOOK_BYTES = 1 << 20
 """How much is looked at at a time, if it is there: to look costs a copy, but each further call costs more."""
@@ -118,10 +135,12 @@ class Followed:
     ``clock``: None where nothing expires; ``closing_frame``: the client's last word, where it is not the usual one;
     ``discards``: whether the next answer belongs to rounds that died with a predecessor; ``line``: set when it begins.
     ``enforcement``: the forwarder's; ``listener``: the number of the client's, by which it is asked.
+    ``broker``: answers the broker's challenges; None: they go to the client.
     """
 
     __slots__ = (
         "about",
+        "broker",
         "clock",
         "closing",
         "closing_frame",
@@ -152,6 +171,7 @@ class Followed:
         self.closing = Closing.NO
         self.closing_frame = b""
         self.discards = False
+        self.broker: BrokerSession | None = None
         self.grace_s = seconds(grace_ms_of(relay.session))
 
     @property
@@ -161,7 +181,9 @@ class Followed:
 
     def stops(self, way: int, *, has_producer: bool) -> frozenset[int]:
         """What to stop at, as long as it has not expired."""
-        if way == TO_CLIENT or self.clock is None:
+        if way == TO_CLIENT:
+            return NO_STOPS if self.broker is None else BROKER_STOPS
+        if self.clock is None:
             return NO_STOPS
         watches_producers = self.about.spares_producers and not has_producer
         return frozenset({BaseCommand.AUTH_RESPONSE} | ({BaseCommand.PRODUCER} if watches_producers else set()))
@@ -222,6 +244,44 @@ class Line(Protocol):
         """Whether the client can be told nothing any more."""
 
 
+class RelayLine(Line, Protocol):
+    """The same, as the answers to the broker's challenges need it."""
+
+    def answer_broker(self, frame: bytes) -> None:
+        """Put an answer in towards the broker, at the next boundary of what it is sent."""
+
+
+class BrokerSession(Protocol):
+    """The proxy's own session with a relay's broker (proxy.forwarder.broker_reauthentication).
+
+    ``line``: set when the relay begins; ``discards``: whether the beginning of the challenge that is being taken out
+    died with a predecessor.
+    """
+
+    line: RelayLine
+    discards: bool
+
+    @property
+    def phase(self) -> ExchangePhase:
+        """Where the exchange stands: what a successor has to know."""
+
+    @property
+    def phase_when_answered(self) -> ExchangePhase:
+        """Where it will stand as soon as the answer is on its way."""
+
+    def recall(self, phase: ExchangePhase) -> None:
+        """Go on where a predecessor's exchange stood."""
+
+    def go_on(self) -> None:
+        """Answer what a predecessor took out of the stream and did not answer."""
+
+    def take(self, frame: bytes) -> None:
+        """Take a challenge that was taken out of the broker's stream."""
+
+    def answered(self) -> None:
+        """Note that the answer is on its way to the broker."""
+
+
 class Judge(Protocol):
     """Who is told of what is found in followed relays."""
 
@@ -251,3 +311,15 @@ class Judge(Protocol):
 
     def farewell(self, followed: Followed) -> bytes:
         """The frame that tells a client why its relay is being closed."""
+
+
+def command_in(frame: bytes) -> BaseCommand:
+    """Parse the command of a whole frame. Raises CommandCorrupt."""
+    size = int.from_bytes(frame[SIZE_BYTES : 2 * SIZE_BYTES], "big")
+    return parse_command(frame[2 * SIZE_BYTES : 2 * SIZE_BYTES + size])
+
+
+def check_challenge_size(length: int) -> None:
+    """Check how large a broker's challenge to the proxy is. Raises FrameWrong."""
+    if length > BROKER_CHALLENGE_BYTES_MAX:
+        raise FrameWrong(f"a challenge to the proxy of {length} bytes; the limit is {BROKER_CHALLENGE_BYTES_MAX}")

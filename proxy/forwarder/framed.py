@@ -24,7 +24,16 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import COUNTED_BYTES
 from proto.session_clock import Failure, Phase, Use
 from proxy.forwarder.directions import Direction, Relay
-from proxy.forwarder.followed import LOOK_BYTES, Closing, Followed, Framing, Judge, Putting
+from proxy.forwarder.followed import (
+    LOOK_BYTES,
+    PUT_IN_BYTES_MAX,
+    Closing,
+    Followed,
+    Framing,
+    Judge,
+    Putting,
+    check_challenge_size,
+)
 from proxy.forwarder.framed_journal import SAYS, FramedJournal
 from proxy.forwarder.framed_line import SplicedLine
 from proxy.forwarder.moving import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, Mover
@@ -72,6 +81,8 @@ class Framer:
     def _take_over(self, relay: Relay) -> SplicedLine:
         assert relay.followed is not None  # the caller's reason to call
         relay.followed.line = line = SplicedLine(relay, self._mover, self.journal, self._judge)
+        if relay.followed.broker is not None:
+            relay.followed.broker.line = line
         for direction in (relay.to_broker, relay.to_client):
             direction.pump = self.pump
         return line
@@ -113,14 +124,17 @@ class Framer:
 
     def _at_boundary(self, direction: Direction, framing: Framing) -> int:
         """How much may pass from here; 0: nothing now, all was done that could be."""
+        may_say = True
         while not (direction.done or direction.in_line or direction.in_pipe):
-            if framing.taken is not None:
-                if not self._take(direction, framing, framing.taken):
-                    return 0
-            elif framing.to_put_in is not None:
-                self._say(direction, framing, *framing.to_put_in)
+            # Of a frame that is being taken out nothing has passed: the sink is at a boundary, however long it takes.
+            if framing.to_put_in is not None and may_say:
+                may_say = self._say(direction, framing, *framing.to_put_in)
             elif framing.over:
                 self._mover.end(direction)
+            elif framing.taken is not None:
+                if not self._take(direction, framing, framing.taken):
+                    return 0
+                self._mover.stand_in_line(direction)  # whoever sends nothing else has a turn for each
             elif framing.stopped or framing.waits or not (size := self._look(direction, framing)):
                 return 0
             elif passing := self._judge_frames(direction, framing, size):
@@ -250,11 +264,14 @@ class Framer:
     def _stopped_at(self, direction: Direction, framing: Framing, buffer: bytes | bytearray, size: int) -> int:
         """Do what a command is stopped for; its frame's length where it may pass."""
         followed, line = _known(direction)
-        assert followed.clock is not None  # nothing else stops
         length, command_type = framing.walk.first(buffer, size)
         if framing.way == TO_CLIENT:
-            self._judge.still_served(followed)
-            return 0  # now the frame may pass, and is looked at once more
+            if command_type == BaseCommand.AUTH_CHALLENGE and followed.broker is not None:
+                self._begin_to_take(direction, framing, length)
+            else:
+                self._judge.still_served(followed)  # now the frame may pass, and is looked at once more
+            return 0
+        assert followed.clock is not None  # nothing else stops on the way to the broker
         if command_type == BaseCommand.AUTH_RESPONSE:
             self._begin_to_take(direction, framing, length)
             return 0
@@ -272,7 +289,9 @@ class Framer:
 
     def _begin_to_take(self, direction: Direction, framing: Framing, length: int) -> None:
         followed = _known(direction)[0]
-        if length > followed.about.answer_bytes_max:
+        if framing.way == TO_CLIENT:
+            check_challenge_size(length)
+        elif length > followed.about.answer_bytes_max:
             self._judge.failed(followed, Failure.TOO_LARGE, over_limit=True)
             return
         self._cells[framing.row + BOUNDARY] = -(framing.boundary + length)
@@ -292,7 +311,7 @@ class Framer:
                 self._source_broke(direction, error)
                 data = b""
             if not data:
-                self._mover.end(direction)
+                self._source_ended(direction, framing)
                 return False
             taken += data
             framing.left -= len(data)
@@ -301,6 +320,13 @@ class Framer:
 
     def _taken(self, direction: Direction, framing: Framing, frame: bytes) -> None:
         followed = _known(direction)[0]
+        if framing.way == TO_CLIENT:
+            assert followed.broker is not None  # or nothing is taken out
+            followed.broker.take(frame)
+            self.journal.note_exchange(direction.relay, followed.broker.phase)  # before it counts as taken out
+            self._cells[framing.row + BOUNDARY] = framing.boundary
+            framing.taken = None
+            return
         assert followed.clock is not None
         failure = None
         discards, followed.discards = followed.discards, False
@@ -324,14 +350,17 @@ class Framer:
         """Put bytes of ours into the direction's pipe, which is empty, and say so by the one store that makes it true;
         False where there is no pipe now. What the sink takes at once has left it.
         """
-        pipe = self._mover.empty_pipe(direction)
+        if len(data) > PUT_IN_BYTES_MAX:
+            pipe = self._mover.roomy_pipe(direction, len(data))
+        else:
+            pipe = self._mover.empty_pipe(direction)
         if pipe is None:
             return False
         cells = self._cells
         cells[direction.row + PIPE] = pipe.id
         cells[framing.row + PUTTING] = what
         written = os.write(pipe.writing, data)
-        assert written == len(data)  # it was empty, and this little fits any
+        assert written == len(data)  # it was empty, and is large enough
         cells[framing.row + SAYS[what]] = value
         cells[framing.row + PUTTING] = 0
         direction.in_pipe = written
@@ -339,22 +368,37 @@ class Framer:
         self._mover.drain(direction)
         return True
 
-    def _say(self, direction: Direction, framing: Framing, frame: bytes, what: Putting) -> None:
+    def _say(self, direction: Direction, framing: Framing, frame: bytes, what: Putting) -> bool:
+        """Say what is to be said, or drop what is not to be said any more; False where there is no pipe for it now."""
         followed, line = _known(direction)
         if what is Putting.FAREWELL:
             if self._put(direction, framing, frame, what, Closing.SAID):
                 framing.to_put_in = None
-            return
+            return framing.to_put_in is None
+        if what is Putting.ANSWER:
+            return self._answer_broker(direction, framing, frame)
         clock = followed.clock
         assert clock is not None  # or nobody asks
         if (frame == followed.about.challenge) != (clock.phase is Phase.QUIET):
             framing.to_put_in = None  # overtaken by an answer that came unasked
-            return
+            return True
         phase = Phase.CHALLENGED if clock.phase is Phase.QUIET else Phase.CHALLENGED_AGAIN
-        if self._put(direction, framing, frame, what, phase):
-            framing.to_put_in = None
-            clock.challenged(self._now())
-            line.judge_anew()  # a command that waited for this round's verdict came too late
+        if not self._put(direction, framing, frame, what, phase):
+            return False
+        framing.to_put_in = None
+        clock.challenged(self._now())
+        line.judge_anew()  # a command that waited for this round's verdict came too late
+        return True
+
+    def _answer_broker(self, direction: Direction, framing: Framing, frame: bytes) -> bool:
+        followed = _known(direction)[0]
+        assert followed.broker is not None  # or nobody answers
+        if not followed.closing:  # else nothing more passes to the broker
+            if not self._put(direction, framing, frame, Putting.ANSWER, followed.broker.phase_when_answered):
+                return False
+            followed.broker.answered()
+        framing.to_put_in = None
+        return True
 
 
 def _known(direction: Direction) -> tuple[Followed, SplicedLine]:

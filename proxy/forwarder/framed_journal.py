@@ -8,6 +8,8 @@ and finds in the relay table, always written *before* the step that it speaks of
 * ``PUTTING``: something of ours is being put into the pipe, which was empty. Only when the store that says that it
   happened was made, ``PUTTING`` is cleared, and only then anything leaves the pipe. So where the one is set and the
   other not made, all that the pipe holds is ours: it is taken back, and done again.
+* ``EXCHANGE``: where the proxy's own exchange with the broker stands; what it asks for is stored before the challenge
+  counts as taken out, and that it was answered says that the answer was put in.
 * ``PHASE``, times: the session clock. An answer that was taken out, or rounds that were begun, die with their
   process: the client is asked once more.
 """
@@ -15,6 +17,7 @@ and finds in the relay table, always written *before* the step that it speaks of
 import os
 from collections.abc import Callable
 
+from proto.broker_exchange import UNANSWERED, ExchangePhase
 from proto.command_heads import PART, FrameWrong
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_STOPS, GOES_ON
@@ -27,6 +30,7 @@ from proxy.runtime.relay_table import (
     BOUNDARY,
     CHALLENGE_AT,
     CLOSING,
+    EXCHANGE,
     EXPIRES_AT,
     HAS_PRODUCER,
     HEAD,
@@ -44,7 +48,7 @@ from proxy.runtime.relay_table import (
 )
 from proxy.runtime.stream_position import consumed_bytes
 
-SAYS = {Putting.HELD: BOUNDARY, Putting.CHALLENGE: PHASE, Putting.FAREWELL: CLOSING}
+SAYS = {Putting.HELD: BOUNDARY, Putting.CHALLENGE: PHASE, Putting.FAREWELL: CLOSING, Putting.ANSWER: EXCHANGE}
 """Which store says that something was put in."""
 
 _NS_PER_S = 1_000_000_000
@@ -85,6 +89,8 @@ class FramedJournal:
                 self.note_producer(direction.relay, framing)
             elif stop == BaseCommand.AUTH_RESPONSE:
                 raise FrameWrong("an answer before any challenge")
+            elif stop == BaseCommand.AUTH_CHALLENGE:
+                raise FrameWrong("a challenge of the broker's before the relay began")
         framing.boundary = consumed - len(first) + passing
         framing.left = max(0, passing - len(first))
         self._cells[framing.row + MESSAGES] = framing.walk.take_messages()
@@ -117,6 +123,10 @@ class FramedJournal:
     def has_producer(self, relay: Relay) -> bool:
         """Whether a client that is not asked while it has a producer had one ever on this connection."""
         return bool(self._cells[framed_row(relay.about.id, TO_CLIENT) + HAS_PRODUCER])
+
+    def note_exchange(self, relay: Relay, phase: ExchangePhase) -> None:
+        """Write down where the proxy's own exchange with the broker stands."""
+        self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE] = phase
 
     def note_closing(self, relay: Relay, why: Closing) -> None:
         """The relay is being closed."""
@@ -157,6 +167,8 @@ class FramedJournal:
             return bool(self._cells[row + BOUNDARY] >= consumed_bytes(direction.source))
         if putting == Putting.CHALLENGE:
             return self._cells[row + PHASE] in {Phase.CHALLENGED, Phase.CHALLENGED_AGAIN}
+        if putting == Putting.ANSWER:
+            return self._cells[row + EXCHANGE] not in UNANSWERED
         return bool(self._cells[row + CLOSING] == Closing.SAID)
 
     def recalled_clock(self, relay: StoredRelay) -> SessionClock | None:
@@ -184,6 +196,9 @@ class FramedJournal:
             framing = self._recall_framing(direction)
             self._cells[framing.row + PUTTING] = 0
         self.write_clock(relay)
+        if relay.followed is not None and relay.followed.broker is not None:
+            phase = self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE]
+            relay.followed.broker.recall(ExchangePhase(phase))
         try:
             return Closing(self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING])
         except ValueError:  # a later version's, which this one has followed
@@ -198,7 +213,10 @@ class FramedJournal:
         framing.left = max(0, framing.boundary - consumed)
         if boundary < 0:
             framing.taken = bytearray()
-            followed.discards = True
+            if framing.way == TO_BROKER:
+                followed.discards = True
+            elif followed.broker is not None:
+                followed.broker.discards = True
         elif consumed > boundary:
             held = self._cells[framing.row + HEAD : framing.row + HEAD + HEAD_CELLS].tobytes()
             framing.head = held[: consumed - boundary]

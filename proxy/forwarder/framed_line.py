@@ -59,6 +59,13 @@ class SplicedLine:
         framing.waits = False
         self._mover.wake(self._relay.to_broker)
 
+    def answer_broker(self, frame: bytes) -> None:
+        """Put an answer in towards the broker, at the next boundary of what it is sent."""
+        framing = self._relay.to_broker.framing
+        assert framing is not None
+        framing.to_put_in = (frame, Putting.ANSWER)
+        self._mover.wake(self._relay.to_broker)
+
     def close(self, why: Closing, frame: bytes = b"") -> None:
         """Begin to close: nothing passes to the broker from the next boundary on. ``frame``: what to tell the client;
         empty: the usual.

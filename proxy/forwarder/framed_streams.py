@@ -2,6 +2,10 @@
 
 The bytes are in memory here, so boundaries are cut rather than looked for, and a frame that is put in or taken out
 needs no journal: such a relay ends with its process.
+
+Two tasks may have something to write to each side. To the client a lock is held from the look at what may pass until it
+is sent. On the way to the broker a command may wait for a verdict in between, so there the lock is held for each
+sending, and what was *sent* says whether the broker is at a boundary.
 """
 
 import contextlib
@@ -11,9 +15,9 @@ import trio
 
 from proto.command_heads import PART, FrameWrong
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import GOES_ON, NO_STOPS, FrameCutter
+from proto.relay_frames import GOES_ON, FrameCutter
 from proto.session_clock import Failure, Phase, Use
-from proxy.forwarder.followed import Closing, Followed, Judge
+from proxy.forwarder.followed import Closing, Followed, Judge, check_challenge_size
 from proxy.forwarder.relay import CHUNK_BYTES, Count
 from proxy.runtime.relay_table import TO_BROKER, TO_CLIENT
 
@@ -29,6 +33,8 @@ class FramedStreams:
         self, followed: Followed, count_messages: Callable[[int, int], None], judge: Judge, now: Callable[[], float]
     ) -> None:
         followed.line = self
+        if followed.broker is not None:
+            followed.broker.line = self
         self._followed = followed
         self._judge = judge
         self._now = now
@@ -37,8 +43,15 @@ class FramedStreams:
         self._stops = walk.stops
         self._walks = (walk, back := followed.walk(TO_CLIENT))
         self._to_client = FrameCutter(back)
+        self._client_stops = back.stops
         self._speaking = trio.Lock()
         """Whoever writes to the client."""
+        self._sending = trio.Lock()
+        """Whoever writes to the broker."""
+        self._broker_at_boundary = True
+        """Whether all that was sent to the broker ends with a frame, and more may be sent."""
+        self._to_answer: bytes | None = None
+        self._something_to_answer = trio.Event()
         self._something_to_say = trio.Event()
         self._verdict = trio.Event()
         self._to_say: tuple[bytes, bool] | None = None
@@ -80,6 +93,8 @@ class FramedStreams:
             nursery.start_soon(self._move_to_broker, first_to_broker, count_to_broker)
             nursery.start_soon(self._move_to_client, first_to_client, count_to_client)
             nursery.start_soon(self._speak)
+            if self._followed.broker is not None:
+                nursery.start_soon(self._answer)
 
     def _moved(self) -> None:
         """Once one direction has ended, the other lives only as long as its bytes move."""
@@ -108,7 +123,9 @@ class FramedStreams:
             pass  # see proxy.forwarder.relay
         if self._followed.closing:
             return  # the farewell ends it
-        await _end(self._broker)
+        async with self._sending:
+            self._broker_at_boundary = False
+            await _end(self._broker)
         self._end_of_one()
 
     async def _pass_all_to_broker(self, first: bytes, count: Count) -> None:
@@ -117,7 +134,7 @@ class FramedStreams:
             self._to_broker.receive(data)
             del data  # a relay that waits keeps none
             while passing := await self._next_to_broker():
-                await self._broker.send_all(passing)
+                await self._send_to_broker(passing)
                 count(len(passing))
                 self._moved()
                 if self._followed.closing and self._to_broker.at_boundary:
@@ -125,20 +142,50 @@ class FramedStreams:
             self._note_messages(TO_BROKER)
             data = await self._client.receive_some(CHUNK_BYTES)
         if rest := self._to_broker.take_rest():
-            await self._broker.send_all(rest)
+            async with self._sending:
+                self._broker_at_boundary = False
+                await self._broker.send_all(rest)
             count(len(rest))
+
+    async def _send_to_broker(self, passing: bytes) -> None:
+        at_boundary = self._to_broker.at_boundary
+        async with self._sending:
+            self._broker_at_boundary = False  # also where the sending is broken off
+            await self._broker.send_all(passing)
+            self._broker_at_boundary = at_boundary
+            await self._answer_at_boundary()
+
+    async def _answer(self) -> None:
+        """Answer the broker while the client is silent."""
+        while True:
+            await self._something_to_answer.wait()
+            self._something_to_answer = trio.Event()
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                async with self._sending:
+                    await self._answer_at_boundary()
+
+    async def _answer_at_boundary(self) -> None:
+        broker = self._followed.broker
+        if self._to_answer is None or broker is None or self._followed.closing or not self._broker_at_boundary:
+            return
+        frame, self._to_answer = self._to_answer, None
+        self._broker_at_boundary = False
+        await self._broker.send_all(frame)
+        self._broker_at_boundary = True
+        broker.answered()
 
     async def _next_to_broker(self) -> bytes:
         """What may pass next; empty: nothing of what is there."""
         cutter = self._to_broker
         while True:
             self._walks[TO_BROKER].stops = self._followed.stops_now(TO_BROKER, self._stops, self._now())
-            passing = cutter.pass_on(one_frame=bool(self._followed.closing))
+            passing = cutter.pass_on(one_frame=bool(self._followed.closing) or self._to_answer is not None)
             if passing or cutter.stop in {GOES_ON, PART}:
                 return passing
             if cutter.stop == BaseCommand.AUTH_RESPONSE:
                 if not self._take_answer():
                     return b""
+                await trio.lowlevel.checkpoint()  # whoever sends nothing else has a turn for each
             elif passing := await self._stopped_at(cutter.stop):
                 return passing
 
@@ -212,11 +259,17 @@ class FramedStreams:
         """What may pass next; empty: nothing of what is there."""
         cutter, walk = self._to_client, self._walks[TO_CLIENT]
         while True:
-            walk.stops = self._followed.stops_now(TO_CLIENT, NO_STOPS, self._now())
+            walk.stops = self._followed.stops_now(TO_CLIENT, self._client_stops, self._now())
             passing = cutter.pass_on(one_frame=self._to_say is not None)
             if passing or cutter.stop in {GOES_ON, PART}:
                 return passing
-            self._judge.still_served(self._followed)  # with which nothing is stopped at any more
+            if cutter.stop == BaseCommand.AUTH_CHALLENGE and self._followed.broker is not None:
+                check_challenge_size(cutter.length_of_next())
+                if (frame := cutter.take()) is None:
+                    return b""
+                self._followed.broker.take(frame)
+            else:
+                self._judge.still_served(self._followed)  # with which nothing but challenges is stopped at any more
 
     async def _end_to_client(self, count: Count) -> None:
         rest = self._to_client.take_rest()
@@ -268,6 +321,11 @@ class FramedStreams:
         self._to_say = frame, is_last
         self._something_to_say.set()
 
+    def answer_broker(self, frame: bytes) -> None:
+        """Put an answer in towards the broker, at the next boundary of what it is sent."""
+        self._to_answer = frame
+        self._something_to_answer.set()
+
     def go_on(self) -> None:
         """There is a verdict, and the clock knows it."""
         self._verdict.set()
@@ -293,5 +351,6 @@ class FramedStreams:
 
 
 async def _end(stream: Stream) -> None:
-    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+    """End a stream's sending, but not in the middle of what is being sent there: that ends with the relay."""
+    with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
         await stream.send_eof()

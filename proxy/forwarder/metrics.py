@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from proxy.forwarder.broker_reauthentication import BrokerReauthenticationMetrics
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.reauthentication import ReauthenticationMetrics
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
@@ -55,6 +56,7 @@ class ForwarderMetrics:
             registry=registry,
         )
         self.reauthentication = ReauthenticationMetrics(registry)
+        self.broker_reauthentication = BrokerReauthenticationMetrics(registry)
         self.refused_commands = Counter(
             "pulsar_proxy_refused_commands",
             "Commands of lookup mode answered with an error by the forwarder itself, by reason.",

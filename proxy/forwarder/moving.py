@@ -202,6 +202,22 @@ class Mover:
         """The pipe in hand, or another; None where there is none now, and the direction waits for one."""
         return self._ready or self.take_pipe(direction)
 
+    def roomy_pipe(self, direction: Direction, size_bytes: int) -> Pipe | None:
+        """An empty pipe in hand that holds so many bytes; None where there is none now, and the direction is looked at
+        again within a second.
+        """
+        if self._ready is not None and self._ready.size_bytes < size_bytes:
+            self._pool.give(self._ready)
+            self._ready = None
+        if self._ready is None:
+            try:
+                self._ready = self._pool.take_roomy(size_bytes)
+            except OSError as error:
+                if error.errno not in _NO_PIPE_NOW:
+                    raise
+                self.unsure.add(direction)
+        return self._ready
+
     def lend(self, direction: Direction, pipe: Pipe) -> None:
         """Leave the pipe to a direction whose bytes are in it; the next one takes another."""
         direction.pipe = pipe

@@ -9,6 +9,7 @@ forwarders of a cluster share the bound, and therefore the numbers.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -111,6 +112,20 @@ class PipePool:
                     if not self.has_free:
                         raise
         raise AssertionError("a small pipe may always be made")
+
+    def take_roomy(self, size_bytes: int) -> Pipe:
+        """An empty pipe that holds so many bytes. Raises OSError where none is free and there can be no more."""
+        for wanted_bytes, free in self._free.items():
+            for at, pipe in enumerate(free):
+                if pipe.size_bytes >= size_bytes:
+                    return free.pop(at)
+            # One that was made smaller than wanted, and is free, says that the kernel gives no more now.
+            if wanted_bytes >= size_bytes and not free and self._may_make(wanted_bytes):
+                pipe = self._make(wanted_bytes)
+                if pipe.size_bytes >= size_bytes:
+                    return pipe
+                self.give(pipe)
+        raise BlockingIOError(errno.EAGAIN, f"no pipe for {size_bytes} bytes now")
 
     def _may_make(self, wanted_bytes: int) -> bool:
         return self._count[wanted_bytes] < self._most.get(wanted_bytes, sys.maxsize)

@@ -21,14 +21,14 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proto import commands
 from proto.command_heads import FrameWrong
-from proto.commands import NO_REQUEST_ID, CommandCorrupt, parse_command
+from proto.commands import NO_REQUEST_ID, CommandCorrupt
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
 from proto.session_clock import NEVER, Failure, SessionClock, Use
 from proxy.forwarder.authentication import Challenge, ClientIdentity, Denial, Verdict
 from proxy.forwarder.departures import until_quiet
-from proxy.forwarder.followed import LEAVING, PUT_IN_BYTES_MAX, Closing, Followed
+from proxy.forwarder.followed import LEAVING, PUT_IN_BYTES_MAX, Closing, Followed, command_in
 from proxy.runtime.logs import get_logger
 from proxy.runtime.metrics import LATENCY_BUCKETS_S
 from proxy.runtime.rpc_client import RpcError
@@ -38,6 +38,7 @@ from proxy.runtime.windowed_maximum import WINDOW_S, WindowedMaximum
 SESSION_EXPIRED = "The proxy closes this connection: session expired"
 MAX_AGE_REACHED = "The proxy closes this connection: it has reached its maximum age; connect again"
 SHUTTING_DOWN = "The proxy closes this connection: it is shutting down; connect again"
+BROKER_OUT_OF_TURN = "The proxy closes this connection: its broker asks for credentials out of turn; connect again"
 STREAM_CORRUPT = "The proxy closes this connection: what was sent is no frame of a Pulsar client's or broker's"
 
 QUIET_S = 0.1
@@ -54,8 +55,8 @@ _TEXTS = {
     Closing.CORRUPT: (ServerError.UnknownError, STREAM_CORRUPT),
     Closing.MAX_AGE: (ServerError.ServiceNotReady, MAX_AGE_REACHED),
     Closing.SHUT_DOWN: (ServerError.ServiceNotReady, SHUTTING_DOWN),
+    Closing.OUT_OF_TURN: (ServerError.ServiceNotReady, BROKER_OUT_OF_TURN),
 }
-_SIZES_BYTES = 8
 
 
 class NoReauth(enum.Enum):
@@ -392,8 +393,7 @@ def _is_over(followed: Followed) -> bool:
 
 def _answer_in(frame: bytes) -> BaseCommand:
     """The AUTH_RESPONSE of a frame that began like one. Raises CommandCorrupt."""
-    size = int.from_bytes(frame[_SIZES_BYTES // 2 : _SIZES_BYTES], "big")
-    command = parse_command(frame[_SIZES_BYTES : _SIZES_BYTES + size])
+    command = command_in(frame)
     if command.type != BaseCommand.AUTH_RESPONSE or not command.HasField("auth_response"):
         raise CommandCorrupt("no answer to a challenge")
     return command

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from proto.connect_rules import ANSWERS_ITSELF
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proto.rpc_pb2 import Principal, StoredRelay, StoredSession
 from proto.session_clock import SessionClock
@@ -46,7 +47,8 @@ class RelaySession:
     ``frame_bytes_max``: see proto.relay_frames.frame_bytes_max; ``answer_bytes_max``: of the client's answers.
     ``failure_delay_ms``: for how long a failure is not told. ``grace_ms``: for how long past the session's end the
     broker may go on sending. ``listener``: the number of the client's; None: unknown, and ends are enforced.
-    ``context``: see the module.
+    ``context``: see the module. ``broker_host``: the broker's challenges are answered with the proxy's credentials for
+    this host; empty: they go to the client.
     """
 
     principal: Principal
@@ -62,6 +64,12 @@ class RelaySession:
     grace_ms: int = GRACE_MS
     listener: int | None = None
     context: bytes = b""
+    broker_host: str = ""
+
+    @property
+    def is_followed(self) -> bool:
+        """Tell whether the relay has to look at frames at all."""
+        return self.expires or self.counts_messages or bool(self.broker_host)
 
     @property
     def expires(self) -> bool:
@@ -83,6 +91,7 @@ class RelaySession:
             grace_ms=self.grace_ms,
             listener=self.listener,
             context=self.context,
+            broker_host=self.broker_host,
         )
 
 
@@ -94,10 +103,17 @@ class MayBeAsked:
     with_producer: bool
 
 
-def may_be_asked(connect: CommandConnect, policy: Literal["by_client_kind", "always", "never"]) -> MayBeAsked:
-    """What the configuration's ``session.relay_reauthentication`` means for a client."""
+def may_be_asked(
+    connect: CommandConnect, policy: Literal["by_client_kind", "always", "never"], *, from_proxy: bool = False
+) -> MayBeAsked:
+    """What the configuration's ``session.relay_reauthentication`` means for a client. ``from_proxy``: it was
+    authenticated as a proxy; then what its CONNECT says of the client behind it does not matter, as far as it says that
+    the proxy answers by itself.
+    """
     ever = policy != "never" and connect.feature_flags.supports_auth_refresh
-    return MayBeAsked(ever, ever and (policy == "always" or not connect.client_version.startswith(_CPP)))
+    answers_at_boundaries = from_proxy and connect.proxy_version.startswith(ANSWERS_ITSELF)
+    with_producer = policy == "always" or answers_at_boundaries or not connect.client_version.startswith(_CPP)
+    return MayBeAsked(ever, ever and with_producer)
 
 
 def grace_ms_of(session: StoredSession) -> int:

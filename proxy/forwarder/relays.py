@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from proto.command_heads import FrameWrong
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.broker_reauthentication import BrokerReauthentication
 from proxy.forwarder.departures import Departures, until_quiet
 from proxy.forwarder.directions import Relay, shut_down
 from proxy.forwarder.enforcement import Enforcement
@@ -68,7 +69,8 @@ class Relays(Collector):
     ``on_end`` is called for each relay that has ended, with what the store knew about it; ``on_moved`` likewise for
     each that has become a successor's; ``on_left_behind_gone`` with the client's IP address for each of a predecessor's
     that has ended there, or that a successor looks after. ``recall`` makes what judges the answers of clients of a
-    predecessor's relays; ``principals_max`` bounds whose use is counted by name; ``now``: seconds of a clock that goes
+    predecessor's relays; ``brokers`` answers those that ask the proxy itself;
+    ``principals_max`` bounds whose use is counted by name; ``now``: seconds of a clock that goes
     forward only, and is the same in a successor.
     """
 
@@ -85,6 +87,7 @@ class Relays(Collector):
         on_left_behind_gone: Callable[[str], None] = lambda _ip: None,
         recall: Recall = nobody_judges,
         enforcement: Enforcement | None = None,
+        brokers: BrokerReauthentication | None = None,
         reauthentication_metrics: ReauthenticationMetrics | None = None,
         principals_max: int = 100,
         now: Callable[[], float] = time.monotonic,
@@ -104,6 +107,7 @@ class Relays(Collector):
         self._recall = recall
         self.enforcement = enforcement or Enforcement()
         self.judge = Reauthentication(nursery, reauthentication_metrics or ReauthenticationMetrics(None), now)
+        self._brokers = brokers or BrokerReauthentication(nursery)
         self._framer = Framer(self._table, self._engine.mover, self.judge, now)
         self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end, self._release_rows)
         self.left_behind = RelaysLeftBehind(self._table, self._left_behind_ended)
@@ -140,11 +144,14 @@ class Relays(Collector):
             if kept.about.HasField("session") and self._table.is_followed(kept.about.id):
                 clock = self._framer.journal.recalled_clock(kept.about)
                 relay.followed = Followed(kept.about, clock, self._recall(kept.about), self.enforcement)
+                self._brokers.follow(relay.followed)
             self.in_flight.begin()
             try:
                 self._engine.adopt(relay, pipes, self._framer)
                 if relay.followed is not None:
                     self.judge.watch(relay.followed)
+                    if relay.followed.broker is not None:
+                        relay.followed.broker.go_on()
                     if relay.followed.closing in LEAVING:
                         relay.leaving = self._left_because[kept.about.id] = relay.followed.closing
                 self.departures.watch(relay)
@@ -219,10 +226,11 @@ class Relays(Collector):
         except OverflowError as error:
             raise RelayNotBegun(str(error)) from None
         followed = None
-        if session is not None and (session.expires or session.counts_messages or about.leave_at_ms):
+        if session is not None and (session.is_followed or about.leave_at_ms):
             about.session.CopyFrom(session.stored())
             clock = session.clock if session.expires else None
             followed = Followed(about, clock, session.reauthenticate, self.enforcement)
+            self._brokers.follow(followed)
         self._table.belongs(about.id, self._principals.number_of(about.principal))
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
             await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config, followed)

@@ -37,6 +37,7 @@ class Renewal:
         self._relays = relays
         self._metrics = metrics
         self._session: RelaySession | None = None
+        self._make_session: Callable[[], RelaySession]
         self._reauthenticator: Reauthenticator | None = None
         self.followed: Followed | None = None
         """In lookup mode, where the session can expire."""
@@ -57,13 +58,15 @@ class Renewal:
             now_unix_ms=judge.unix_ms(),
             fraction=judge.fraction(),
         )
+        self._make_session = partial(self._new_session, connect, clock, lifetime_ms_max)
         if clock.expires or config.metrics.count_messages or config.limits.max_connection_age_ms:
-            self._session = self._new_session(connect, clock, lifetime_ms_max)
+            self._session = self._make_session()
 
     def _new_session(self, connect: CommandConnect, clock: SessionClock, lifetime_ms_max: int) -> RelaySession:
         config = self._backends.config
         if wants_broker(connect):
-            asked = may_be_asked(connect, config.session.relay_reauthentication)
+            policy = config.session.relay_reauthentication
+            asked = may_be_asked(connect, policy, from_proxy=bool(clock.principal.proxy))
         else:
             asked = MayBeAsked(connect.feature_flags.supports_auth_refresh, with_producer=True)
         self._reauthenticator = Reauthenticator(connect, partial(self._backends.new_authentication, self._client))
@@ -90,9 +93,15 @@ class Renewal:
 
     # ---- as a relay
 
-    def for_relay(self, broker: CommandConnected, identity: ClientIdentity) -> RelaySession | None:
-        """What a relay has to know; None: nothing."""
+    def for_relay(
+        self, broker: CommandConnected, identity: ClientIdentity, *, answers_broker: str = ""
+    ) -> RelaySession | None:
+        """What a relay has to know; None: nothing. ``answers_broker``: the host of a broker whose challenges the proxy
+        answers; empty: it does not.
+        """
         session = self._session
+        if answers_broker:
+            session = replace(session or self._make_session(), broker_host=answers_broker)
         if session is None:
             return None
         if identity.original is not None:  # the client's credentials are forwarded: the broker asks, and ends it

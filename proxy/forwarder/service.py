@@ -22,6 +22,7 @@ from proxy.forwarder.accepting import accept_clients
 from proxy.forwarder.admission import Admission, Place, Refusal
 from proxy.forwarder.authentication import ClientEnd
 from proxy.forwarder.backends import Backends
+from proxy.forwarder.broker_reauthentication import BrokerReauthentication
 from proxy.forwarder.cause import Cause
 from proxy.forwarder.doors import Door, doors
 from proxy.forwarder.enforcement import Enforcement
@@ -130,6 +131,11 @@ class ForwarderService:
             recall=recall(lambda: self._backends),
             enforcement=Enforcement(context.config),
             reauthentication_metrics=self._metrics.reauthentication,
+            brokers=BrokerReauthentication(
+                context.nursery,
+                self._metrics.broker_reauthentication,
+                lambda host: self._backends.broker_credentials(host),  # noqa: PLW0108 -- a reload replaces them
+            ),
             principals_max=context.config.metrics.principals_max,
         )
         for kept in left.relays:

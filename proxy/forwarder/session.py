@@ -451,7 +451,10 @@ class ClientSession:
         if not await self._wire.until_sent():  # Connected would be read as the other half of something
             self.cause = Cause.CLIENT_DOES_NOT_READ
             return
-        session = self.renewal.for_relay(self._broker.link.connected.message, self.identity)
+        link = self._broker.link
+        session = self.renewal.for_relay(
+            link.connected.message, self.identity, answers_broker=link.broker.host if link.answers_challenges else ""
+        )
         about = self._handshake.about(self.identity)
         about.leave_at_ms = self._age.leave_at_ms(self._relays.now())
         try:

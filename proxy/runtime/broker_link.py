@@ -46,11 +46,15 @@ class BrokerLinkFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BrokerLink:
-    """A broker that has said Connected; ``connected.rest`` holds what it said after that."""
+    """A broker that has said Connected; ``connected.rest`` holds what it said after that.
+
+    ``answers_challenges``: the broker was told that the proxy answers when it asks for fresh credentials.
+    """
 
     broker: HostPort
     stream: trio.abc.HalfCloseableStream
     connected: Connected
+    answers_challenges: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,12 @@ LAST_AT = 11
 """This and the two before it: monotonic time in ns; 0: never. From PHASE on of the way to the client only."""
 CLOSING = 12
 HAS_PRODUCER = 13
-OBSERVED = 14
-"""Whether the end of this life was counted where ends are only observed."""
+EXCHANGE = 14
+"""Of the way to the broker only: where the proxy's own re-authentication at the broker stands
+(proto.broker_exchange).
+"""
+OBSERVED = 15
+"""Of the way to the client only: whether the end of this life was counted where ends are only observed."""
 
 # ---- the cells of a principal
 

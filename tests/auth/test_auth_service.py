@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 import structlog.testing
 import trio
@@ -14,7 +15,8 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from tokens import OTHER_SECRET, SECRET, by_hand, token
 
-from auth import rounds
+from auth import rounds, service
+from auth.broker_credentials import FixedCredentials, end_of_token_unix_ms
 from auth.service import AuthService
 from auth.state import (
     ROLE_CHARACTERS_MAX,
@@ -23,6 +25,7 @@ from auth.state import (
     ClientContext,
     CredentialsUnavailable,
     Identity,
+    OneForAllBrokers,
 )
 from proto.broker_handshake import ROUNDS_MAX as BROKER_CHALLENGES_MAX
 from proto.roles import Role
@@ -46,6 +49,7 @@ from proxy.config.types import (
     TlsAuthentication,
     TokenAuthentication,
 )
+from proxy.runtime import watched
 from proxy.runtime.descriptors import Descriptors
 from proxy.runtime.peers import Caller
 from proxy.runtime.rpc_server import RpcRefused
@@ -1084,3 +1088,59 @@ def test_the_process_is_an_auth_worker_with_this_service(monkeypatch: pytest.Mon
     assert started == []
     runpy.run_module("auth", run_name="__main__")
     assert started == ["harden_process", "confine_process", (Role.AUTH, AuthService)]
+
+
+END = "pulsar_proxy_broker_credentials_expire_timestamp_seconds"
+
+
+def proxys_token(end_s: float | None) -> str:
+    claims = {"sub": "proxy"} | ({} if end_s is None else {"exp": int(end_s)})
+    return jwt.encode(claims, "a key of somebody else's, which nobody here needs", "HS256")
+
+
+def replace_token(file: Path, end_s: float | None) -> None:
+    replacement = file.with_suffix(".new")
+    replacement.write_text(proxys_token(end_s))
+    replacement.rename(file)
+
+
+async def until_it_ends_at(worker: Worker, end_s: float | None) -> None:
+    """Files are read in a thread, for which no clock of Trio's waits."""
+    with trio.fail_after(60):
+        while worker.registry.get_sample_value(END) != end_s:  # noqa: ASYNC110 -- see above
+            await trio.sleep(0.005)
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CREDENTIALS_LOOK_S", 0.005)
+    monkeypatch.setattr(watched, "LOOK_INTERVAL_S", 0.0)
+
+
+@pytest.mark.usefixtures("looks_often")
+async def test_the_end_of_the_proxys_own_token_is_a_metric(
+    secret_file: str, proxy_token: Path, nursery: trio.Nursery
+) -> None:
+    """It follows the file and the configuration, and is absent where there is no end."""
+    replace_token(proxy_token, 2_000_000_000)
+    worker = Worker(with_token(secret_file, token_file=proxy_token), nursery)
+    await worker.service.start()
+    await until_it_ends_at(worker, 2_000_000_000)
+    for end_s in (2_100_000_000, None, 1_000_000_000):
+        replace_token(proxy_token, end_s)
+        await until_it_ends_at(worker, end_s)
+    await worker.service.configure(Config())
+    await until_it_ends_at(worker, None)
+
+
+async def test_what_the_proxy_renews_by_itself_has_no_end_to_look_at() -> None:
+    class Issued(OneForAllBrokers):
+        method = "token"
+
+        async def authenticate(self, challenge: bytes | None) -> bytes:
+            raise AssertionError("nobody fetches a token for a metric")
+
+    assert await end_of_token_unix_ms(Issued()) == 0
+    assert await end_of_token_unix_ms(None) == 0
+    assert await end_of_token_unix_ms(FixedCredentials("token", proxys_token(2_000_000_000).encode())) == 2e12
+    assert await end_of_token_unix_ms(FixedCredentials("tls", proxys_token(2_000_000_000).encode())) == 0

@@ -77,6 +77,15 @@ def broker(metric: str, value: float, name: str = "b1", worker: str = "0") -> di
 
 FAILED = "reauthentication_failure_total"
 KILLED = "expired_connections_killed_total"
+DAY_M = 24 * 60
+OWN_TOKEN_ENDS = f'pulsar_proxy_broker_credentials_expire_timestamp_seconds{{{C},role="auth",worker="0"}}'
+
+
+def own_token(*minutes: int) -> dict[str, str]:
+    """A token that ends at so many minutes; each is replaced by the next one after 12 hours."""
+    return {OWN_TOKEN_ENDS: " ".join(f"{60 * end}x{DAY_M // 2 - 1}" for end in minutes)}
+
+
 CASES = {
     "PulsarProxyAllBrokersDown": Case(
         broker("broker_up", 0) | broker("broker_up", 0, "b2"), 2, 0,
@@ -99,6 +108,17 @@ CASES = {
     "PulsarProxyBrokerNamesNotResolved": Case(
         rate(f'pulsar_proxy_dns_failures_total{{{C},names="brokers"}}', 1), 13, 9,
         [rate(f'pulsar_proxy_dns_failures_total{{{C},names="targets"}}', 100)],
+    ),
+    "PulsarProxyBrokerCredentialsEndSoon": Case(
+        own_token(*[7 * DAY_M] * 4), DAY_M + 8, DAY_M - 2,
+        [own_token(*[9 * DAY_M] * 4), own_token(*(DAY_M + 60 * hours for hours in (1, 12, 24, 36)))],
+    ),
+    "PulsarProxyBrokerCredentialsEnded": Case(
+        own_token(30), 31, 28, [own_token(40), own_token(30) | {OWN_TOKEN_ENDS: "1800x20 5400x100"}],
+    ),
+    "PulsarProxyBrokerReauthenticationsFail": Case(
+        rate(f'pulsar_proxy_broker_reauthentication_failure_total{{{C},reason="no_credentials"}}', 0.5), 8, None,
+        [steady(f'pulsar_proxy_broker_reauthentication_failure_total{{{C},reason="lost_rounds"}}', 3)],
     ),
     "PulsarProxyNoMetrics": Case({}, 6, 4, [steady(f'pulsar_proxy_build_info{{{C},version="1"}}', 1)]),
     "PulsarProxyScrapeFails": Case(

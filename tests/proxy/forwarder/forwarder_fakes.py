@@ -278,6 +278,7 @@ class FakeBackends:
         self.broker_failure: Exception | None = None
         self.broker_connected = CommandConnected(server_version="the broker", protocol_version=21)
         self.broker_rest = b""
+        self.answers_challenges = False
         self.broker_stream: trio.abc.HalfCloseableStream
         self.broker: Peer
         self.connect_broker(*trio.testing.memory_stream_pair())
@@ -354,7 +355,10 @@ class FakeBackends:
         greeting = BaseCommand(type=BaseCommand.CONNECTED, connected=self.broker_connected)
         frame = Frame(greeting.SerializeToString())
         return BrokerLink(
-            HostPort("b0", 6650), self.broker_stream, Connected(frame, self.broker_connected, self.broker_rest)
+            HostPort("b0", 6650),
+            self.broker_stream,
+            Connected(frame, self.broker_connected, self.broker_rest),
+            self.answers_challenges,
         )
 
 

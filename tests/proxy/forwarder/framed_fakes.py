@@ -15,8 +15,10 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
-from proxy.forwarder.authentication import ClientIdentity, Denial, Verdict
+from proxy.forwarder.authentication import SERVER_VERSION, ClientIdentity, Denial, Verdict
 from proxy.forwarder.relay_session import RelaySession
+from proxy.runtime.credentials import Credentials, NoCredentials
+from proxy.runtime.rpc_client import RpcError
 
 UNIX_MS = 1_700_000_000_000.0
 CHALLENGE = commands.auth_challenge("proxy", 21, "token", commands.AUTH_REFRESH)
@@ -86,6 +88,66 @@ class Judges:
 
     def recall(self, _relay: StoredRelay) -> Callable[[BaseCommand], Awaitable[Verdict]]:
         return self
+
+
+BROKER_ASKS = commands.auth_challenge("broker", 21, "token", commands.AUTH_REFRESH)
+"""What a broker says that wants fresh credentials of the proxy's."""
+
+BROKER_HOST = "b0"
+
+
+def proxys_answer(data: bytes, method: str = "token") -> bytes:
+    """What the proxy must say to it."""
+    return commands.auth_response(SERVER_VERSION, commands.PROTOCOL_VERSION, method, data)
+
+
+@dataclass
+class FakeCredentials:
+    """The proxy's credentials: each exchange answers b"1", b"2", … in its first round, and counts its further ones.
+
+    ``rounds``: of each exchange; ``failing``: how many calls fail from now on; ``gate``: answers wait for it.
+    """
+
+    rounds: int = 1
+    padding: bytes = b""
+    failing: int = 0
+    gate: trio.Event | None = None
+    configured: bool = True
+    begun: int = 0
+    hosts: list[str] = field(default_factory=list)
+    challenges: list[bytes | None] = field(default_factory=list)
+
+    def begin(self, host: str) -> Credentials:
+        self.hosts.append(host)
+        self.begun += 1
+        return FakeExchange(self, b"%d" % self.begun) if self.configured else NoCredentials()  # type: ignore[return-value]
+
+
+class FakeExchange:
+    """One exchange, in order: a challenge before its beginning, or behind its end, is refused."""
+
+    expires_at_unix_ms = 0
+
+    def __init__(self, shared: FakeCredentials, name: bytes) -> None:
+        self._shared = shared
+        self._name = name
+        self._answered = 0
+        self.complete = False
+
+    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+        shared = self._shared
+        shared.challenges.append(challenge)
+        await trio.lowlevel.checkpoint()
+        if shared.gate is not None:
+            await shared.gate.wait()
+        if shared.failing:
+            shared.failing -= 1
+            raise RpcError("no auth worker")
+        if (challenge is None) != (self._answered == 0) or self._answered == shared.rounds:
+            raise RpcError("a round of an exchange that is not under way")
+        self._answered += 1
+        self.complete = self._answered == shared.rounds
+        return "token", self._name + b"." * (self._answered - 1) + shared.padding
 
 
 def identity(_data: bytes = b"", **fields: Any) -> ClientIdentity:

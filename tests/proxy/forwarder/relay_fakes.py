@@ -18,11 +18,17 @@ from prometheus_client import CollectorRegistry
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.broker_reauthentication import (
+    BeginExchange,
+    BrokerReauthentication,
+    BrokerReauthenticationMetrics,
+)
 from proxy.forwarder.keeping import Inheritance, KeptRelay, RelayKeeper
 from proxy.forwarder.pipes import Pipe
 from proxy.forwarder.reauthentication import ReauthenticationMetrics
 from proxy.forwarder.relay_session import Recall, RelaySession, nobody_judges
 from proxy.forwarder.relays import Relays
+from proxy.runtime.credentials import NoCredentials
 from proxy.runtime.relay_table import PIPE, RelayTable, row
 from proxy.runtime.store_channel import StoreChannel, store_sockets
 from proxy.supervisor.address_tables import AddressTableExchange
@@ -248,13 +254,14 @@ async def busy_line(keeper: RelayKeeper) -> AsyncIterator[Callable[[], None]]:
 class Forwarder:
     """The relays of one process, from inheritance to whatever its end is."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 -- called once
         self,
         sock: socket.socket,
         shelf: Shelf,
         config: RelayConfig,
         recall: Recall,
         now: Callable[[], float],
+        broker_credentials: BeginExchange,
         *,
         keeps: bool = True,
     ) -> None:
@@ -263,6 +270,8 @@ class Forwarder:
         self.recall = recall
         self.now = now
         self.metrics = ReauthenticationMetrics(None)
+        self.broker_credentials = broker_credentials
+        self.broker_metrics = BrokerReauthenticationMetrics(None)
         self.ended: list[StoredRelay] = []
         self.adopted: list[StoredRelay] = []
         self.moved_away: list[StoredRelay] = []
@@ -295,6 +304,7 @@ class Forwarder:
                         may_linger=lambda: True,
                         recall=self.recall,
                         reauthentication_metrics=self.metrics,
+                        brokers=BrokerReauthentication(nursery, self.broker_metrics, self.broker_credentials),
                         now=self.now,
                     )
                     self.relays.judge.fraction = lambda: 0.0
@@ -392,6 +402,7 @@ class Place:
         self._keeps = keeps
         self._config = config
         self.recall: Recall = nobody_judges
+        self.broker_credentials: BeginExchange = lambda _host: NoCredentials()
         self.now: Callable[[], float] = time.monotonic
         self.shelf = Shelf()
         self.forwarders: list[Forwarder] = []
@@ -400,7 +411,15 @@ class Place:
         """The next one, whose process id is its number; it waits for its predecessor's last word."""
         ours, theirs = store_sockets()
         self._nursery.start_soon(self._serve, StoreChannel(ours), len(self.forwarders) + 1)
-        forwarder = Forwarder(theirs, self.shelf, config or self._config, self.recall, self.now, keeps=self._keeps)
+        forwarder = Forwarder(
+            theirs,
+            self.shelf,
+            config or self._config,
+            self.recall,
+            self.now,
+            self.broker_credentials,
+            keeps=self._keeps,
+        )
         self.forwarders.append(forwarder)
         with trio.fail_after(PATIENCE_S):
             await self._nursery.start(forwarder.live)

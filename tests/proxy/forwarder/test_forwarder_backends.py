@@ -28,7 +28,7 @@ from proto.rpc_pb2 import (
 )
 from proxy.forwarder.authentication import ANONYMOUS, ClientEnd, ClientIdentity
 from proxy.forwarder.backends import Backends, TargetRefused
-from proxy.runtime.broker_link import BrokerGreeter, BrokerLinkFailed
+from proxy.runtime.broker_link import BrokerGreeter, BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc_client import PendingCall, RpcConnectionLost, RpcError
 
 
@@ -322,8 +322,14 @@ def allowed(setup: Setup) -> None:
     setup.lookup.answers[Method.RESOLVE_TARGET] = ResolveTargetResponse(host="b0", port=6650, addresses=["10.0.0.1"])
 
 
-async def opened(setup: Setup, dialled: Dialled, command: BaseCommand, identity: ClientIdentity = IDENTITY) -> Any:
-    """Open the broker's side; the CONNECT that the broker saw."""
+async def opened(
+    setup: Setup,
+    dialled: Dialled,
+    command: BaseCommand,
+    identity: ClientIdentity = IDENTITY,
+    links: list[BrokerLink] | None = None,
+) -> Any:
+    """Open the broker's side; the CONNECT that the broker saw. ``links``: where to put the link."""
     seen: list[Any] = []
 
     async def serve() -> None:
@@ -334,6 +340,8 @@ async def opened(setup: Setup, dialled: Dialled, command: BaseCommand, identity:
         nursery.start_soon(serve)
         link = await setup.backends.open_broker(command.connect, identity, CLIENT)
     assert link.connected.message.server_version == "b"
+    if links is not None:
+        links.append(link)
     return seen[0]
 
 
@@ -398,9 +406,53 @@ async def test_the_broker_sees_the_proxys_identity_with_the_clients_role_behind_
         assert not seen.HasField(field), field
     assert seen.HasField("proxy_version")
     assert (seen.client_version, seen.protocol_version) == ("test", 21)
-    assert seen.feature_flags.supports_auth_refresh
     assert b"\xfa\x3f\x03new" in seen.SerializeToString()
     assert setup.auth.clients[0].calls[0][1].broker_host == "b0"
+
+
+ENDS = 1_800_000_000_000
+
+
+@pytest.mark.parametrize("client_can", [True, False])
+@pytest.mark.parametrize(
+    ("own", "identity", "claimed", "marked"),
+    [
+        ({"expires_at_unix_ms": ENDS}, IDENTITY, True, True),
+        ({}, IDENTITY, False, False),
+        ({"expires_at_unix_ms": ENDS}, FORWARDED, None, False),
+        (None, IDENTITY, None, False),
+    ],
+    ids=["end", "do not end", "forwarded", "none"],
+)
+async def test_whether_a_relays_broker_may_ask_for_fresh_credentials(  # noqa: PLR0917 -- fixtures
+    dialled: Dialled,
+    own: dict[str, int] | None,
+    identity: ClientIdentity,
+    claimed: bool | None,
+    marked: bool,
+    client_can: bool,
+) -> None:
+    """Where the proxy would be asked, what the client can does not matter; else it is what the client says."""
+    setup = Setup(**({} if own is None else {"brokers": {"credentials": {"method": "token", "file": "x"}}}))
+    allowed(setup)
+    setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(
+        method="token", data=b"the proxy's", **(own or {})
+    )
+    command = connect("b0:6650")
+    command.connect.feature_flags.supports_auth_refresh = client_can
+    links: list[BrokerLink] = []
+    seen = await opened(setup, dialled, command, identity, links)
+    assert seen.feature_flags.supports_auth_refresh is (client_can if claimed is None else claimed)
+    assert seen.proxy_version.startswith("pulsar-trio-proxy-") is marked
+    assert [link.answers_challenges for link in links] == [marked]
+
+
+async def test_credentials_for_a_relays_broker_are_asked_for_by_the_settings_in_force() -> None:
+    setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
+    setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=b"fresh")
+    assert await setup.backends.broker_credentials("b0").answer(None) == ("token", b"fresh")
+    assert setup.auth.clients[0].calls[0][1].broker_host == "b0"
+    assert await Setup().backends.broker_credentials("b0").answer(None) == ("", b"")
 
 
 async def test_forwarded_credentials_stand_behind_the_proxys_own(dialled: Dialled) -> None:

@@ -731,6 +731,28 @@ def test_which_clients_are_asked(version: str, policy: Any, ever: bool, with_pro
     assert not may_be_asked(CommandConnect(client_version=version), policy).ever
 
 
+@pytest.mark.parametrize(
+    ("from_proxy", "proxy_version", "policy", "ever", "with_producer"),
+    [
+        (True, "pulsar-trio-proxy-0.1.0", "by_client_kind", True, True),
+        (True, "pulsar-trio-proxy-0.1.0", "never", False, False),
+        (True, "4.0.8", "by_client_kind", True, False),
+        (False, "pulsar-trio-proxy-0.1.0", "by_client_kind", True, False),
+    ],
+    ids=["answers itself", "nobody is asked", "another proxy", "says that it is one"],
+)
+def test_a_proxy_that_answers_by_itself_is_asked_whatever_client_is_behind_it(
+    from_proxy: bool, proxy_version: str, policy: Any, ever: bool, with_producer: bool
+) -> None:
+    connect = CommandConnect(
+        client_version="Pulsar-CPP-v4.2.0",
+        proxy_version=proxy_version,
+        feature_flags={"supports_auth_refresh": True},
+    )
+    found = may_be_asked(connect, policy, from_proxy=from_proxy)
+    assert (found.ever, found.with_producer) == (ever, with_producer)
+
+
 # ---- beginnings
 
 

@@ -15,7 +15,10 @@ import pytest
 import trio
 import trio.testing
 from framed_fakes import (
+    BROKER_ASKS,
+    BROKER_HOST,
     CHALLENGE,
+    FakeCredentials,
     Judges,
     Now,
     answer,
@@ -31,11 +34,12 @@ from test_forwarder_adoption import Fuse, fuse, successor  # noqa: F401 -- a fix
 
 from proto import commands
 from proto.command_heads import HEAD_BYTES
+from proto.commands import parse_command
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import HEADER_BYTES
-from proxy.forwarder import followed, reauthentication
+from proxy.forwarder import broker_reauthentication, followed, reauthentication
 from proxy.forwarder.authentication import Challenge
 from proxy.forwarder.reauthentication import SESSION_EXPIRED
 
@@ -343,6 +347,53 @@ class Talk:
         assert found == self.back
 
 
+class TalkWithBothAsked(Talk):
+    """A broker beside it that asks the proxy, too, and goes on asking as soon as it was answered."""
+
+    def __init__(self, lane: Lane, seed: int) -> None:
+        super().__init__(lane, seed)
+        self.asked = self.answered = 0
+        self.is_last = False
+        self.answer_came = trio.Event()
+        self.answer_came.set()
+
+    async def send(self, stream: trio.SocketStream, frames: list[bytes]) -> None:
+        if stream is self.lane.client:
+            await super().send(stream, frames)
+            return
+        for frame in frames:
+            asks = self.answer_came.is_set()
+            if asks:
+                self.asked += 1
+                self.answer_came = trio.Event()
+            data = (BROKER_ASKS if asks else b"") + frame
+            at = 0
+            while at < len(data):
+                size = self.chance.choice([1, 3, 12, 5_000, 60_000])
+                await stream.send_all(data[at : at + size])
+                at += size
+            if self.chance.random() < 0.3:
+                await self.answer_came.wait()
+        await self.answer_came.wait()
+        self.is_last, self.asked, self.answer_came = True, self.asked + 1, trio.Event()
+        await stream.send_all(BROKER_ASKS)
+        await self.answer_came.wait()
+        await stream.send_eof()
+
+    async def receive_as_broker(self) -> None:
+        decoder, found = FrameDecoder(max_frame_bytes=1 << 20), []
+        while len(found) < len(self.there) or not self.is_last or self.answered < self.asked:
+            decoder.receive_data(await self.lane.broker.receive_some())
+            while (frame := decoder.next_frame()) is not None:
+                if parse_command(frame.command).type != BaseCommand.AUTH_RESPONSE:
+                    found.append(frame.encode())
+                    continue
+                self.answered += 1
+                assert self.answered == self.asked, "each challenge is answered once"
+                self.answer_came.set()
+        assert found == self.there
+
+
 async def follow(place: Place, fuse: Fuse, steps: Iterator[int]) -> None:  # noqa: F811
     """What the supervisor does: each that dies gets a successor."""
     while True:
@@ -366,14 +417,23 @@ async def age(place: Place, now: Now) -> None:
         forwarder.relays.judge.ask_those_due()
 
 
-async def talk_and_die(fuse: Fuse, steps: list[int], seed: int = 1) -> int:  # noqa: F811
+async def talk_and_die(
+    fuse: Fuse,  # noqa: F811
+    steps: list[int],
+    seed: int = 1,
+    *,
+    kind: type[Talk] = Talk,
+) -> int:
     left = iter(steps)
     now, judges = Now(), Judges()
     async with open_place() as place, open_lane(buffer_bytes=4096) as lane:
         place.now, place.recall = now, judges.recall
+        # Answers of more than a page, too: they are put in another way.
+        place.broker_credentials = FakeCredentials(padding=bytes(seed % 2 * 9_000)).begin
         forwarder = await place.forwarder()
-        await forwarder.begin(lane, session=session(now, judges, lifetime_ms=60_000))
-        talk = Talk(lane, seed)
+        host = BROKER_HOST if kind is TalkWithBothAsked else ""
+        await forwarder.begin(lane, session=session(now, judges, lifetime_ms=60_000, broker_host=host))
+        talk = kind(lane, seed)
         fuse.arm(place, next(left))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(follow, place, fuse, left)
@@ -401,6 +461,29 @@ async def test_killed_once_at_every_step(framed_fuse: Fuse) -> None:
 async def test_killed_again_and_again(framed_fuse: Fuse, seed: int) -> None:
     chance = random.Random(seed)
     await talk_and_die(framed_fuse, [chance.randrange(1, 80) for _ in range(12)], seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2], ids=["large answers", "small answers"])
+async def test_killed_once_at_every_step_while_the_broker_asks_the_proxy(
+    framed_fuse: Fuse, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each challenge is answered exactly once, at a boundary, whenever it happens; the client sees none of it."""
+    monkeypatch.setattr(broker_reauthentication, "EXCHANGE_INTERVAL_S", 0.0)
+    await talk_and_die(framed_fuse, [1 << 30], seed, kind=TalkWithBothAsked)
+    steps = framed_fuse.steps
+    assert steps > 200
+    for at in sorted({*range(1, 40), *range(40, steps, max(1, steps // 80))}):
+        await talk_and_die(framed_fuse, [at], seed, kind=TalkWithBothAsked)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_killed_again_and_again_while_the_broker_asks_the_proxy(
+    framed_fuse: Fuse, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_reauthentication, "EXCHANGE_INTERVAL_S", 0.0)
+    chance = random.Random(seed)
+    left = [chance.randrange(1, 80) for _ in range(12)]
+    await talk_and_die(framed_fuse, left, seed, kind=TalkWithBothAsked)
 
 
 def test_types_are_those_of_the_wire() -> None:

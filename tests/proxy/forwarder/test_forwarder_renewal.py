@@ -963,6 +963,26 @@ async def test_with_forwarded_credentials_the_brokers_ask_and_the_proxy_keeps_ou
     assert session.counts_messages
 
 
+@pytest.mark.parametrize("expires", [True, False])
+async def test_a_relay_whose_broker_the_proxy_answers_is_followed_whether_the_client_expires_or_not(
+    told: Tell, expires: bool
+) -> None:
+    it = told(limits={"max_command_bytes": 12_345})
+    if expires:
+        it.expiring()
+    it.renewal.begin(connect(TARGET).connect, it.principal)
+    identity = ClientIdentity(it.principal, b"sealed")
+    session = it.renewal.for_relay(BROKER, identity, answers_broker="b0")
+    assert session is not None
+    assert session.is_followed
+    assert session.expires is expires
+    assert session.stored().broker_host == "b0"
+    assert session.frame_bytes_max > 5_000_000
+    blind = it.renewal.for_relay(BROKER, identity)
+    assert (blind is None) is not expires
+    assert blind is None or blind.broker_host == ""
+
+
 CPP: dict[str, Any] = {"client_version": "Pulsar-CPP-v4.2.0"}
 JAVA: dict[str, Any] = {"client_version": "Pulsar-Java-v4.0.8"}
 OLD: dict[str, Any] = {"feature_flags": {"supports_auth_refresh": False}}

@@ -82,6 +82,20 @@ async def test_bytes_behind_the_brokers_connected_follow_it(play: Start) -> None
     assert await it.client.read_exactly(24) == b"first bytes of the relay"
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_what_the_broker_was_told_decides_whom_its_challenge_is_for(play: Start, answers: bool) -> None:
+    it = play()
+    it.backends.answers_challenges = answers
+    await it.client.say(connect(TARGET))
+    await it.client.must_hear(BaseCommand.CONNECTED)
+    asked = commands.auth_challenge("broker", 21, "token", commands.AUTH_REFRESH)
+    await it.backends.broker.say(asked + commands.ping())
+    if not answers:
+        assert await it.client.read_exactly(len(asked)) == asked
+    assert await it.client.read_exactly(len(commands.ping())) == commands.ping()
+    assert [followed.relay.session.broker_host for followed in it.relays.followed()] == ["b0"] * answers
+
+
 async def test_ping_is_the_brokers_once_relaying(play: Start) -> None:
     it = await relaying(play)
     await it.client.say(commands.ping())

@@ -1,0 +1,89 @@
+"""proto.broker_exchange: which challenge of a relay's broker asks for what."""
+
+import itertools
+
+import pytest
+
+from proto.broker_exchange import UNANSWERED, BrokerExchange, ChallengeOutOfTurn, ExchangePhase
+from proto.broker_handshake import ROUNDS_MAX
+from proto.commands import AUTH_REFRESH
+from proto.errors import LocalProtocolError
+
+QUIET, ASKED, UNPROVEN, ASKED_FURTHER = ExchangePhase
+
+
+@pytest.mark.parametrize(
+    ("phase", "data", "following"),
+    [
+        (QUIET, AUTH_REFRESH, ASKED),
+        (QUIET, b"another provider's way to ask", ASKED),
+        (UNPROVEN, b"server first", ASKED_FURTHER),
+        (UNPROVEN, AUTH_REFRESH, ASKED),
+        (ASKED, AUTH_REFRESH, None),
+        (ASKED, b"server first", None),
+        (ASKED_FURTHER, AUTH_REFRESH, None),
+        (ASKED_FURTHER, b"server first", None),
+    ],
+)
+def test_a_challenge_in_every_phase(phase: ExchangePhase, data: bytes, following: ExchangePhase | None) -> None:
+    exchange = BrokerExchange(phase)
+    if following is None:
+        with pytest.raises(ChallengeOutOfTurn):
+            exchange.challenged(data)
+    else:
+        exchange.challenged(data)
+        assert exchange.phase is following
+
+
+@pytest.mark.parametrize(("phase", "complete"), [*itertools.product(ExchangePhase, [True, False])])
+def test_an_answer_in_every_phase(phase: ExchangePhase, complete: bool) -> None:
+    exchange = BrokerExchange(phase)
+    if phase in UNANSWERED:
+        following = exchange.phase_after(complete=complete)
+        exchange.answered(complete=complete)
+        assert exchange.phase is following is (QUIET if complete else UNPROVEN)
+    else:
+        with pytest.raises(LocalProtocolError):
+            exchange.answered(complete=complete)
+
+
+@pytest.mark.parametrize(
+    ("phase", "can_be_answered", "following"),
+    [(QUIET, True, ASKED), (ASKED, True, ASKED), (UNPROVEN, False, QUIET), (ASKED_FURTHER, False, QUIET)],
+)
+def test_a_challenge_that_died_with_a_predecessor(
+    phase: ExchangePhase, can_be_answered: bool, following: ExchangePhase
+) -> None:
+    """In the middle of rounds nobody else can go on: the broker has to begin anew, or to end the relay."""
+    exchange = BrokerExchange(phase)
+    assert exchange.challenge_lost() is can_be_answered
+    assert exchange.phase is following
+
+
+def test_rounds_are_capped() -> None:
+    exchange = BrokerExchange()
+    exchange.challenged(AUTH_REFRESH)
+    for _ in range(ROUNDS_MAX - 1):
+        exchange.answered(complete=False)
+        exchange.challenged(b"more")
+    exchange.answered(complete=False)
+    with pytest.raises(ChallengeOutOfTurn, match="rounds"):
+        exchange.challenged(b"more")
+
+
+def test_each_exchange_has_rounds_of_its_own() -> None:
+    exchange = BrokerExchange()
+    for _ in range(3 * ROUNDS_MAX):
+        exchange.challenged(AUTH_REFRESH)
+        exchange.answered(complete=True)
+
+
+def test_what_has_failed_may_begin_anew() -> None:
+    exchange = BrokerExchange(ASKED_FURTHER)
+    exchange.failed()
+    exchange.challenged(AUTH_REFRESH)
+    assert exchange.phase is ASKED
+
+
+def test_the_numbers_are_what_a_successor_reads() -> None:
+    assert [int(phase) for phase in (QUIET, ASKED, UNPROVEN, ASKED_FURTHER)] == [0, 1, 2, 3]
