@@ -122,6 +122,7 @@ def fresh_topic() -> str:
     return f"persistent://{NAMESPACE}/{uuid.uuid4().hex[:12]}"
 
 
+@pytest.mark.conforms("kip-368.11")
 def test_a_minute_of_producing_and_consuming_without_a_reconnect(
     chain: Chain, python_client: Program, java_client: Program
 ) -> None:

@@ -93,6 +93,7 @@ async def expect_to_client(lane: Lane, expected: bytes) -> None:
 # ---- asked and answered
 
 
+@pytest.mark.conforms("kip-368.11")
 async def test_the_proxy_answers_and_the_client_sees_nothing(
     place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
 ) -> None:
@@ -122,6 +123,7 @@ async def test_a_challenge_in_every_two_pieces(  # noqa: PLR0917 -- fixtures
     await expect_to_broker(lane, proxys_answer(b"1"))
 
 
+@pytest.mark.conforms("kip-368.11")
 async def test_all_rounds_are_answered_within_one_exchange(
     place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
 ) -> None:

@@ -210,6 +210,7 @@ def test_of_a_listener_that_is_not_known_ends_are_enforced() -> None:
 # ---- within a relay
 
 
+@pytest.mark.conforms("kip-368.20")
 async def test_used_past_its_end_it_goes_on_and_is_counted_once(begin: Any) -> None:
     stage = await begin(challenge=b"")
     stage.now.s += 99
@@ -440,6 +441,7 @@ async def test_what_came_first_passes_though_connecting_took_the_sessions_time(b
 # ---- who is not asked, since it has a producer
 
 
+@pytest.mark.conforms("kip-368.27", "kip-368.28")
 @pytest.mark.parametrize("first", [b"", producer_frame()])
 async def test_who_is_spared_is_counted_once(begin: Any, first: bytes) -> None:
     stage = await begin(first, config=ENFORCING, spares_producers=True)
@@ -482,6 +484,7 @@ async def test_who_is_spared_is_counted_once_while_each_command_is_stopped_at(be
 # ---- how long it takes
 
 
+@pytest.mark.conforms("kip-368.29")
 async def test_the_longest_re_authentication_is_a_metric_for_some_minutes() -> None:
     now, registry = Now(), CollectorRegistry()
     metrics = ReauthenticationMetrics(registry, now)

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from proxy.runtime.windowed_maximum import SLOTS, WINDOW_S, WindowedMaximum
 
 SLOT_S = WINDOW_S / SLOTS
@@ -11,6 +13,7 @@ def test_without_a_value_it_is_0() -> None:
     assert WindowedMaximum().value(5.0) == 0.0
 
 
+@pytest.mark.conforms("kip-368.29")
 def test_it_stays_for_the_window_however_often_it_is_looked_at() -> None:
     maximum = WindowedMaximum()
     maximum.observe(3.0, 1000)
