@@ -45,7 +45,7 @@ def test_each_command_tells_its_options(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nonsense"], "No such command 'nonsense'"),
+        (["nonsense"], "no such command: nonsense; there are: receive, "),
         (["ingest", "--tables", "x", "--spool", "/nowhere"], "'/nowhere' does not exist"),
         (["ingest", "--tables", "x", "--spool", "/", "--follow", "0"], "0.1"),
         (["expire", "--tables", "x", "--keep", "nonsense=3"], "no table that can expire"),
