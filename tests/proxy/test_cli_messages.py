@@ -57,8 +57,10 @@ MISTAKES: list[tuple[str | bytes, str]] = [
     ("[brokers.tls]\nTRUST = 'x'", 'brokers.tls.TRUST: there is no such key; did you mean "trust"?'),
     (
         "[[listener]]\n[[listener]]\nzzz = 1",
-        "listener[1].zzz: there is no such key; there are: bind, congestion_control, connections_max_reauth_ms, "
-        "methods_max_reauth_ms, session_enforcement, tls",
+        (
+            "listener[1].zzz: there is no such key; there are: bind, congestion_control, connections_max_reauth_ms, "
+            "methods_max_reauth_ms, session_enforcement, tls"
+        ),
     ),
     ("[log]\n'' = 1", 'log."": there is no such key; there are: level, format'),
     ('[log]\n"a\\nb" = 1', 'log."a\ufffdb": there is no such key; there are: level, format'),
