@@ -11,6 +11,7 @@ import math
 import random
 from bisect import bisect
 from collections import Counter
+from collections.abc import Iterator
 from itertools import accumulate
 from weakref import WeakSet
 
@@ -70,7 +71,11 @@ class Brokers:
         interval_ms = self._config.login_interval_ms
         self.logins: OwnLogins | None = None
         if log_in is not None and interval_ms:
-            self.logins = OwnLogins(log_in, lambda: self.discovery.endpoints, seconds(interval_ms), self._report)
+            known_logins = None if before is None else before.logins
+            interval_s = seconds(interval_ms)
+            self.logins = OwnLogins(
+                log_in, lambda: self.discovery.endpoints, interval_s, self._report, before=known_logins
+            )
         self.discovery.on_change = self._choose
         self._choose()
 
@@ -233,13 +238,12 @@ class Brokers:
         try:
             async with self._probes:
                 reachable, detail = await probe(self._dialer, endpoint, endpoint.addresses)
-            if reachable and self.logins is not None and endpoint.standing.reachable is None:
-                await self.logins.log_in(endpoint)  # so that no one is sent clients before it is known
         finally:
             self._looking_at.remove(endpoint)
         standing = endpoint.standing
         before, standing.reachable, standing.detail = standing.reachable, reachable, detail
         if reachable and before is not True:
+            standing.reachable_since = trio.current_time()
             get_logger().info("a broker is reachable", broker=self._label(endpoint))
         elif not reachable and before is not False:
             get_logger().error("a broker is not reachable", broker=self._label(endpoint), reason=detail)
@@ -258,15 +262,22 @@ class Brokers:
 
     @property
     def any_reachable(self) -> bool:
-        """Whether there is a broker to be asked."""
-        return any(endpoint.standing.reachable for endpoint in self.discovery.endpoints)
+        """Whether there is a broker to be asked, of those that count."""
+        return any(True for _ in self._counting())
 
     @property
     def credentials_refused(self) -> bool:
-        """Whether every broker that can be reached refuses the proxy's own credentials."""
-        standings = [one.standing for one in self.discovery.endpoints if one.standing.reachable]
-        refused = [standing.credentials is Verdict.REFUSED for standing in standings]
-        return self.logins is not None and bool(refused) and all(refused)
+        """Whether every broker that can be reached, of those that count, refuses the proxy's own credentials."""
+        logins = self.logins
+        return logins is not None and {logins.verdict(endpoint) for endpoint in self._counting()} == {Verdict.REFUSED}
+
+    def _counting(self) -> Iterator[Endpoint]:
+        """Those that can be reached. A new one does not count until it has judged the proxy's credentials, or has taken
+        too long for that: or clients would be sent here before it is known that all brokers refuse them.
+        """
+        for endpoint in self.discovery.endpoints:
+            if endpoint.standing.reachable and not (self.logins is not None and self.logins.pending(endpoint)):
+                yield endpoint
 
     def status(self) -> list[dict[str, object]]:
         """One entry a broker that was looked at or set aside, and one a name without brokers."""
@@ -289,15 +300,13 @@ class Brokers:
         return sorted([*known, *unknown], key=lambda entry: str(entry["broker"]))
 
     def _told_of_credentials(self, endpoint: Endpoint) -> dict[str, object]:
-        standing = endpoint.standing
+        detail = endpoint.standing.detail
         if self.logins is None:
-            return {"detail": standing.detail}
-        detail = standing.detail
-        if standing.credentials is Verdict.REFUSED:
-            detail += f"; it REFUSES the proxy's own credentials: {standing.login_detail}"
-        elif standing.login_detail:
-            detail += f"; the proxy could not log in: {standing.login_detail}"
-        return {"credentials": standing.credentials.value, "detail": detail}
+            return {"detail": detail}
+        state = self.logins.state(endpoint)
+        if endpoint.standing.reachable and state.detail:  # of one that is down, why it is says enough
+            detail = f"{detail}; {state.detail}"
+        return {"credentials": state.verdict.value, "detail": detail}
 
     def _unresolved(self) -> list[tuple[str, str]]:
         """Names without a broker, not even one that was there before; and why."""
@@ -307,12 +316,14 @@ class Brokers:
     def _report(self) -> None:
         if self._scope.cancel_called:
             return
-        standings = {self._label(endpoint): endpoint.standing for endpoint in self.discovery.endpoints}
+        endpoints = {self._label(endpoint): endpoint for endpoint in self.discovery.endpoints}
+        standings = {name: endpoint.standing for name, endpoint in endpoints.items()}
         up = {name: standing.reachable for name, standing in standings.items() if standing.reachable is not None}
         up.update((name, False) for name, _ in self._unresolved())
         accepted: dict[str, bool] = {}
         if self.logins is not None:
-            known = {name: one.credentials for name, one in standings.items() if one.credentials is not Verdict.UNKNOWN}
+            verdicts = {name: self.logins.verdict(endpoint) for name, endpoint in endpoints.items()}
+            known = {name: verdict for name, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN}
             accepted = {name: verdict is Verdict.ACCEPTED for name, verdict in known.items()}
         self._metrics.brokers(up, {name: standing.set_aside for name, standing in standings.items()}, accepted)
 

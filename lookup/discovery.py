@@ -44,17 +44,13 @@ class Standing:
     priority: int = 0
     share: float = 1.0
     reachable: bool | None = None
+    reachable_since: float = -math.inf
     detail: str = "not looked at yet"
     failures: int = 0
     ejections: int = 0
     set_aside: bool = False
     set_aside_until: float = -math.inf
     seen_by_a_look: bool = True
-    credentials: Verdict = Verdict.UNKNOWN
-    """Whether it takes the proxy's own credentials; see lookup.own_logins."""
-    login_detail: str = ""
-    login_due_at: float = -math.inf
-    logged_in_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -163,7 +163,8 @@ class Brokers(Strict, frozen=True):
     probe_interval_ms: time between two looks whether the brokers of `service_url` answer (`/readyz` depends on it)
     login_interval_ms: where there are `credentials`: how often each lookup worker logs in at each broker of
         `service_url` to see whether they are still taken; a lookup's connection that was taken saves it. After a login
-        that failed 15 s; at least 1 s. Where all brokers refuse them, `/readyz` says so. 0: nobody asks
+        that failed 15 s; at least 1 s. Where all brokers refuse them (one that took them before: three times in
+        succession), `/readyz` says so. 0: nobody asks
     ejection_failures: a broker of `service_url` that failed so often, with no answer in between, is set aside: lookups
         ask the others first. So is one that does not answer a look; where all are set aside, none is
     ejection_time_ms: for how long, unless a look shows that it is back; twice as long each time until it answers a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,9 +14,19 @@ from prometheus_client import CollectorRegistry
 
 from lookup.broker_pool import Asker, BrokerPool
 from lookup.brokers import Brokers
-from lookup.discovery import Endpoint, Verdict
+from lookup.discovery import ENDPOINTS_MAX, Endpoint, Verdict
 from lookup.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, Login, log_in
 from lookup.metrics import BrokerMetrics
+from lookup.own_logins import (
+    AGAIN_S,
+    FAILURES_MAX,
+    FIRST_LOGIN_S,
+    KEPT_S,
+    LOGINS_MAX,
+    LOGINS_PER_LOOK,
+    LOOK_S,
+    REFUSALS_MIN,
+)
 from lookup.targets import Target
 from proto.addresses import HostPort
 from proto.connect_rules import NO_PROXY_VERSION, OriginalCredentials
@@ -24,8 +35,10 @@ from proxy.runtime.broker_link import BrokerGreeter, BrokerLinkFailed
 from proxy.runtime.credentials import credentials_for
 from proxy.runtime.dialing import Dialer
 from proxy.runtime.dns import Resolver
+from proxy.supervisor.report import LOOKUP_STATUS_BYTES_MAX
 
 ENABLED = {"enabled": True, "token": {"secret_key": "unused"}}
+LONGEST_ADDRESSES = "255.255.255.255 and 2001:0db8:1234:5678:9abc:def0:1234:5678"
 CREDENTIALS = {"method": "token", "token": "unused"}
 
 
@@ -268,6 +281,12 @@ async def test_a_login_that_comes_to_nothing_changes_nothing(
     ring.auth.broken = True
     await trio.sleep(100)
     assert ring.value() == 1
+    await trio.sleep(60)
+    assert (ring.value(), ring.told()["credentials"]) == (None, "unknown"), "not for ever"
+    assert "could not log in" in ring.told()["detail"]
+    ring.auth.broken = False
+    await trio.sleep(AGAIN_S)
+    assert ring.value() == 1
     nursery.cancel_scope.cancel()
 
 
@@ -305,8 +324,12 @@ async def test_a_refused_client_brings_the_truth_forward(
     ring.refuse()
     with pytest.raises(BrokerLinkFailed):
         await ring.lookup_connection()
+    await trio.sleep(9)
+    assert not ring.brokers.credentials_refused, "there may be several brokers at the address"
+    assert "it refused a login with the proxy's own credentials: AuthenticationError" in ring.told()["detail"]
     await trio.sleep(2)
-    assert ring.brokers.credentials_refused, "instead of 50 s later"
+    assert ring.brokers.credentials_refused, "instead of 60 s later"
+    assert ring.logins() == 1 + REFUSALS_MIN
     nursery.cancel_scope.cancel()
 
 
@@ -354,6 +377,8 @@ async def test_other_credentials_are_tried_at_once(
     ring.refuse()
     ring.run()
     await trio.sleep(2)
+    assert ring.logins() == 2
+    await trio.sleep(10)
     assert ring.brokers.credentials_refused
     without = ring.make(ring.brokers, asks=False)
     ring.brokers.stop()
@@ -370,6 +395,209 @@ async def test_nobody_asks(network: Network, nursery: trio.Nursery, autojump_clo
     assert ring.brokers.any_reachable
     assert not ring.brokers.credentials_refused
     assert "credentials" not in ring.told()
+    nursery.cancel_scope.cancel()
+
+
+async def test_one_broken_broker_among_several_at_an_address(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Behind a Service or a balancer, which leads each login to another one."""
+    ring = Ring(network, nursery, count=1)
+    ring.run()
+    await trio.sleep(1)
+    for _ in range(100):
+        ring.refuse()
+        await trio.sleep(60.5)
+        assert "refused" in ring.told()["detail"]
+        ring.accept()
+        await trio.sleep(6)
+        assert (ring.told()["credentials"], ring.value()) == ("accepted", 1)
+        assert "refused" not in ring.told()["detail"], "an acceptance ends it"
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_refusal_is_not_known_for_ever(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Nor is another failure shown in its words."""
+    ring = Ring(network, nursery, count=1)
+    ring.refuse()
+    ring.run()
+    await trio.sleep(2)
+    ring.fakes[0].greeting = None
+    await trio.sleep(AGAIN_S + 8)
+    assert ring.brokers.credentials_refused, "one login without a result changes nothing"
+    refused, hanging = ring.told()["detail"].split("; ")[1:]
+    assert refused == "it REFUSES the proxy's own credentials: AuthenticationError: Unable to authenticate"
+    assert hanging.startswith("the proxy could not log in: ")
+    assert "Unable" not in hanging
+    ring.refuse()
+    await trio.sleep(2 * AGAIN_S)
+    assert "could not log in" not in ring.told()["detail"], "this is over"
+    ring.fakes[0].greeting = None
+    await trio.sleep(FAILURES_MAX * (AGAIN_S + 8))
+    assert not ring.brokers.credentials_refused
+    assert (ring.told()["credentials"], ring.value()) == ("unknown", None)
+    assert "could not log in" in ring.told()["detail"]
+    assert "Unable" not in ring.told()["detail"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_clients_cannot_make_a_verdict_unknown(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: they can have a broker run out of connections for the proxy's address for a moment."""
+    ring = Ring(network, nursery, count=1)
+    ring.run()
+    await trio.sleep(1)
+    ring.refuse(refusal(ServerError.NotAllowedError, "Reached the maximum number of connections"))
+    for _ in range(int((FAILURES_MAX - 1) * AGAIN_S)):
+        with pytest.raises(BrokerLinkFailed):
+            await ring.lookup_connection()
+        await trio.sleep(1)
+        assert ring.value() == 1
+    assert ring.logins() == FAILURES_MAX, "each of them, but the first, came to nothing"
+    nursery.cancel_scope.cancel()
+
+
+async def test_dns_that_answers_with_other_addresses_each_time(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Each of them is logged in at when its turn is, not at every answer."""
+    network.names["b"] = [[f"10.0.0.{number + 1}"] for _ in range(10) for number in range(3)]
+    ring = Ring(network, nursery, count=3, service_url="pulsar://b", dns_ttl_max_ms=1000)
+    ring.run()
+    await trio.sleep(58)
+    assert len(network.resolved) > 10
+    assert [ring.logins(number) for number in range(3)] == [1] * 3
+    assert not ring.brokers.credentials_refused
+    nursery.cancel_scope.cancel()
+
+
+async def test_what_is_known_of_brokers_that_are_gone_is_bounded(
+    network: Network,
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lookup.own_logins.KEPT_MAX", 3)
+    network.names["b"] = [[f"10.0.0.{number + 1}"] for number in range(10)]
+    ring = Ring(network, nursery, count=10, service_url="pulsar://b", dns_ttl_max_ms=1000)
+    ring.run()
+    await trio.sleep(70)
+    assert ring.brokers.logins is not None
+    known = [addresses for _, addresses in ring.brokers.logins._states]
+    assert known == [("10.0.0.8",), ("10.0.0.9",), ("10.0.0.10",)], "the last ones"
+    await trio.sleep(KEPT_S)
+    assert [addresses for _, addresses in ring.brokers.logins._states] == [("10.0.0.10",)]
+    nursery.cancel_scope.cancel()
+
+
+async def test_brokers_that_hang_at_a_login_hold_nobody_up(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """They answer a PING. Others are looked at all the same, and the instance is ready soon."""
+    ring = Ring(network, nursery, count=100)
+    for fake in ring.fakes[:-1]:
+        fake.greeting = None
+    ring.run()
+    await trio.sleep(FIRST_LOGIN_S - 0.1)
+    assert all(one["reachable"] for one in ring.brokers.status())
+    assert not ring.brokers.any_reachable, "their first logins are awaited for a moment"
+    await trio.sleep(0.2)
+    assert ring.brokers.any_reachable
+    del network.brokers["10.0.0.100", 6650]
+    await trio.sleep(5.1)  # brokers.probe_interval_ms
+    assert not ring.told(99)["reachable"]
+    await trio.sleep(5)
+    assert sum(fake.open for fake in ring.fakes) == LOGINS_MAX, "at a time"
+    nursery.cancel_scope.cancel()
+
+
+async def test_each_broker_has_its_turn_though_many_hang_at_a_login(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ring = Ring(network, nursery, count=200)
+    for fake in ring.fakes[:-1]:
+        fake.greeting = None
+    ring.run()
+    await trio.sleep(70)
+    assert ring.value(199) == 1
+    nursery.cancel_scope.cancel()
+
+
+async def test_logins_have_a_total_rate(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ring = Ring(network, nursery, count=100)
+    ring.run()
+    await trio.sleep(LOOK_S * 3.5)
+    assert sum(ring.logins(number) for number in range(100)) == 3 * LOGINS_PER_LOOK, "at first, none was looked at"
+    await trio.sleep(5)
+    assert {ring.logins(number) for number in range(100)} == {1}
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_broker_whose_first_login_is_under_way_does_not_hide_that_others_refuse(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ring = Ring(network, nursery)
+    ring.refuse()
+    ring.fakes[1].greeting = None
+    ring.run()
+    await trio.sleep(FIRST_LOGIN_S - 0.1)
+    assert ring.brokers.any_reachable
+    assert ring.brokers.credentials_refused
+    await trio.sleep(0.2)
+    assert not ring.brokers.credentials_refused, "nothing is known of the other one"
+    nursery.cancel_scope.cancel()
+
+
+async def test_lookups_from_before_a_reload_change_nothing(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """They may have come with other credentials; and what they changed would be shown nowhere."""
+    ring = Ring(network, nursery, count=1)
+    ring.refuse()
+    ring.run()
+    await trio.sleep(2)
+    before = ring.brokers
+    ring.brokers = ring.make(before)
+    before.stop()
+    ring.run()
+    assert ring.brokers.credentials_refused, "until there is another verdict"
+    await trio.sleep(2)
+    assert ring.logins() == 2
+    ring.accept()
+    with structlog.testing.capture_logs() as logs:
+        await ring.lookup_connection()  # the pool is the old one
+        assert (ring.brokers.credentials_refused, ring.value()) == (True, 0)
+        assert not logs
+        await trio.sleep(AGAIN_S)
+    assert (ring.brokers.credentials_refused, ring.value()) == (False, 1)
+    assert [entry["event"] for entry in logs] == ["a broker accepts the proxy's own credentials again"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_status_of_a_broker_fits(
+    network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Security: brokers choose words in it, and one that is cut off would hide all others."""
+    ring = Ring(network, nursery, count=1)
+    ring.refuse(refusal(ServerError.AuthenticationError, '"' * 999))
+    ring.run()
+    await trio.sleep(2)
+    ring.refuse(refusal(ServerError.ServiceNotReady, '"' * 999))
+    await trio.sleep(AGAIN_S)
+    told = ring.told()
+    assert told["detail"].count('"') > 500
+    told["broker"] = f"{'h' * 253}:65535 at {LONGEST_ADDRESSES}"
+    told["addresses"] = LONGEST_ADDRESSES.split(" and ")
+    told["detail"] = told["detail"].replace("10.0.0.1", LONGEST_ADDRESSES)
+    assert len(json.dumps(told)) * ENDPOINTS_MAX < LOOKUP_STATUS_BYTES_MAX
+    del network.brokers["10.0.0.1", 6650]
+    await trio.sleep(10)
+    assert '"' not in ring.told()["detail"], "why it cannot be reached is long enough"
     nursery.cancel_scope.cancel()
 
 
