@@ -88,8 +88,7 @@ def check(config_file: Path, connect: bool) -> None:  # noqa: FBT001 -- click's 
     """Validate the configuration and the files that it names, and say what is wrong with them."""
     plan = _load_plan(config_file)
     try:
-        findings = trio.run(_check, plan.config, connect)
-        plan.require()
+        findings = trio.run(_check, plan, connect)
     except ConfigError as error:
         _fail(str(error))
     click.echo(f"{config_file}: in order")
@@ -98,16 +97,17 @@ def check(config_file: Path, connect: bool) -> None:  # noqa: FBT001 -- click's 
         _fail("not every broker can be used; see above")
 
 
-async def _check(config: Config, connect: bool) -> list["Finding"]:  # noqa: FBT001 -- from trio.run
-    """Prove the configuration and, if asked to, the brokers. Raises ConfigError."""
+async def _check(plan: MemoryPlan, connect: bool) -> list["Finding"]:  # noqa: FBT001 -- from trio.run
+    """Prove the configuration, its memory and, if asked to, the brokers. Raises ConfigError."""
     from proxy.commands.check import no_logs, prove, warnings
     from proxy.commands.connect import try_brokers
 
     with no_logs():
-        credentials = await prove(config)
-        for warning in await warnings(config, credentials):
+        credentials = await prove(plan.config)
+        for warning in await warnings(plan.config, credentials):
             click.echo(f"pulsar-trio-proxy: warning: {warning}", err=True)
-        return await try_brokers(config, credentials) if connect else []
+        plan.require()
+        return await try_brokers(plan.config, credentials) if connect else []
 
 
 def _told(findings: list["Finding"]) -> bool:

@@ -17,7 +17,7 @@ from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
 from proxy.forwarder.doors import doors
 from proxy.runtime.dialing import Dialer
-from proxy.supervisor.sockets import StartFailed, check_runtime_dir
+from proxy.supervisor.sockets import StartFailed, runtime_dir_obstacle
 
 
 async def prove(config: Config) -> BrokerAuthentication | None:
@@ -25,10 +25,6 @@ async def prove(config: Config) -> BrokerAuthentication | None:
     ConfigError.
     """
     await trio.lowlevel.checkpoint()
-    try:
-        check_runtime_dir(config.cluster.runtime_dir)
-    except StartFailed as error:
-        raise ConfigError(str(error)) from None
     doors(config)
     Dialer(config.brokers)
     Access(config.admin)
@@ -38,7 +34,23 @@ async def prove(config: Config) -> BrokerAuthentication | None:
 
 
 async def warnings(config: Config, credentials: BrokerAuthentication | None) -> list[str]:
-    """Find what will not work as it is now, though a file that is replaced may mend it."""
+    """Find what will not work as it is now, though a file that is replaced or another user may mend it. Raises
+    ConfigError.
+    """
+    return [*_runtime_dir(config.cluster.runtime_dir), *await _credentials(config, credentials)]
+
+
+def _runtime_dir(path: str) -> Iterator[str]:
+    """Warn only, where another user could start: a service often has a user that is not the one who checks."""
+    try:
+        obstacle = runtime_dir_obstacle(path)
+    except StartFailed as error:
+        raise ConfigError(str(error)) from None
+    if obstacle:
+        yield f"{obstacle}; `serve` would not start as this user"
+
+
+async def _credentials(config: Config, credentials: BrokerAuthentication | None) -> list[str]:
     table = config.brokers.credentials
     if table is None or credentials is None or table.method != "token":
         return []

@@ -3,7 +3,7 @@
 import ipaddress
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -204,16 +204,22 @@ def _is_loopback(host: str) -> bool:
 
 
 def _check_session(config: Config) -> None:
-    for method in config.session.methods_max_reauth_ms:
-        if method not in ALL_METHODS and not config.authentication.plugins:  # whose methods only auth workers know
-            meant = did_you_mean(method, ALL_METHODS) or f"; there are: {', '.join(ALL_METHODS)}"
-            raise ConfigError(f"session.methods_max_reauth_ms.{method[:64]}: there is no such method{meant}")
+    tables = {"session": config.session} | {f"listener[{index}]": one for index, one in enumerate(config.listener)}
+    for name, table in tables.items():
+        _check_methods(f"{name}.methods_max_reauth_ms", table.methods_max_reauth_ms, config.authentication)
     for key, lifetime_ms in _lifetimes(config):
         if lifetime_ms > 0 and not config.authentication.enabled:
             # Nobody's authentication would end: dangerous to leave unsaid to whoever relies on it.
             raise ConfigError(f"{key}: needs authentication.enabled")
         if 0 < lifetime_ms < LIFETIME_MS_MIN:
             raise ConfigError(f"{key}: shorter than {LIFETIME_MS_MIN} ms; nobody is authenticated again faster")
+
+
+def _check_methods(key: str, methods: Iterable[str], authentication: Authentication) -> None:
+    for method in methods:
+        if method not in ALL_METHODS and not authentication.plugins:  # their methods only auth workers know
+            meant = did_you_mean(method, ALL_METHODS) or f"; there are: {', '.join(ALL_METHODS)}"
+            raise ConfigError(f"{key}.{method[:64]}: there is no such method{meant}")
 
 
 def _lifetimes(config: Config) -> Iterator[tuple[str, int]]:

@@ -4,6 +4,7 @@ What a worker says of itself is a stranger's word as soon as the worker was take
 what the supervisor knows by itself, and where it makes no sense it is left out.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,10 +126,9 @@ class Report:
     async def status(self) -> dict[str, object]:
         """The whole cluster, as /status and `status` show it."""
         processes = self._processes()
-        told = await self._ask_all(processes, _status_of)
-        reasons = self._not_ready(
-            {process.slot: _readiness_of(status) for process, status in told.items() if not process.is_leaving}
-        )
+        texts = await self._ask_all(processes)
+        reasons = self._not_ready(texts)
+        told = _decoded(texts, _status_of)
         self._leave_out_nonsense(told)
         self._leave_out_what_is_too_much(told)
         near_expiry = [
@@ -159,10 +159,14 @@ class Report:
     async def not_ready_reasons(self) -> list[str]:
         """Why clients should not be sent here now; empty: they should."""
         processes = [process for process in self._processes() if not process.is_leaving]
-        told = await self._ask_all(processes, _readiness)
-        return self._not_ready({process.slot: readiness for process, readiness in told.items()})
+        return self._not_ready(await self._ask_all(processes))
 
-    def _not_ready(self, told: dict[Slot, _Readiness]) -> list[str]:
+    def _not_ready(self, texts: dict["_Process", str]) -> list[str]:
+        told = {
+            process.slot: readiness
+            for process, readiness in _decoded(texts, _readiness).items()
+            if not process.is_leaving
+        }
         reasons: list[str] = []
         if self._cluster.draining:
             reasons.append("draining")
@@ -221,18 +225,14 @@ class Report:
             known["state"] = "not answering"
         return {**known, **(told or {}), **known}
 
-    async def _ask_all(self, processes: list["_Process"], decode: Callable[[str], ToldT]) -> dict["_Process", ToldT]:
+    async def _ask_all(self, processes: list["_Process"]) -> dict["_Process", str]:
         """Ask workers how they are, all at the same time; those that answer in their order, and what."""
-        told: dict[_Process, ToldT] = {}
+        told: dict[_Process, str] = {}
 
         async def ask(process: _Process) -> None:
             text = await self._ask(process, Method.GET_STATUS)
-            if text is None or utf8_bytes(text) > _status_bytes_max(process.slot.role):
-                return
-            try:
-                told[process] = decode(text)
-            except (ValueError, RecursionError):
-                return
+            if text is not None and utf8_bytes(text) <= _status_bytes_max(process.slot.role):
+                told[process] = text
 
         async with trio.open_nursery() as nursery:
             for process in processes:
@@ -286,6 +286,15 @@ def _status_bytes_max(role: Role) -> int:
     return LOOKUP_STATUS_BYTES_MAX if role is Role.LOOKUP else STATUS_BYTES_MAX
 
 
+def _decoded(texts: dict[_Process, str], decode: Callable[[str], ToldT]) -> dict[_Process, ToldT]:
+    """Read what workers have answered; without those whose answer makes no sense."""
+    told = {}
+    for process, text in texts.items():
+        with contextlib.suppress(ValueError, RecursionError):
+            told[process] = decode(text)
+    return told
+
+
 def _status_of(text: str) -> dict[str, Any]:
     """What a worker says of itself. Raises ValueError or RecursionError."""
     return msgspec.json.decode(text, type=dict[str, _Value])
@@ -294,11 +303,6 @@ def _status_of(text: str) -> dict[str, Any]:
 def _readiness(text: str) -> _Readiness:
     """Whether a worker says that it is ready. Raises as _status_of."""
     return msgspec.json.decode(text, type=_Readiness)
-
-
-def _readiness_of(status: dict[str, Any]) -> _Readiness:
-    """The same of a whole status; what is no truth value counts as false."""
-    return _Readiness(status.get("ready") is True, status.get("credentials_refused") is True)
 
 
 def _url(listener: Listener) -> str:

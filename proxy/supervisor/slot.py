@@ -33,7 +33,9 @@ AWAKE_TIMEOUT_S = 30.0
 HAND_OVER_TIMEOUT_S = 10.0
 
 LEAVING_MAX = 8
-"""Replaced workers of one place that finish what they have at the same time; each takes the memory of a process."""
+"""Replaced workers of one place that finish what they have at the same time; each takes the memory of a process
+(proxy.config.memory.WORKER_BYTES), which no container's plan knows of (docs/upgrade.md).
+"""
 
 NEXT_PROGRAM_DRAIN_MS = 1_000
 
@@ -268,7 +270,6 @@ class Slot:
             old = next((life for life in self.lives if life.worker is self.worker), None)
             if old is None:  # it has died in the meantime: whoever comes now is new
                 return True
-            self._make_room_for_leaving()
             life = self._begin(await self._spawn())
             if self._stopping:
                 life.worker.kill()
@@ -347,6 +348,7 @@ class Slot:
             self._nursery.start_soon(life.worker.stop)
 
     def _retire(self, old: Life, drain_timeout_ms: int) -> None:
+        self._make_room_for_leaving()  # not earlier: its successor might not start
         old.retired = True
         old.leaves_until = trio.current_time() + seconds(drain_timeout_ms)
         self._nursery.start_soon(self._finish, old, drain_timeout_ms)

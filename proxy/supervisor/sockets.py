@@ -54,36 +54,41 @@ def _advice(error: OSError, port: int) -> str:
     return ""
 
 
-def check_runtime_dir(path: str) -> None:
-    """Tell whether a cluster of this user can have its sockets in a folder, without making it. Raises StartFailed."""
+def runtime_dir_obstacle(path: str) -> str:
+    """Say what keeps a cluster of this user from having its sockets in a folder, without making it; empty: nothing.
+
+    Raises StartFailed for what is in the way of every user.
+    """
     folder = Path(path)
     try:
         state = folder.lstat()
     except FileNotFoundError:
-        _check_parent(path, next((parent for parent in folder.absolute().parents if parent.exists()), Path("/")))
-        return
+        return _parent_obstacle(path, next((one for one in folder.absolute().parents if one.exists()), Path("/")))
+    except PermissionError as error:
+        return f"cluster.runtime_dir: {path}: {error.strerror}"
     except OSError as error:
         raise StartFailed(f"cluster.runtime_dir: {path}: {error.strerror}") from None
-    _check_owned(path, state)
-    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-        raise StartFailed(f"cluster.runtime_dir: {path} cannot be written")
+    obstacle = _owner_obstacle(path, state)
+    if not obstacle and not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        obstacle = f"cluster.runtime_dir: {path} cannot be written by this user"
+    return obstacle
 
 
-def _check_parent(path: str, parent: Path) -> None:
+def _parent_obstacle(path: str, parent: Path) -> str:
     if not parent.is_dir():
         raise StartFailed(f"cluster.runtime_dir: {path} cannot be made: {parent} is not a folder")
     if not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise StartFailed(
+        return (
             f"cluster.runtime_dir: {path} cannot be made: {parent} cannot be written by this user; make the folder "
             "beforehand, or name another"
         )
+    return ""
 
 
-def _check_owned(path: str, state: os.stat_result) -> None:
+def _owner_obstacle(path: str, state: os.stat_result) -> str:
     if not stat.S_ISDIR(state.st_mode):  # a link: what it leads to is not ours to change
         raise StartFailed(f"cluster.runtime_dir: {path} is not a folder")
-    if state.st_uid != os.geteuid():
-        raise StartFailed(f"cluster.runtime_dir: {path} belongs to another user")
+    return "" if state.st_uid == os.geteuid() else f"cluster.runtime_dir: {path} belongs to another user"
 
 
 def bound_address(sock: socket.socket) -> str:
@@ -105,7 +110,8 @@ class RuntimeDirectory:
             state = self.path.lstat()
         except OSError as error:
             raise StartFailed(f"cluster.runtime_dir: {path}: {error.strerror}") from None
-        _check_owned(path, state)
+        if obstacle := _owner_obstacle(path, state):
+            raise StartFailed(obstacle)
         if stat.S_IMODE(state.st_mode) & 0o077:
             self.path.chmod(0o700)
         try:

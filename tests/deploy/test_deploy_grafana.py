@@ -108,6 +108,29 @@ def test_the_variables_ask_for_metrics_that_exist(name: str) -> None:
     assert not unknown_metrics(query)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "shown"),
+    [
+        ("0", ["0", "0-leaving-4711"]),
+        ("(1|10)", ["1", "1-leaving-7", "10"]),  # as Grafana writes several for Prometheus
+        (".*", ["0", "0-leaving-4711", "1", "1-leaving-7", "10"]),
+    ],
+)
+def test_a_forwarder_is_shown_with_its_replaced_processes_that_are_leaving(chosen: str, shown: list[str]) -> None:
+    """Their relays are that forwarder's; a choice of `0` that hid them would show a drop that there is none of."""
+    workers = ["0", "0-leaving-4711", "1", "1-leaving-7", "10"]
+    matchers = {matcher for _, text in expressions() for matcher in re.findall(r'worker=~"([^"]*\$worker[^"]*)"', text)}
+    assert sum("$worker" in text for _, text in expressions()) > 20
+    assert all(text.count("$worker") == text.count('worker=~"$worker') for _, text in expressions())
+    for matcher in matchers:
+        pattern = matcher.replace("$worker", chosen)
+        assert [worker for worker in workers if re.fullmatch(pattern, worker)] == shown
+    query = variables()["worker"]["query"]["query"]
+    (excluded,) = re.findall(r'worker!~"([^"]+)"', query)
+    assert [worker for worker in workers if not re.fullmatch(excluded, worker)] == ["0", "1", "10"]
+    assert variables()["worker"]["definition"] == query
+
+
 def test_every_documented_metric_is_shown() -> None:
     text = " ".join(expression for _, expression in expressions())
     names = {re.sub(r"_(bucket|sum|count)$", "", name) for name in documented()[0]}

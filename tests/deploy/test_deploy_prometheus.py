@@ -71,8 +71,9 @@ def again(metric: str, bad: float, good: float | None) -> dict[str, str]:
     return found | (rate(f"pulsar_proxy_reauthentication_success_total{{{C}}}", good) if good is not None else {})
 
 
-def broker(metric: str, value: float, name: str = "b1", worker: str = "0") -> dict[str, str]:
-    return steady(f'pulsar_proxy_{metric}{{{C},role="lookup",worker="{worker}",broker="{name}"}}', value)
+def broker(metric: str, value: float, name: str = "b1", worker: str = "0", instance: str = "p1") -> dict[str, str]:
+    where = f'{C},instance="{instance}",role="lookup",worker="{worker}"'
+    return steady(f'pulsar_proxy_{metric}{{{where},broker="{name}"}}', value)
 
 
 FAILED = "reauthentication_failure_total"
@@ -198,6 +199,10 @@ MORE_FIRING = {
     ),  # the chart's
     "PulsarProxyReauthenticationsFail": (again(FAILED, 6, None), 22),
     "PulsarProxyExpiredSessionsKilledSurge": (again(KILLED, 6, None), 22),
+    "PulsarProxyCredentialsRefused": (  # one instance has a stale file
+        broker("broker_credentials_accepted", 1) | broker("broker_credentials_accepted", 0, instance="p2"),
+        3,
+    ),
     "PulsarProxyReceiverDiskFillsUp": (steady(f"{_RECEIVER}spool_disk_free_bytes{{{RECEIVER}}}", 1e9), 12),
 }
 
@@ -250,6 +255,18 @@ def test_every_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None
         rule_test(alert, series, [fires(alert, at, expected=True)]) for alert, (series, at) in MORE_FIRING.items()
     ]
     run_rule_tests(tmp_path, groups)
+
+
+def test_refused_credentials_name_the_instance(tmp_path: Path) -> None:
+    """The one with a stale credentials file, of several before the same broker."""
+    alert = "PulsarProxyCredentialsRefused"
+    accepted = "broker_credentials_accepted"
+    series = broker(accepted, 1) | broker(accepted, 0, instance="p2") | broker(accepted, 1, "b2", instance="p2")
+    labels = f'alertname="{alert}",alertstate="firing",{C},instance="p2",broker="b1",severity="critical"'
+    firing = [{"labels": f"ALERTS{{{labels}}}", "value": 1}]
+    run_rule_tests(tmp_path, [rule_test(alert, series, [(f'ALERTS{{alertname="{alert}"}}', 3, firing)])])
+    (summary,) = re.findall(r"^ +summary: (.+)$", blocks()[alert], re.MULTILINE)
+    assert {"{{ $labels.broker }}", "{{ $labels.instance }}"} <= set(re.findall(r"{{ \S+ }}", summary))
 
 
 def test_no_alert_fires_when_it_should_not(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import trio
 from click.testing import CliRunner
 
 from proxy import __main__ as module
 from proxy import cli
+from proxy.commands import connect
 from proxy.config import load
 from proxy.config.cgroups import ContainerLimits
 
@@ -96,3 +98,27 @@ def test_check_says_what_the_container_allows(tmp_path: Path, monkeypatch: pytes
     done = CliRunner().invoke(cli.main, ["check", "--config", str(config)])
     assert done.exit_code == 1
     assert "limit of 64 MiB is too small: this configuration needs" in done.output
+
+
+def test_check_tries_no_broker_from_a_container_that_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Minutes of waiting for what each broker says would be for nothing."""
+
+    tries = 0
+
+    async def try_brokers(*_arguments: object) -> list[connect.Finding]:
+        nonlocal tries
+        await trio.lowlevel.checkpoint()
+        tries += 1
+        return []
+
+    monkeypatch.setattr(connect, "try_brokers", try_brokers)
+    config = tmp_path / "proxy.toml"
+    config.write_text("[cluster]\nforwarders = 1\n")
+    for mebibytes, status in ((512, 0), (64, 1)):
+        limits = ContainerLimits(memory_bytes=mebibytes << 20)
+        monkeypatch.setattr(load, "container_limits", lambda limits=limits: limits)
+        done = CliRunner().invoke(cli.main, ["check", "--config", str(config), "--connect"])
+        assert (done.exit_code, tries) == (status, 1)
+    assert "limit of 64 MiB is too small" in done.output

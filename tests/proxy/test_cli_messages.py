@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,11 +34,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(file: Path) -> Run:
-    def invoke(content: str | bytes, command: str = "check", **environment: str) -> Result:
+    def invoke(content: str | bytes, command: str = "check", *options: str, **environment: str) -> Result:
         text = content.replace("DIR", str(file.parent)) if isinstance(content, str) else content
         file.write_bytes(text.encode() if isinstance(text, str) else text)
         variables = {f"PULSAR_TRIO_PROXY__{name}": value for name, value in environment.items()}
-        return CliRunner().invoke(cli.main, [command, "--config", str(file)], env=variables)
+        return CliRunner().invoke(cli.main, [command, "--config", str(file), *options], env=variables)
 
     return invoke
 
@@ -204,17 +206,42 @@ def test_a_folder_that_this_user_cannot_write(run: Run, file: Path, monkeypatch:
     cannot = f"{folder} cannot be made: {file.parent} cannot be written by this user"
     advice = "make the folder beforehand, or name another"
     result = run("[cluster]\nruntime_dir = 'DIR/a/b'")
-    assert result.stderr == f"pulsar-trio-proxy: cluster.runtime_dir: {cannot}; {advice}\n"
+    assert warned(result) == f"{cannot}; {advice}"
     assert not folder.parent.exists(), "check makes nothing"
-    result = run("[cluster]\nruntime_dir = 'DIR'")
-    assert result.stderr == f"pulsar-trio-proxy: cluster.runtime_dir: {file.parent} cannot be written\n"
+    assert warned(run("[cluster]\nruntime_dir = 'DIR'")) == f"{file.parent} cannot be written by this user"
+
+
+def test_a_folder_that_this_user_cannot_see(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in a folder of mode 700 of another user."""
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        if path == file.parent / "theirs" / "run":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    result = run("[cluster]\nruntime_dir = 'DIR/theirs/run'")
+    assert warned(result) == f"{file.parent}/theirs/run: Permission denied"
 
 
 def test_a_folder_of_somebody_else(run: Run, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where root checks the configuration of a service that runs as a user of its own."""
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    assert run("[cluster]\nruntime_dir = 'DIR'").stderr == (
-        f"pulsar-trio-proxy: cluster.runtime_dir: {file.parent} belongs to another user\n"
+    content = "[cluster]\nruntime_dir = 'DIR'\n[brokers]\nservice_url = 'pulsar://127.0.0.1:1'"
+    assert warned(run(content)) == f"{file.parent} belongs to another user"
+    result = run(content, "check", "--connect")
+    assert re.search(r"^FAILED  127\.0\.0\.1:1", result.stdout, re.MULTILINE), "brokers are tried all the same"
+
+
+def warned(result: Result) -> str:
+    """What `check` says of cluster.runtime_dir, where it takes the configuration all the same."""
+    assert result.exit_code == 0, result.output
+    (says,) = re.findall(
+        r"^pulsar-trio-proxy: warning: cluster\.runtime_dir: (.+); `serve` would not start as this user\n\Z",
+        result.stderr,
     )
+    return str(says)
 
 
 @pytest.mark.parametrize("command", ["status", "reload", "drain", "upgrade"])

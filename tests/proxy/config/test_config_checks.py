@@ -337,6 +337,7 @@ def test_ipv6_alone(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 # ---- names of methods
 
 
+@pytest.mark.parametrize(("table", "named"), [("session", "session"), ("listener", "listener[1]")])
 @pytest.mark.parametrize(
     ("method", "says"),
     [
@@ -345,8 +346,12 @@ def test_ipv6_alone(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         ("zzzz", "there is no such method; there are: token, tls, basic, "),
     ],
 )
-def test_lifetimes_of_methods_that_are_none(make: Make, method: str, says: str) -> None:
-    tables: Tables = {"session": {"methods_max_reauth_ms": {method: 5000}}, "authentication": ENABLED}
-    assert error(make(tables)).startswith(f"session.methods_max_reauth_ms.{method}: {says}")
+def test_lifetimes_of_methods_that_are_none(make: Make, table: str, named: str, method: str, says: str) -> None:
+    lifetimes = {"methods_max_reauth_ms": {method: 5000}}
+    own: Tables = (
+        {"session": lifetimes} if table == "session" else {"listener": [{}, {"bind": "0.0.0.0:1", **lifetimes}]}
+    )
+    tables: Tables = {**own, "authentication": ENABLED}
+    assert error(make(tables)).startswith(f"{named}.methods_max_reauth_ms.{method}: {says}")
     config = make({**tables, "authentication": {**ENABLED, "plugins": {"own": {}}}})
     assert checked(config) is config, "only the plugin knows"

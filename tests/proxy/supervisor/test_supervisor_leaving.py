@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 import structlog.testing
 import trio
 import trio.testing
@@ -12,6 +13,7 @@ from supervisor_fakes import FakeWorker, SpawnSequence, no_listeners
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method, RelayLeftBehind, StartRequest, StoreMessage
+from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.store_channel import close_all
 from proxy.supervisor.address_tables import AddressTableExchange
 from proxy.supervisor.fd_store import Shelf
@@ -26,6 +28,9 @@ class Place:
     def __init__(self, finish_s: float = 1000.0) -> None:
         self.workers = SpawnSequence()
         self.shelf = Shelf()
+        self.spawn_error: OSError | None = None
+        self.start_error: RpcError | None = None
+        self.awake: trio.Event | None = None
         self._finish_s = finish_s
         self.slot = Slot(
             Role.FORWARDER,
@@ -39,11 +44,19 @@ class Place:
 
     async def _spawn(self) -> FakeWorker:
         await trio.lowlevel.checkpoint()
+        if self.spawn_error is not None:
+            raise self.spawn_error
         worker = self.workers.add(FakeWorker(Role.FORWARDER, 0))
         worker.open_line()
         worker.answers[Method.START] = lambda _request: self._adopt(worker)
         worker.answers[Method.DRAIN] = self._leave(worker)
+        if self.awake is not None:
+            worker.answers[Method.GET_STATUS] = self._wake_up
         return worker
+
+    async def _wake_up(self, _request: Any) -> None:
+        assert self.awake is not None
+        await self.awake.wait()
 
     @staticmethod
     async def _adopt(worker: FakeWorker) -> None:
@@ -55,6 +68,8 @@ class Place:
 
     async def _start(self, slot: Slot, worker: FakeWorker) -> None:
         """As the cluster does it."""
+        if self.start_error is not None:
+            raise self.start_error
         await worker.command(Method.START, StartRequest(index=slot.index), timeout_s=30)
         slot.worker = worker  # type: ignore[assignment]
         slot.state = SlotState.RUNNING
@@ -164,5 +179,55 @@ async def test_not_too_many_finish_at_a_time(nursery: trio.Nursery, autojump_clo
     assert [worker.code for worker in old] == [0, *[None] * LEAVING_MAX]
     assert [entry["pid"] for entry in logs if entry["log_level"] == "error"] == [old[0].pid]
     assert place.leaving() == old[1:]
+    nursery.cancel_scope.cancel()
+    place.close()
+
+
+@pytest.mark.parametrize("hand_over", [True, False])
+async def test_none_is_ended_for_a_successor_that_cannot_be_started(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, hand_over: bool
+) -> None:
+    """No descriptors, no memory: the relays of the oldest would end for nothing."""
+    place = Place()
+    await place.started(nursery)
+    old = [await place.replace() for _ in range(LEAVING_MAX)]
+    place.spawn_error = OSError("no memory")
+    with pytest.raises(OSError, match="no memory"):
+        await place.slot.replace(hand_over=hand_over, drain_timeout_ms=DRAIN_MS)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [worker.code for worker in old] == [None] * LEAVING_MAX
+    nursery.cancel_scope.cancel()
+    place.close()
+
+
+async def test_none_is_ended_for_a_successor_that_does_not_come_up(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Without a handover the old one stays in its place, so that there is not one more that leaves."""
+    place = Place()
+    await place.started(nursery)
+    old = [await place.replace() for _ in range(LEAVING_MAX)]
+    place.start_error = RpcError("its key cannot be read")
+    assert not await place.slot.replace(hand_over=False, drain_timeout_ms=DRAIN_MS)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [worker.code for worker in old] == [None] * LEAVING_MAX
+    nursery.cancel_scope.cancel()
+    place.close()
+
+
+async def test_none_is_ended_before_the_successor_is_awake(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    place = Place()
+    await place.started(nursery)
+    old = [await place.replace() for _ in range(LEAVING_MAX)]
+    place.awake = trio.Event()
+    nursery.start_soon(place.replace)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(place.workers) == LEAVING_MAX + 2, "the next one is there, and imports"
+    assert [worker.code for worker in old] == [None] * LEAVING_MAX
+    place.awake.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [worker.code for worker in old] == [0, *[None] * (LEAVING_MAX - 1)]
     nursery.cancel_scope.cancel()
     place.close()
