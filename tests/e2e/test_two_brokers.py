@@ -169,6 +169,8 @@ def test_a_frozen_broker_keeps_no_lookup_beyond_its_deadline(pair: TwoBrokers, c
         early = load.questions
         try:
             eventually(lambda: broker_status(cluster, port)["set_aside_s"] > 0, what="it is set aside")
+            before = load.questions  # of the frozen one, some of them; who asks the same meanwhile shares their answers
+            eventually(lambda: all(question.is_answered for question in before), what="these have their answers")
             with Load(cluster.port, TOPICS, **plan) as load_without_it:
                 eventually(lambda: len(load_without_it.questions) > 200, what="the other one answers")
             eventually(lambda: all(question.is_answered for question in early), what="nobody waits for the frozen one")
