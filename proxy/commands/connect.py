@@ -29,7 +29,7 @@ from proxy.runtime.rpc_client import RpcCallRefused
 from proxy.runtime.tasks import seconds
 
 BROKERS_MAX = 64
-"""Brokers that are tried; of more, the first ones."""
+"""Brokers that are tried; of more, the first ones, and then not all is well."""
 AT_A_TIME = 8
 
 
@@ -86,7 +86,9 @@ async def try_brokers(config: Config, authentication: BrokerAuthentication | Non
             findings += told[endpoint]
         if len(found.endpoints) > BROKERS_MAX:
             left = len(found.endpoints) - BROKERS_MAX
-            findings.append(Finding(good=True, text=f"{left} more brokers were not tried"))
+            were = "1 more broker was" if left == 1 else f"{left} more brokers were"
+            text = f"{were} not tried: {BROKERS_MAX} at most are. Check the rest with a brokers.service_url of its own"
+            findings.append(Finding(good=False, text=text))
         if not found.endpoints and not findings:
             findings.append(Finding(good=False, text=f"{config.brokers.service_url} names no broker"))
         return findings

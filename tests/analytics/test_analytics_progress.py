@@ -60,7 +60,9 @@ def test_on_a_terminal_the_status_gives_way_to_lines() -> None:
     assert stream.getvalue() == f"one{clear}two{clear}a line\nanother\nthree{clear}"
 
 
-def test_signs_of_life_while_spark_works(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signs_of_life_while_spark_works(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
     told = threading.Event()
 
     class Stream(Terminal):
@@ -77,7 +79,9 @@ def test_signs_of_life_while_spark_works(spark: SparkSession, monkeypatch: pytes
     assert "at work for 1 s: 5 of 16 tasks of this step are left" in stream.getvalue()
 
 
-def test_without_a_terminal_signs_of_life_are_lines(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_signs_of_life_are_lines(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
     told = threading.Event()
     stream = io.StringIO()
 
@@ -92,27 +96,36 @@ def test_without_a_terminal_signs_of_life_are_lines(spark: SparkSession, monkeyp
     assert set(stream.getvalue().splitlines()) == {"at work for 1 s: 1 of 2 tasks of this step are left"}
 
 
-def test_the_step_that_spark_is_at(spark: SparkSession) -> None:
+def test_the_step_that_spark_is_at(spark: SparkSession, tmp_path: Path) -> None:
+    """The tasks wait for a file, which is made as soon as the step was seen."""
     assert step_of(spark) == ""
     seen: list[str] = []
+    gate = tmp_path / "gate"
     ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(0.01):
-            seen.append(step_of(spark))
+            if step := step_of(spark):
+                seen.append(step)
+                break
+        gate.touch()
+
+    def wait(one: int, gate: str = str(gate)) -> int:
+        import time
+        from pathlib import Path
+
+        while not Path(gate).exists():
+            time.sleep(0.01)
+        return one
 
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        # The tasks wait for a file: as long as it takes to have looked.
-        for _ in range(100):
-            spark.sparkContext.parallelize(range(4), 4).map(lambda one: one).count()
-            if any(seen):
-                break
+        assert spark.sparkContext.parallelize(range(4), 4).map(wait).count() == 4
     finally:
         ended.set()
         thread.join()
-    assert any(text.endswith("of 4 tasks of this step are left") for text in seen)
+    assert seen == ["4 of 4 tasks of this step are left"]
 
 
 def test_how_much_of_a_spool_is_left(tmp_path: Path) -> None:
@@ -161,10 +174,14 @@ def test_who_chose_how_spark_logs_has_it(
 
 
 _JOB = """
-import os, sys
+import sys
+import threading
 import click
+from analytics.jobs import progress
 from analytics.jobs.command_line import job
 from analytics.jobs.quiet import verbose_option
+
+progress.HEARTBEAT_S = threading.TIMEOUT_MAX  # else a sign of life on a slow machine
 
 @click.command()
 @verbose_option

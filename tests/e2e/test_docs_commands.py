@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import ssl
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +30,7 @@ from tests.docs.blocks import ROOT, Block, blocks
 from tests.docs.plan import EXECUTED_SECTIONS
 from tests.docs.reader import Reader
 
+from .lab.cluster import NOBODY
 from .lab.pipeline import Tables
 from .lab.prometheus import Prometheus
 from .lab.waiting import eventually
@@ -40,6 +42,8 @@ SERVE = f"{PROXY} serve --config /etc/pulsar-trio-proxy/proxy.toml"
 RECEIVE = "pulsar-proxy-analytics receive --config receiver.toml &"
 SCRAM = "pulsar-trio-proxy scram-credential --user alice >> users.scram"
 READY_S = 180.0
+GROUP_ID = NOBODY if os.geteuid() == 0 else os.getegid()
+"""Of a group that is on every machine and that we may give files to: it stands for those of the services' users."""
 
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -121,6 +125,9 @@ class World:
             "/etc/": f"{below}/etc/",
             "/var/lib/metrics": f"{below}/metrics",
             "scrape_interval: 15s": "scrape_interval: 1s",
+            "-g pulsar-trio-proxy": f"-g {GROUP_ID}",
+            "chgrp pulsar-trio-proxy": f"chgrp {GROUP_ID}",
+            "-g prometheus": f"-g {GROUP_ID}",
         }
 
     def read(self, page: str, *sections: str) -> None:
@@ -186,17 +193,33 @@ def test_getting_started(started: World) -> None:
     assert "persistent://public/default/first" in topics, "the message was this broker's"
 
 
+def assert_group_reads(folder: Path, *secrets: str) -> None:
+    """Assert that a user who is only in the folder's group can read these files, and everybody else none of them."""
+    assert folder.stat().st_gid == GROUP_ID
+    found = {name: folder.joinpath(name).stat() for name in secrets}
+    assert {name: (state.st_mode & 0o777, state.st_gid) for name, state in found.items()} == dict.fromkeys(
+        secrets, (0o640, GROUP_ID)
+    )
+    if os.geteuid() == 0:  # else the files' owner is whoever reads
+        # From inside of the folder, since that of the tests is closed to others.
+        reads = ["setpriv", f"--reuid={NOBODY}", f"--regid={GROUP_ID}", "--clear-groups", "cat", *secrets]
+        done = subprocess.run(reads, cwd=folder, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+
+
+CONFIGURED = ("ca.crt", "proxy.crt", "proxy.key", "proxy.jwt", "token-public.der", "admin-token", "proxy.toml")
+
+
 def test_the_proxys_user_can_read_what_it_needs_and_nobody_else_its_secrets(started: World) -> None:
-    """The unit of systemd runs it as a user of its own, which is in the files' group (chgrp is not run here)."""
+    """The unit of systemd runs it as a user of its own, which is in the files' group."""
     program = started.directory / "opt/pulsar-trio-proxy/bin/pulsar-trio-proxy"
     assert program.stat().st_mode & 0o005 == 0o005
     for folder in (program.parent.parent, program.parent):
         assert folder.stat().st_mode & 0o005 == 0o005, folder
     configured = started.directory / "etc/pulsar-trio-proxy"
     assert configured.stat().st_mode & 0o777 == 0o750
-    assert {path.name: path.stat().st_mode & 0o777 for path in configured.iterdir()} == dict.fromkeys(
-        ("ca.crt", "proxy.crt", "proxy.key", "proxy.jwt", "token-public.der", "admin-token", "proxy.toml"), 0o640
-    )
+    assert sorted(path.name for path in configured.iterdir()) == sorted(CONFIGURED)
+    assert_group_reads(configured, *CONFIGURED)
     secrets = started.reader.home / "pulsar-secrets"
     assert secrets.stat().st_mode & 0o777 == 0o700
 
@@ -225,6 +248,11 @@ def test_analytics(started: World) -> None:
     finally:
         prometheus.kill()
     started.reader.read(_part(jobs, rest))
+    for_prometheus = started.directory / "etc/prometheus"
+    assert for_prometheus.joinpath("ca.crt").stat().st_mode & 0o777 == 0o644
+    for token in ("admin-token", "receiver-token"):
+        state = for_prometheus.joinpath(token).stat()
+        assert (state.st_mode & 0o777, state.st_gid) == (0o640, GROUP_ID), token
     tables = Tables(started.directory / "metrics" / "tables")
     assert tables.usage()["alice"]["sessions"] > 0
     started.read(*report)
@@ -255,6 +283,10 @@ def test_nobody_comes_in_with_another_keys_token(started: World) -> None:
 
 
 def test_afterwards(started: World) -> None:
-    """A new token, a reload, an upgrade, a drain: the cluster has ended then, so this is the last test."""
+    """A new certificate, a reload, an upgrade, a drain: the cluster has ended then, so this is the last test."""
+    configured = started.directory / "etc/pulsar-trio-proxy"
+    before = configured.joinpath("proxy.crt").read_bytes()
     started.read(START, "8. Afterwards")
+    assert configured.joinpath("proxy.crt").read_bytes() != before
+    assert_group_reads(configured, *CONFIGURED)
     assert started.get("admin", "/healthz") == 0

@@ -1,7 +1,12 @@
-"""Two clusters in a chain: the first one's own token ends every few seconds, and nobody behind it notices.
+"""Two clusters in a chain: the first one's own session ends every few seconds, and nobody behind it notices.
 
-Cluster `a` is where clients come in; `b` takes `a` for a proxy, and asks for fresh credentials when `a`'s end. Clients'
-own tokens last for an hour, so whoever is asked for them was asked for `a`'s.
+Cluster `a` is where clients come in; `b` takes `a` for a proxy, and asks for fresh credentials before `a`'s session
+ends: every 8 s. The token of `a` is replaced every second, and each ends within the test. Clients' own tokens last for
+an hour, so whoever is asked for them was asked for `a`'s.
+
+What is left of 8 s when `b` asks (0.4 s at least) may be too little for a busy machine. So `b` only observes ends: an
+answer that comes late is late, and counted as that, and one that does not come is missing from those that `b` accepts.
+That what is used past its end is closed is shown in test_reauthentication.py and below tests/e2e.
 """
 
 from __future__ import annotations
@@ -32,14 +37,18 @@ from .lab.sessions import FAILURE, KILLED, SUCCESS, Session
 from .lab.waiting import BUSY_S, eventually
 from .lab.wire import REPLY_TIMEOUT_S
 
-TOKEN_LIFETIME_S = 8
+SESSION_LIFETIME_S = 8
+TOKEN_LIFETIME_S = 2 * BUSY_S
+"""Long enough for a token to reach `b` on a busy machine, short enough to end within the test."""
 HOUR_S = 3600
-DURATION_S = 60
-RENEWALS_MIN = DURATION_S // TOKEN_LIFETIME_S
+DURATION_S = TOKEN_LIFETIME_S
+"""At least so long: by then the tokens that all relays began with have ended."""
+RENEWALS_MIN = int(DURATION_S / SESSION_LIFETIME_S)
 ANSWERED = "pulsar_proxy_broker_reauthentication_success_total"
 UNANSWERED = "pulsar_proxy_broker_reauthentication_failure_total"
 CREDENTIALS_END = "pulsar_proxy_broker_credentials_expire_timestamp_seconds"
 ENDED = "pulsar_proxy_ended_connections_total"
+OBSERVED = "pulsar_proxy_expired_connections_observed_total"
 ONE_FORWARDER = {"cluster": {"forwarders": 1}}
 
 
@@ -76,10 +85,13 @@ class Chain:
 
 @pytest.fixture(scope="module")
 def b(secured_broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Doors, Authority]]:
-    """Takes `proxy-a` for a proxy; at its second listener with TLS."""
+    """Takes `proxy-a` for a proxy, whose sessions it asks to renew every 8 s; at its second listener with TLS."""
     authority = Authority(tmp_path_factory.mktemp("b"), "authority")
     server = authority.server("b")
-    chain = {"authentication": {"proxy_roles": ["proxy-a"]}}
+    chain = {
+        "authentication": {"proxy_roles": ["proxy-a"]},
+        "session": {"connections_max_reauth_ms": SESSION_LIFETIME_S * 1000, "enforcement": "observe"},
+    }
     tls = {"tls": {"certificate": server.certificate, "key": server.key}}
     with running(cluster := Doors(merged(authentication(secured_broker), chain, ONE_FORWARDER), tls)):
         yield cluster, authority
@@ -149,7 +161,7 @@ def test_a_minute_of_producing_and_consuming_without_a_reconnect(
             time.monotonic() < began_at + DURATION_S
             or chain.a.metrics().total(ANSWERED) - before_a.total(ANSWERED) < RENEWALS_MIN * relays
         ):
-            assert time.monotonic() < began_at + DURATION_S + BUSY_S, "they are not renewed"
+            assert time.monotonic() < began_at + DURATION_S + 5 * BUSY_S, "they are not renewed"
             raw.assert_serves()  # and nothing else comes
             time.sleep(0.1)
         after_a, after_b = chain.a.metrics(), chain.b.metrics()
@@ -169,7 +181,7 @@ def test_a_minute_of_producing_and_consuming_without_a_reconnect(
             assert later.total(name, **labels) == earlier.total(name, **labels), name
     assert moved_a.get(SUCCESS, 0) == 0, "nobody was asked for a client's own credentials"
     print(
-        {"answered": moved_a[ANSWERED], "accepted": moved_b[SUCCESS]},
+        {"answered": moved_a[ANSWERED], "accepted": moved_b[SUCCESS], "late": moved_b.get(OBSERVED, 0)},
         {n: o.result["sent"] for n, o in outcomes.items()},
     )
 

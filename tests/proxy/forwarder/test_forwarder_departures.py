@@ -273,6 +273,7 @@ def reach_age(forwarder: Forwarder, now: Now) -> None:
     forwarder.relays.departures.end_those_due()
 
 
+@pytest.mark.conforms("pip-1.15")
 @pytest.mark.parametrize("cut", [0, 9, 30])
 async def test_a_relay_of_its_age_ends_at_frames_boundaries(place: Place, lane: Lane, now: Now, cut: int) -> None:
     """What has begun is finished, what begins afterwards does not pass, receipts come, and the client is told."""

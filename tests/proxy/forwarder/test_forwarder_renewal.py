@@ -356,7 +356,7 @@ async def test_again_at_once_is_too_soon(
 
 
 @pytest.mark.conforms("kip-368.17", "kip-368.50")
-async def test_requests_and_answers_in_flight_go_on_and_stay_in_order(
+async def test_requests_in_flight_go_on_and_are_answered_as_the_brokers_do(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     verdict = trio.Event()
@@ -963,6 +963,7 @@ async def test_with_forwarded_credentials_the_brokers_ask_and_the_proxy_keeps_ou
     assert session.counts_messages
 
 
+@pytest.mark.conforms("pip-1.15")
 @pytest.mark.parametrize("expires", [True, False])
 async def test_a_relay_whose_broker_the_proxy_answers_is_followed_whether_the_client_expires_or_not(
     told: Tell, expires: bool
