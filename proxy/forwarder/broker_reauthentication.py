@@ -175,12 +175,15 @@ class BrokerChallenges:
                 self._credentials = self._shared.begin(self._followed.about.broker_host)
                 method, data = await self._credentials.answer(None)
             except RpcError as error:
-                self._fail(NO_CREDENTIALS, str(error))
+                why = str(error)
             else:
                 if method:
                     self._answer(method, data)
                     return
-                self._fail(NO_CREDENTIALS, "no brokers.credentials are configured any more")
+                why = "no brokers.credentials are configured any more"
+            if self._is_over:  # or a successor's, which answers
+                return
+            self._fail(NO_CREDENTIALS, why)
             wait_s, retry_s = retry_s, min(2 * retry_s, RETRY_S_MAX)
 
     async def _go_on_with(self, challenge: bytes) -> None:
@@ -190,18 +193,21 @@ class BrokerChallenges:
         try:
             method, data = await credentials.answer(challenge)
         except RpcError as error:
-            self._exchange.failed()
-            self._fail(NO_CREDENTIALS, str(error))
+            if not self._is_over:
+                self._exchange.failed()
+                self._fail(NO_CREDENTIALS, str(error))
         else:
             self._answer(method, data)
 
     def _answer(self, method: str, data: bytes) -> None:
         assert self._credentials is not None  # it has just answered
+        if self._is_over:
+            return
         frame = commands.auth_response(SERVER_VERSION, commands.PROTOCOL_VERSION, method, data)
         if len(frame) > BROKER_ANSWER_BYTES_MAX:
             self._exchange.failed()
             self._fail(TOO_LARGE, f"an answer of {len(frame)} bytes; the limit is {BROKER_ANSWER_BYTES_MAX}")
-        elif not self._is_over:
+        else:
             self._complete = self._credentials.complete
             self.line.answer_broker(frame)
 

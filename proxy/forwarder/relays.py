@@ -187,6 +187,8 @@ class Relays(Collector):
         moved = self._engine.freeze() if self._keeper.keeps else []
         staying = [*self._in_user_space.relays, *(() if self._keeper.keeps else self._engine.relays)]
         self._stay_behind = frozenset(relay.about.id for relay in staying)
+        for relay in moved:
+            relay.moved = True  # verdicts and credentials that are still on their way change nothing of it
         if moved:
             self.departures.forget(moved)
             self.judge.forget([relay.followed for relay in moved if relay.followed is not None])
@@ -277,6 +279,9 @@ class Relays(Collector):
         finally:
             if not begun:
                 self._abandon(relay)
+        if self._engine.frozen:
+            for direction in (relay.to_broker, relay.to_client):
+                direction.let_go()
         for stream, descriptor in zip((client, broker), sockets, strict=True):
             stream.socket.detach()
             if self._engine.frozen:
@@ -437,8 +442,8 @@ class Relays(Collector):
     # ---- for those who look
 
     def followed(self) -> list[Followed]:
-        """The relays that live whose frames are followed, whichever way they go."""
-        spliced = (relay.followed for relay in self._engine.relays)
+        """The relays that live here whose frames are followed, whichever way they go; none that is a successor's."""
+        spliced = () if self._engine.frozen else (relay.followed for relay in self._engine.relays)
         return [*(one for one in spliced if one is not None), *self._in_user_space.followed]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
