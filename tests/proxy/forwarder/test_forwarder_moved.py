@@ -87,6 +87,10 @@ def failures(forwarder: Forwarder) -> float:
     return float(forwarder.metrics.failure.labels(method="token")._value.get())
 
 
+def successes(forwarder: Forwarder) -> float:
+    return float(forwarder.metrics.success.labels(method="token")._value.get())
+
+
 def broker_failures(forwarder: Forwarder, reason: str) -> float:
     return float(forwarder.broker_metrics.failure[reason]._value.get())
 
@@ -133,7 +137,7 @@ async def test_a_late_verdict_is_none(
     second.relays.judge.ask_those_due()
     await read(lane.client, len(CHALLENGE))
     await lane.client.send_all(answer())
-    await until(lambda: second.metrics.success.labels(method="token")._value.get())
+    await until(lambda: successes(second) == 1)
     await place.settle()
     before = cells_of(second, about.id)
     judges.verdict = verdict
