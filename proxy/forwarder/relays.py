@@ -197,10 +197,8 @@ class Relays(Collector):
             return
         self._engine.close_pipes()
         for relay in moved:
-            for descriptor in relay.sockets:
-                os.close(descriptor)
             self.in_flight.end()
-            self._on_moved(relay.about)
+            self._let_go(relay)
 
     # ---- a new one
 
@@ -279,17 +277,19 @@ class Relays(Collector):
         finally:
             if not begun:
                 self._abandon(relay)
-        if self._engine.frozen:
-            for direction in (relay.to_broker, relay.to_client):
-                direction.let_go()
-        for stream, descriptor in zip((client, broker), sockets, strict=True):
+        for stream in (client, broker):
             stream.socket.detach()
-            if self._engine.frozen:
-                os.close(descriptor)
         if self._engine.frozen:
-            self._on_moved(about)
+            self._let_go(relay)
         else:
             self._watch(relay)
+
+    def _let_go(self, relay: Relay) -> None:
+        """Close this process's descriptors of a relay that is a successor's."""
+        for direction in (relay.to_broker, relay.to_client):
+            direction.let_go()
+            os.close(direction.source)
+        self._on_moved(relay.about)
 
     def _watch(self, relay: Relay) -> None:
         self.in_flight.begin()

@@ -416,9 +416,9 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
 async def test_enforcement_counts_from_the_start_and_is_taken_over(serve: Serve) -> None:
     """Before relays of a predecessor are adopted, and for those that are there."""
     served = await serve(session={"enforcement": "observe"})
-    assert served.service._relays.enforcement.observes(0)
+    assert served.service._relays.enforcement.observes("0.0.0.0:6650")
     await served.service.configure(make_config())
-    assert not served.service._relays.enforcement.observes(0)
+    assert not served.service._relays.enforcement.observes("0.0.0.0:6650")
 
 
 async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
@@ -428,9 +428,10 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     served = await serve(session={"enforcement": "observe"})
     service = served.service
     await service.drain(0, hand_over=True)
+    await trio.testing.wait_all_tasks_blocked()
     doors = service._doors
     await service.configure(make_config())
-    assert not service._relays.enforcement.observes(0)
+    assert not service._relays.enforcement.observes("0.0.0.0:6650")
 
     def unreadable(*_arguments: object) -> None:
         raise ConfigError("a certificate cannot be read")
@@ -439,7 +440,7 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     monkeypatch.setattr(service_module, "doors", unreadable)
     with pytest.raises(ConfigError):
         await service.configure(make_config(session={"enforcement": "observe"}))
-    assert service._relays.enforcement.observes(0)
+    assert service._relays.enforcement.observes("0.0.0.0:6650")
     assert service._doors is doors
     assert all(listener.fileno() < 0 for listener in service._listeners)
 
@@ -457,7 +458,7 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(
         before = served.service._backends, served.service._doors, served.service._admission.limits
         with pytest.raises(ConfigError):
             await served.service.configure(make_config(limits={"max_connections": 4}))
-        assert served.service._relays.enforcement.observes(0)
+        assert served.service._relays.enforcement.observes("0.0.0.0:6650")
         assert before == (served.service._backends, served.service._doors, served.service._admission.limits)
 
 
