@@ -117,7 +117,7 @@ class BrokerChallenges:
         if self._exchange.challenge_lost():
             self._shared.nursery.start_soon(self._begin)
         else:
-            self._fail(LOST_ROUNDS, "the rounds died with another process")
+            self._give_up(LOST_ROUNDS, "the rounds died with another process")
 
     def take(self, frame: bytes) -> None:
         """Take a challenge that was taken out of the broker's stream, the whole frame; of one that ``discards``, what
@@ -140,8 +140,7 @@ class BrokerChallenges:
             self.line.close(Closing.OUT_OF_TURN)
             return
         if not is_known:
-            self._exchange.failed()
-            self._fail(LOST_ROUNDS, "the rounds died with another process")
+            self._give_up(LOST_ROUNDS, "the rounds died with another process")
         elif self.phase is ExchangePhase.ASKED:
             self._shared.nursery.start_soon(self._begin)
         else:
@@ -194,8 +193,7 @@ class BrokerChallenges:
             method, data = await credentials.answer(challenge)
         except RpcError as error:
             if not self._is_over:
-                self._exchange.failed()
-                self._fail(NO_CREDENTIALS, str(error))
+                self._give_up(NO_CREDENTIALS, str(error))
         else:
             self._answer(method, data)
 
@@ -205,11 +203,16 @@ class BrokerChallenges:
             return
         frame = commands.auth_response(SERVER_VERSION, commands.PROTOCOL_VERSION, method, data)
         if len(frame) > BROKER_ANSWER_BYTES_MAX:
-            self._exchange.failed()
-            self._fail(TOO_LARGE, f"an answer of {len(frame)} bytes; the limit is {BROKER_ANSWER_BYTES_MAX}")
+            self._give_up(TOO_LARGE, f"an answer of {len(frame)} bytes; the limit is {BROKER_ANSWER_BYTES_MAX}")
         else:
             self._complete = self._credentials.complete
             self.line.answer_broker(frame)
+
+    def _give_up(self, reason: str, detail: str) -> None:
+        """Give an exchange up; a successor must know, or it would give the same one up once more."""
+        self._exchange.failed()
+        self.line.note_exchange()
+        self._fail(reason, detail)
 
     def _fail(self, reason: str, detail: str) -> None:
         self._shared.metrics.failure[reason].inc()

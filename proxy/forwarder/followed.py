@@ -250,6 +250,9 @@ class RelayLine(Line, Protocol):
     def answer_broker(self, frame: bytes) -> None:
         """Put an answer in towards the broker, at the next boundary of what it is sent."""
 
+    def note_exchange(self) -> None:
+        """Write down where the exchange with the broker stands, since it was given up outside of the stream's turns."""
+
 
 class BrokerSession(Protocol):
     """The proxy's own session with a relay's broker (proxy.forwarder.broker_reauthentication).

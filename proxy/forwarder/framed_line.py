@@ -77,6 +77,12 @@ class SplicedLine:
         framing.to_put_in = (frame, Putting.ANSWER)
         self._mover.wake(self._relay.to_broker)
 
+    def note_exchange(self) -> None:
+        """Write down where the exchange with the broker stands, so that no successor gives it up once more."""
+        followed = self._relay.followed
+        if not self._relay.moved and followed is not None and followed.broker is not None:
+            self._journal.note_exchange(self._relay, followed.broker.phase)
+
     def close(self, why: Closing, frame: bytes = b"") -> None:
         """Begin to close: nothing passes to the broker from the next boundary on. ``frame``: what to tell the client;
         empty: the usual.

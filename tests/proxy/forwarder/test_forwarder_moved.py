@@ -27,7 +27,7 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import Forwarder, Lane, Place, busy_line, open_lane, read, until
+from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, busy_line, open_lane, read, until
 
 from proto import commands
 from proto.commands import CommandCorrupt
@@ -235,7 +235,8 @@ async def test_only_the_successor_goes_on_trying(
     await until(lambda: broker_failures(first, NO_CREDENTIALS))
     await first.relays.hand_over()
     by_then, begun = broker_failures(first, NO_CREDENTIALS), credentials.begun
-    await trio.testing.wait_all_tasks_blocked(0.02)  # it sleeps for less, and is gone
+    with trio.fail_after(PATIENCE_S):  # nobody wakes up any more
+        await trio.testing.wait_all_tasks_blocked(2 * broker_reauthentication.RETRY_S_MAX)
     assert broker_failures(first, NO_CREDENTIALS) == by_then
     assert credentials.begun == begun
     credentials.failing = 0
