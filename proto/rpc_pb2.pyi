@@ -396,7 +396,7 @@ class StoredRelay(_message.Message):
     def __init__(self, id: _Optional[int] = ..., client_address: _Optional[str] = ..., principal: _Optional[str] = ..., target: _Optional[str] = ..., started_at_unix_ms: _Optional[int] = ..., expires_at_unix_ms: _Optional[int] = ..., proxy: _Optional[str] = ..., session: _Optional[_Union[StoredSession, _Mapping]] = ..., leave_at_ms: _Optional[int] = ...) -> None: ...
 
 class StoredSession(_message.Message):
-    __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms", "listener", "broker_host")
+    __slots__ = ("principal", "expires", "lifetime_ms_max", "challenge", "spares_producers", "frame_bytes_max", "answer_bytes_max", "counts_messages", "failure_delay_ms", "context", "grace_ms", "broker_host", "listener_bind")
     PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_FIELD_NUMBER: _ClassVar[int]
     LIFETIME_MS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -408,8 +408,8 @@ class StoredSession(_message.Message):
     FAILURE_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     GRACE_MS_FIELD_NUMBER: _ClassVar[int]
-    LISTENER_FIELD_NUMBER: _ClassVar[int]
     BROKER_HOST_FIELD_NUMBER: _ClassVar[int]
+    LISTENER_BIND_FIELD_NUMBER: _ClassVar[int]
     principal: Principal
     expires: bool
     lifetime_ms_max: int
@@ -421,19 +421,17 @@ class StoredSession(_message.Message):
     failure_delay_ms: int
     context: bytes
     grace_ms: int
-    listener: int
     broker_host: str
-    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., expires: _Optional[bool] = ..., lifetime_ms_max: _Optional[int] = ..., challenge: _Optional[bytes] = ..., spares_producers: _Optional[bool] = ..., frame_bytes_max: _Optional[int] = ..., answer_bytes_max: _Optional[int] = ..., counts_messages: _Optional[bool] = ..., failure_delay_ms: _Optional[int] = ..., context: _Optional[bytes] = ..., grace_ms: _Optional[int] = ..., listener: _Optional[int] = ..., broker_host: _Optional[str] = ...) -> None: ...
+    listener_bind: str
+    def __init__(self, principal: _Optional[_Union[Principal, _Mapping]] = ..., expires: _Optional[bool] = ..., lifetime_ms_max: _Optional[int] = ..., challenge: _Optional[bytes] = ..., spares_producers: _Optional[bool] = ..., frame_bytes_max: _Optional[int] = ..., answer_bytes_max: _Optional[int] = ..., counts_messages: _Optional[bool] = ..., failure_delay_ms: _Optional[int] = ..., context: _Optional[bytes] = ..., grace_ms: _Optional[int] = ..., broker_host: _Optional[str] = ..., listener_bind: _Optional[str] = ...) -> None: ...
 
 class StoredClient(_message.Message):
-    __slots__ = ("connect", "certificate", "listener")
+    __slots__ = ("connect", "certificate")
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
-    LISTENER_FIELD_NUMBER: _ClassVar[int]
     connect: bytes
     certificate: bytes
-    listener: int
-    def __init__(self, connect: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., listener: _Optional[int] = ...) -> None: ...
+    def __init__(self, connect: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class StoredPipe(_message.Message):
     __slots__ = ("id", "wanted_bytes")

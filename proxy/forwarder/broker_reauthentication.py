@@ -117,7 +117,7 @@ class BrokerChallenges:
         if self._exchange.challenge_lost():
             self._shared.nursery.start_soon(self._begin)
         else:
-            self._fail(LOST_ROUNDS, "the rounds died with another process")
+            self._give_up(LOST_ROUNDS, "the rounds died with another process")
 
     def take(self, frame: bytes) -> None:
         """Take a challenge that was taken out of the broker's stream, the whole frame; of one that ``discards``, what
@@ -140,8 +140,7 @@ class BrokerChallenges:
             self.line.close(Closing.OUT_OF_TURN)
             return
         if not is_known:
-            self._exchange.failed()
-            self._fail(LOST_ROUNDS, "the rounds died with another process")
+            self._give_up(LOST_ROUNDS, "the rounds died with another process")
         elif self.phase is ExchangePhase.ASKED:
             self._shared.nursery.start_soon(self._begin)
         else:
@@ -175,12 +174,15 @@ class BrokerChallenges:
                 self._credentials = self._shared.begin(self._followed.about.broker_host)
                 method, data = await self._credentials.answer(None)
             except RpcError as error:
-                self._fail(NO_CREDENTIALS, str(error))
+                why = str(error)
             else:
                 if method:
                     self._answer(method, data)
                     return
-                self._fail(NO_CREDENTIALS, "no brokers.credentials are configured any more")
+                why = "no brokers.credentials are configured any more"
+            if self._is_over:  # or a successor's, which answers
+                return
+            self._fail(NO_CREDENTIALS, why)
             wait_s, retry_s = retry_s, min(2 * retry_s, RETRY_S_MAX)
 
     async def _go_on_with(self, challenge: bytes) -> None:
@@ -190,20 +192,27 @@ class BrokerChallenges:
         try:
             method, data = await credentials.answer(challenge)
         except RpcError as error:
-            self._exchange.failed()
-            self._fail(NO_CREDENTIALS, str(error))
+            if not self._is_over:
+                self._give_up(NO_CREDENTIALS, str(error))
         else:
             self._answer(method, data)
 
     def _answer(self, method: str, data: bytes) -> None:
         assert self._credentials is not None  # it has just answered
+        if self._is_over:
+            return
         frame = commands.auth_response(SERVER_VERSION, commands.PROTOCOL_VERSION, method, data)
         if len(frame) > BROKER_ANSWER_BYTES_MAX:
-            self._exchange.failed()
-            self._fail(TOO_LARGE, f"an answer of {len(frame)} bytes; the limit is {BROKER_ANSWER_BYTES_MAX}")
-        elif not self._is_over:
+            self._give_up(TOO_LARGE, f"an answer of {len(frame)} bytes; the limit is {BROKER_ANSWER_BYTES_MAX}")
+        else:
             self._complete = self._credentials.complete
             self.line.answer_broker(frame)
+
+    def _give_up(self, reason: str, detail: str) -> None:
+        """Give an exchange up; a successor must know, or it would give the same one up once more."""
+        self._exchange.failed()
+        self.line.note_exchange()
+        self._fail(reason, detail)
 
     def _fail(self, reason: str, detail: str) -> None:
         self._shared.metrics.failure[reason].inc()

@@ -55,15 +55,16 @@ class Relay:
     """Two sockets and the two directions between them.
 
     ``broken``: one side failed, or the relay was cut short. ``followed``: the session whose frames are followed; None:
-    the relay is blind. ``leaving``: why the proxy ends it by itself.
+    the relay is blind. ``leaving``: why the proxy ends it by itself. ``moved``: it is a successor's; sockets, pipes and
+    rows of the table are not to be touched here any more.
     """
 
-    __slots__ = ("about", "broken", "followed", "half_close_timeout_s", "leaving", "to_broker", "to_client")
+    __slots__ = ("about", "broken", "followed", "half_close_timeout_s", "leaving", "moved", "to_broker", "to_client")
 
     def __init__(self, about: StoredRelay, client: int, broker: int, half_close_timeout_s: float) -> None:
         self.about = about
         self.half_close_timeout_s = half_close_timeout_s
-        self.broken = False
+        self.broken = self.moved = False
         self.followed: Followed | None = None
         self.leaving = Closing.NO
         there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))

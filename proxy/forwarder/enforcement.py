@@ -9,26 +9,26 @@ UNKNOWN_LISTENER = "unknown"
 class Enforcement:
     """What the listeners' settings say, for all sessions of a forwarder; ``configure`` takes over other settings.
 
-    Without a configuration, and for sessions whose listener is not known, ends are enforced.
+    A listener is known by where it is bound: its number may be another's after an upgrade. Without a configuration, and
+    for sessions whose listener is not known, ends are enforced; also where one of two listeners of the same name (with
+    port 0) enforces them.
     """
 
     def __init__(self, config: Config | None = None) -> None:
-        self._observed: tuple[bool, ...] = ()
-        self._names: tuple[str, ...] = ()
+        self._observes: dict[str, bool] = {}
         if config is not None:
             self.configure(config)
 
     def configure(self, config: Config) -> None:
         """Take over new settings, for sessions that are there, too."""
-        self._observed = observed_listeners(config)
-        self._names = tuple(listener.bind for listener in config.listener)
+        self._observes = {}
+        for listener, observes in zip(config.listener, observed_listeners(config), strict=True):
+            self._observes[listener.bind] = self._observes.get(listener.bind, True) and observes
 
-    def observes(self, listener: int | None) -> bool:
-        """Return whether ends of sessions of this listener, by number, are only counted."""
-        return listener is not None and listener < len(self._observed) and self._observed[listener]
+    def observes(self, listener: str) -> bool:
+        """Return whether ends of sessions of the listener that is bound there are only counted."""
+        return self._observes.get(listener, False)
 
-    def name_of(self, listener: int | None) -> str:
+    def name_of(self, listener: str) -> str:
         """Return where the listener is bound, for logs and metrics."""
-        if listener is None or listener >= len(self._names):
-            return UNKNOWN_LISTENER
-        return self._names[listener]
+        return listener if listener in self._observes else UNKNOWN_LISTENER

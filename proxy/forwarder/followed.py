@@ -134,7 +134,7 @@ class Followed:
 
     ``clock``: None where nothing expires; ``closing_frame``: the client's last word, where it is not the usual one;
     ``discards``: whether the next answer belongs to rounds that died with a predecessor; ``line``: set when it begins.
-    ``enforcement``: the forwarder's; ``listener``: the number of the client's, by which it is asked.
+    ``enforcement``: the forwarder's; ``listener``: where the client's is bound, by which it is asked.
     ``broker``: answers the broker's challenges; None: they go to the client.
     """
 
@@ -164,7 +164,7 @@ class Followed:
     ) -> None:
         self.relay = relay
         self.enforcement = enforcement or Enforcement()
-        self.listener = relay.session.listener if relay.session.HasField("listener") else None
+        self.listener = relay.session.listener_bind
         self.about = relay.session
         self.clock = clock
         self.reauthenticate = reauthenticate
@@ -249,6 +249,9 @@ class RelayLine(Line, Protocol):
 
     def answer_broker(self, frame: bytes) -> None:
         """Put an answer in towards the broker, at the next boundary of what it is sent."""
+
+    def note_exchange(self) -> None:
+        """Write down where the exchange with the broker stands, since it was given up outside of the stream's turns."""
 
 
 class BrokerSession(Protocol):

@@ -14,8 +14,10 @@ and finds in the relay table, always written *before* the step that it speaks of
   process: the client is asked once more.
 """
 
+import enum
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 from proto.broker_exchange import UNANSWERED, ExchangePhase
 from proto.command_heads import PART, FrameWrong
@@ -52,6 +54,8 @@ SAYS = {Putting.HELD: BOUNDARY, Putting.CHALLENGE: PHASE, Putting.FAREWELL: CLOS
 """Which store says that something was put in."""
 
 _NS_PER_S = 1_000_000_000
+
+NumberT = TypeVar("NumberT", bound=enum.IntEnum)
 
 
 class FramedJournal:
@@ -179,7 +183,8 @@ class FramedJournal:
         expires_at_s, challenge_at_s, last_at_s = (
             cells[row + cell] / _NS_PER_S or NEVER for cell in (EXPIRES_AT, CHALLENGE_AT, LAST_AT)
         )
-        phase, observed = Phase(cells[row + PHASE]), bool(cells[row + OBSERVED])
+        # Of a phase that is not known the next answer may belong to it: it is dropped, and the client is asked again.
+        phase, observed = _meaning(Phase, cells[row + PHASE], Phase.CHALLENGED_AGAIN), bool(cells[row + OBSERVED])
         memo = Memo(expires_at_s, challenge_at_s, last_at_s, phase, observed)
         return SessionClock.recalled(
             relay.session.principal,
@@ -197,12 +202,9 @@ class FramedJournal:
             self._cells[framing.row + PUTTING] = 0
         self.write_clock(relay)
         if relay.followed is not None and relay.followed.broker is not None:
-            phase = self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE]
-            relay.followed.broker.recall(ExchangePhase(phase))
-        try:
-            return Closing(self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING])
-        except ValueError:  # a later version's, which this one has followed
-            return Closing.EXPIRED
+            exchange = self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE]
+            relay.followed.broker.recall(_meaning(ExchangePhase, exchange, ExchangePhase.QUIET))
+        return _meaning(Closing, self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING], Closing.EXPIRED)
 
     def _recall_framing(self, direction: Direction) -> Framing:
         followed = direction.relay.followed
@@ -223,6 +225,14 @@ class FramedJournal:
         if followed.clock is not None and followed.clock.phase is Phase.CHALLENGED_AGAIN:
             followed.discards = True
         return framing
+
+
+def _meaning(kind: type[NumberT], number: int, otherwise: NumberT) -> NumberT:
+    """Return what a number in the table stands for; ``otherwise`` for a later version's, which this one followed."""
+    try:
+        return kind(number)
+    except ValueError:
+        return otherwise
 
 
 def _way(direction: Direction) -> int:

@@ -7,7 +7,11 @@ from proxy.forwarder.moving import Mover
 
 
 class SplicedLine:
-    """One relay's (proxy.forwarder.followed.Line). All that it says is done at boundaries, in its directions' turns."""
+    """One relay's (proxy.forwarder.followed.Line). All that it says is done at boundaries, in its directions' turns.
+
+    Verdicts and credentials may arrive after the relay has moved to a successor. Then it is over for this process, and
+    nothing that is said has an effect: the relay's rows in the table are the successor's, or another relay's already.
+    """
 
     __slots__ = ("_journal", "_judge", "_mover", "_relay")
 
@@ -31,13 +35,15 @@ class SplicedLine:
 
     @property
     def is_over(self) -> bool:
-        """Whether the client can be told nothing any more."""
-        return self._relay.to_client.done
+        """Whether the client can be told nothing any more, by this process."""
+        return self._relay.moved or self._relay.to_client.done
 
     # ---- what it says
 
     def ask(self, challenge: bytes) -> None:
         """Put a challenge in at the next boundary."""
+        if self._relay.moved:
+            return
         framing = self._relay.to_client.framing
         assert framing is not None
         framing.to_put_in = (challenge, Putting.CHALLENGE)
@@ -45,12 +51,15 @@ class SplicedLine:
 
     def go_on(self) -> None:
         """There is a verdict, and the clock knows it."""
+        if self._relay.moved:
+            return
         self._journal.write_clock(self._relay)
         self.judge_anew()
 
     def note_observed(self) -> None:
         """Write down that the clock knows of an observed end, so that a successor does not count it again."""
-        self._journal.write_clock(self._relay)
+        if not self._relay.moved:
+            self._journal.write_clock(self._relay)
 
     def judge_anew(self) -> None:
         """A command that waits for a verdict waits no longer."""
@@ -61,10 +70,18 @@ class SplicedLine:
 
     def answer_broker(self, frame: bytes) -> None:
         """Put an answer in towards the broker, at the next boundary of what it is sent."""
+        if self._relay.moved:
+            return
         framing = self._relay.to_broker.framing
         assert framing is not None
         framing.to_put_in = (frame, Putting.ANSWER)
         self._mover.wake(self._relay.to_broker)
+
+    def note_exchange(self) -> None:
+        """Write down where the exchange with the broker stands, so that no successor gives it up once more."""
+        followed = self._relay.followed
+        if not self._relay.moved and followed is not None and followed.broker is not None:
+            self._journal.note_exchange(self._relay, followed.broker.phase)
 
     def close(self, why: Closing, frame: bytes = b"") -> None:
         """Begin to close: nothing passes to the broker from the next boundary on. ``frame``: what to tell the client;
@@ -72,7 +89,7 @@ class SplicedLine:
         """
         relay, followed = self._relay, self._relay.followed
         assert followed is not None
-        if followed.closing:
+        if followed.closing or relay.moved:
             return
         followed.closing = why
         followed.closing_frame = frame
@@ -101,7 +118,7 @@ class SplicedLine:
         """Tell the client at the next boundary; then both directions end, each at a boundary of its own."""
         framing = self._relay.to_client.framing
         assert framing is not None
-        if framing.over:
+        if framing.over or self._relay.moved:
             return
         framing.to_put_in = (frame, Putting.FAREWELL)
         self._end_at_boundaries()

@@ -60,6 +60,7 @@ class FramedStreams:
         self.bytes_to_client = 0
         self.is_over = False
         self._ended = 0
+        self._must_move = False
         self._half_close_timeout_s = float("inf")
         self._over = trio.CancelScope()
         self._client: Stream
@@ -98,11 +99,12 @@ class FramedStreams:
 
     def _moved(self) -> None:
         """Once one direction has ended, the other lives only as long as its bytes move."""
-        if self._ended:
+        if self._must_move:
             self._over.deadline = trio.current_time() + self._half_close_timeout_s
 
     def _end_of_one(self) -> None:
         self._ended += 1
+        self._must_move = True
         self._moved()
         if self._ended == len(self._walks):
             self._over.cancel()  # nobody is left to be told anything
@@ -123,6 +125,8 @@ class FramedStreams:
             pass  # see proxy.forwarder.relay
         if self._followed.closing:
             return  # the farewell ends it
+        self._must_move = True  # also while an answer of the proxy's is being sent that the broker does not read
+        self._moved()
         async with self._sending:
             self._broker_at_boundary = False
             await _end(self._broker)
@@ -170,9 +174,9 @@ class FramedStreams:
             return
         frame, self._to_answer = self._to_answer, None
         self._broker_at_boundary = False
+        broker.answered()  # the broker may ask again before the sending has returned
         await self._broker.send_all(frame)
         self._broker_at_boundary = True
-        broker.answered()
 
     async def _next_to_broker(self) -> bytes:
         """What may pass next; empty: nothing of what is there."""
@@ -333,6 +337,9 @@ class FramedStreams:
     def note_observed(self) -> None:
         """Nothing to write down: the relay ends with its process."""
 
+    def note_exchange(self) -> None:
+        """Nothing to write down: the relay ends with its process."""
+
     def close(self, why: Closing, frame: bytes = b"") -> None:
         """Begin to close: nothing passes to the broker from the next boundary on."""
         if self._followed.closing:
@@ -341,7 +348,8 @@ class FramedStreams:
         self._followed.closing_frame = frame
         if self._to_broker.at_boundary:
             self._stopped.cancel()
-        self._ended = max(self._ended, 1)  # from now on its bytes must move
+        self._ended = max(self._ended, 1)
+        self._must_move = True
         self._moved()
         self._judge.closing(self._followed)
 

@@ -227,13 +227,15 @@ class Reauthentication:
                 return
             verdict = await followed.reauthenticate(command)
         except CommandCorrupt:
-            self.failed(followed, Failure.DENIED)
+            if not _is_over(followed):
+                self.failed(followed, Failure.DENIED)
         except RpcError as error:
+            if _is_over(followed):
+                return
             get_logger().warning(
                 "a client's answer could not be judged", client=followed.relay.client_address, reason=str(error)
             )
-            if not _is_over(followed):
-                self._not_judged(followed)
+            self._not_judged(followed)
         else:
             if not _is_over(followed):
                 self._take(followed, verdict)
@@ -387,7 +389,7 @@ class Reauthentication:
 
 
 def _is_over(followed: Followed) -> bool:
-    """Whether its client is told nothing more than why it is closed."""
+    """Whether its client is told nothing more than why it is closed, or is a successor's to talk to."""
     return bool(followed.closing) or followed.line.is_over
 
 

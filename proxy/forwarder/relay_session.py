@@ -46,7 +46,7 @@ class RelaySession:
     ``spares_producers``: it is not asked once it has opened a producer.
     ``frame_bytes_max``: see proto.relay_frames.frame_bytes_max; ``answer_bytes_max``: of the client's answers.
     ``failure_delay_ms``: for how long a failure is not told. ``grace_ms``: for how long past the session's end the
-    broker may go on sending. ``listener``: the number of the client's; None: unknown, and ends are enforced.
+    broker may go on sending. ``listener``: where the client's is bound; empty: unknown, and ends are enforced.
     ``context``: see the module. ``broker_host``: the broker's challenges are answered with the proxy's credentials for
     this host; empty: they go to the client.
     """
@@ -62,7 +62,7 @@ class RelaySession:
     counts_messages: bool = False
     failure_delay_ms: int = 0
     grace_ms: int = GRACE_MS
-    listener: int | None = None
+    listener: str = ""
     context: bytes = b""
     broker_host: str = ""
 
@@ -89,7 +89,7 @@ class RelaySession:
             counts_messages=self.counts_messages,
             failure_delay_ms=self.failure_delay_ms,
             grace_ms=self.grace_ms,
-            listener=self.listener,
+            listener_bind=self.listener,
             context=self.context,
             broker_host=self.broker_host,
         )

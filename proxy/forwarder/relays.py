@@ -187,6 +187,8 @@ class Relays(Collector):
         moved = self._engine.freeze() if self._keeper.keeps else []
         staying = [*self._in_user_space.relays, *(() if self._keeper.keeps else self._engine.relays)]
         self._stay_behind = frozenset(relay.about.id for relay in staying)
+        for relay in moved:
+            relay.moved = True  # verdicts and credentials that are still on their way change nothing of it
         if moved:
             self.departures.forget(moved)
             self.judge.forget([relay.followed for relay in moved if relay.followed is not None])
@@ -195,10 +197,8 @@ class Relays(Collector):
             return
         self._engine.close_pipes()
         for relay in moved:
-            for descriptor in relay.sockets:
-                os.close(descriptor)
             self.in_flight.end()
-            self._on_moved(relay.about)
+            self._let_go(relay)
 
     # ---- a new one
 
@@ -277,14 +277,19 @@ class Relays(Collector):
         finally:
             if not begun:
                 self._abandon(relay)
-        for stream, descriptor in zip((client, broker), sockets, strict=True):
+        for stream in (client, broker):
             stream.socket.detach()
-            if self._engine.frozen:
-                os.close(descriptor)
         if self._engine.frozen:
-            self._on_moved(about)
+            self._let_go(relay)
         else:
             self._watch(relay)
+
+    def _let_go(self, relay: Relay) -> None:
+        """Close this process's descriptors of a relay that is a successor's."""
+        for direction in (relay.to_broker, relay.to_client):
+            direction.let_go()
+            os.close(direction.source)
+        self._on_moved(relay.about)
 
     def _watch(self, relay: Relay) -> None:
         self.in_flight.begin()
@@ -437,8 +442,8 @@ class Relays(Collector):
     # ---- for those who look
 
     def followed(self) -> list[Followed]:
-        """The relays that live whose frames are followed, whichever way they go."""
-        spliced = (relay.followed for relay in self._engine.relays)
+        """The relays that live here whose frames are followed, whichever way they go; none that is a successor's."""
+        spliced = () if self._engine.frozen else (relay.followed for relay in self._engine.relays)
         return [*(one for one in spliced if one is not None), *self._in_user_space.followed]
 
     def collect(self) -> Iterator[CounterMetricFamily]:

@@ -18,6 +18,7 @@ from proto.relay_frames import frame_bytes_max
 from proto.rpc_pb2 import Principal, StoredClient, StoredRelay
 from proto.session_clock import SessionClock, Use
 from proxy.config.session import max_reauth_ms
+from proxy.config.types import Config
 from proxy.forwarder.authentication import SERVER_VERSION, ClientEnd, ClientIdentity, Reauthenticator
 from proxy.forwarder.backends import Backends
 from proxy.forwarder.cause import Cause
@@ -26,6 +27,9 @@ from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.reauthentication import NoReauth
 from proxy.forwarder.relay_session import MayBeAsked, Reauthenticate, Recall, RelaySession, may_be_asked
 from proxy.forwarder.relays import Relays
+
+LISTENER_BIND_MAX = 300
+"""Characters of a listener's `bind` that fit a relay's record: a host name has 253 at most, and there is a port."""
 
 
 class Renewal:
@@ -82,7 +86,7 @@ class Renewal:
             counts_messages=config.metrics.count_messages,
             failure_delay_ms=config.authentication.failure_delay_ms,
             grace_ms=config.session.grace_ms,
-            listener=self._client.listener,
+            listener=_bind(config, self._client.listener),
             context=_context(self._client, connect),
         )
 
@@ -168,10 +172,14 @@ def _challenge(connect: CommandConnect) -> bytes:
     return commands.auth_challenge(SERVER_VERSION, version, commands.auth_method_of(connect), commands.AUTH_REFRESH)
 
 
+def _bind(config: Config, listener: int) -> str:
+    """Return where a listener is bound, as it is kept in each relay's record; empty where that is no address."""
+    bind = config.listener[listener].bind
+    return bind if len(bind) <= LISTENER_BIND_MAX else ""
+
+
 def _context(client: ClientEnd, connect: CommandConnect) -> bytes:
-    stored = StoredClient(
-        connect=kept_of_connect(connect).SerializeToString(), certificate=client.certificate, listener=client.listener
-    )
+    stored = StoredClient(connect=kept_of_connect(connect).SerializeToString(), certificate=client.certificate)
     return stored.SerializeToString()
 
 
@@ -180,7 +188,7 @@ def recall(backends: Callable[[], Backends]) -> Recall:
 
     def recalled(relay: StoredRelay) -> Reauthenticate:
         stored = StoredClient.FromString(relay.session.context)
-        client = ClientEnd(relay.client_address, 0.0, stored.certificate, stored.listener)
+        client = ClientEnd(relay.client_address, 0.0, stored.certificate)
         connect = CommandConnect.FromString(stored.connect)
         return Reauthenticator(connect, lambda fresh: backends().new_authentication(client, fresh)).reauthenticate
 

@@ -164,13 +164,19 @@ class ForwarderService:
         self._metrics.ended_connections[cause].inc()
 
     async def configure(self, config: Config) -> None:
-        """New settings for connections that come from now on."""
-        backends, new_doors = Backends(config, self._auth, self._lookup), doors(config)  # may raise
-        self._admission.limits = config.limits
-        self._relays.enforcement.configure(config)
+        """Take over new settings for connections that come from now on, and `session.enforcement` for those that are
+        there, too. A forwarder that was replaced accepts none, and takes over what counts for the relays that it has.
+        """
+        if self._accepting.cancel_called:  # that it could not use the rest would keep nobody from his end
+            self._relays.enforcement.configure(config)
+        backends = Backends(config, self._auth, self._lookup)  # may raise
+        if not self._accepting.cancel_called:
+            self._doors = doors(config)  # may raise
+            self._admission.limits = config.limits
+            self._relays.enforcement.configure(config)
+            self._tune_listeners()
         backends.keep_room(self._backends.room, self._backends.budget)
-        self._backends, self._doors = backends, new_doors
-        self._tune_listeners()
+        self._backends = backends
 
     def _tune_listeners(self) -> None:
         """What is set for a listener, the connections that it accepts have from their beginning."""

@@ -27,7 +27,7 @@ from proxy.runtime.process_metrics import measure_process
 from proxy.runtime.rpc_client import RpcError
 from proxy.runtime.tasks import seconds
 from proxy.supervisor.address_tables import AddressTableExchange
-from proxy.supervisor.configure import ReloadRefused, config_for, configure_all, configure_or_end
+from proxy.supervisor.configure import ReloadRefused, config_for, configure_all, configure_leaving, configure_or_end
 from proxy.supervisor.fd_store import Shelf
 from proxy.supervisor.legacy import Legacy, place_name, shelf_state
 from proxy.supervisor.slot import KeepShelf, Life, Slot, SlotState, Spawn
@@ -246,6 +246,10 @@ class Cluster:
             if slot.role in roles and slot.state is SlotState.RUNNING and slot.worker is not None
         ]
 
+    def _leaving_forwarders(self) -> list[WorkerProcess]:
+        """Forwarders that were replaced and still have relays."""
+        return [life.worker for slot in self.of(Role.FORWARDER) for life in slot.leaving]
+
     def _worker_ended(self, slot: Slot) -> None:
         if slot.role is Role.FORWARDER:
             self._counters.set(slot.index, 0)
@@ -271,6 +275,7 @@ class Cluster:
                 asked = (worker for role in roles for worker in self._running({role}))
                 await configure_all(asked, self.config, config)
                 await configure_or_end(self._running({Role.ADMIN}), config)
+                await configure_leaving(self._leaving_forwarders(), config)
             self.config = config
         if new_processes:
             get_logger().info("replacing all workers", because_of=",".join(new_processes))
@@ -289,6 +294,8 @@ class Cluster:
                     await self._replace(slot)
         finally:
             self.replacing = False
+        async with self._workers_lock:  # the configuration may be newer than the processes that were replaced
+            await configure_leaving(self._leaving_forwarders(), self.config)
 
     async def _replace(self, slot: Slot) -> None:
         try:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 
+import trio
+
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, Method
 from proxy.config.load import encode_config, without_secrets
 from proxy.config.types import Config
 from proxy.runtime.logs import get_logger
-from proxy.runtime.rpc_client import RpcCallRefused, RpcError
+from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.supervisor.worker_process import WorkerProcess
 
 CONFIGURE_TIMEOUT_S = 10.0
@@ -49,6 +51,29 @@ async def configure_or_end(workers: Iterable[WorkerProcess], config: Config) -> 
                 "the admin worker did not take over the configuration; ending it", pid=worker.pid, reason=str(error)
             )
             worker.kill()
+
+
+async def configure_leaving(workers: Iterable[WorkerProcess], config: Config) -> None:
+    """Give a new configuration to replaced forwarders, for the relays that they still have; to all of them at once.
+
+    They have no say in whether it is taken over: one may end at any moment, or be another version's.
+    """
+    async with trio.open_nursery() as nursery:
+        for worker in workers:
+            nursery.start_soon(_configure_leaving, worker, config)
+
+
+async def _configure_leaving(worker: WorkerProcess, config: Config) -> None:
+    try:
+        await _configure(worker, config)
+    except RpcConnectionLost:
+        pass  # it has ended, and its relays with it
+    except RpcError as error:
+        get_logger().warning(
+            "a replaced forwarder did not take over the configuration; the relays that it still has keep the old one",
+            pid=worker.pid,
+            reason=str(error),
+        )
 
 
 async def _configure(worker: WorkerProcess, config: Config) -> None:

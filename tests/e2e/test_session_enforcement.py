@@ -33,6 +33,9 @@ from .lab.sessions import EXPIRED, KILLED, Session, counting
 from .lab.waiting import BUSY_S, eventually
 
 LIFETIME_S = 3.0
+LONG_DRAIN_MS = 600_000
+"""Longer than a test takes on any machine: no relay ends because the time of a replaced process is over."""
+
 OBSERVED = "pulsar_proxy_expired_connections_observed_total"
 OPEN = "pulsar_proxy_expired_sessions"
 WOULD_BE_CLOSED = "a client's session would have been closed"
@@ -183,6 +186,29 @@ def test_a_reload_enforces_and_observes_again(stage: Stage) -> None:
             client.assert_serves()
         early.use()
         early.assert_ends_with(EXPIRED)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["a later reload", "the one that replaces it"])
+def test_a_reload_reaches_a_relay_that_stays_in_a_replaced_forwarder(stage: Stage, at_once: bool) -> None:
+    """With TLS it cannot move, and it is to end as soon as all others."""
+    new_processes: Tables = {"log": {"level": "debug"}, "limits": {"drain_timeout_ms": LONG_DRAIN_MS}}
+    enforce: Tables = {"session": {"enforcement": "enforce"}}
+    with stage.secure_relay() as client:
+        client.begin(**CANNOT_BE_ASKED).wait_until(1.1 * LIFETIME_S)
+        client.assert_serves()
+        tables = merged(stage.cluster.tables, new_processes, *([enforce] if at_once else []))
+        stage.cluster.write_config(tables)
+        answer = stage.cluster.command("reload")
+        assert answer.returncode == 0, answer
+        leaving = [one["role"] for one in stage.cluster.status()["leaving_workers"]]
+        assert "forwarder" in leaving
+        if not at_once:
+            client.assert_serves()
+            stage.cluster.write_config(merged(tables, enforce))
+            answer = stage.cluster.command("reload")
+            assert answer.returncode == 0, answer
+        client.use()
+        client.assert_ends_with(EXPIRED)
 
 
 def test_a_successor_goes_on_and_counts_no_life_twice(stage: Stage) -> None:

@@ -21,7 +21,7 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import Forwarder, Lane, Place, read, read_all, until
+from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, read, read_all, until
 from test_forwarder_adoption import successor
 
 from proto import commands
@@ -363,9 +363,15 @@ async def test_credentials_that_are_not_configured_any_more_are_not_answered_wit
     assert (await lane.broker.receive_some()) == proxys_answer(b"%d" % credentials.begun)
 
 
-async def test_nobody_tries_for_a_relay_that_is_over(
-    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
+async def test_nobody_tries_for_a_relay_that_is_over(  # noqa: PLR0917 -- fixtures
+    place: Place,
+    lane: Lane,
+    now: Now,
+    judges: Judges,
+    credentials: FakeCredentials,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(broker_reauthentication, "RETRY_S_MAX", 0.01)
     credentials.failing = 1 << 30
     forwarder = await begun(place, lane, now, judges)
     await lane.broker.send_all(BROKER_ASKS)
@@ -373,9 +379,9 @@ async def test_nobody_tries_for_a_relay_that_is_over(
     await lane.broker.send_eof()
     await lane.client.send_eof()
     await until(lambda: forwarder.ended)
-    await trio.testing.wait_all_tasks_blocked(0.02)
     begun_by_then = credentials.begun
-    await trio.sleep(0.2)
+    with trio.fail_after(PATIENCE_S):  # nobody wakes up any more
+        await trio.testing.wait_all_tasks_blocked(2 * broker_reauthentication.RETRY_S_MAX)
     assert credentials.begun <= begun_by_then + 1
 
 
@@ -611,3 +617,36 @@ async def test_the_table_says_where_the_exchange_stands(
     await stands_at(3)
     credentials.gate.set()
     await stands_at(0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_lost_rounds_are_given_up_once(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, way: str
+) -> None:
+    """Not by each successor again."""
+    credentials.rounds = 2
+    await begun(place, lane, now, judges)
+    await lane.broker.send_all(BROKER_ASKS)
+    await expect_to_broker(lane, proxys_answer(b"1"))
+    credentials.gate = trio.Event()
+    await lane.broker.send_all(SERVER_FIRST)
+    await until(lambda: len(credentials.challenges) == 2)
+    given_up = [failed(await successor(place, way), LOST_ROUNDS) for _ in range(3)]
+    assert given_up == [1, 0, 0]
+
+
+@pytest.mark.parametrize("why", [NO_CREDENTIALS, TOO_LARGE])
+async def test_the_table_says_that_an_exchange_was_given_up(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, why: str
+) -> None:
+    credentials.rounds = 2
+    forwarder = await begun(place, lane, now, judges)
+    await lane.broker.send_all(BROKER_ASKS)
+    await expect_to_broker(lane, proxys_answer(b"1"))
+    credentials.failing = why == NO_CREDENTIALS
+    credentials.padding = bytes(BROKER_ANSWER_BYTES_MAX)
+    await lane.broker.send_all(SERVER_FIRST)
+    await until(lambda: failed(forwarder, why) == 1)
+    (followed,) = forwarder.relays.followed()
+    cells = forwarder.relays._table.cells
+    await until(lambda: cells[framed_row(followed.relay.id, TO_BROKER) + EXCHANGE] == 0)

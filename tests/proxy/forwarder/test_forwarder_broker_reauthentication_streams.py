@@ -33,6 +33,7 @@ from proxy.forwarder.followed import BROKER_CHALLENGE_BYTES_MAX, Closing
 from proxy.forwarder.keeping import Inheritance
 from proxy.forwarder.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relays import Relays
+from proxy.forwarder.user_space import LINGER_S
 
 SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")
 
@@ -250,6 +251,68 @@ async def test_what_the_client_sends_waits_for_an_answer_that_is_being_sent(
     await trio.testing.wait_all_tasks_blocked()
     broker.may_go_on.set()
     await stage.expect(stage.broker, proxys_answer(b"1") + send_frame())
+
+
+async def test_an_answer_that_the_broker_does_not_read_does_not_keep_a_half_closed_relay(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The client has said all, and the broker neither reads nor ends."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    broker = SlowBroker(ours)
+    stage = await Stage(nursery, (broker, theirs)).begin()
+    broker.holds = True
+    await stage.broker.send_all(BROKER_ASKS)
+    await broker.is_stuck.wait()
+    (about,) = (followed.relay for followed in stage.relays.followed())
+    await stage.client.send_eof()
+    timeout_s = RelayConfig().half_close_timeout_ms / 1000
+    await trio.sleep(timeout_s - 1)
+    assert [followed.relay for followed in stage.relays.followed()] == [about]
+    await trio.sleep(1 + 2 * LINGER_S)
+    assert stage.relays.followed() == []
+
+
+async def test_an_answer_that_the_broker_reads_late_comes_before_its_end(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    broker = SlowBroker(ours)
+    stage = await Stage(nursery, (broker, theirs)).begin()
+    broker.holds = True
+    await stage.broker.send_all(BROKER_ASKS)
+    await broker.is_stuck.wait()
+    await stage.client.send_eof()
+    await trio.testing.wait_all_tasks_blocked()
+    await stage.broker.send_all(message_frame())
+    await stage.expect(stage.client, message_frame())
+    broker.may_go_on.set()
+    assert await stage.rest(stage.broker) == proxys_answer(b"1")
+
+
+class LateStream(SlowBroker):
+    """A broker that has all of what it is sent before the sending returns, as behind TLS under load."""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await super().send_all(data)
+        await self.may_go_on.wait()
+
+
+async def test_a_broker_may_ask_before_the_sending_of_an_answer_has_returned(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    broker = LateStream(ours)
+    stage = Stage(nursery, (broker, theirs))
+    stage.credentials.rounds = 2
+    await stage.begin()
+    await stage.broker.send_all(BROKER_ASKS)
+    await stage.expect(stage.broker, proxys_answer(b"1"))
+    await stage.broker.send_all(SERVER_FIRST)
+    await trio.testing.wait_all_tasks_blocked()
+    assert stage.failed("out_of_turn") == 0
+    broker.may_go_on.set()
+    await stage.expect(stage.broker, proxys_answer(b"1."))
+    assert stage.succeeded() == 1
 
 
 async def test_a_broker_in_the_middle_of_a_frame_is_ended_with_the_relay(

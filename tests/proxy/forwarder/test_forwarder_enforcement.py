@@ -51,6 +51,7 @@ from proxy.forwarder.relays import Relays
 from proxy.runtime.rpc_client import RpcConnectionLost
 from proxy.runtime.windowed_maximum import WINDOW_S
 
+BIND = "127.0.0.1:6650"
 OBSERVED = "a client's session would have been closed"
 FAILED = "a client has failed to authenticate itself again"
 SEND, MESSAGE = send_frame(b"to the broker"), message_frame(b"to the client")
@@ -58,10 +59,10 @@ SEND, MESSAGE = send_frame(b"to the broker"), message_frame(b"to the client")
 
 def observing(**tables: Any) -> Config:
     """A configuration whose only listener's ends are observed."""
-    return make_config(session={"enforcement": "observe"}, listener=[{"bind": "127.0.0.1:6650"}], **tables)
+    return make_config(session={"enforcement": "observe"}, listener=[{"bind": BIND}], **tables)
 
 
-ENFORCING = make_config(listener=[{"bind": "127.0.0.1:6650"}])
+ENFORCING = make_config(listener=[{"bind": BIND}])
 
 
 @dataclass
@@ -122,7 +123,7 @@ class Stage:
         return (*by_method, metrics.expired_killed._value.get())  # type: ignore[return-value]
 
 
-_WHERE = ("127.0.0.1:6650", "token")
+_WHERE = (BIND, "token")
 
 
 @pytest.fixture(params=["in the kernel", "in user space"])
@@ -139,7 +140,7 @@ async def begin(
     place.recall = judges.recall
 
     async def begun(first: bytes = b"", config: Config | None = None, late_s: float = 0, **fields: Any) -> Stage:
-        known = session(now, judges, **{"listener": 0, **fields})
+        known = session(now, judges, **{"listener": BIND, **fields})
         now.s += late_s
         enforcement = Enforcement(config or observing())
         if request.param == "in the kernel":
@@ -186,25 +187,42 @@ async def begin(
 
 
 def test_a_listener_says_it_before_the_session_table() -> None:
-    listeners = [{}, {"session_enforcement": "observe"}, {"session_enforcement": "enforce"}]
+    modes: list[dict[str, str]] = [{}, {"session_enforcement": "observe"}, {"session_enforcement": "enforce"}]
+    listeners = [{"bind": f"127.0.0.1:{port}"} | mode for port, mode in enumerate(modes, 1)]
     enforced, observed = (
         Enforcement(make_config(session={"enforcement": one}, listener=listeners)) for one in ("enforce", "observe")
     )
-    assert [enforced.observes(number) for number in range(3)] == [False, True, False]
-    assert [observed.observes(number) for number in range(3)] == [True, True, False]
+    assert [enforced.observes(f"127.0.0.1:{port}") for port in (1, 2, 3)] == [False, True, False]
+    assert [observed.observes(f"127.0.0.1:{port}") for port in (1, 2, 3)] == [True, True, False]
 
 
 def test_of_a_listener_that_is_not_known_ends_are_enforced() -> None:
     """Sessions from before the listener was kept, or of one that the configuration has no more."""
     enforcement = Enforcement(observing())
-    assert not enforcement.observes(None)
-    assert not enforcement.observes(1)
-    assert not Enforcement().observes(0)
-    assert (enforcement.name_of(0), enforcement.name_of(1), enforcement.name_of(None)) == (
-        "127.0.0.1:6650",
+    assert not enforcement.observes("")
+    assert not enforcement.observes("127.0.0.1:6651")
+    assert not Enforcement().observes(BIND)
+    assert [enforcement.name_of(one) for one in (BIND, "127.0.0.1:6651", "")] == [
+        BIND,
         UNKNOWN_LISTENER,
         UNKNOWN_LISTENER,
-    )
+    ]
+
+
+def test_a_listener_is_the_same_one_with_another_number() -> None:
+    """As after an upgrade that puts another one before it."""
+    public, internal = {"bind": BIND}, {"bind": "127.0.0.1:6655", "session_enforcement": "observe"}
+    for listeners in ([public, internal], [internal, public]):
+        enforcement = Enforcement(make_config(listener=listeners))
+        assert (enforcement.observes(BIND), enforcement.observes("127.0.0.1:6655")) == (False, True)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_where_one_of_two_of_a_name_enforces_ends_are_enforced(number: int) -> None:
+    listeners = [{"bind": "127.0.0.1:0", "session_enforcement": "observe"} for _ in range(2)]
+    assert Enforcement(make_config(listener=listeners)).observes("127.0.0.1:0")
+    listeners[number]["session_enforcement"] = "enforce"
+    assert not Enforcement(make_config(listener=listeners)).observes("127.0.0.1:0")
 
 
 # ---- within a relay
@@ -425,7 +443,7 @@ async def test_an_observed_one_can_leave(begin: Any, was_used: bool) -> None:
 
 async def test_without_a_listener_an_end_is_enforced(begin: Any) -> None:
     """A relay from before an upgrade."""
-    stage = await begin(challenge=b"", listener=None)
+    stage = await begin(challenge=b"", listener="")
     stage.now.s += 101
     await stage.client.send_all(SEND)
     await stage.must_end(SESSION_EXPIRED)
@@ -515,7 +533,7 @@ async def test_a_successor_counts_no_life_twice(
     place.now, place.recall = now, judges.recall
     first = await place.forwarder()
     first.relays.enforcement.configure(observing())
-    await first.begin(lane, session=session(now, judges, listener=0, challenge=b"", spares_producers=True))
+    await first.begin(lane, session=session(now, judges, listener=BIND, challenge=b"", spares_producers=True))
     stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
     await stage.must_pass(producer_frame())
     now.s += 101
@@ -541,7 +559,7 @@ async def test_a_successor_asks_nobody_whose_failure_was_observed(
     place.now, place.recall = now, judges.recall
     first = await place.forwarder()
     first.relays.enforcement.configure(observing())
-    await first.begin(lane, session=session(now, judges, listener=0))
+    await first.begin(lane, session=session(now, judges, listener=BIND))
     stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
     now.s += 90
     await stage.client.send_all(answer())
@@ -560,7 +578,7 @@ async def test_a_successor_that_enforces_ends_it(place: Place, lane: Lane, monke
     place.now, place.recall = now, judges.recall
     first = await place.forwarder()
     first.relays.enforcement.configure(observing())
-    await first.begin(lane, session=session(now, judges, listener=0, challenge=b""))
+    await first.begin(lane, session=session(now, judges, listener=BIND, challenge=b""))
     stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
     now.s += 101
     await stage.must_pass()

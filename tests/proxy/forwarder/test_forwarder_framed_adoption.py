@@ -26,6 +26,7 @@ from framed_fakes import (
     error_in,
     identity,
     message_frame,
+    proxys_answer,
     send_frame,
     session,
 )
@@ -42,6 +43,7 @@ from proto.relay_frames import HEADER_BYTES
 from proxy.forwarder import broker_reauthentication, followed, reauthentication
 from proxy.forwarder.authentication import Challenge
 from proxy.forwarder.reauthentication import SESSION_EXPIRED
+from proxy.runtime.relay_table import EXCHANGE, PHASE, TO_BROKER, TO_CLIENT, framed_row
 
 WAYS = ["killed", "handed over"]
 
@@ -196,6 +198,29 @@ async def test_rounds_begin_anew(place: Place, lane: Lane, now: Now, judges: Jud
     await lane.client.send_all(answer(b"client first"))
     assert await read(lane.client, len(further)) == further
     await lane.client.send_all(answer(b"client final"))
+    await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_phases_of_a_later_version(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
+    """An upgrade that is taken back: what the phases mean is not known, and the relay goes on."""
+    credentials = FakeCredentials()
+    place.broker_credentials = credentials.begin
+    await begun(place, lane, now, judges, broker_host=BROKER_HOST)
+    (one,) = place.forwarders[-1].relays.followed()
+    cells = place.forwarders[-1].relays._table.cells
+    cells[framed_row(one.relay.id, TO_BROKER) + EXCHANGE] = 99
+    cells[framed_row(one.relay.id, TO_CLIENT) + PHASE] = 99
+    second = await successor(place, way)
+    await lane.broker.send_all(BROKER_ASKS)
+    assert await read(lane.broker, len(proxys_answer(b"1"))) == proxys_answer(b"1")
+    await lane.client.send_all(answer(b"of a round that is not known") + send_frame())
+    assert await read(lane.broker, len(send_frame())) == send_frame()
+    assert judges.given == []
+    now.s += 90
+    second.relays.judge.ask_those_due()
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer(b"fresh"))
     await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import structlog.testing
 import trio
 import trio.testing
-from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_place
+from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_place, until
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay, StoreMessage
 from proxy.forwarder import left_behind as module
@@ -19,7 +19,6 @@ from proxy.forwarder.left_behind import RelaysLeftBehind
 from proxy.runtime.relay_table import BYTES, TO_BROKER, RelayTable, row
 
 CLIENT_IP = "203.0.113.7"
-PATIENCE_S = 5.0
 
 
 @pytest.fixture(autouse=True)
@@ -55,12 +54,6 @@ async def begin(forwarder: Forwarder, client_port: int = 1000, **fields: Any) ->
     about = about_relay(client_address=f"{CLIENT_IP}:{client_port}", principal="alice", **fields)
     await forwarder.relays.begin(ours, theirs, about, first_to_broker=b"", first_to_client=b"", config=forwarder.config)
     return Stream(about, client, broker)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 -- of several tasks
-            await trio.sleep(0.005)
 
 
 def used(forwarder: Forwarder, who: str = "alice") -> int:

@@ -41,7 +41,7 @@ from proxy.forwarder.authentication import Challenge, ClientEnd, ClientIdentity,
 from proxy.forwarder.followed import Closing
 from proxy.forwarder.reauthentication import SESSION_EXPIRED
 from proxy.forwarder.relay_session import RelaySession, grace_ms_of
-from proxy.forwarder.renewal import Renewal, recall
+from proxy.forwarder.renewal import LISTENER_BIND_MAX, Renewal, recall
 from proxy.runtime.rpc_client import RpcConnectionLost, RpcDeadlineExceeded
 
 WALL_CLOCK_S = 1_800_000_000
@@ -1096,13 +1096,15 @@ async def test_a_successor_judges_by_the_settings_in_force(told: Tell) -> None:
 
 async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
     """A successor's auth worker is told the certificate, and the listener's maximum goes on to count."""
-    it = told(listener=[{"connections_max_reauth_ms": 0}, {"connections_max_reauth_ms": 7000}])
+    listeners = [{"connections_max_reauth_ms": 0}, {"bind": "127.0.0.1:6651", "connections_max_reauth_ms": 7000}]
+    it = told(listener=listeners)
     client = ClientEnd(CLIENT, 0.0, CERTIFICATE, listener=1)
     renewal = Renewal(it.play.backends, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
     renewal.begin(connect(TARGET).connect, it.principal)
     session = renewal.for_relay(BROKER, ClientIdentity(it.principal))
     assert session is not None
     assert session.lifetime_ms_max == 7000
+    assert session.stored().listener_bind == "127.0.0.1:6651", "its number may be another's in a successor"
     relay = StoredRelay(client_address=CLIENT)
     relay.session.CopyFrom(session.stored())
     backends = it.play.backends
@@ -1110,8 +1112,18 @@ async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
     for judge in (session.reauthenticate, recalled):
         await judge(answer_again())
         judged = backends.judged_clients[-1]
-        assert (judged.address, judged.certificate, judged.listener) == (CLIENT, CERTIFICATE, 1)
+        assert (judged.address, judged.certificate) == (CLIENT, CERTIFICATE)
         assert backends.authentication.requests[-1].client_certificate == CERTIFICATE
+
+
+async def test_a_listener_whose_name_is_too_long_is_not_kept(told: Tell) -> None:
+    """Its sessions' ends are enforced."""
+    it = told(listener=[{"bind": f"{'a' * LISTENER_BIND_MAX}:6650", "connections_max_reauth_ms": 7000}])
+    renewal = Renewal(it.play.backends, ClientEnd(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
+    renewal.begin(connect(TARGET).connect, it.principal)
+    session = renewal.for_relay(BROKER, ClientIdentity(it.principal))
+    assert session is not None
+    assert session.stored().listener_bind == ""
 
 
 # ---- the line between a session in lookup mode and its judge

@@ -25,6 +25,7 @@ from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
+from proxy.config.errors import ConfigError
 from proxy.forwarder import service as service_module
 from proxy.forwarder.admission import Admission
 from proxy.forwarder.authentication import ANONYMOUS, ClientEnd, ClientIdentity
@@ -415,9 +416,50 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
 async def test_enforcement_counts_from_the_start_and_is_taken_over(serve: Serve) -> None:
     """Before relays of a predecessor are adopted, and for those that are there."""
     served = await serve(session={"enforcement": "observe"})
-    assert served.service._relays.enforcement.observes(0)
+    assert served.service._relays.enforcement.observes("0.0.0.0:6650")
     await served.service.configure(make_config())
-    assert not served.service._relays.enforcement.observes(0)
+    assert not served.service._relays.enforcement.observes("0.0.0.0:6650")
+
+
+async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """For the relays that stay with it, even where it cannot use the rest; it accepts no clients all the same."""
+    served = await serve(session={"enforcement": "observe"})
+    service = served.service
+    await service.drain(0, hand_over=True)
+    await trio.testing.wait_all_tasks_blocked()
+    doors = service._doors
+    await service.configure(make_config())
+    assert not service._relays.enforcement.observes("0.0.0.0:6650")
+
+    def unreadable(*_arguments: object) -> None:
+        raise ConfigError("a certificate cannot be read")
+
+    monkeypatch.setattr(service_module, "Backends", unreadable)
+    monkeypatch.setattr(service_module, "doors", unreadable)
+    with pytest.raises(ConfigError):
+        await service.configure(make_config(session={"enforcement": "observe"}))
+    assert service._relays.enforcement.observes("0.0.0.0:6650")
+    assert service._doors is doors
+    assert all(listener.fileno() < 0 for listener in service._listeners)
+
+
+async def test_a_configuration_that_cannot_be_used_changes_nothing(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = await serve(session={"enforcement": "observe"})
+
+    def unreadable(*_arguments: object) -> None:
+        raise ConfigError("a certificate cannot be read")
+
+    for what in ("doors", "Backends"):
+        monkeypatch.setattr(service_module, what, unreadable)
+        before = served.service._backends, served.service._doors, served.service._admission.limits
+        with pytest.raises(ConfigError):
+            await served.service.configure(make_config(limits={"max_connections": 4}))
+        assert served.service._relays.enforcement.observes("0.0.0.0:6650")
+        assert before == (served.service._backends, served.service._doors, served.service._admission.limits)
 
 
 async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:

@@ -14,11 +14,11 @@ import trio.testing
 from supervisor_fakes import FakeDirectory, FakeSocket, FakeWorker, Workshop, after, make_config, same_file
 
 from proto.roles import Role
-from proto.rpc_pb2 import DrainRequest, Method, StoredRelay, StoreMessage
+from proto.rpc_pb2 import DrainRequest, Method, Status, StoredRelay, StoreMessage
 from proxy.config.load import decode_config
 from proxy.config.types import Config
 from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
-from proxy.runtime.rpc_client import RpcCallRefused, RpcDeadlineExceeded, RpcError
+from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.store_channel import StoreChannel, close_all
 from proxy.supervisor import cluster as module
 from proxy.supervisor.cluster import Cluster
@@ -770,6 +770,64 @@ async def test_a_reload_does_not_bother_those_who_finish(
     await cluster.reload(config_with(limits={"max_connections": 5}))
     assert len(setup.events(Method.CONFIGURE)) == 4
     assert old.code is None
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("other", [{}, {"log": {"level": "debug"}}], ids=["as they are", "by new processes"])
+async def test_a_reload_counts_for_relays_that_replaced_forwarders_still_have(
+    setup: Setup, nursery: trio.Nursery, other: dict[str, Any], autojump_clock: trio.testing.MockClock
+) -> None:
+    cluster = await setup.crash_safe(nursery)
+    old: list[Any] = [slot.worker for slot in cluster.of(Role.FORWARDER)]
+    for worker in old:
+        worker.answers[Method.DRAIN] = leaving_line(worker, 20)
+    await cluster.replace_all([Role.FORWARDER])
+    assert len([life for slot in cluster.slots for life in slot.leaving]) == len(old) == 2
+    await cluster.reload(config_with(relay={"crash_safe": True}, session={"enforcement": "observe"}, **other))
+    assert [config_of(worker).session.enforcement for worker in old] == ["observe"] * 2
+    assert all(worker.code is None for worker in old)
+    nursery.cancel_scope.cancel()
+
+
+async def test_those_that_are_replaced_by_a_reload_take_it_over_too(
+    setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """It is meant for their relays, too, though the processes could not take over all of it."""
+    cluster = await setup.crash_safe(nursery)
+    old: list[Any] = [slot.worker for slot in cluster.of(Role.FORWARDER)]
+    for worker in old:
+        worker.answers[Method.DRAIN] = leaving_line(worker, 20)
+    tables = {"relay": {"crash_safe": True}, "session": {"enforcement": "observe"}, "log": {"level": "debug"}}
+    await cluster.reload(config_with(**tables))
+    assert [config_of(worker).session.enforcement for worker in old] == ["observe"] * 2
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RpcCallRefused(Status.INVALID_REQUEST, "a certificate cannot be read"), True),
+        (RpcDeadlineExceeded("no answer"), True),
+        (RpcConnectionLost("it has ended"), False),
+    ],
+    ids=["refuses", "hangs", "has ended"],
+)
+async def test_a_replaced_forwarder_refuses_no_reload(
+    setup: Setup, nursery: trio.Nursery, error: RpcError, told: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    cluster = await setup.crash_safe(nursery)
+    old = in_place(cluster, Role.FORWARDER)
+    old.answers[Method.DRAIN] = leaving_line(old, 20)
+    old.answers[Method.CONFIGURE] = lambda _request: error
+    await cluster.replace_all([Role.FORWARDER])
+    config = config_with(relay={"crash_safe": True}, limits={"max_connections": 5})
+    with structlog.testing.capture_logs() as logs:
+        await cluster.reload(config)
+    assert cluster.config == config
+    assert config_of(in_place(cluster, Role.FORWARDER)) == config
+    assert old.code is None
+    warned = [entry["pid"] for entry in logs if "a replaced forwarder did not take over" in entry["event"]]
+    assert warned == [old.pid] * told
     nursery.cancel_scope.cancel()
 
 
