@@ -7,8 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import trio
@@ -22,14 +23,17 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In a folder whose name is short, since a runtime_dir in it may be: pytest's own are named after the test."""
     for name in list(os.environ):
         if name.startswith("PULSAR_TRIO_PROXY__"):
             monkeypatch.delenv(name)
-    (tmp_path / "key").write_bytes(b"k" * 32)
-    (tmp_path / "pem").write_text("-----BEGIN PUBLIC KEY-----\nx\n-----END PUBLIC KEY-----\n")
-    (tmp_path / "empty").touch()
-    return tmp_path / "proxy.toml"
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "key").write_bytes(b"k" * 32)
+        (folder / "pem").write_text("-----BEGIN PUBLIC KEY-----\nx\n-----END PUBLIC KEY-----\n")
+        (folder / "empty").touch()
+        yield folder / "proxy.toml"
 
 
 @pytest.fixture

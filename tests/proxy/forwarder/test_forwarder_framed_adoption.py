@@ -430,14 +430,14 @@ async def follow(place: Place, fuse: Fuse, steps: Iterator[int]) -> None:  # noq
 
 
 async def age(place: Place, now: Now) -> None:
-    """Time passes fast, but never so fast that a session expires."""
+    """Time passes fast, but never so fast that a session expires; while no forwarder has the relay, it stands still."""
     while True:
         await trio.sleep(0.002)
         forwarder = place.forwarders[-1]
         if not hasattr(forwarder, "relays") or forwarder.gone.is_set():
             continue
         clocks = [one.clock for one in forwarder.relays.followed()]
-        if all(clock is not None and clock.expires_at_s > now.s + 10 for clock in clocks):
+        if clocks and all(clock is not None and clock.expires_at_s > now.s + 10 for clock in clocks):
             now.s += 4
         forwarder.relays.judge.ask_those_due()
 
