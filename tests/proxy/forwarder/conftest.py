@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import trio
 from forwarder_fakes import Play
+from framed_fakes import FakeCredentials, Judges, Now
 from relay_fakes import Lane, Place, open_lane, open_place
 
 from proxy.config.types import Relay
@@ -45,3 +46,26 @@ async def lane() -> AsyncIterator[Lane]:
 async def narrow_lane() -> AsyncIterator[Lane]:
     async with open_lane(buffer_bytes=4096) as lane:
         yield lane
+
+
+@pytest.fixture
+def now(place: Place) -> Now:
+    """The clock of the forwarders of this place."""
+    place.now = Now()
+    return place.now
+
+
+@pytest.fixture
+def judges(place: Place) -> Judges:
+    """What judges the answers of clients of a predecessor's relays."""
+    judges = Judges()
+    place.recall = judges.recall
+    return judges
+
+
+@pytest.fixture
+def credentials(place: Place) -> FakeCredentials:
+    """The proxy's own credentials, for brokers that ask within a relay."""
+    credentials = FakeCredentials()
+    place.broker_credentials = credentials.begin
+    return credentials

@@ -40,26 +40,6 @@ SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")
 WAYS = ["killed", "handed over"]
 
 
-@pytest.fixture
-def now(place: Place) -> Now:
-    place.now = Now()
-    return place.now
-
-
-@pytest.fixture
-def judges(place: Place) -> Judges:
-    judges = Judges()
-    place.recall = judges.recall
-    return judges
-
-
-@pytest.fixture
-def credentials(place: Place) -> FakeCredentials:
-    credentials = FakeCredentials()
-    place.broker_credentials = credentials.begin
-    return credentials
-
-
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)

@@ -248,12 +248,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     return event
 
 
-@pytest.fixture
-def now(place: Place) -> Now:
-    place.now = Now()
-    return place.now
-
-
 def age_of(lane_about: StoredRelay) -> StoredRelay:
     """It reaches its age 50 s after Now begins."""
     lane_about.leave_at_ms = 1_050_000

@@ -47,19 +47,6 @@ from proxy.runtime.rpc_client import RpcError
 PING = commands.ping()
 
 
-@pytest.fixture
-def now(place: Place) -> Now:
-    place.now = Now()
-    return place.now
-
-
-@pytest.fixture
-def judges(place: Place) -> Judges:
-    judges = Judges()
-    place.recall = judges.recall
-    return judges
-
-
 @pytest.fixture(autouse=True)
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker's silence is short here."""

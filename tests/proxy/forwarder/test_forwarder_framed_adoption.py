@@ -48,19 +48,6 @@ from proxy.runtime.relay_table import EXCHANGE, PHASE, TO_BROKER, TO_CLIENT, fra
 WAYS = ["killed", "handed over"]
 
 
-@pytest.fixture
-def now(place: Place) -> Now:
-    place.now = Now()
-    return place.now
-
-
-@pytest.fixture
-def judges(place: Place) -> Judges:
-    judges = Judges()
-    place.recall = judges.recall
-    return judges
-
-
 @pytest.fixture(autouse=True)
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
