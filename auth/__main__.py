@@ -1,6 +1,6 @@
 """An auth worker process."""
 
-from proxy.runtime.hardening import WORKER_OOM_SCORE, confine_process, harden_process, prefer_for_oom_kill
+from proxy.runtime.process.hardening import WORKER_OOM_SCORE, confine_process, harden_process, prefer_for_oom_kill
 
 if __name__ == "__main__":
     prefer_for_oom_kill(WORKER_OOM_SCORE)
@@ -9,6 +9,6 @@ if __name__ == "__main__":
 
     from auth.service import AuthService
     from proto.roles import Role
-    from proxy.runtime.worker import worker_main
+    from proxy.runtime.process.worker import worker_main
 
     worker_main(Role.AUTH, AuthService)

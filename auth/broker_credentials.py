@@ -7,7 +7,7 @@ from auth.jwt_rules import claimed_expiry_unix_ms, unverified
 from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
-from proxy.runtime.watched import Watched
+from proxy.runtime.reloading_file import Watched
 
 SECRET_BYTES_MAX = 64 * 1024
 KEY = "brokers.credentials.file"

@@ -13,7 +13,7 @@ from auth.renewed import Fetched, NotAvailable, Renewed
 from auth.state import CredentialsUnavailable, OneForAllBrokers
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
-from proxy.runtime.watched import Watched
+from proxy.runtime.reloading_file import Watched
 
 REQUEST_TIMEOUT_MS = 2_000
 """Two requests of this length end before ``brokers.handshake_timeout_ms`` does, as it comes."""

@@ -20,7 +20,7 @@ from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
 
 TIMEOUT_S = 4.0
-"""Less than CREDENTIALS_TIMEOUT_S (proxy/runtime/credentials.py), so that the reason is told."""
+"""Less than CREDENTIALS_TIMEOUT_S (proxy/runtime/network/credentials.py), so that the reason is told."""
 
 THREADS_PER_BROKER_MAX = 4
 CHALLENGE_BYTES_MAX = 64 * 1024

@@ -23,7 +23,7 @@ import trio
 from auth.state import AuthenticationDenied, ClientContext
 from proto.addresses import client_network
 from proto.connect_rules import OVERLOADED, is_clients_fault
-from proxy.runtime.fair_queue import FairQueue
+from proxy.runtime.fairness.fair_queue import FairQueue
 
 CHECKS_PER_SLOT_MAX = 128
 """Running or waiting. With bcrypt's usual cost the last one of them still ends within a handshake's time."""

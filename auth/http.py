@@ -17,8 +17,8 @@ import msgspec
 import trio
 
 from proxy.config.errors import ConfigError
-from proxy.runtime.tasks import seconds
-from proxy.runtime.watched import Watched
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.reloading_file import Watched
 
 ANSWER_BYTES_MAX = 1024 * 1024
 DETAIL_CHARACTERS_MAX = 200

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from proxy.runtime.metrics import LATENCY_BUCKETS_S
+from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 
 
 class Providers(Protocol):

@@ -34,11 +34,11 @@ from proto.rpc_pb2 import (
 from proto.sealed_principal import seal
 from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles
 from proxy.config.types import Config
-from proxy.runtime.logs import get_logger
-from proxy.runtime.peers import Caller
-from proxy.runtime.rpc_server import Handler, RpcRefused
-from proxy.runtime.tasks import seconds
-from proxy.runtime.worker import WorkerContext
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.process.worker import WorkerContext
+from proxy.runtime.rpc.peers import Caller
+from proxy.runtime.rpc.server import Handler, RpcRefused
 
 CREDENTIALS_LOOK_S = 2.0
 """How often the end of the proxy's own token is read: a file may change at any time."""

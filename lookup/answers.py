@@ -3,8 +3,8 @@
 import trio
 
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest
-from proxy.runtime.rpc_server import Answer
-from proxy.runtime.turn import current_turn
+from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.rpc.server import Answer
 
 PART_BYTES_MAX = 256 * 1024
 """A part holds as many answers as are there, up to this size; a larger answer is a part of its own."""

@@ -25,11 +25,11 @@ from proto.lookup_answers import AnswerShapes
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proxy import __version__
 from proxy.config.types import Config
-from proxy.runtime.broker_link import NOT_CONNECTED, BrokerGreeter, BrokerLinkFailed
-from proxy.runtime.credentials import credentials_for
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.rpc_client import RpcPool
-from proxy.runtime.tasks import repeat, seconds
+from proxy.runtime.loop.tasks import repeat, seconds
+from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerGreeter, BrokerLinkFailed
+from proxy.runtime.network.credentials import credentials_for
+from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.rpc.client import RpcPool
 
 PATIENCE_SHARE = 4
 """A broker that says nothing for this share of a lookup's time is asked whether it is there, and given up after two:

@@ -25,10 +25,10 @@ from lookup.own_logins import LogIn, OwnLogins
 from lookup.target_names import BrokerNames
 from proto.addresses import HostPort, parse_broker_url
 from proxy.config.types import Config
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
-from proxy.runtime.logs import get_logger
-from proxy.runtime.tasks import repeat, seconds
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.loop.tasks import repeat, seconds
+from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.observability.logs import get_logger
 
 PROBES_MAX = 64
 """Looks at a time."""

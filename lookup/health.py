@@ -13,8 +13,8 @@ from proto.addresses import HostPort
 from proto.errors import RemoteProtocolError
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand
-from proxy.runtime.dialing import Dialer, NotDialled
-from proxy.runtime.tasks import seconds
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.network.dialing import Dialer, NotDialled
 
 
 async def probe(dialer: Dialer, broker: HostPort, addresses: Sequence[str]) -> tuple[bool, str]:

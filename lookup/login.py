@@ -15,9 +15,9 @@ from proto.connect_rules import INVALID_ROLES_TEXT, NO_PROXY_VERSION, BrokerIden
 from proto.pulsar_pb2 import CommandConnect, ServerError
 from proxy import __version__
 from proxy.config.types import Config
-from proxy.runtime.broker_link import BrokerGreeter, BrokerLinkFailed
-from proxy.runtime.credentials import Credentials
-from proxy.runtime.tasks import close_at_once
+from proxy.runtime.loop.tasks import close_at_once
+from proxy.runtime.network.broker_link import BrokerGreeter, BrokerLinkFailed
+from proxy.runtime.network.credentials import Credentials
 
 CHECK_PRINCIPAL = "pulsar-trio-proxy-check"
 """The original principal of a login. It is authorized for nothing, and nothing is asked in its name."""

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from proto.commands import error_name
-from proxy.runtime.metrics import LATENCY_BUCKETS_S
+from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 
 _REQUESTS = {
     "lookup": ("lookup_requests", "Topic lookups received."),

@@ -35,16 +35,16 @@ from proto.varints import varint
 from proxy import __version__
 from proxy.config.session import observed_listeners
 from proxy.config.types import Config
-from proxy.runtime.broker_link import BrokerGreeter
-from proxy.runtime.credentials import credentials_for
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
-from proxy.runtime.logs import get_logger
-from proxy.runtime.peers import Caller
-from proxy.runtime.rpc_server import Answer, Handler, InParts, RpcRefused
-from proxy.runtime.tasks import seconds
-from proxy.runtime.turn import current_turn
-from proxy.runtime.worker import WorkerContext
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.network.broker_link import BrokerGreeter
+from proxy.runtime.network.credentials import credentials_for
+from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.process.worker import WorkerContext
+from proxy.runtime.rpc.peers import Caller
+from proxy.runtime.rpc.server import Answer, Handler, InParts, RpcRefused
 
 _NOT_A_FORWARDER = EnvelopeResponse(
     error=EnvelopeResponse.CLUSTER_AUTHORIZATION_FAILED, error_message="this role may not send Envelopes"

@@ -19,7 +19,7 @@ from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
 from lookup.losses import Company
 from lookup.targets import Locate, Target
 from proto.addresses import HostPort
-from proxy.runtime.fair_room import FairRoom
+from proxy.runtime.fairness.fair_room import FairRoom
 
 UNUSED_S = 1.0
 """A connection that nobody asks over in this time was opened for nothing."""

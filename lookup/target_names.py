@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 from proto.addresses import AddressInvalid, BrokerUrl, parse_service_url
-from proxy.runtime.dns import Addresses, Resolver, is_address
+from proxy.runtime.dns.resolver import Addresses, Resolver, is_address
 
 LEARNED_MAX = 1024
 

@@ -28,7 +28,7 @@ from lookup.own_brokers import LABELS_MIN, Address, OwnBrokers, exact_address
 from lookup.target_names import ResolvesTargets
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
 from proxy.config import types
-from proxy.runtime.dns import ResolutionFailed, is_address
+from proxy.runtime.dns.resolver import ResolutionFailed, is_address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -1,6 +1,6 @@
 """The command ``pulsar-trio-proxy``, also as ``python -m proxy``."""
 
-from proxy.runtime.hardening import harden_process
+from proxy.runtime.process.hardening import harden_process
 
 
 def run() -> None:

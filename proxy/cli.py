@@ -18,11 +18,11 @@ from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
 from proxy.config.suggestions import did_you_mean
 from proxy.config.types import Config
-from proxy.runtime.rpc_client import RpcCallRefused, RpcClient, RpcDeadlineExceeded, RpcError, connect_unix
-from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcDeadlineExceeded, RpcError, connect_unix
 from proxy.status_text import status_text
-from proxy.supervisor.control import control_path
 from proxy.supervisor.main import serve as run_supervisor
+from proxy.supervisor.operators.control import control_path
 
 if TYPE_CHECKING:
     from proxy.commands.connect import Finding

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def status_text(status: dict[str, Any]) -> str:
-    """A status (proxy.supervisor.report) as text."""
+    """A status (proxy.supervisor.operators.report) as text."""
     lines = [
         f"{_title(status)}: {_state(status)}",
         f"  listeners       {', '.join(status['listeners'])}",

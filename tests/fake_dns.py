@@ -17,7 +17,7 @@ import dns.rrset
 import pytest
 import trio
 
-from proxy.runtime import dns as runtime_dns
+from proxy.runtime.dns import resolver as runtime_dns
 
 
 class FakeNameServer(dns.nameserver.Nameserver):

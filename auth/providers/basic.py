@@ -25,7 +25,7 @@ from auth.checks import Checks
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
 from proxy.config.errors import ConfigError
 from proxy.config.types import BasicAuthentication
-from proxy.runtime.watched import Watched
+from proxy.runtime.reloading_file import Watched
 
 KEY = "authentication.basic.file"
 DATA_BYTES_MAX = 1024

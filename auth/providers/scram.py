@@ -23,7 +23,7 @@ from scramp.utils import ServerError, saslprep  # type: ignore[import-untyped]
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity, is_fit_for_a_role
 from proxy.config.errors import ConfigError
 from proxy.config.types import ScramAuthentication
-from proxy.runtime.watched import Watched
+from proxy.runtime.reloading_file import Watched
 
 KEY = "authentication.scram.file"
 DIGEST_BYTES = {"SCRAM-SHA-256": hashlib.sha256().digest_size, "SCRAM-SHA-512": hashlib.sha512().digest_size}

@@ -14,7 +14,7 @@ from auth.jwt_rules import Key, check_size, expires_at_unix_ms, public_key_algor
 from auth.state import AuthenticationProvider, ClientContext, Identity
 from proxy.config.errors import ConfigError
 from proxy.config.types import TokenAuthentication
-from proxy.runtime.watched import Watched
+from proxy.runtime.reloading_file import Watched
 
 _HMAC_KEY_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
 """RFC 7518, section 3.2: a shorter secret than the hash can be guessed."""

@@ -5,7 +5,7 @@ import hmac
 
 from proxy.config.admin_token import read_admin_token
 from proxy.config.types import Admin
-from proxy.runtime.watched import Watched
+from proxy.runtime.reloading_file import Watched
 
 _KEY = "admin.token_file"
 

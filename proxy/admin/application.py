@@ -10,8 +10,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from proxy.admin.http import Answer, Request
 from proxy.admin.scrape import Collected
-from proxy.runtime.logs import get_logger
-from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.rpc.client import RpcError
 
 JSON = "application/json"
 

@@ -5,8 +5,8 @@ from typing import Generic, TypeVar
 
 import trio
 
-from proxy.runtime.logs import get_logger
-from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.rpc.client import RpcError
 
 ValueT = TypeVar("ValueT")
 

@@ -6,16 +6,16 @@ import socket
 import trio
 
 from proto.rpc_pb2 import Empty, Method, Places, Reasons, Text
-from proxy.runtime.descriptors import adopt_socket
-from proxy.runtime.process_place import ProcessPlace
-from proxy.runtime.rpc_client import NoMoreConnections, RpcClient, RpcError
-from proxy.runtime.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.runtime.process.descriptors import adopt_socket
+from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.runtime.rpc.client import NoMoreConnections, RpcClient, RpcError
 
 LISTENER_WANTED = b"L"
 """The first byte on the line: the supervisor answers it with the listener, before any call."""
 
 ANSWER_TIMEOUT_S = 5.0
-"""Longer than the supervisor waits for a worker (proxy.supervisor.report)."""
+"""Longer than the supervisor waits for a worker (proxy.supervisor.operators.report)."""
 
 HEALTH_INTERVAL_S = 5.0
 SILENCE_S_MAX = 15.0

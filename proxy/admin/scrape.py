@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proxy.admin.exposition import Exposition
-from proxy.runtime.logs import get_logger
-from proxy.runtime.metrics import exposition
-from proxy.runtime.process_place import ProcessPlace
-from proxy.runtime.rpc_client import RpcCallRefused, RpcError
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.observability.metrics import exposition
+from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.rpc.client import RpcCallRefused, RpcError
 
 ASKED_AT_A_TIME_MAX = 4
 """Their answers (each at most exposition.PROCESS_BYTES_MAX) must fit into what may wait on the supervisor's line."""

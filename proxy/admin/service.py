@@ -16,8 +16,8 @@ from proxy.admin.questions import LineLost, Questions
 from proxy.admin.scrape import Scrape
 from proxy.config.errors import ConfigError
 from proxy.config.types import Config
-from proxy.runtime.rpc_server import Handler, InParts
-from proxy.runtime.worker import WorkerContext
+from proxy.runtime.process.worker import WorkerContext
+from proxy.runtime.rpc.server import Handler, InParts
 
 METRICS_KEPT_S = 1.0
 READINESS_KEPT_S = 0.5
@@ -46,7 +46,7 @@ class Knowledge:
 
 
 class AdminService:
-    """proxy.runtime.worker.Service for the admin port."""
+    """proxy.runtime.process.worker.Service for the admin port."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._nursery = context.nursery

@@ -15,9 +15,9 @@ from proxy.admin.access import Access
 from proxy.config.errors import ConfigError
 from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
-from proxy.forwarder.doors import doors
-from proxy.runtime.dialing import Dialer
-from proxy.supervisor.sockets import StartFailed, runtime_dir_obstacle
+from proxy.forwarder.listen.transports import doors
+from proxy.runtime.network.dialing import Dialer
+from proxy.supervisor.startup.sockets import StartFailed, runtime_dir_obstacle
 
 
 async def prove(config: Config) -> BrokerAuthentication | None:

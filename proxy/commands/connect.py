@@ -21,12 +21,12 @@ from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import Status
 from proxy import __version__
 from proxy.config.types import Config
-from proxy.runtime.broker_link import BrokerGreeter
-from proxy.runtime.credentials import Credentials, NoCredentials
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
-from proxy.runtime.rpc_client import RpcCallRefused
-from proxy.runtime.tasks import seconds
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.network.broker_link import BrokerGreeter
+from proxy.runtime.network.credentials import Credentials, NoCredentials
+from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.rpc.client import RpcCallRefused
 
 BROKERS_MAX = 64
 """Brokers that are tried; of more, the first ones, and then not all is well."""

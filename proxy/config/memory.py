@@ -202,7 +202,7 @@ def _connection_bytes(config: Config) -> int:
 
 
 def _strangers(limits: Limits) -> int:
-    """How many connections may be unauthenticated (proxy.forwarder.admission)."""
+    """How many connections may be unauthenticated (proxy.forwarder.listen.admission)."""
     return limits.max_unauthenticated_connections or max(1, limits.max_connections // 4)
 
 

@@ -2,10 +2,10 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from proxy.forwarder.broker_reauthentication import BrokerReauthenticationMetrics
-from proxy.forwarder.cause import Cause
-from proxy.forwarder.reauthentication import ReauthenticationMetrics
-from proxy.runtime.metrics import LATENCY_BUCKETS_S
+from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
+from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 
 
 class ForwarderMetrics:

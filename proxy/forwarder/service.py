@@ -18,33 +18,33 @@ from proto.roles import Role
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.load import forwarder_count
 from proxy.config.types import Config
-from proxy.forwarder.accepting import accept_clients
-from proxy.forwarder.admission import Admission, Place, Refusal
-from proxy.forwarder.authentication import ClientEnd
-from proxy.forwarder.backends import Backends
-from proxy.forwarder.broker_reauthentication import BrokerReauthentication
-from proxy.forwarder.cause import Cause
-from proxy.forwarder.doors import Door, doors
-from proxy.forwarder.enforcement import Enforcement
-from proxy.forwarder.followed import Closing
-from proxy.forwarder.keeping import RelayKeeper
+from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.listen.accepting import accept_clients
+from proxy.forwarder.listen.admission import Admission, Place, Refusal
+from proxy.forwarder.listen.transports import Door, doors
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay_sockets import ip_of
-from proxy.forwarder.relays import Relays
-from proxy.forwarder.renewal import recall
-from proxy.forwarder.session import ClientSession
-from proxy.runtime.address_tables import AddressTables
-from proxy.runtime.congestion import use_for_accepted
-from proxy.runtime.connection_count import ConnectionCounters
-from proxy.runtime.deadlines import Deadlines
-from proxy.runtime.descriptors import adopt_socket
-from proxy.runtime.dialing import tune_socket
-from proxy.runtime.logs import get_logger
-from proxy.runtime.near_expiry import SessionEnd, near_expiry
-from proxy.runtime.rpc_server import Handler
-from proxy.runtime.tasks import InFlight, close_at_once, close_politely, seconds
-from proxy.runtime.tls import TlsFailed
-from proxy.runtime.worker import WorkerContext
+from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
+from proxy.forwarder.relay.expiring.enforcement import Enforcement
+from proxy.forwarder.relay.expiring.session import Closing
+from proxy.forwarder.relay.fd_store_client import RelayKeeper
+from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.sockets import ip_of
+from proxy.forwarder.session.client_session import ClientSession
+from proxy.forwarder.session.lifetime import recall
+from proxy.forwarder.workers.authentication import ClientEnd
+from proxy.forwarder.workers.clients import Backends
+from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.tasks import InFlight, close_at_once, close_politely, seconds
+from proxy.runtime.network.congestion import use_for_accepted
+from proxy.runtime.network.dialing import tune_socket
+from proxy.runtime.network.tls import TlsFailed
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.observability.near_expiry import SessionEnd, near_expiry
+from proxy.runtime.process.descriptors import adopt_socket
+from proxy.runtime.process.worker import WorkerContext
+from proxy.runtime.rpc.server import Handler
+from proxy.runtime.shared.address_tables import AddressTables
+from proxy.runtime.shared.connection_count import ConnectionCounters
 
 TURNED_AWAY_AT_ONCE_MAX = 100
 """Clients that are being told at a time that there is no room; the rest are closed without a word."""

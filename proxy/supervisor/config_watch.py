@@ -15,8 +15,8 @@ from pathlib import Path
 import trio
 from prometheus_client import CollectorRegistry, Gauge
 
-from proxy.runtime.tasks import Backoff, seconds
-from proxy.supervisor.legacy import SIGNALS
+from proxy.runtime.loop.tasks import Backoff, seconds
+from proxy.supervisor.handover.exec_handover import SIGNALS
 
 FILE_BYTES_MAX = 16 * 1024 * 1024
 """What is longer is no configuration; its beginning alone is looked at."""

@@ -16,20 +16,20 @@ from proxy.config.errors import ConfigError
 from proxy.config.load import changes_that_need_new_processes, load_config, load_plan, new_binds
 from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
-from proxy.runtime.hardening import adopt_orphans, harden_process
-from proxy.runtime.logs import configure_logs, get_logger
-from proxy.runtime.tasks import seconds
-from proxy.supervisor.admin import ADMIN_BACKLOG, AdminLine
-from proxy.supervisor.children import children
-from proxy.supervisor.cluster import Cluster
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.observability.logs import configure_logs, get_logger
+from proxy.runtime.process.hardening import adopt_orphans, harden_process
+from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.config_watch import ConfigWatch, ReloadMetrics
-from proxy.supervisor.configure import ReloadRefused
-from proxy.supervisor.control import Control, UpgradeRefused
-from proxy.supervisor.legacy import SIGNALS, Legacy, State, become_next_program, check_command
-from proxy.supervisor.open_files import allow_open_files
-from proxy.supervisor.report import Report
-from proxy.supervisor.sockets import CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
-from proxy.supervisor.worker_process import WorkerProcess
+from proxy.supervisor.handover.exec_handover import SIGNALS, Legacy, State, become_next_program, check_command
+from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminLine
+from proxy.supervisor.operators.control import Control, UpgradeRefused
+from proxy.supervisor.operators.report import Report
+from proxy.supervisor.processes.children import children
+from proxy.supervisor.processes.configure import ReloadRefused
+from proxy.supervisor.processes.worker_process import WorkerProcess
+from proxy.supervisor.startup.open_files import allow_open_files
+from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
 
 PREFLIGHT_TIMEOUT_S = 30.0
 SIGNALS_GRACE_S = 0.01

@@ -49,11 +49,11 @@ from proxy.config.types import (
     TlsAuthentication,
     TokenAuthentication,
 )
-from proxy.runtime import watched
-from proxy.runtime.descriptors import Descriptors
-from proxy.runtime.peers import Caller
-from proxy.runtime.rpc_server import RpcRefused
-from proxy.runtime.worker import WorkerContext
+from proxy.runtime import reloading_file as watched
+from proxy.runtime.process.descriptors import Descriptors
+from proxy.runtime.process.worker import WorkerContext
+from proxy.runtime.rpc.peers import Caller
+from proxy.runtime.rpc.server import RpcRefused
 
 SEAL_KEY = bytes(range(32))
 FORWARDER = Caller(Role.FORWARDER, 100)
@@ -1082,8 +1082,8 @@ async def test_a_reload_while_credentials_are_fetched(
 def test_the_process_is_an_auth_worker_with_this_service(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     for name in ("harden_process", "confine_process"):  # not of the process that tests
-        monkeypatch.setattr(f"proxy.runtime.hardening.{name}", lambda name=name: started.append(name))
-    monkeypatch.setattr("proxy.runtime.worker.worker_main", lambda *what: started.append(what))
+        monkeypatch.setattr(f"proxy.runtime.process.hardening.{name}", lambda name=name: started.append(name))
+    monkeypatch.setattr("proxy.runtime.process.worker.worker_main", lambda *what: started.append(what))
     runpy.run_module("auth", run_name="auth.__main__")
     assert started == []
     runpy.run_module("auth", run_name="__main__")

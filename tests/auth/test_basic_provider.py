@@ -21,7 +21,7 @@ from auth.registry import configured_providers
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
 from proxy.config.errors import ConfigError
 from proxy.config.types import Authentication, BasicAuthentication
-from proxy.runtime.watched import LOOK_INTERVAL_S
+from proxy.runtime.reloading_file import LOOK_INTERVAL_S
 
 CLIENT = ClientContext("10.0.0.1:1234")
 PASSWORD = "not-to-be-seen"

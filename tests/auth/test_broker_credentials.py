@@ -15,7 +15,7 @@ from tokens import token
 from auth.broker_credentials import SECRET_BYTES_MAX, FixedCredentials, SecretCredentials, broker_authentication
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
-from proxy.runtime import watched
+from proxy.runtime import reloading_file as watched
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from auth.broker_credentials import broker_authentication
 from auth.state import CredentialsUnavailable
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
-from proxy.runtime.credentials import CREDENTIALS_TIMEOUT_S
+from proxy.runtime.network.credentials import CREDENTIALS_TIMEOUT_S
 
 PROXY = "proxy/host@REALM"
 OFFER = b"server:\x01\x00\x00\x00"

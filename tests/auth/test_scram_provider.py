@@ -31,7 +31,7 @@ from auth.registry import ProviderRegistry, configured_providers
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity
 from proxy.config.errors import ConfigError
 from proxy.config.types import Authentication, ScramAuthentication
-from proxy.runtime.watched import LOOK_INTERVAL_S
+from proxy.runtime.reloading_file import LOOK_INTERVAL_S
 
 CLIENT = ClientContext("10.0.0.1:1234")
 PASSWORD = "not-to-be-seen"

@@ -12,7 +12,7 @@ import pytest
 from proxy.config.cgroups import ContainerLimits
 from proxy.config.memory import CONNECTION_BYTES, SUPERVISION_BYTES, TLS_BYTES, WORKER_BYTES, MemoryPlan, fit
 from proxy.config.types import MIB, Config
-from proxy.runtime.hardening import DATA_WORKER_OOM_SCORE, WORKER_OOM_SCORE
+from proxy.runtime.process.hardening import DATA_WORKER_OOM_SCORE, WORKER_OOM_SCORE
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "installation.md").read_text()
 WORDS = " ".join(PAGE.split())

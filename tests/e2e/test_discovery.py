@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from lookup.brokers import Brokers
 from lookup.metrics import BrokerMetrics
 from proxy.config.types import Config
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.network.dialing import Dialer
 
 from .lab.dns import NameServer
 from .lab.fakes import FakeBroker, LookupBroker
@@ -36,7 +36,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServer]:
             made.nameservers = [dns.nameserver.Do53Nameserver("127.0.0.1", server.port)]
             return made
 
-        monkeypatch.setattr("proxy.runtime.dns._read_resolv_conf", resolver)
+        monkeypatch.setattr("proxy.runtime.dns.resolver._read_resolv_conf", resolver)
         yield server
 
 

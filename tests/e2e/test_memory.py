@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proto.pulsar_pb2 import BaseCommand
-from proxy.runtime.hardening import DATA_WORKER_OOM_SCORE, WORKER_OOM_SCORE
+from proxy.runtime.process.hardening import DATA_WORKER_OOM_SCORE, WORKER_OOM_SCORE
 
 from .conftest import running
 from .lab.cluster import ProxyCluster

@@ -145,7 +145,7 @@ PAUSE_S = 1.05
 GROWTH_KIB_MAX = 1024
 """What one process may have more in the end, 6,000 renewals later, about half of them its own. Its heap goes up and
 down by some 400 KiB by itself; to keep what one renewal brings (a token, its frame, a principal: above 1 KB) would take
-3 MiB. That not one object is kept of each, tests/proxy/forwarder/test_forwarder_renewal.py counts.
+3 MiB. That not one object is kept of each, tests/proxy/forwarder/session/test_session_lifetime.py counts.
 """
 
 

@@ -21,7 +21,7 @@ from proto.lookups import kind_of
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, CommandLookupTopicResponse
 from proto.rpc_pb2 import BrokerCredentialsResponse, Status
 from proxy.config.types import Config
-from proxy.runtime.rpc_client import RpcCallRefused, RpcError
+from proxy.runtime.rpc.client import RpcCallRefused, RpcError
 
 Answer = BaseCommand | bytes | None
 Script = Callable[[BaseCommand], Answer]
@@ -170,7 +170,7 @@ class Network:
         return broker
 
     async def dial(self, address: str, port: int, _congestion_control: str) -> trio.abc.HalfCloseableStream:
-        """In place of proxy.runtime.dialing._connect."""
+        """In place of proxy.runtime.network.dialing._connect."""
         self.dialled.append((address, port))
         await trio.sleep(self.dial_delay_s)
         if address in self.silent:
@@ -183,7 +183,7 @@ class Network:
         return ours
 
     async def getaddrinfo(self, name: str, _port: Any, *, threads: trio.CapacityLimiter) -> list[Any]:
-        """In place of proxy.runtime.dns.getaddrinfo."""
+        """In place of proxy.runtime.dns.resolver.getaddrinfo."""
         await trio.lowlevel.checkpoint()
         self.resolved.append(name)
         self.threads.setdefault(name, set()).add(threads)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lookup.answers import PART_BYTES_MAX, Answers
 from proto.rpc_pb2 import EnvelopeResponse
-from proxy.runtime.turn import Turn, current_turn
+from proxy.runtime.loop.tick import Turn, current_turn
 
 
 class Reply:

@@ -23,9 +23,9 @@ from proto.frames import Frame
 from proto.lookup_answers import AnswerShapes, BrokerAnswer
 from proto.lookup_requests import number_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proxy.runtime.broker_link import BrokerLink
-from proxy.runtime.rpc_client import RpcError
-from proxy.runtime.turn import Turn, current_turn
+from proxy.runtime.loop.tick import Turn, current_turn
+from proxy.runtime.network.broker_link import BrokerLink
+from proxy.runtime.rpc.client import RpcError
 
 KEEP_ALIVE_S = 30.0
 PATIENCE_S = 2.5

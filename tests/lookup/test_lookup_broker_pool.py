@@ -30,8 +30,8 @@ from lookup.targets import Target
 from proto import commands
 from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proxy.runtime.broker_link import BrokerLinkFailed
-from proxy.runtime.dialing import Dialer
+from proxy.runtime.network.broker_link import BrokerLinkFailed
+from proxy.runtime.network.dialing import Dialer
 
 BROKER = host_port("broker")
 

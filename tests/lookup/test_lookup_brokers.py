@@ -18,8 +18,8 @@ from lookup.brokers import Brokers
 from lookup.discovery import Endpoint
 from lookup.metrics import BrokerMetrics
 from proto.addresses import HostPort
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.network.dialing import Dialer
 
 THREE = "pulsar://10.0.0.1,10.0.0.2,10.0.0.3"
 

@@ -32,8 +32,8 @@ from lookup.targets import TargetRules
 from proto.lookup_answers import BrokerAnswer
 from proto.lookups import kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.network.dialing import Dialer
 
 CLIENT = "192.0.2.7:4000"
 TWO = "pulsar://b0,b1"

@@ -26,7 +26,7 @@ from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_requests import Request, parse_request
 from proto.lookups import error_of, failure, response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proxy.runtime.turn import current_turn
+from proxy.runtime.loop.tick import current_turn
 
 METADATA = BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 8})
 SCHEMA = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 9})

@@ -11,7 +11,7 @@ from fake_dns import Names
 from lookup import discovery
 from lookup.discovery import ASK_AGAIN_AFTER_FAILURE_S, WEIGHT_ZERO, Discovery, Endpoint
 from proto.addresses import HostPort, parse_broker_url
-from proxy.runtime.dns import Resolver
+from proxy.runtime.dns.resolver import Resolver
 
 
 class Finder:

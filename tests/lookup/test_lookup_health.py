@@ -10,7 +10,7 @@ from lookup_fakes import FakeBroker, Network, make_config
 from lookup.health import probe
 from proto import commands
 from proto.addresses import HostPort
-from proxy.runtime.dialing import Dialer
+from proxy.runtime.network.dialing import Dialer
 
 B0 = HostPort("b0", 6650)
 

@@ -16,7 +16,7 @@ from proto.broker_handshake import Connected
 from proto.frames import Frame, FrameDecoder
 from proto.lookup_answers import AnswerShapes, BrokerAnswer, ClientAnswer
 from proto.pulsar_pb2 import BaseCommand
-from proxy.runtime.broker_link import BrokerLink
+from proxy.runtime.network.broker_link import BrokerLink
 
 Heard = list[tuple[str, str]]
 """Which topic was asked for, and the URL or the error's text that came."""

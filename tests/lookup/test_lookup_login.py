@@ -31,11 +31,11 @@ from lookup.targets import Target
 from proto.addresses import HostPort
 from proto.connect_rules import NO_PROXY_VERSION, OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proxy.runtime.broker_link import BrokerGreeter, BrokerLinkFailed
-from proxy.runtime.credentials import credentials_for
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
-from proxy.supervisor.report import LOOKUP_STATUS_BYTES_MAX
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.network.broker_link import BrokerGreeter, BrokerLinkFailed
+from proxy.runtime.network.credentials import credentials_for
+from proxy.runtime.network.dialing import Dialer
+from proxy.supervisor.operators.report import LOOKUP_STATUS_BYTES_MAX
 
 ENABLED = {"enabled": True, "token": {"secret_key": "unused"}}
 LONGEST_ADDRESSES = "255.255.255.255 and 2001:0db8:1234:5678:9abc:def0:1234:5678"

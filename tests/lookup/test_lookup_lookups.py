@@ -36,10 +36,10 @@ from proto.addresses import HostPort
 from proto.lookup_answers import BrokerAnswer
 from proto.lookups import client_request_id, kind_of, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proxy.runtime.broker_link import BrokerGreeter
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
-from proxy.runtime.tasks import seconds
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.network.broker_link import BrokerGreeter
+from proxy.runtime.network.dialing import Dialer
 
 
 class Setup:

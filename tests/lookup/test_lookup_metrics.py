@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from lookup.metrics import LookupMetrics
 from proto.pulsar_pb2 import ServerError
-from proxy.runtime.metrics import LATENCY_BUCKETS_S, exposition
+from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S, exposition
 
 KINDS = ("lookup", "partitions_metadata", "get_topics_of_namespace", "get_schema")
 

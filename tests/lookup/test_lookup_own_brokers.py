@@ -21,8 +21,8 @@ from lookup.metrics import BrokerMetrics
 from lookup.own_brokers import exact_address, known
 from lookup.targets import Target, TargetDenied, TargetRules, pattern_for
 from proto.addresses import HostPort
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.network.dialing import Dialer
 
 SERVICE = "pulsar-broker.ns.svc.cluster.local"
 POD = f"pulsar-broker-0.{SERVICE}"

@@ -46,11 +46,11 @@ from proto.rpc_pb2 import (
 )
 from proto.sealed_principal import seal
 from proxy.config.errors import ConfigError
-from proxy.runtime.descriptors import Descriptors
-from proxy.runtime.peers import Caller
-from proxy.runtime.rpc_server import RpcRefused, RpcServer
-from proxy.runtime.rpc_writer import BatchedWriter
-from proxy.runtime.worker import WorkerContext
+from proxy.runtime.process.descriptors import Descriptors
+from proxy.runtime.process.worker import WorkerContext
+from proxy.runtime.rpc.peers import Caller
+from proxy.runtime.rpc.server import RpcRefused, RpcServer
+from proxy.runtime.rpc.writer import BatchedWriter
 
 KEY = b"k" * 32
 FORWARDER = Caller(Role.FORWARDER, 1)
@@ -215,7 +215,7 @@ def serve(network: Network, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPat
     def never(_path: str) -> Any:
         return trio.sleep_forever
 
-    monkeypatch.setattr("proxy.runtime.worker.connect_unix", never)
+    monkeypatch.setattr("proxy.runtime.process.worker.connect_unix", never)
     monkeypatch.setattr(time, "time", lambda: NOW_S)
     return lambda **tables: Served(nursery, **tables)
 

@@ -17,10 +17,10 @@ from proto.roles import Role
 from proto.rpc_pb2 import Method, Principal, ResolveTargetRequest, ResolveTargetResponse
 from proto.sealed_principal import seal
 from proxy.config.errors import ConfigError
-from proxy.runtime.descriptors import Descriptors
-from proxy.runtime.dns import Addresses
-from proxy.runtime.peers import Caller
-from proxy.runtime.worker import WorkerContext
+from proxy.runtime.dns.resolver import Addresses
+from proxy.runtime.process.descriptors import Descriptors
+from proxy.runtime.process.worker import WorkerContext
+from proxy.runtime.rpc.peers import Caller
 
 SEAL_KEY = b"k" * 32
 
@@ -139,7 +139,7 @@ async def test_names_are_resolved_in_turn_by_principal_or_address(
         await trio.lowlevel.checkpoint()
         return Addresses(("10.0.0.1",), 0.0)
 
-    monkeypatch.setattr("proxy.runtime.dns_questions.Questions.answer", answer)
+    monkeypatch.setattr("proxy.runtime.dns.questions.Questions.answer", answer)
     await worker.resolve("invented:6650", client=client, principal=principal)
     assert owners == [owner]
 

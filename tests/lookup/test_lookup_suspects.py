@@ -39,10 +39,10 @@ from proto.lookup_requests import parse_request
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse
 from proxy.config.types import Config
-from proxy.runtime.broker_link import BrokerLinkFailed
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
-from proxy.runtime.turn import current_turn
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.network.broker_link import BrokerLinkFailed
+from proxy.runtime.network.dialing import Dialer
 
 BROKER = object()
 

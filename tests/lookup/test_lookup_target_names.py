@@ -14,8 +14,8 @@ from lookup.metrics import BrokerMetrics
 from lookup.target_names import LEARNED_MAX, BrokerNames, TargetResolver
 from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import parse_broker_url
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Addresses, Resolver
+from proxy.runtime.dns.resolver import Addresses, Resolver
+from proxy.runtime.network.dialing import Dialer
 
 
 def known_by(url: str, before: BrokerNames | None = None) -> BrokerNames:

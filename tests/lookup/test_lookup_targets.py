@@ -15,9 +15,9 @@ from lookup.brokers import Brokers
 from lookup.metrics import BrokerMetrics
 from lookup.targets import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, never_allowed, reached_by
 from proto.addresses import HostPort
-from proxy.runtime.broker_link import BrokerLinkFailed
-from proxy.runtime.dialing import Dialer
-from proxy.runtime.dns import Resolver
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.network.broker_link import BrokerLinkFailed
+from proxy.runtime.network.dialing import Dialer
 
 Rules = Callable[..., TargetRules]
 
@@ -191,7 +191,7 @@ async def test_a_resolver_that_does_not_answer(
     async def never(*_: Any, **__: Any) -> Any:
         await trio.sleep_forever()
 
-    monkeypatch.setattr("proxy.runtime.dns.getaddrinfo", never)
+    monkeypatch.setattr("proxy.runtime.dns.resolver.getaddrinfo", never)
     assert await denial("broker:6650", connect_timeout_ms=2000) == "unknown_host"
     assert trio.current_time() == pytest.approx(2)
 

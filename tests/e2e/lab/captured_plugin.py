@@ -19,7 +19,7 @@ from typing import Any
 
 from proto.rpc_frames import Call, encode_call
 from proto.rpc_pb2 import Method
-from proxy.runtime import worker
+from proxy.runtime.process import worker
 
 PTRACE_SEIZE = 0x4206
 SYS_PIDFD_GETFD = 438

@@ -15,10 +15,10 @@ from proxy.admin.application import AdminApplication
 from proxy.admin.exposition import PROCESS_BYTES_MAX
 from proxy.admin.http import Answer, Request
 from proxy.admin.scrape import ASKED_AT_A_TIME_MAX, Collected, Scrape
-from proxy.runtime.metrics import new_registry
-from proxy.runtime.process_place import ProcessPlace
-from proxy.runtime.rpc_client import RpcCallRefused, RpcConnectionLost, RpcError
-from proxy.runtime.rpc_server import WAITING_BYTES_MAX
+from proxy.runtime.observability.metrics import new_registry
+from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcError
+from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 
 PATHS = ("/metrics", "/metrics/", "/healthz", "/readyz", "/status.html", "/status")
 

@@ -22,7 +22,7 @@ from proxy.admin.exposition import (
     SERIES_MAX,
     Exposition,
 )
-from proxy.runtime.metrics import exposition, new_registry
+from proxy.runtime.observability.metrics import exposition, new_registry
 
 
 def merged_exposition(parts: Iterable[tuple[Mapping[str, str], str]]) -> bytes:

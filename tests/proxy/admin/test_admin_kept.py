@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from proxy.admin.kept import Kept
-from proxy.runtime.rpc_client import RpcError
+from proxy.runtime.rpc.client import RpcError
 
 
 class Maker:

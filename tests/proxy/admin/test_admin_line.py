@@ -1,4 +1,4 @@
-"""proxy.admin.questions and proxy.supervisor.admin: both ends of the line on which the admin worker asks."""
+"""proxy.admin.questions and proxy.supervisor.operators.admin_channel: both ends of the line on which the admin worker asks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import trio.testing
 from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Place, Text
 from proxy.admin.questions import HEALTH_INTERVAL_S, SILENCE_S_MAX, LineLost, Questions
-from proxy.runtime.peers import Caller
-from proxy.runtime.process_place import ProcessPlace
-from proxy.runtime.rpc_client import RpcCallRefused
-from proxy.supervisor.admin import INTERVAL_S, UNDER_WAY_MAX, AdminLine
-from proxy.supervisor.report import MetricsTooLarge
+from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.rpc.client import RpcCallRefused
+from proxy.runtime.rpc.peers import Caller
+from proxy.supervisor.operators.admin_channel import INTERVAL_S, UNDER_WAY_MAX, AdminLine
+from proxy.supervisor.operators.report import MetricsTooLarge
 
 FORWARDER = ProcessPlace("forwarder", 1)
 LEAVING = ProcessPlace("forwarder", 1, leaving_pid=4711)

@@ -9,7 +9,8 @@ from framed_fakes import FakeCredentials, Judges, Now
 from relay_fakes import Lane, Place, open_lane, open_place
 
 from proxy.config.types import Relay
-from proxy.forwarder import relay_sockets, relays
+from proxy.forwarder.relay import manager as relays
+from proxy.forwarder.relay import sockets as relay_sockets
 
 
 @pytest.fixture(autouse=True)

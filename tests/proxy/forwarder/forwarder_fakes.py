@@ -30,16 +30,16 @@ from proto.rpc_pb2 import (
     StoredRelay,
 )
 from proxy.config.types import Config
-from proxy.forwarder.authentication import Authentication, ClientEnd, ClientIdentity
-from proxy.forwarder.backends import Backends
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.session import ClientSession
-from proxy.runtime.broker_link import BrokerLink
-from proxy.runtime.byte_budget import ByteBudget
-from proxy.runtime.deadlines import Deadlines
-from proxy.runtime.fair_room import FairRoom
-from proxy.runtime.rpc_client import PendingCall
-from proxy.runtime.tasks import InFlight, seconds
+from proxy.forwarder.session.client_session import ClientSession
+from proxy.forwarder.workers.authentication import Authentication, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.clients import Backends
+from proxy.runtime.fairness.byte_budget import ByteBudget
+from proxy.runtime.fairness.fair_room import FairRoom
+from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.tasks import InFlight, seconds
+from proxy.runtime.network.broker_link import BrokerLink
+from proxy.runtime.rpc.client import PendingCall
 
 CLIENT = "192.0.2.7:4000"
 CERTIFICATE = b"the client's certificate"
@@ -251,7 +251,7 @@ class SentEnvelope:
 
 
 class FakeBackends:
-    """proxy.forwarder.backends.Backends without workers.
+    """proxy.forwarder.workers.clients.Backends without workers.
 
     ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``short_way``:
     whether an Envelope can go out at once.

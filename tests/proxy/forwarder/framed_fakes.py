@@ -15,10 +15,10 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
-from proxy.forwarder.authentication import SERVER_VERSION, ClientIdentity, Denial, Verdict
-from proxy.forwarder.relay_session import RelaySession
-from proxy.runtime.credentials import Credentials, NoCredentials
-from proxy.runtime.rpc_client import RpcError
+from proxy.forwarder.relay.expiring.relay_session import RelaySession
+from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity, Denial, Verdict
+from proxy.runtime.network.credentials import Credentials, NoCredentials
+from proxy.runtime.rpc.client import RpcError
 
 UNIX_MS = 1_700_000_000_000.0
 CHALLENGE = commands.auth_challenge("proxy", 21, "token", commands.AUTH_REFRESH)

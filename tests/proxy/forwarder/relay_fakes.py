@@ -18,21 +18,21 @@ from prometheus_client import CollectorRegistry
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.broker_reauthentication import (
+from proxy.forwarder.relay.expiring.broker_reauthentication import (
     BeginExchange,
     BrokerReauthentication,
     BrokerReauthenticationMetrics,
 )
-from proxy.forwarder.keeping import Inheritance, KeptRelay, RelayKeeper
-from proxy.forwarder.pipes import Pipe
-from proxy.forwarder.reauthentication import ReauthenticationMetrics
-from proxy.forwarder.relay_session import Recall, RelaySession, nobody_judges
-from proxy.forwarder.relays import Relays
-from proxy.runtime.credentials import NoCredentials
-from proxy.runtime.relay_table import PIPE, RelayTable, row
-from proxy.runtime.store_channel import StoreChannel, store_sockets
-from proxy.supervisor.address_tables import AddressTableExchange
-from proxy.supervisor.fd_store import Shelf
+from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.relay_session import Recall, RelaySession, nobody_judges
+from proxy.forwarder.relay.fd_store_client import Inheritance, KeptRelay, RelayKeeper
+from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.pipes import Pipe
+from proxy.runtime.network.credentials import NoCredentials
+from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
+from proxy.runtime.shared.relay_table import PIPE, RelayTable, row
+from proxy.supervisor.handover.address_tables import AddressTableExchange
+from proxy.supervisor.handover.fd_store import Shelf
 
 DEFAULTS = RelayConfig()
 PATIENCE_S = 60

@@ -27,22 +27,22 @@ from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
 from proxy.config.errors import ConfigError
 from proxy.forwarder import service as service_module
-from proxy.forwarder.admission import Admission
-from proxy.forwarder.authentication import ANONYMOUS, ClientEnd, ClientIdentity
-from proxy.forwarder.backends import Backends
-from proxy.forwarder.cause import Cause
-from proxy.forwarder.handshake import Handshake
+from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.listen.admission import Admission
 from proxy.forwarder.service import ForwarderService
-from proxy.forwarder.session import ClientSession
-from proxy.runtime.broker_link import BrokerLink
-from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
-from proxy.runtime.descriptors import Descriptors, adopt_socket
-from proxy.runtime.reactor import Reactor
-from proxy.runtime.relay_table import RelayTable
-from proxy.runtime.store_channel import StoreChannel, store_sockets
-from proxy.runtime.worker import WorkerContext
-from proxy.supervisor.address_tables import AddressTableExchange
-from proxy.supervisor.fd_store import Shelf
+from proxy.forwarder.session.client_session import ClientSession
+from proxy.forwarder.session.handshake import Handshake
+from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.clients import Backends
+from proxy.runtime.loop.reactor import Reactor
+from proxy.runtime.network.broker_link import BrokerLink
+from proxy.runtime.process.descriptors import Descriptors, adopt_socket
+from proxy.runtime.process.worker import WorkerContext
+from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
+from proxy.runtime.shared.relay_table import RelayTable
+from proxy.supervisor.handover.address_tables import AddressTableExchange
+from proxy.supervisor.handover.fd_store import Shelf
 
 
 class FakeListener:
@@ -117,12 +117,12 @@ Serve = Callable[..., Awaitable[Served]]
 @pytest.fixture
 async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     """A service with clients in memory; ``real=True``: over sockets, as the first forwarder of two."""
-    monkeypatch.setattr("proxy.runtime.worker.connect_unix", lambda _path: trio.sleep_forever)
+    monkeypatch.setattr("proxy.runtime.process.worker.connect_unix", lambda _path: trio.sleep_forever)
 
     async def no_profile(_self: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr("proxy.forwarder.backends.Backends.broker_profile", no_profile)
+    monkeypatch.setattr("proxy.forwarder.workers.clients.Backends.broker_profile", no_profile)
     adopted: list[socket.socket] = []
 
     def adopt(descriptor: int) -> socket.socket:
@@ -281,7 +281,7 @@ async def test_clients_that_the_proxy_works_for_do_not_give_way(
     async def slow(_self: object) -> None:
         await gate.wait()
 
-    monkeypatch.setattr("proxy.forwarder.backends.Backends.broker_profile", slow)
+    monkeypatch.setattr("proxy.forwarder.workers.clients.Backends.broker_profile", slow)
     served = await serve(limits={"max_unauthenticated_connections": 8})
     peers = [served.listener.come() for _ in range(2)]
     for peer in peers:
@@ -562,7 +562,7 @@ async def connected(
         frame = Frame(BaseCommand(type=BaseCommand.CONNECTED, connected=greeting).SerializeToString())
         return BrokerLink(HostPort("b0", 6650), our_broker, Connected(frame, greeting, b""))
 
-    monkeypatch.setattr("proxy.forwarder.backends.Backends.open_broker", open_broker)
+    monkeypatch.setattr("proxy.forwarder.workers.clients.Backends.open_broker", open_broker)
     stream = await trio.open_tcp_stream(*served.real_listener.getsockname())
     client = Peer(stream)
     try:

@@ -11,8 +11,8 @@ from forwarder_fakes import connect
 from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
 
 from proto.pulsar_pb2 import BaseCommand
-from proxy.runtime.tasks import close_at_once
-from proxy.runtime.tls import TlsFailed
+from proxy.runtime.loop.tasks import close_at_once
+from proxy.runtime.network.tls import TlsFailed
 
 
 class FakeDoor:

@@ -10,8 +10,8 @@ from test_forwarder_service import Serve, serve  # noqa: F401 -- a fixture
 from proto.client_machine import State
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
-from proxy.forwarder.followed import Closing, Followed
-from proxy.forwarder.relay_session import nobody_judges
+from proxy.forwarder.relay.expiring.relay_session import nobody_judges
+from proxy.forwarder.relay.expiring.session import Closing, Followed
 
 
 def followed(client: str, lives_s: float | None, *, closing: Closing = Closing.NO) -> Followed:

@@ -11,9 +11,9 @@ import trio.testing
 from proto.roles import Role
 from proto.rpc_frames import Call, Cancel, Reply, RpcDecoder, encode_reply
 from proto.rpc_pb2 import Text
-from proxy.runtime.peers import Caller
-from proxy.runtime.rpc_client import RpcClient
-from proxy.runtime.rpc_server import Handler, RpcServer
+from proxy.runtime.rpc.client import RpcClient
+from proxy.runtime.rpc.peers import Caller
+from proxy.runtime.rpc.server import Handler, RpcServer
 
 FRAME_BYTES_MAX = 65536
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proto.rpc_pb2 import BrokerCredentialsResponse, Method
-from proxy.runtime.connection_count import ConnectionCounters, new_shared_counters
-from proxy.runtime.credentials import CredentialExchange, NoCredentials, credentials_for
-from proxy.runtime.descriptors import Descriptors, adopt_listener, adopt_stream
-from proxy.runtime.tasks import Backoff, InFlight, close_politely, repeat, seconds
+from proxy.runtime.loop.tasks import Backoff, InFlight, close_politely, repeat, seconds
+from proxy.runtime.network.credentials import CredentialExchange, NoCredentials, credentials_for
+from proxy.runtime.process.descriptors import Descriptors, adopt_listener, adopt_stream
+from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
 
 # ---- credentials
 

@@ -14,9 +14,9 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy.config.types import Config
-from proxy.runtime.rpc_client import RpcConnectionLost, RpcDeadlineExceeded
-from proxy.runtime.store_channel import StoreChannel, store_sockets
-from proxy.supervisor.worker_process import Inherited
+from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
+from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
+from proxy.supervisor.processes.worker_process import Inherited
 
 _pids = itertools.count(1000)
 
@@ -51,7 +51,7 @@ def after(seconds: float) -> Callable[[object], Awaitable[None]]:
 
 
 class FakeWorker:
-    """proxy.supervisor.worker_process.WorkerProcess without a process."""
+    """proxy.supervisor.processes.worker_process.WorkerProcess without a process."""
 
     def __init__(self, role: Role, index: int = 0, log: list[Any] | None = None) -> None:
         self.role = role
@@ -190,7 +190,7 @@ class FakeSocket:
 
 
 class FakeDirectory:
-    """proxy.supervisor.sockets.RuntimeDirectory without a folder."""
+    """proxy.supervisor.startup.sockets.RuntimeDirectory without a folder."""
 
     def __init__(self, log: list[Any]) -> None:
         self.sockets: dict[str, FakeSocket] = {}

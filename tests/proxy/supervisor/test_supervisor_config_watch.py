@@ -32,8 +32,8 @@ from proxy.supervisor.config_watch import (
     ReloadMetrics,
     fingerprint,
 )
-from proxy.supervisor.configure import ReloadRefused
-from proxy.supervisor.legacy import SIGNALS
+from proxy.supervisor.handover.exec_handover import SIGNALS
+from proxy.supervisor.processes.configure import ReloadRefused
 
 SECRET = "eyJhbGciOiJIUzI1NiJ9-the-secret"
 

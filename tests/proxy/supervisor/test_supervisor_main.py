@@ -24,10 +24,7 @@ from proxy.config.cgroups import ContainerLimits
 from proxy.config.memory import MemoryPlan, fit
 from proxy.config.types import Config
 from proxy.supervisor import main
-from proxy.supervisor.children import children
-from proxy.supervisor.configure import ReloadRefused
-from proxy.supervisor.control import Control, UpgradeRefused
-from proxy.supervisor.legacy import SIGNALS, Legacy, State
+from proxy.supervisor.handover.exec_handover import SIGNALS, Legacy, State
 from proxy.supervisor.main import (
     DRAIN_END_S_MAX,
     PREFLIGHT_TIMEOUT_S,
@@ -36,9 +33,12 @@ from proxy.supervisor.main import (
     Supervisor,
     serve,
 )
-from proxy.supervisor.open_files import DESCRIPTORS_PER_RELAY, SPARE, allow_open_files, files_needed
-from proxy.supervisor.sockets import StartFailed
-from proxy.supervisor.worker_process import Inherited
+from proxy.supervisor.operators.control import Control, UpgradeRefused
+from proxy.supervisor.processes.children import children
+from proxy.supervisor.processes.configure import ReloadRefused
+from proxy.supervisor.processes.worker_process import Inherited
+from proxy.supervisor.startup.open_files import DESCRIPTORS_PER_RELAY, SPARE, allow_open_files, files_needed
+from proxy.supervisor.startup.sockets import StartFailed
 
 
 class FakeCluster:

@@ -1,0 +1,1 @@
+"""Accept clients: admission within the limits, listener transports, connections before authentication."""

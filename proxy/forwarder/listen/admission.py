@@ -1,0 +1,175 @@
+"""Whether one more client may come in: limits on connections, checked before anything is read.
+
+Each forwarder has an equal part of ``limits.max_connections`` for itself, and refuses nobody for what another one says
+about its number of clients: a forwarder that was taken over could refuse everybody otherwise. Where one is full,
+another takes the client (proxy.forwarder.listen.accepting), so all parts are used up before anybody is turned away.
+"""
+
+import enum
+from collections import Counter
+
+from proxy.config.types import Limits
+from proxy.forwarder.listen.pre_auth import Stranger, Strangers
+from proxy.runtime.shared.address_tables import AddressTables, network_of
+from proxy.runtime.shared.connection_count import ConnectionCounters
+
+STRANGERS_MIN = 8
+"""Connections without authentication that each forwarder has room for, if nobody has set how many."""
+
+
+class Refusal(enum.StrEnum):
+    """Why a client may not come in: the label of pulsar_proxy_rejected_connections_total."""
+
+    MAX_CONNECTIONS = "max_connections"
+    PER_ADDRESS = "max_connections_per_address"
+    UNAUTHENTICATED = "max_unauthenticated_connections"
+
+
+class Place(Stranger):
+    """A client's place among the connections, from accept until ``leave``."""
+
+    __slots__ = ("_admission",)
+
+    def __init__(self, admission: "Admission", all_: Strangers, address: str) -> None:
+        super().__init__(all_, address)
+        self._admission: Admission | None = admission
+
+    def leave(self) -> None:
+        """Count the client out; once, however often it is called."""
+        admission, self._admission = self._admission, None
+        if admission is not None:
+            self.is_known()
+            admission.leave(self.address)
+
+    def becomes_relay(self) -> None:
+        """Stay counted by address alone, for ``Admission.leave`` to end it: a relay outlives its session."""
+        self.is_known()
+        self._admission = None
+
+
+class Admission:
+    """Counts this forwarder's clients: in total, by address, and those that have not authenticated."""
+
+    def __init__(
+        self, limits: Limits, counters: ConnectionCounters, forwarder: int, addresses: AddressTables | None = None
+    ) -> None:
+        self.connections = 0
+        self._by_address: Counter[str] = Counter()
+        self._strangers = Strangers()
+        self._counters = counters
+        self._forwarder = forwarder
+        self._retired = False
+        self._addresses = addresses or AddressTables()
+        self.limits = limits
+        counters.set(forwarder, 0)
+
+    @property
+    def limits(self) -> Limits:
+        """What is in force, of the whole cluster."""
+        return self._limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._limits = limits
+        self._part = self._part_of(limits.max_connections)
+        if limits.max_unauthenticated_connections:
+            strangers = max(1, self._part_of(limits.max_unauthenticated_connections))
+        else:
+            strangers = max(STRANGERS_MIN, self._part_of(limits.max_connections // 4))
+        self._strangers_max = strangers
+        self._strangers_of_address_max = max(1, strangers // 2)
+        self._addresses.use(self._by_address if limits.max_connections_per_address else None)
+
+    def _part_of(self, limit: int) -> int:
+        part, rest = divmod(limit, self._counters.places)
+        return part + (self._forwarder < rest)
+
+    def retire(self) -> None:
+        """Leave this forwarder's place among the counters to its successor."""
+        self._retired = True
+        self._addresses.use(None)
+
+    # ---- whether to accept
+
+    def has_more_than_its_share(self) -> bool:
+        """Whether another forwarder should take the next client."""
+        return self._counters.is_above_mean(self._forwarder)
+
+    def is_full(self) -> bool:
+        """Whether the next client would be turned away for its number; no connection could give way."""
+        return self.connections >= self._part and not self._strangers.any_silent
+
+    def is_busy(self) -> bool:
+        """Whether the proxy works for as many strangers as may be: in a moment there will be room again."""
+        return self._strangers.count >= self._strangers_max and not self._strangers.any_silent
+
+    def others_have_room(self) -> bool:
+        """Whether other forwarders say that they are not full. They may be wrong, or lie."""
+        return self._counters.total() < self._limits.max_connections
+
+    # ---- in and out
+
+    def refusal(self, address: str) -> Refusal | None:
+        """Why a client at an IP address may not come in, or None. A silent stranger may lose its place for it."""
+        address = network_of(address)
+        per_address = self._limits.max_connections_per_address
+        if per_address and self._connections_of(address) >= per_address:
+            return Refusal.PER_ADDRESS
+        strangers = self._strangers
+        if strangers.of_address(address) >= self._strangers_of_address_max:
+            if not self._evict(address):
+                return Refusal.UNAUTHENTICATED
+        elif strangers.count >= self._strangers_max and not self._evict():
+            return Refusal.UNAUTHENTICATED
+        if self.connections >= self._part and not self._evict():
+            return Refusal.MAX_CONNECTIONS
+        return None
+
+    def _connections_of(self, address: str) -> int:
+        here = self._by_address[address]
+        enough = self._limits.max_connections_per_address - here
+        if enough <= 0:
+            return here
+        part_max = -(-self._limits.max_connections // self._counters.places)
+        return here + self._addresses.others_connections(address, enough, part_max)
+
+    def _evict(self, address: str = "") -> bool:
+        """Close a silent stranger's connection, of one address or of any; whether there was one."""
+        stranger = self._strangers.longest_silent(address)
+        if not isinstance(stranger, Place):
+            return False
+        close = stranger.evict
+        stranger.leave()  # first: to close it may take its time
+        close()
+        return True
+
+    def enter(self, address: str) -> Place:
+        """Count a client in."""
+        address = network_of(address)
+        self._count_in(address)
+        place = Place(self, self._strangers, address)
+        self._strangers.add(place)
+        return place
+
+    def adopt(self, address: str) -> None:
+        """Count the client of a predecessor's relay in."""
+        self._count_in(network_of(address))
+
+    def _count_in(self, address: str) -> None:
+        self.connections += 1
+        self._by_address[address] += 1
+        self._tell_others(address)
+
+    def leave(self, address: str) -> None:
+        """Count a client out."""
+        address = network_of(address)
+        self.connections -= 1
+        self._by_address[address] -= 1
+        self._tell_others(address)
+        if not self._by_address[address]:
+            del self._by_address[address]
+
+    def _tell_others(self, address: str) -> None:
+        if not self._retired:
+            self._counters.set(self._forwarder, self.connections)
+            self._addresses.set(address, self._by_address[address])

@@ -1,0 +1,1 @@
+"""Relays of sessions that can expire: frames are followed, and clients asked for fresh credentials (KIP-368)."""

@@ -1,0 +1,239 @@
+"""Where a followed relay stands, as its forwarder writes it down and a successor reads it (proxy.forwarder.relay.expiring.splice_pump).
+
+**Killed at any step.** A successor asks the kernel how much of a stream was consumed (proxy.runtime.network.stream_position)
+and finds in the relay table, always written *before* the step that it speaks of, what it needs to know where that is:
+
+* ``BOUNDARY``: less than this was consumed: so much is left of frames that may pass (negative: of a frame that is being
+  taken out). As much: it is at a boundary. More: the bytes in between are held, and stand in ``HEAD``.
+* ``PUTTING``: something of ours is being put into the pipe, which was empty. Only when the store that says that it
+  happened was made, ``PUTTING`` is cleared, and only then anything leaves the pipe. So where the one is set and the
+  other not made, all that the pipe holds is ours: it is taken back, and done again.
+* ``EXCHANGE``: where the proxy's own exchange with the broker stands; what it asks for is stored before the challenge
+  counts as taken out, and that it was answered says that the answer was put in.
+* ``PHASE``, times: the session clock. An answer that was taken out, or rounds that were begun, die with their
+  process: the client is asked once more.
+"""
+
+import enum
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from proto.broker_exchange import UNANSWERED, ExchangePhase
+from proto.command_heads import PART, FrameWrong
+from proto.pulsar_pb2 import BaseCommand
+from proto.relay_frames import ALL_STOPS, GOES_ON
+from proto.rpc_pb2 import StoredRelay
+from proto.session_clock import NEVER, Memo, Phase, SessionClock
+from proxy.forwarder.relay.expiring.session import Closing, Framing, Putting
+from proxy.forwarder.relay.pipes import Pipe
+from proxy.forwarder.relay.relay import Direction, Relay
+from proxy.runtime.network.stream_position import consumed_bytes
+from proxy.runtime.shared.relay_table import (
+    BOUNDARY,
+    CHALLENGE_AT,
+    CLOSING,
+    EXCHANGE,
+    EXPIRES_AT,
+    HAS_PRODUCER,
+    HEAD,
+    HEAD_CELLS,
+    LAST_AT,
+    MESSAGES,
+    OBSERVED,
+    PHASE,
+    PUTTING,
+    TO_BROKER,
+    TO_CLIENT,
+    RelayTable,
+    as_cell,
+    framed_row,
+)
+
+SAYS = {Putting.HELD: BOUNDARY, Putting.CHALLENGE: PHASE, Putting.FAREWELL: CLOSING, Putting.ANSWER: EXCHANGE}
+"""Which store says that something was put in."""
+
+_NS_PER_S = 1_000_000_000
+
+NumberT = TypeVar("NumberT", bound=enum.IntEnum)
+
+
+class FramedJournal:
+    """See the module. ``now``: seconds of the clock that all of the cluster's processes share."""
+
+    def __init__(self, table: RelayTable, now: Callable[[], float]) -> None:
+        self._table = table
+        self._cells = table.cells
+        self._now = now
+
+    # ---- a relay that begins
+
+    def follow(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
+        """Find where the frames of a relay begin that has not begun; what of its first bytes goes to the broker and to
+        the client at once: the beginning of a frame, at the end, is held. Raises OSError, FrameWrong.
+        """
+        self._table.follow(relay.about.id)
+        self.write_clock(relay)
+        return self._behind(relay.to_broker, first_to_broker), self._behind(relay.to_client, first_to_client)
+
+    def _behind(self, direction: Direction, first: bytes) -> bytes:
+        """Follow a direction behind its first bytes; those of them that go at once."""
+        framing = self._framing(direction, has_producer=False)
+        consumed = consumed_bytes(direction.source)
+        passing, stop = 0, GOES_ON
+        # To connect took its time. Where ends are only observed, the next use will be counted.
+        if framing.way == TO_BROKER and not framing.followed.observes:
+            framing.walk.stops = framing.followed.stops_now(TO_BROKER, framing.stops, self._now())
+        while passing < len(first) and stop != PART:
+            more, stop = framing.walk.walk(first[passing:], len(first) - passing)
+            passing += more
+            if framing.walk.stops is ALL_STOPS and stop not in {GOES_ON, PART}:
+                raise FrameWrong("a command past the session's end, which came before the relay began")
+            if stop == BaseCommand.PRODUCER:
+                self.note_producer(direction.relay, framing)
+            elif stop == BaseCommand.AUTH_RESPONSE:
+                raise FrameWrong("an answer before any challenge")
+            elif stop == BaseCommand.AUTH_CHALLENGE:
+                raise FrameWrong("a challenge of the broker's before the relay began")
+        framing.boundary = consumed - len(first) + passing
+        framing.left = max(0, passing - len(first))
+        self._cells[framing.row + MESSAGES] = framing.walk.take_messages()
+        self.hold(framing, first[passing:])
+        self._cells[framing.row + BOUNDARY] = framing.boundary
+        return first[:passing]
+
+    @staticmethod
+    def _framing(direction: Direction, *, has_producer: bool) -> Framing:
+        way = _way(direction)
+        followed = direction.relay.followed
+        assert followed is not None
+        walk = followed.walk(way, has_producer=has_producer)
+        direction.framing = Framing(framed_row(direction.relay.about.id, way), direction.source, followed, way, walk)
+        return direction.framing
+
+    # ---- what is written down
+
+    def hold(self, framing: Framing, head: bytes) -> None:
+        """The beginning of a frame, which may be taken out of the socket from now on."""
+        for cell, at in enumerate(range(0, len(head), 8)):
+            self._cells[framing.row + HEAD + cell] = as_cell(head[at : at + 8])
+        framing.head = head
+
+    def note_producer(self, relay: Relay, framing: Framing) -> None:
+        """The client has opened a producer; ``framing``: of the way to the broker, which need not look for it again."""
+        self._cells[framed_row(relay.about.id, TO_CLIENT) + HAS_PRODUCER] = 1
+        framing.walk.stops = framing.stops = framing.stops - {BaseCommand.PRODUCER}
+
+    def has_producer(self, relay: Relay) -> bool:
+        """Whether a client that is not asked while it has a producer had one ever on this connection."""
+        return bool(self._cells[framed_row(relay.about.id, TO_CLIENT) + HAS_PRODUCER])
+
+    def note_exchange(self, relay: Relay, phase: ExchangePhase) -> None:
+        """Write down where the proxy's own exchange with the broker stands."""
+        self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE] = phase
+
+    def note_closing(self, relay: Relay, why: Closing) -> None:
+        """The relay is being closed."""
+        self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING] = why
+
+    def write_clock(self, relay: Relay) -> None:
+        """The end first and the phase last: whatever a kill leaves of it, nobody lives longer than he may."""
+        followed = relay.followed
+        assert followed is not None
+        if followed.clock is None:
+            return
+        cells, row, memo = self._cells, framed_row(relay.about.id, TO_CLIENT), followed.clock.memo
+        for cell, time_s in (
+            (EXPIRES_AT, memo.expires_at_s),
+            (CHALLENGE_AT, memo.challenge_at_s),
+            (LAST_AT, memo.last_at_s),
+        ):
+            cells[row + cell] = 0 if time_s == NEVER else int(time_s * _NS_PER_S)
+        cells[row + OBSERVED] = memo.observed
+        cells[row + PHASE] = memo.phase
+
+    # ---- what a predecessor has written
+
+    def take_back(self, direction: Direction, pipe: Pipe, waiting: int) -> bool:
+        """Empty a pipe that a predecessor filled with something of its own without saying so; whether it did."""
+        if direction.relay.followed is None:
+            return False
+        row = framed_row(direction.relay.about.id, _way(direction))
+        putting = self._cells[row + PUTTING]
+        if not putting or self._is_said(direction, row, putting):
+            return False
+        while waiting:
+            waiting -= len(os.read(pipe.reading, waiting))
+        return True
+
+    def _is_said(self, direction: Direction, row: int, putting: int) -> bool:
+        if putting == Putting.HELD:
+            return bool(self._cells[row + BOUNDARY] >= consumed_bytes(direction.source))
+        if putting == Putting.CHALLENGE:
+            return self._cells[row + PHASE] in {Phase.CHALLENGED, Phase.CHALLENGED_AGAIN}
+        if putting == Putting.ANSWER:
+            return self._cells[row + EXCHANGE] not in UNANSWERED
+        return bool(self._cells[row + CLOSING] == Closing.SAID)
+
+    def recalled_clock(self, relay: StoredRelay) -> SessionClock | None:
+        """The clock of a predecessor's relay; one that began rounds with the client has taken them with it."""
+        if not relay.session.expires:
+            return None
+        cells, row = self._cells, framed_row(relay.id, TO_CLIENT)
+        expires_at_s, challenge_at_s, last_at_s = (
+            cells[row + cell] / _NS_PER_S or NEVER for cell in (EXPIRES_AT, CHALLENGE_AT, LAST_AT)
+        )
+        # Of a phase that is not known the next answer may belong to it: it is dropped, and the client is asked again.
+        phase, observed = _meaning(Phase, cells[row + PHASE], Phase.CHALLENGED_AGAIN), bool(cells[row + OBSERVED])
+        memo = Memo(expires_at_s, challenge_at_s, last_at_s, phase, observed)
+        return SessionClock.recalled(
+            relay.session.principal,
+            lifetime_ms_max=relay.session.lifetime_ms_max,
+            memo=memo,
+            now_s=self._now(),
+        )
+
+    def recall(self, relay: Relay) -> Closing:
+        """Find where the frames of a predecessor's relay begin, wherever it stood; whether it was being closed. What of
+        its pipes is not to be sent was taken back. Raises OSError.
+        """
+        for direction in (relay.to_broker, relay.to_client):
+            framing = self._recall_framing(direction)
+            self._cells[framing.row + PUTTING] = 0
+        self.write_clock(relay)
+        if relay.followed is not None and relay.followed.broker is not None:
+            exchange = self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE]
+            relay.followed.broker.recall(_meaning(ExchangePhase, exchange, ExchangePhase.QUIET))
+        return _meaning(Closing, self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING], Closing.EXPIRED)
+
+    def _recall_framing(self, direction: Direction) -> Framing:
+        followed = direction.relay.followed
+        assert followed is not None
+        framing = self._framing(direction, has_producer=self.has_producer(direction.relay))
+        consumed, boundary = consumed_bytes(direction.source), self._cells[framing.row + BOUNDARY]
+        framing.boundary = abs(boundary)
+        framing.left = max(0, framing.boundary - consumed)
+        if boundary < 0:
+            framing.taken = bytearray()
+            if framing.way == TO_BROKER:
+                followed.discards = True
+            elif followed.broker is not None:
+                followed.broker.discards = True
+        elif consumed > boundary:
+            held = self._cells[framing.row + HEAD : framing.row + HEAD + HEAD_CELLS].tobytes()
+            framing.head = held[: consumed - boundary]
+        if followed.clock is not None and followed.clock.phase is Phase.CHALLENGED_AGAIN:
+            followed.discards = True
+        return framing
+
+
+def _meaning(kind: type[NumberT], number: int, otherwise: NumberT) -> NumberT:
+    """Return what a number in the table stands for; ``otherwise`` for a later version's, which this one followed."""
+    try:
+        return kind(number)
+    except ValueError:
+        return otherwise
+
+
+def _way(direction: Direction) -> int:
+    return TO_BROKER if direction is direction.relay.to_broker else TO_CLIENT

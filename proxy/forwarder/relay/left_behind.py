@@ -1,0 +1,74 @@
+"""Relays that stay in predecessors of this forwarder, because they cannot move: with TLS on a side, for example.
+
+Such a relay goes on counting in its own rows of the relay table, which is this forwarder's now. So the use by principal
+stays in one series without a gap, and nothing is lost when the predecessor is killed: what it has counted stands in
+memory that outlives it. Here its rows are summed up once nobody writes to them any more: the predecessor has said so in
+the table, or the supervisor says that its process has ended.
+"""
+
+from collections.abc import Callable, Mapping
+
+import trio
+
+from proxy.runtime.shared.relay_table import RelayTable
+
+LOOK_INTERVAL_S = 1.0
+"""Between two looks at whether relays have ended in a predecessor that lives."""
+
+
+class RelaysLeftBehind:
+    """The relays of predecessors, by process id. ``on_end`` is called for each that has ended, with its id and its
+    client's IP address, after its rows were summed up.
+    """
+
+    def __init__(self, table: RelayTable, on_end: Callable[[int, str], None]) -> None:
+        self._table = table
+        self._on_end = on_end
+        self._by_process: dict[int, dict[int, str]] = {}
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(len(relays) for relays in self._by_process.values())
+
+    @property
+    def client_ips(self) -> list[str]:
+        """The IP addresses of their clients, one for each."""
+        return [ip for relays in self._by_process.values() for ip in relays.values()]
+
+    @property
+    def ids(self) -> set[int]:
+        """Their rows in the table."""
+        return {relay_id for relays in self._by_process.values() for relay_id in relays}
+
+    def adopt(self, by_process: Mapping[int, Mapping[int, str]], taken: set[int]) -> None:
+        """Begin with those that the fd store names; not with ``taken``, which this forwarder has itself."""
+        for pid, relays in by_process.items():
+            self._by_process[pid] = {relay_id: ip for relay_id, ip in relays.items() if relay_id not in taken}
+
+    async def run(self) -> None:
+        """Look for relays that have ended, until there are none left."""
+        while self.count:
+            await trio.sleep(LOOK_INTERVAL_S)
+            self.look()
+
+    def look(self) -> None:
+        """Sum up the relays of which a predecessor has said that they have ended."""
+        for relays in self._by_process.values():
+            for relay_id in [relay_id for relay_id in relays if self._table.has_ended_behind(relay_id)]:
+                self._end(relay_id, relays.pop(relay_id))
+
+    def process_ended(self, pid: int) -> None:
+        """Sum up all relays of a predecessor that has ended."""
+        for relay_id, ip in self._by_process.pop(pid, {}).items():
+            self._end(relay_id, ip)
+
+    def forget(self) -> list[str]:
+        """Sum up nothing more: the table is a successor's from now on. Return the clients' IP addresses."""
+        client_ips = self.client_ips
+        self._by_process.clear()
+        return client_ips
+
+    def _end(self, relay_id: int, ip: str) -> None:
+        self._table.give(relay_id)
+        self._on_end(relay_id, ip)

@@ -1,0 +1,466 @@
+"""All relays of a forwarder, from the moment when both sides are connected until both are closed.
+
+Where both sides are plain sockets and the kernel splices, the engine moves the bytes (proxy.forwarder.relay.engine), no task
+belongs to a relay, and the fd store keeps it for this forwarder's successor (proxy.forwarder.relay.fd_store_client). Anything else
+goes the way through user space (proxy.forwarder.relay.user_space), behind the same call; such a relay ends with the process.
+
+A relay is blind, unless it is given a session that can expire or whose messages are counted
+(proxy.forwarder.relay.expiring.relay_session): then its frames are followed, either way.
+"""
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import trio
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from proto.command_heads import FrameWrong
+from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
+from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay.close_schedule import Departures, until_quiet
+from proxy.forwarder.relay.engine import RelayEngine
+from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
+from proxy.forwarder.relay.expiring.enforcement import Enforcement
+from proxy.forwarder.relay.expiring.reauthentication import Reauthentication, ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.relay_session import Recall, RelaySession, nobody_judges
+from proxy.forwarder.relay.expiring.session import LEAVING, Closing, Followed
+from proxy.forwarder.relay.expiring.splice_pump import Framer
+from proxy.forwarder.relay.fd_store_client import Inheritance, RelayKeeper
+from proxy.forwarder.relay.left_behind import RelaysLeftBehind
+from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
+from proxy.forwarder.relay.relay import Relay, shut_down
+from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, transport_of, tune_for_relay
+from proxy.forwarder.relay.usage import Principals
+from proxy.forwarder.relay.user_space import Stream, UserSpaceRelay, UserSpaceRelays
+from proxy.runtime.loop.tasks import InFlight, seconds
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.process.descriptors import adopt_stream
+from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
+from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable
+
+REPLACED = "this forwarder is being replaced"
+
+_NOT_BEGUN = (
+    OSError,
+    StoreLost,
+    MessageTooLong,
+    FrameWrong,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
+
+
+class RelayNotBegun(Exception):
+    """A relay could not begin; both streams are still the caller's."""
+
+
+class Relays(Collector):
+    """See the module. As a collector it reads the relay table, so that no event has to touch a metric.
+
+    ``judge`` and ``now`` are lookup mode's, too: one place asks clients in time, and judges what they answer.
+
+    ``enforcement``: whether sessions' ends close connections; of sessions in lookup mode, too.
+
+    ``on_end`` is called for each relay that has ended, with what the store knew about it; ``on_moved`` likewise for
+    each that has become a successor's; ``on_left_behind_gone`` with the client's IP address for each of a predecessor's
+    that has ended there, or that a successor looks after. ``recall`` makes what judges the answers of clients of a
+    predecessor's relays; ``brokers`` answers those that ask the proxy itself;
+    ``principals_max`` bounds whose use is counted by name; ``now``: seconds of a clock that goes
+    forward only, and is the same in a successor.
+    """
+
+    def __init__(
+        self,
+        keeper: RelayKeeper,
+        inheritance: Inheritance,
+        on_end: Callable[[StoredRelay], None],
+        nursery: trio.Nursery,
+        *,
+        forwarders: int,
+        may_linger: Callable[[], bool],
+        on_moved: Callable[[StoredRelay], None] = lambda _about: None,
+        on_left_behind_gone: Callable[[str], None] = lambda _ip: None,
+        recall: Recall = nobody_judges,
+        enforcement: Enforcement | None = None,
+        brokers: BrokerReauthentication | None = None,
+        reauthentication_metrics: ReauthenticationMetrics | None = None,
+        principals_max: int = 100,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.in_flight = InFlight()
+        self._keeper = keeper
+        self._on_end = on_end
+        self._on_moved = on_moved
+        self._on_left_behind_gone = on_left_behind_gone
+        self._nursery = nursery
+        self.now = now
+        self._closing = False
+        self._table = RelayTable(inheritance.table)
+        self._pool = PipePool(keeper.put_pipes, keeper.drop_pipe, forwarders=forwarders)
+        self._splices = splice_works()
+        self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger)
+        self._recall = recall
+        self.enforcement = enforcement or Enforcement()
+        self.judge = Reauthentication(nursery, reauthentication_metrics or ReauthenticationMetrics(None), now)
+        self._brokers = brokers or BrokerReauthentication(nursery)
+        self._framer = Framer(self._table, self._engine.mover, self.judge, now)
+        self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end, self._release_rows)
+        self.left_behind = RelaysLeftBehind(self._table, self._left_behind_ended)
+        """Those that predecessors still have; of this forwarder's own, when it is replaced, see ``hand_over``."""
+        self._stay_behind: frozenset[int] | None = None
+        self._principals = Principals(self._table, principals_max)
+        self.departures: Departures[Relay | UserSpaceRelay] = Departures(self._leave, self._drop, now)
+        self._left_because: dict[int, Closing] = {}
+
+    async def run(self) -> None:
+        """Move bytes until cancelled; relays are left as they are. After a hand-over, look after those that stay."""
+        if not self._splices:
+            get_logger().warning("the kernel refuses to splice; relays go through user space, which costs more")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.judge.run)
+            nursery.start_soon(self.departures.run)
+            nursery.start_soon(self.left_behind.run)
+            await self._engine.run()
+            if self._stay_behind is None:
+                nursery.cancel_scope.cancel()
+
+    # ---- a predecessor's
+
+    def adopt(self, left: Inheritance, config: RelayConfig) -> None:
+        """Go on with what a predecessor left."""
+        taken = {kept.about.id for kept in left.relays}
+        self.left_behind.adopt(left.left_behind, taken)
+        self._table.adopt(taken | self.left_behind.ids)
+        pipes = {pipe.id: pipe for pipe in left.pipes}
+        for pipe in left.pipes:
+            self._pool.adopt(pipe)
+        for kept in left.relays:
+            relay = Relay(kept.about, kept.client, kept.broker, seconds(config.half_close_timeout_ms))
+            if kept.about.HasField("session") and self._table.is_followed(kept.about.id):
+                clock = self._framer.journal.recalled_clock(kept.about)
+                relay.followed = Followed(kept.about, clock, self._recall(kept.about), self.enforcement)
+                self._brokers.follow(relay.followed)
+            self.in_flight.begin()
+            try:
+                self._engine.adopt(relay, pipes, self._framer)
+                if relay.followed is not None:
+                    self.judge.watch(relay.followed)
+                    if relay.followed.broker is not None:
+                        relay.followed.broker.go_on()
+                    if relay.followed.closing in LEAVING:
+                        relay.leaving = self._left_because[kept.about.id] = relay.followed.closing
+                self.departures.watch(relay)
+            except OSError as error:
+                get_logger().error("a relay cannot be taken over", client=kept.about.client_address, reason=str(error))
+                self._relay_ended(relay)
+        for pipe in pipes.values():
+            if pipe.waiting():  # of a relay that was ended in that very moment, or had never begun
+                self._pool.discard(pipe)
+            else:
+                self._pool.give(pipe)
+        with contextlib.suppress(OSError):  # there may be no more descriptors; the engine copes
+            self._pool.reserve()
+
+    def spread_ends(self, timeout_s: float) -> None:
+        """End all relays gently and by themselves, spread over this time."""
+        spliced = [] if self._engine.frozen else self._engine.relays
+        self.departures.spread([*spliced, *self._in_user_space.relays], timeout_s)
+
+    def end_all(self) -> None:
+        """End all relays that this process can end: the time of a drain is over."""
+        self._engine.end_all()
+
+    async def hand_over(self) -> None:
+        """Leave the table and all relays that the store keeps to a successor, and tell it so. The others stay here, and
+        count on in rows of the table that are theirs alone.
+        """
+        if self._stay_behind is not None:  # it has said so already
+            return
+        self._closing = True
+        for client_ip in self.left_behind.forget():
+            self._on_left_behind_gone(client_ip)
+        moved = self._engine.freeze() if self._keeper.keeps else []
+        staying = [*self._in_user_space.relays, *(() if self._keeper.keeps else self._engine.relays)]
+        self._stay_behind = frozenset(relay.about.id for relay in staying)
+        for relay in moved:
+            relay.moved = True  # verdicts and credentials that are still on their way change nothing of it
+        if moved:
+            self.departures.forget(moved)
+            self.judge.forget([relay.followed for relay in moved if relay.followed is not None])
+        await self._keeper.close([RelayLeftBehind(id=one.about.id, client_ip=ip_of(one.about)) for one in staying])
+        if not self._keeper.keeps:
+            return
+        self._engine.close_pipes()
+        for relay in moved:
+            self.in_flight.end()
+            self._let_go(relay)
+
+    # ---- a new one
+
+    async def begin(
+        self,
+        client: Stream,
+        broker: Stream,
+        about: StoredRelay,
+        *,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        config: RelayConfig,
+        session: RelaySession | None = None,
+    ) -> None:
+        """Begin to relay; from now on both streams are the relay's. What was read ahead goes first: a client's from
+        the beginning of a frame on.
+
+        The client is told nothing before its relay is safe in the fd store. ``session``: None for a blind relay.
+        Raises RelayNotBegun.
+        """
+        if self._closing:
+            raise RelayNotBegun(REPLACED)
+        try:
+            about.id = self._table.take()
+        except OverflowError as error:
+            raise RelayNotBegun(str(error)) from None
+        followed = None
+        if session is not None and (session.is_followed or about.leave_at_ms):
+            about.session.CopyFrom(session.stored())
+            clock = session.clock if session.expires else None
+            followed = Followed(about, clock, session.reauthenticate, self.enforcement)
+            self._brokers.follow(followed)
+        self._table.belongs(about.id, self._principals.number_of(about.principal))
+        if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
+            await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config, followed)
+            return
+        try:
+            for stream in (client, broker):
+                tune_for_relay(transport_of(stream), config)
+        except OSError as error:  # it has gone again
+            self._table.give(about.id)
+            raise RelayNotBegun(f"a relay cannot begin: {error}") from error
+        self.in_flight.begin()
+        self._principals.add_session(about.principal)
+        relay = UserSpaceRelay(about, followed)
+        self._in_user_space.begin(client, broker, relay, first_to_broker, first_to_client, config)
+        self.departures.watch(relay)
+
+    async def _begin_to_splice(  # noqa: PLR0917 -- private, and called once
+        self,
+        client: trio.SocketStream,
+        broker: trio.SocketStream,
+        about: StoredRelay,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        config: RelayConfig,
+        followed: Followed | None,
+    ) -> None:
+        sockets = client.socket.fileno(), broker.socket.fileno()
+        relay = Relay(about, *sockets, seconds(config.half_close_timeout_ms))
+        relay.followed = followed
+        begun = False
+        try:
+            for stream in (client, broker):
+                tune_for_relay(stream, config)
+            if followed is not None:
+                first_to_broker, first_to_client = self._framer.follow(relay, first_to_broker, first_to_client)
+            await self._load(relay, broker, first_to_broker, first_to_client)
+            await self._keeper.put(about, *sockets)
+            if not self._engine.frozen:  # otherwise it is the successor's already
+                self._principals.add_session(about.principal)
+                self._engine.start(relay)
+            begun = True
+        except _NOT_BEGUN as error:
+            raise RelayNotBegun(f"a relay cannot begin: {error}") from error
+        finally:
+            if not begun:
+                self._abandon(relay)
+        for stream in (client, broker):
+            stream.socket.detach()
+        if self._engine.frozen:
+            self._let_go(relay)
+        else:
+            self._watch(relay)
+
+    def _let_go(self, relay: Relay) -> None:
+        """Close this process's descriptors of a relay that is a successor's."""
+        for direction in (relay.to_broker, relay.to_client):
+            direction.let_go()
+            os.close(direction.source)
+        self._on_moved(relay.about)
+
+    def _watch(self, relay: Relay) -> None:
+        self.in_flight.begin()
+        if relay.followed is not None:
+            self.judge.watch(relay.followed)
+        self.departures.watch(relay)
+
+    def _abandon(self, relay: Relay) -> None:
+        """Give back what a relay that has not begun was lent."""
+        if self._closing:  # its rows, which nothing was written to, are the successor's
+            for direction in (relay.to_broker, relay.to_client):
+                direction.let_go()
+            return
+        self._engine.abandon(relay)
+        self._release(relay)
+
+    async def _load(
+        self, relay: Relay, broker: trio.SocketStream, first_to_broker: bytes, first_to_client: bytes
+    ) -> None:
+        """Put what was read ahead into pipes: from now on it is in the kernel.
+
+        What the client sent, beyond what fits any pipe, goes ahead to the broker. The client has not been told
+        Connected yet: should this process die now, it begins anew.
+        """
+        ahead = max(0, len(first_to_broker) - SMALL_PIPE_BYTES)
+        if ahead:
+            with trio.move_on_after(relay.half_close_timeout_s) as patience:
+                await broker.send_all(first_to_broker[:ahead])
+            if patience.cancelled_caught:
+                raise RelayNotBegun("the broker does not take what the client sent first")
+            if self._closing:
+                raise RelayNotBegun(REPLACED)
+            self._table.cells[relay.to_broker.row + BYTES] += ahead
+        # No waiting from here on: a pipe that is lent must not be a successor's.
+        if first_to_client:
+            if len(first_to_client) > self._engine.room_ahead(relay.to_client):
+                raise RelayNotBegun(f"the broker said {len(first_to_client)} bytes with CONNECTED, which is too much")
+            self._engine.preload(relay.to_client, first_to_client)
+        if first_to_broker:
+            self._engine.room_ahead(relay.to_broker)
+            self._engine.preload(relay.to_broker, first_to_broker[ahead:])
+
+    # ---- ends
+
+    def _leave(self, relay: Relay | UserSpaceRelay, why: Closing) -> None:
+        """Begin to end a relay gently."""
+        about = relay.about
+        get_logger().debug(
+            "a relay is being ended",
+            client=about.client_address,
+            principal=about.principal,
+            reason=why.name.lower(),
+        )
+        self._left_because[about.id] = why
+        if isinstance(relay, UserSpaceRelay):
+            self._in_user_space.leave(relay, why)
+        elif self._engine.frozen:
+            return  # it is a successor's
+        elif relay.followed is not None:
+            relay.followed.line.close(why)
+        else:
+            self._engine.hold_back(relay)
+            self._nursery.start_soon(self._see_off, relay)
+
+    async def _see_off(self, relay: Relay) -> None:
+        """End a relay of whose frames nothing is known: when the broker has answered what it was sent."""
+
+        def position() -> object:  # which differs from itself as long as bytes are on their way
+            in_pipes = relay.to_broker.in_pipe or relay.to_client.in_pipe
+            return object() if in_pipes else self._engine.bytes_moved(relay)
+
+        await until_quiet(position)
+        if not (relay.is_over or self._engine.frozen):
+            self._engine.end_in_order(relay)
+
+    def _drop(self, relay: Relay | UserSpaceRelay) -> None:
+        """End a relay that takes too long to end."""
+        get_logger().info("a relay that does not end is closed", client=relay.about.client_address)
+        if isinstance(relay, UserSpaceRelay):
+            self._in_user_space.drop(relay)
+        elif not self._engine.frozen:
+            self._engine.drop(relay)
+
+    def left_because(self, about: StoredRelay) -> Closing:
+        """Why the proxy itself has ended a relay of which it is being told that it has ended; NO: it has not."""
+        return self._left_because.get(about.id, Closing.NO)
+
+    def _relay_ended(self, relay: Relay) -> None:
+        """Tell of it, and close both sides; where one broke, only once the other has read what it was sent."""
+        self._tell_of_end(relay.about, *self._engine.bytes_moved(relay))
+        if relay.broken:
+            self._nursery.start_soon(self._linger, relay)
+            return
+        for descriptor in relay.sockets:
+            shut_down(descriptor, socket.SHUT_RDWR)  # the store's copy would keep it open
+            os.close(descriptor)
+        self._release(relay)
+
+    async def _linger(self, relay: Relay) -> None:
+        streams = [adopt_stream(descriptor) for descriptor in relay.sockets]
+        try:
+            async with trio.open_nursery() as nursery:
+                for stream in streams:
+                    nursery.start_soon(partial(read_to_the_end, stream))
+        finally:
+            for stream in streams:
+                if not self._engine.frozen:
+                    shut_down(stream.socket.fileno(), socket.SHUT_RDWR)
+                stream.socket.close()
+            if not self._engine.frozen:
+                self._release(relay)
+
+    def _release(self, relay: Relay) -> None:
+        self._release_rows(relay.about.id)
+        self._keeper.drop_relay(relay.about.id)
+
+    def _release_rows(self, relay_id: int) -> None:
+        """Let go of a relay's rows: sum them up, or leave that to the successor whose table it is now."""
+        if self._stay_behind is None:
+            self._table.give(relay_id)
+        elif relay_id in self._stay_behind:
+            self._table.end_behind(relay_id)
+
+    def _left_behind_ended(self, relay_id: int, client_ip: str) -> None:
+        self._keeper.drop_left_behind(relay_id)
+        self._on_left_behind_gone(client_ip)
+
+    def _tell_of_end(self, about: StoredRelay, bytes_to_broker: int, bytes_to_client: int) -> None:
+        self.in_flight.end()
+        get_logger().info(
+            "a relay has ended",
+            client=about.client_address,
+            principal=about.principal,
+            broker=about.target,
+            seconds=round(time.time() - about.started_at_unix_ms / 1000, 3),
+            bytes_to_broker=bytes_to_broker,
+            bytes_to_client=bytes_to_client,
+            **self._messages_of(about),
+            **({"proxy": about.proxy} if about.proxy else {}),
+        )
+        self._on_end(about)
+        self._left_because.pop(about.id, None)
+
+    def _messages_of(self, about: StoredRelay) -> dict[str, int]:
+        if not about.session.counts_messages:
+            return {}
+        to_broker, to_client = self._table.messages_of(about.id)
+        return {"messages_to_broker": to_broker, "messages_to_client": to_client}
+
+    # ---- for those who look
+
+    def followed(self) -> list[Followed]:
+        """The relays that live here whose frames are followed, whichever way they go; none that is a successor's."""
+        spliced = () if self._engine.frozen else (relay.followed for relay in self._engine.relays)
+        return [*(one for one in spliced if one is not None), *self._in_user_space.followed]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Prometheus: bytes and portions by direction, and use by principal. A successor goes on counting where its
+        predecessor ended, and counts what predecessors' relays still move: so a predecessor tells nothing of it.
+        """
+        if self._stay_behind is not None:
+            return
+        bytes_moved = CounterMetricFamily(
+            "pulsar_proxy_binary_bytes", "Bytes relayed, by direction.", labels=["direction"]
+        )
+        operations = CounterMetricFamily(
+            "pulsar_proxy_binary_ops", "Portions of bytes relayed, by direction.", labels=["direction"]
+        )
+        for name, way in (("to_broker", TO_BROKER), ("to_client", TO_CLIENT)):
+            bytes_moved.add_metric([name], self._table.total(way, BYTES))
+            operations.add_metric([name], self._table.total(way, OPERATIONS))
+        yield bytes_moved
+        yield operations
+        yield from self._principals.collect()

@@ -1,0 +1,165 @@
+"""Relays through user space: all with TLS on a side, and all where the kernel refuses to splice. One task for each.
+
+They end with their process, and are counted in the relay table like all others. When the process is replaced, they stay
+in it and go on counting in the same rows.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+
+from proto.rpc_pb2 import StoredRelay
+from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay.close_schedule import until_quiet
+from proxy.forwarder.relay.copy_loop import relay as blind_relay
+from proxy.forwarder.relay.expiring.copy_loop import FramedStreams
+from proxy.forwarder.relay.expiring.reauthentication import Reauthentication
+from proxy.forwarder.relay.expiring.session import Closing, Followed
+from proxy.runtime.loop.tasks import close_politely, seconds
+from proxy.runtime.shared.relay_table import (
+    BYTES,
+    MESSAGES,
+    OPERATIONS,
+    TO_BROKER,
+    TO_CLIENT,
+    RelayTable,
+    framed_row,
+    row,
+)
+
+Stream = trio.abc.HalfCloseableStream
+Ended = Callable[[StoredRelay, int, int], None]
+Move = Callable[..., Awaitable[None]]
+"""What moves a relay's bytes, and returns when it is over: see proxy.forwarder.relay.copy_loop.relay."""
+
+LINGER_S = 5.0
+"""How long a side of a relay that has ended may take to read what it was sent."""
+
+
+class UserSpaceRelay:
+    """One relay. ``leaving``: why the proxy ends it by itself; ``is_over``: whether it has ended."""
+
+    def __init__(self, about: StoredRelay, followed: Followed | None) -> None:
+        self.about = about
+        self.followed = followed
+        self.leaving = Closing.NO
+        self.is_over = False
+        self.moving = trio.CancelScope()
+        self.reading_client = trio.CancelScope()
+
+
+class UserSpaceRelays:
+    """See the module. ``ended`` hears of each that is over, and of the bytes it moved to the broker and to the client;
+    ``release`` lets go of its rows in the table; ``judge`` hears of those whose frames are followed.
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        table: RelayTable,
+        judge: Reauthentication,
+        ended: Ended,
+        release: Callable[[int], None],
+    ) -> None:
+        self._nursery = nursery
+        self._table = table
+        self._judge = judge
+        self._ended = ended
+        self._release = release
+        self._living: dict[int, UserSpaceRelay] = {}
+
+    def begin(  # noqa: PLR0917 -- as Relays.begin has them
+        self,
+        client: Stream,
+        broker: Stream,
+        relay: UserSpaceRelay,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        config: RelayConfig,
+    ) -> None:
+        """Begin one; both streams are its own. It may be ended before its task runs."""
+        about, followed = relay.about, relay.followed
+        move: Move = partial(blind_relay, reading_client=relay.reading_client)
+        if followed is not None:
+            self._table.follow(about.id)
+            move = FramedStreams(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
+            self._judge.watch(followed)
+        self._living[about.id] = relay
+        self._nursery.start_soon(self._relay, move, client, broker, relay, first_to_broker, first_to_client, config)
+
+    @property
+    def relays(self) -> list[UserSpaceRelay]:
+        """Those that live."""
+        return [*self._living.values()]
+
+    @property
+    def followed(self) -> list[Followed]:
+        """The sessions of those that live whose frames are followed."""
+        return [relay.followed for relay in self._living.values() if relay.followed is not None]
+
+    # ---- ends
+
+    def leave(self, relay: UserSpaceRelay, why: Closing) -> None:
+        """Begin to end one gently."""
+        if relay.followed is not None:
+            relay.followed.line.close(why)
+        else:
+            self._nursery.start_soon(self._see_off, relay)
+
+    async def _see_off(self, relay: UserSpaceRelay) -> None:
+        """End a relay of whose frames nothing is known: when the broker has answered what it was sent."""
+        relay.reading_client.cancel()
+        position = row(relay.about.id, TO_CLIENT) + BYTES
+        await until_quiet(lambda: self._table.cells[position])
+        relay.moving.cancel()
+
+    @staticmethod
+    def drop(relay: UserSpaceRelay) -> None:
+        """End one at once."""
+        relay.moving.cancel()
+
+    # ---- a relay's life
+
+    async def _relay(  # noqa: PLR0917 -- private, and called once
+        self,
+        move: Move,
+        client: Stream,
+        broker: Stream,
+        this: UserSpaceRelay,
+        first_to_broker: bytes,
+        first_to_client: bytes,
+        config: RelayConfig,
+    ) -> None:
+        about = this.about
+        rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
+        try:
+            with this.moving:
+                await move(
+                    client,
+                    broker,
+                    first_to_broker=first_to_broker,
+                    first_to_client=first_to_client,
+                    half_close_timeout_s=seconds(config.half_close_timeout_ms),
+                    count_to_broker=partial(self._count, rows[0]),
+                    count_to_client=partial(self._count, rows[1]),
+                )
+            this.is_over = True
+            async with trio.open_nursery() as nursery:
+                for stream in (client, broker):
+                    nursery.start_soon(partial(close_politely, stream, linger_s=LINGER_S))
+        finally:
+            this.is_over = True
+            with trio.CancelScope(shield=True):
+                for stream in (client, broker):
+                    await trio.aclose_forcefully(stream)
+            self._ended(about, *(self._table.cells[at + BYTES] for at in rows))
+            del self._living[about.id]
+            self._release(about.id)
+
+    def _count(self, at: int, size: int) -> None:
+        self._table.cells[at + BYTES] += size
+        self._table.cells[at + OPERATIONS] += 1
+
+    def _count_messages(self, relay_id: int, way: int, messages: int) -> None:
+        self._table.cells[framed_row(relay_id, way) + MESSAGES] += messages

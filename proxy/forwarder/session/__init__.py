@@ -1,0 +1,1 @@
+"""One client's connection up to its relay: frames, handshake, lookup mode, lifetime, closing."""

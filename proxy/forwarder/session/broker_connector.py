@@ -1,0 +1,106 @@
+"""The broker's side of a connection that is to become a relay."""
+
+import trio
+
+from proto.connect_rules import AUTHENTICATION_FAILED
+from proto.pulsar_pb2 import CommandConnect, ServerError
+from proto.rpc_pb2 import Status, StoredRelay
+from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.relay.expiring.relay_session import RelaySession
+from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.workers.authentication import ClientIdentity
+from proxy.forwarder.workers.clients import Backends, TargetRefused
+from proxy.runtime.loop.tasks import close_at_once
+from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
+from proxy.runtime.rpc.client import RpcCallRefused, RpcError
+
+TARGET_REFUSED = "Target broker cannot be validated."
+"""What the client learns of a denied target: the same words as the Java proxy's, and no more."""
+
+CANNOT_CHECK = "The proxy cannot check the target broker at the moment"
+
+RELAY_NOT_BEGUN = "The proxy cannot relay at the moment"
+"""What it learns where no relay could begin."""
+
+
+class BrokerSideFailed(Exception):
+    """There is none. Pulsar's ``code`` and ``message`` are for the client, ``reason`` is a metric's label, the text is
+    for the log.
+    """
+
+    def __init__(self, cause: Cause, reason: str, code: int, message: str, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
+        self.reason = reason
+        self.code = code
+        self.message = message
+
+
+class BrokerSide:
+    """``open`` it once; ``link`` is there then. ``close`` where no relay has begun."""
+
+    def __init__(self, backends: Backends, client_address: str) -> None:
+        self._backends = backends
+        self._client_address = client_address
+        self._link: BrokerLink | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection."""
+        return self._link is not None
+
+    @property
+    def link(self) -> BrokerLink:
+        """The connection, and what the broker has said on it."""
+        if self._link is None:
+            raise RuntimeError("a relay without a broker")
+        return self._link
+
+    async def open(self, connect: CommandConnect, identity: ClientIdentity) -> None:
+        """Have the target checked, dial it, and shake hands in the client's name. Raises BrokerSideFailed."""
+        try:
+            self._link = await self._backends.open_broker(connect, identity, self._client_address)
+        except TargetRefused as refused:
+            code = ServerError.ServiceNotReady
+            raise BrokerSideFailed(Cause.TARGET_DENIED, refused.reason, code, TARGET_REFUSED, str(refused)) from None
+        except BrokerLinkFailed as failed:
+            raise BrokerSideFailed(
+                Cause.BROKER_FAILED, failed.reason, failed.code, failed.message, str(failed)
+            ) from None
+        except RpcError as error:
+            if isinstance(error, RpcCallRefused) and error.status == Status.PRINCIPAL_DESERIALIZATION_FAILURE:
+                code = ServerError.AuthenticationError
+                raise BrokerSideFailed(
+                    Cause.AUTHENTICATION_FAILED, "bad_principal", code, AUTHENTICATION_FAILED, str(error)
+                ) from None
+            detail = f"no answer from the lookup worker: {error}"
+            raise BrokerSideFailed(
+                Cause.LOOKUP_UNAVAILABLE, "lookup_worker", ServerError.ServiceNotReady, CANNOT_CHECK, detail
+            ) from None
+
+    async def begin_relay(
+        self,
+        relays: Relays,
+        client: trio.abc.HalfCloseableStream,
+        about: StoredRelay,
+        *,
+        first_to_broker: bytes,
+        session: RelaySession | None,
+    ) -> None:
+        """From now on both connections are a relay's. Raises RelayNotBegun."""
+        link = self.link
+        # Connected goes out as the relay's first bytes, so nothing can come before it.
+        await relays.begin(
+            client,
+            link.stream,
+            about,
+            first_to_broker=first_to_broker,
+            first_to_client=link.connected.frame.encode() + link.connected.rest,
+            config=self._backends.config.relay,
+            session=session,
+        )
+
+    async def close(self) -> None:
+        """Close it, if it is open."""
+        if self._link is not None:
+            await close_at_once(self._link.stream)

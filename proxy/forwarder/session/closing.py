@@ -1,0 +1,51 @@
+"""A client's last word from the proxy, and the close behind it."""
+
+import trio
+
+from proxy.forwarder.session.transport import ClientWire
+from proxy.runtime.loop.tasks import close_at_once, close_now, close_politely
+
+
+class Farewell:
+    """How a connection is closed: with a frame that says why, once there is one to say; else at once."""
+
+    def __init__(self, wire: ClientWire) -> None:
+        self._wire = wire
+        self._frame: bytes | None = None
+        self._delay_s = 0.0
+        self._scope: trio.CancelScope | None = None
+
+    def prepare(self, frame: bytes, *, delay_s: float = 0.0) -> None:
+        """``frame`` is to be said, ``delay_s`` after the end."""
+        self._frame, self._delay_s = frame, delay_s
+
+    def close_now(self) -> bool:
+        """Close, if there is nothing to say and nothing to wait for; whether it was so."""
+        return self._frame is None and close_now(self._wire.stream)
+
+    async def say(self) -> None:
+        """Say it."""
+        if self._frame is None:
+            return
+        with trio.CancelScope() as self._scope:
+            await trio.sleep(self._delay_s)
+            self._wire.send(self._frame)
+            if not await self._wire.until_sent():
+                self._frame = None  # nobody listens
+
+    def cut_short(self) -> None:
+        """Close at once: the connection's place is needed."""
+        self._frame = None
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def close(self) -> None:
+        """Close; whoever was told something gets the time to read it."""
+        if self._frame is None:
+            await close_at_once(self._wire.stream)
+            return
+        with trio.CancelScope(shield=True) as self._scope:
+            await self._wire.end_reading()
+            await close_politely(self._wire.stream)
+        if self._scope.cancelled_caught:
+            await close_at_once(self._wire.stream)

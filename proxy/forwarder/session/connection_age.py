@@ -1,0 +1,39 @@
+"""How old one client's connection may become (`limits.max_connection_age_ms`)."""
+
+import random
+from collections.abc import Callable
+
+import trio
+
+from proxy.config.types import Limits
+from proxy.runtime.loop.deadlines import Deadlines
+from proxy.runtime.loop.tasks import seconds
+
+SPREAD = 0.1
+"""So much of the age is added or taken away by connection: those that came together must not leave together."""
+
+fraction: Callable[[], float] = random.random  # no secret
+
+
+class ConnectionAge:
+    """One connection's. ``begin`` in lookup mode, where ``on_reached`` is called; a relay is told ``leave_at_ms``."""
+
+    def __init__(
+        self, deadlines: Deadlines, limits: Limits, accepted_at: float, on_reached: Callable[[], None]
+    ) -> None:
+        self._deadline = deadlines.new(on_reached)
+        age_s = seconds(limits.max_connection_age_ms)
+        self._leave_at = accepted_at + age_s * (1 - SPREAD + 2 * SPREAD * fraction()) if age_s else 0.0
+
+    def begin(self) -> None:
+        """Count: the connection is in lookup mode."""
+        if self._leave_at:
+            self._deadline.set(self._leave_at)
+
+    def end(self) -> None:
+        """Count no more."""
+        self._deadline.clear()
+
+    def leave_at_ms(self, now_s: float) -> int:
+        """When a relay is to be ended, by the clock that says ``now_s`` and that all processes share; 0: never."""
+        return max(1, round((now_s + self._leave_at - trio.current_time()) * 1000)) if self._leave_at else 0

@@ -1,0 +1,1 @@
+"""Clients of the auth and lookup workers, as the forwarder calls them."""

@@ -1,0 +1,223 @@
+"""What all sessions of a forwarder share: the way to the other workers, and the settings in force."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from proto.addresses import HostPort
+from proto.connect_rules import broker_connect
+from proto.envelope import ENVELOPE_VERSION
+from proto.pulsar_pb2 import CommandConnect, CommandConnected
+from proto.rpc_frames import Reply
+from proto.rpc_pb2 import (
+    BrokerProfileRequest,
+    BrokerProfileResponse,
+    EnvelopeRequest,
+    Method,
+    OtherBroker,
+    ResolveTargetRequest,
+    ResolveTargetResponse,
+)
+from proxy import __version__
+from proxy.config.methods import one_round_methods
+from proxy.config.types import Config
+from proxy.forwarder.workers.authentication import SERVER_VERSION, Authentication, ClientEnd, ClientIdentity
+from proxy.runtime.fairness.byte_budget import ByteBudget
+from proxy.runtime.fairness.fair_room import FairRoom
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.network.broker_link import (
+    NOT_NOW,
+    OTHER_BROKER_MAY_HELP,
+    BrokerGreeter,
+    BrokerLink,
+    BrokerLinkFailed,
+)
+from proxy.runtime.network.credentials import Credentials, credentials_for
+from proxy.runtime.network.dialing import Dialer
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.rpc.client import PendingCall, RpcError, RpcPool
+
+_ENVELOPE = int(Method.ENVELOPE)  # as a name of its enum it would be searched for each time
+
+_ANSWER_GRACE_S = 1.0
+"""How much longer than the lookup worker itself a forwarder waits for it: the worker's own error says more."""
+
+_PROFILE_TIMEOUT_S = 1.0
+_PROFILE_LIFETIME_S = 1.0
+
+
+class TargetRefused(Exception):
+    """The lookup worker says that a relay's target is not allowed; ``reason`` is a short stable name."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Backends:
+    """Calls to the auth and lookup workers, in the words of a session."""
+
+    def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool) -> None:
+        """Raises ConfigError where certificates cannot be used."""
+        self.config = config
+        self.answer_timeout_s = seconds(config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
+        """How long to wait for the answers to an Envelope."""
+        self._answer_timeout_ms = int(self.answer_timeout_s * 1000)
+        self.room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
+        """For answers that may be large."""
+        self.budget = ByteBudget(config.limits.max_lookup_bytes)
+        """For all else that is kept for clients before the relay."""
+        self._greeter = BrokerGreeter(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
+        self._one_round_methods = one_round_methods(config.authentication)
+        self._auth = auth
+        self._lookup = lookup
+        self.profile: CommandConnected | None = None
+
+    def keep_room(self, room: FairRoom, budget: ByteBudget) -> None:
+        """Go on with the room of settings before these: what is lent there counts, or each reload would add its own."""
+        limits = self.config.limits
+        room.resize(limits.max_topic_lists_bytes, limits.max_broker_frame_bytes)
+        self.room = room
+        budget.resize(limits.max_lookup_bytes)
+        self.budget = budget
+        self._profile_at = 0.0
+
+    # ---- auth workers
+
+    def new_authentication(self, client: ClientEnd, connect: CommandConnect) -> Authentication:
+        """The rounds of one client, all with the same auth worker."""
+        return Authentication(
+            self._auth.pick(),
+            client,
+            connect,
+            timeout_s=seconds(self.config.limits.handshake_timeout_ms),
+            forwards_credentials=self.config.brokers.forward_authorization_credentials,
+            one_round_methods=self._one_round_methods,
+        )
+
+    # ---- lookup workers
+
+    @staticmethod
+    def envelope_head(identity: ClientIdentity, client_address: str) -> bytes:
+        """What all of a client's Envelopes have in common: whose requests they are (KIP-590)."""
+        envelope = EnvelopeRequest(
+            version=ENVELOPE_VERSION,
+            principal_type=identity.principal.type,
+            principal_name=identity.principal.name,
+            sealed_principal=identity.sealed,
+            client_address=client_address,
+        )
+        if identity.original is not None:
+            envelope.original_auth_method = identity.original.method
+            envelope.original_auth_data = identity.original.data
+        return envelope.SerializeToString()
+
+    def forward_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
+        """Send an Envelope to a lookup worker, if one can be reached at once; see RpcClient.ask_now."""
+        worker = self._lookup.pick()
+        return worker.ask_now(_ENVELOPE, envelope, on_reply, timeout_ms=self._answer_timeout_ms, deadline=deadline)
+
+    def forward(self, envelope: bytes, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
+        """Send an Envelope to a lookup worker. Raises RpcError."""
+        return self._lookup.pick().begin(_ENVELOPE, envelope, deadline)
+
+    @property
+    def profile_is_fresh(self) -> bool:
+        """Whether ``profile`` will do: it changes when brokers are upgraded."""
+        return self.profile is not None and trio.current_time() - self._profile_at < _PROFILE_LIFETIME_S
+
+    async def broker_profile(self) -> CommandConnected | None:
+        """What brokers of this cluster say of themselves; None where that is not known (yet)."""
+        now = trio.current_time()
+        try:
+            response = await self._lookup.pick().call(
+                Method.BROKER_PROFILE,
+                BrokerProfileRequest(),
+                BrokerProfileResponse,
+                timeout_s=_PROFILE_TIMEOUT_S,
+                retry=True,
+            )
+        except RpcError:
+            return None
+        self.profile = CommandConnected.FromString(response.connected) if response.connected else None
+        self._profile_at = now
+        return self.profile
+
+    async def open_broker(self, connect: CommandConnect, identity: ClientIdentity, client_address: str) -> BrokerLink:
+        """Open the broker's side of a relay: to the broker that CONNECT names, or to any where the name is empty.
+
+        Raises TargetRefused, BrokerLinkFailed, RpcError.
+        """
+        brokers = self.config.brokers
+        request = ResolveTargetRequest(
+            target=connect.proxy_to_broker_url,
+            client_address=client_address,
+            principal_name=identity.role,
+            sealed_principal=identity.sealed,
+            any_broker=not connect.proxy_to_broker_url,
+        )
+        target = await self._lookup.pick().call(
+            Method.RESOLVE_TARGET,
+            request,
+            ResolveTargetResponse,
+            timeout_s=seconds(brokers.handshake_timeout_ms),
+            retry=True,
+        )
+        if target.denial:
+            raise TargetRefused(target.denial, target.detail)
+
+        # With forwarded credentials the client is asked, and it says whether it can be; without any nobody is.
+        is_asked = brokers.credentials is not None and identity.original is None
+
+        def make_connect(credentials: Credentials, method: str, data: bytes) -> CommandConnect:
+            told = identity.broker_identity(method, data)
+            answers = bool(credentials.expires_at_unix_ms) if is_asked else None
+            return broker_connect(
+                connect, told, __version__, through_proxy=brokers.through_proxy, answers_challenges=answers
+            )
+
+        link, credentials = await self._open_first([target, *target.others], make_connect)
+        return replace(link, answers_challenges=is_asked and bool(credentials.expires_at_unix_ms))
+
+    def broker_credentials(self, broker_host: str) -> Credentials:
+        """Begin to authenticate the proxy at a broker of a relay once more. Raises RpcError."""
+        return credentials_for(self._auth, broker_host, configured=self.config.brokers.credentials is not None)
+
+    async def _open_first(
+        self,
+        targets: Sequence[ResolveTargetResponse | OtherBroker],
+        make_connect: Callable[[Credentials, str, bytes], CommandConnect],
+    ) -> tuple[BrokerLink, Credentials]:
+        """Open the first of these brokers that can be reached and takes clients now, and say with which credentials.
+
+        Each has an equal share of the time that is left, so that a silent one leaves some to those behind it. Raises
+        BrokerLinkFailed.
+        """
+        brokers = self.config.brokers
+        deadline = trio.current_time() + seconds(brokers.handshake_timeout_ms)
+        for number, target in enumerate(targets, 1):
+            is_last = number == len(targets)
+            broker = HostPort(target.host, target.port)
+            credentials = self.broker_credentials(broker.host)
+            left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes its time, too
+            try:
+                link = await self._greeter.open(
+                    broker,
+                    tuple(target.addresses),
+                    credentials,
+                    partial(make_connect, credentials),
+                    timeout_s=left_s / (len(targets) + 1 - number),
+                )
+            except BrokerLinkFailed as failed:
+                not_now = failed.reason == "refused" and failed.code in NOT_NOW
+                if is_last or not (not_now or failed.reason in OTHER_BROKER_MAY_HELP):
+                    raise
+                get_logger().warning(
+                    "a client takes any broker, and one cannot serve it", broker=str(broker), reason=str(failed)
+                )
+            else:
+                return link, credentials
+        raise RuntimeError("no broker to open")

@@ -1,0 +1,1 @@
+"""Names to addresses, in the background and within bounds."""

@@ -1,0 +1,250 @@
+"""Names to addresses: /etc/hosts, then DNS, in the background of whoever asks, kept until the TTL is over.
+
+Each group of names has a Resolver of its own, with bounds of its own: names that clients choose may be many and slow,
+and must not keep the operator's from being resolved. Within a group all who ask for a name at a time share one query,
+and names are asked for in turn by owner (proxy.runtime.dns.questions).
+
+What DNS does not know, the system's resolver may (nsswitch.conf has more sources). It blocks a thread for as long as
+it likes and asks DNS once more, so it is asked for the operator's names only: for names that clients choose, anyone
+could keep all threads busy with names that do not exist. Where there is no DNS (no /etc/resolv.conf), it is all there
+is, and is asked for both, in a bounded number of threads.
+"""
+
+import ipaddress
+import math
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import dns.asyncresolver
+import dns.exception
+import dns.resolver
+import trio
+
+from proto.addresses import AddressInvalid, parse_host_port
+from proxy.runtime.dns.answers import Addresses, Answer, ResolutionFailed, Service, Services
+from proxy.runtime.dns.questions import FAILED_TTL_S, Questions
+from proxy.runtime.reloading_file import Watched
+
+__all__ = [
+    "Addresses",
+    "ResolutionFailed",
+    "Resolver",
+    "Service",
+    "Services",
+    "getaddrinfo",
+    "is_address",
+]
+
+RESOLV_CONF = "/etc/resolv.conf"
+HOSTS = "/etc/hosts"
+
+THREADS_MAX = 16
+"""In the system's resolver, for one group of names."""
+SERVICES_MAX = 256
+"""SRV records that count, of one name."""
+
+TTL_MIN_S = 1.0
+TABLE_TTL_S = 5.0
+"""How long an answer counts that came without a TTL: from /etc/hosts or the system's resolver."""
+OTHER_FAMILY_WAIT_S = 0.5
+"""Once a name has addresses of one family, those of the other are waited for no longer than this (RFC 8305, 3)."""
+
+UNKNOWN = "is not known, or has no address"
+
+Family = Literal["AAAA", "A"]
+FAMILIES = 2
+
+
+class Resolver:
+    """See the module. Questions are asked in ``nursery``; ``on_failure`` is told of each that is not answered.
+
+    ``timeout_s`` is for one name, from the moment it is asked for; ``knows_more``: whether the system's resolver is
+    asked for what DNS does not know.
+    """
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        *,
+        timeout_s: float,
+        ttl_max_s: float,
+        knows_more: bool,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._ttl_max_s = ttl_max_s
+        self._knows_more = knows_more
+        self._servers = Watched("dns", (RESOLV_CONF,), _read_resolv_conf)
+        self._hosts = Watched("hosts", (HOSTS,), _read_hosts)
+        self._questions = Questions(nursery, self._ask, timeout_s=timeout_s, on_failure=on_failure)
+        self._threads = trio.CapacityLimiter(THREADS_MAX)
+
+    async def addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
+        """All IP addresses of a host, each once; an IP address is its own. Raises ResolutionFailed.
+
+        ``owner``: for whom; empty: for the operator. ``may_be_stale``: whether an answer that has just expired will do.
+        """
+        if is_address(host):
+            return Addresses((str(ipaddress.ip_address(host)),), math.inf)
+        listed = (await self._hosts.current()).get(_plain(host))
+        if listed is not None:
+            # Without the name: the table says where one host is, not that names below it are of the same owner.
+            return Addresses(listed, trio.current_time() + TABLE_TTL_S)
+        answer = await self._questions.answer("addresses", host, owner, may_be_stale=may_be_stale)
+        assert isinstance(answer, Addresses)
+        return answer
+
+    async def services(self, name: str) -> Services:
+        """The SRV records of a name, none where it says that there is no such service. Raises ResolutionFailed."""
+        answer = await self._questions.answer("services", name, "", may_be_stale=False)
+        assert isinstance(answer, Services)
+        return answer
+
+    # ---- where answers come from
+
+    async def _ask(self, what: str, name: str) -> Answer:
+        return await (self._services(name) if what == "services" else self._addresses(name))
+
+    async def _addresses(self, name: str) -> Addresses:
+        servers = await self._servers.current()
+        if servers is None:
+            return await self._of_system(name)
+        try:
+            return await self._of_dns(servers, name)
+        except ResolutionFailed as failed:
+            if not self._knows_more:
+                raise
+            try:
+                return await self._of_system(name)
+            except ResolutionFailed:
+                raise failed from None  # it says more
+
+    async def _of_dns(self, servers: dns.asyncresolver.Resolver, name: str) -> Addresses:
+        answers: dict[Family, dns.resolver.Answer | None] = {}
+        failures: list[str] = []
+
+        async def ask(family: Family) -> None:
+            try:
+                answer = answers[family] = await _query(servers, name, family, self._timeout_s)
+            except ResolutionFailed as error:
+                failures.append(str(error))
+                return
+            if answer is not None:
+                nursery.cancel_scope.deadline = trio.current_time() + OTHER_FAMILY_WAIT_S
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "AAAA")
+            nursery.start_soon(ask, "A")
+        found = _of_one_name(answers)
+        if not found:
+            raise ResolutionFailed("; ".join(dict.fromkeys(failures)) or UNKNOWN)
+        addresses = tuple(dict.fromkeys(record.to_text() for answer in found for record in answer))
+        ttl_s = self._bounded(min(answer.chaining_result.minimum_ttl for answer in found))
+        whole = len(answers) == FAMILIES
+        name = _plain(found[0].qname.to_text())
+        return Addresses(addresses, trio.current_time() + (ttl_s if whole else min(ttl_s, FAILED_TTL_S)), name)
+
+    async def _of_system(self, name: str) -> Addresses:
+        try:
+            found = await getaddrinfo(name, None, threads=self._threads)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ResolutionFailed(str(reason)) from None
+        addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+        if not addresses:
+            raise ResolutionFailed(UNKNOWN)
+        return Addresses(addresses, trio.current_time() + min(TABLE_TTL_S, self._ttl_max_s))
+
+    async def _services(self, name: str) -> Services:
+        servers = await self._servers.current()
+        if servers is None:
+            raise ResolutionFailed(f"SRV records need a name server in {RESOLV_CONF}")
+        answer = await _query(servers, name, "SRV", self._timeout_s)
+        if answer is None:
+            raise ResolutionFailed("has no SRV records")
+        services = tuple(service for record in answer if (service := _service(record)) is not None)
+        ttl_s = self._bounded(answer.chaining_result.minimum_ttl)
+        return Services(services[:SERVICES_MAX], trio.current_time() + ttl_s)
+
+    def _bounded(self, ttl_s: float) -> float:
+        return max(TTL_MIN_S, min(ttl_s, self._ttl_max_s))
+
+
+async def _query(
+    servers: dns.asyncresolver.Resolver, name: str, kind: Family | Literal["SRV"], timeout_s: float
+) -> dns.resolver.Answer | None:
+    """The records of one kind; None where there are none. Raises ResolutionFailed."""
+    try:
+        answer = await servers.resolve(name, kind, search=True, raise_on_no_answer=False, lifetime=timeout_s)
+    except dns.resolver.NXDOMAIN:
+        return None
+    except Exception as error:  # noqa: BLE001 -- whatever a name server's bytes make of the library: it is no answer
+        raise ResolutionFailed(f"{kind}: {error}") from None
+    return answer if answer.rrset is not None else None
+
+
+def _of_one_name(answers: dict[Family, dns.resolver.Answer | None]) -> list[dns.resolver.Answer]:
+    """The answers with records, IPv6 first (RFC 8305, 4). By search domains they may be for different names; hosts are
+    not mixed then.
+    """
+    v6, v4 = answers.get("AAAA"), answers.get("A")
+    if v6 is not None and v4 is not None and v6.qname != v4.qname:
+        return [v4]
+    return [answer for answer in (v6, v4) if answer is not None]
+
+
+def _service(record: Any) -> Service | None:
+    """A record as we use it; None where it names no host, as "." does: no such service here."""
+    try:
+        target = parse_host_port(f"{record.target.to_text(omit_final_dot=True)}:{record.port}")
+    except AddressInvalid:
+        return None
+    return Service(target, record.priority, record.weight)
+
+
+async def getaddrinfo(host: str, port: int | None, *, threads: trio.CapacityLimiter) -> list[tuple[Any, ...]]:
+    """The system's resolver, in one of ``threads``; a cancelled call leaves its thread behind until it returns."""
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    return list(await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=threads))
+
+
+# ---- files
+
+
+def _read_resolv_conf() -> dns.asyncresolver.Resolver | None:
+    """Name servers, search domains and options; None where there are none."""
+    try:
+        return dns.asyncresolver.Resolver(RESOLV_CONF)
+    except (dns.exception.DNSException, ValueError):
+        return None
+
+
+def _read_hosts() -> dict[str, tuple[str, ...]]:
+    """Each name's addresses, in the file's order (hosts(5))."""
+    try:
+        text = Path(HOSTS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    table: dict[str, dict[str, None]] = {}
+    for line in text.splitlines():
+        address, *names = line.partition("#")[0].split() or [""]
+        if is_address(address):
+            for name in names:
+                table.setdefault(_plain(name), {})[str(ipaddress.ip_address(address))] = None
+    return {name: tuple(addresses) for name, addresses in table.items()}
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix(".")
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Bounds shared fairly between principals and addresses: queues, capacity, budgets in bytes."""

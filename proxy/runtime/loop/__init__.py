@@ -1,0 +1,1 @@
+"""The event loop's extensions: an epoll reactor, ticks, deadlines, timers, scoped tasks."""

@@ -1,0 +1,133 @@
+"""Connections to brokers: TCP, and TLS where ``brokers.service_url`` asks for it."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+import trio
+
+from proto.addresses import HostPort, speaks_tls
+from proxy.config.types import Brokers
+from proxy.runtime.loop.tasks import seconds
+from proxy.runtime.network.congestion import use_congestion_control
+from proxy.runtime.network.tls import TlsFailed, TlsStream, broker_context
+
+ATTEMPT_DELAY_S = 0.25
+"""RFC 8305, 5: "Connection Attempt Delay"."""
+
+
+class NotDialled(Exception):
+    """No connection; ``reason`` is a short stable name for metrics, the text is for the log."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Dialer:
+    """See the module. Raises ConfigError where certificates cannot be used."""
+
+    def __init__(self, config: Brokers) -> None:
+        self.config = config
+        self._tls = broker_context(config.tls) if speaks_tls(config.service_url) else None
+
+    async def dial_any(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
+        """Connect to a broker at whichever of its IP addresses answers first (RFC 8305, 5). Raises NotDialled.
+
+        Each gets ATTEMPT_DELAY_S before the next is tried, too, or until it fails; its families take turns. The
+        addresses are dialled as they are given: whoever checked them must know that nothing else is.
+        """
+        race = _Race()
+        try:
+            async with trio.open_nursery() as nursery:
+                for address in families_in_turn(addresses):
+                    failed = trio.Event()
+                    nursery.start_soon(self._attempt, broker, address, race, failed, nursery)
+                    with trio.move_on_after(ATTEMPT_DELAY_S):
+                        await failed.wait()
+        except BaseException:
+            if race.won is not None:
+                await trio.aclose_forcefully(race.won)
+            raise
+        if race.won is None:
+            raise NotDialled(race.reason, "; ".join(race.failures) or "no address")
+        return race.won
+
+    async def _attempt(
+        self, broker: HostPort, address: str, race: "_Race", failed: trio.Event, nursery: trio.Nursery
+    ) -> None:
+        try:
+            with trio.fail_after(seconds(self.config.connect_timeout_ms)):
+                stream = await self._dial(broker, address)
+        except trio.TooSlowError:
+            race.failures.append(f"{address}: no answer within {self.config.connect_timeout_ms} ms")
+        except TlsFailed as error:
+            race.reason = "tls"
+            race.failures.append(f"{address}: {error}")
+        except OSError as error:
+            race.failures.append(f"{address}: {error.strerror or error}")
+        else:
+            if race.won is None:
+                race.won = stream
+                nursery.cancel_scope.cancel()
+            else:  # another one was faster by less than a turn of the event loop
+                await trio.aclose_forcefully(stream)
+        failed.set()
+
+    async def _dial(self, broker: HostPort, address: str) -> trio.abc.HalfCloseableStream:
+        context = None if self._tls is None else await self._tls.current()
+        transport = await _connect(address, broker.port, self.config.congestion_control)
+        if context is None:
+            return transport
+        shaken = False
+        try:
+            stream = TlsStream(transport, context, server_side=False, host=broker.host)
+            await stream.handshake()
+            shaken = True
+        except ValueError as error:
+            raise TlsFailed(f"{broker.host!r} is no name for a certificate: {error}") from None
+        finally:
+            if not shaken:
+                await trio.aclose_forcefully(transport)
+        return stream
+
+
+@dataclass(slots=True)
+class _Race:
+    """What came of the attempts so far."""
+
+    won: trio.abc.HalfCloseableStream | None = None
+    reason: str = "unreachable"
+    failures: list[str] = field(default_factory=list)
+
+
+def families_in_turn(addresses: Sequence[str]) -> list[str]:
+    """The same addresses, in their order but for their families, which alternate (RFC 8305, 4)."""
+    first = [address for address in addresses if _is_ipv6(address) is _is_ipv6(addresses[0])]
+    second = [address for address in addresses if _is_ipv6(address) is not _is_ipv6(addresses[0])]
+    pairs = zip_longest(first, second)
+    return [address for pair in pairs for address in pair if address is not None]
+
+
+def _is_ipv6(address: str) -> bool:
+    return ":" in address
+
+
+async def _connect(address: str, port: int, congestion_control: str) -> trio.SocketStream:
+    family = socket.AF_INET6 if _is_ipv6(address) else socket.AF_INET
+    sock = trio.socket.socket(family, socket.SOCK_STREAM)
+    try:
+        tune_socket(sock)
+        use_congestion_control(sock, congestion_control)
+        await sock.connect((address, port))
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketStream(sock)
+
+
+def tune_socket(sock: socket.socket | trio.socket.SocketType) -> None:
+    """No delay for small frames; and let the kernel notice a peer that vanished without a word."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,0 +1,344 @@
+"""TLS: the contexts that the configuration asks for, and a stream that can end one direction before the other.
+
+A stream of our own rather than Trio's: a relay passes the end of one direction on while the other goes on, which
+``trio.SSLStream`` has no way to say.
+"""
+
+import contextlib
+import ssl
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import trio
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.x509 import load_pem_x509_certificates
+
+from proxy.config.errors import ConfigError
+from proxy.config.types import BrokerTls, ListenerTls
+from proxy.runtime.reloading_file import Watched
+
+RECEIVE_BYTES = 65536
+RECORD_BYTES = 16384
+ANSWERS_BYTES_MAX = 16384
+FLUSH_TIMEOUT_S = 10.0
+
+_VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_NEVER_RESUMED = "TLSv1.3"  # without tickets
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG"})
+
+
+class TlsFailed(Exception):
+    """No TLS with this peer; says why, fit for a log."""
+
+
+class TlsStream(trio.abc.HalfCloseableStream):
+    """TLS over a TCP connection; ``handshake`` first. One task may receive while others send."""
+
+    def __init__(
+        self, transport: trio.SocketStream, context: ssl.SSLContext, *, server_side: bool, host: str | None = None
+    ) -> None:
+        self.transport = transport
+        self._context = context  # OpenSSL calls back into it, and would find nothing there (see _front)
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side, server_hostname=host)
+        self._sending = trio.StrictFIFOLock()
+        self._unfed = memoryview(b"")
+        self._read_ahead = bytearray()  # at most what one portion from the transport becomes
+        self._ended = False
+        self._broken: ssl.SSLError | None = None
+        self._eof_sent = False
+
+    async def handshake(self) -> None:
+        """Agree on keys, and check certificates. Raises TlsFailed."""
+        try:
+            while True:
+                try:
+                    self._tls.do_handshake()
+                except ssl.SSLWantReadError:
+                    await self._flush()
+                    await self._fill()
+                    self._feed(RECEIVE_BYTES)
+                else:
+                    if self._tls.server_side and self._tls.session_reused:
+                        raise TlsFailed("the client resumed a session, whose certificate nobody has checked again")
+                    await self._flush()
+                    return
+        except ssl.SSLError as error:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await self._flush()  # the alert, which tells the peer
+            raise TlsFailed(_reason(error)) from None
+        except trio.BrokenResourceError as error:
+            raise TlsFailed(f"the connection broke off during the TLS handshake: {error.__cause__ or error}") from None
+
+    @property
+    def version(self) -> str:
+        """Which version of TLS is spoken, as ssl.SSLObject.version says it."""
+        return self._tls.version() or ""
+
+    def peer_certificate(self) -> bytes:
+        """The peer's certificate, checked, as DER; empty: it has none."""
+        return self._tls.getpeercert(binary_form=True) or b""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """What the peer sent; none at all at its end, be that a proper one or only that of TCP."""
+        limit = max_bytes or RECEIVE_BYTES
+        waited = False
+        while not self._decrypt(limit):
+            await self._answer()
+            await self._fill()
+            waited = True
+        if not waited:
+            await trio.lowlevel.checkpoint()
+        if not self._read_ahead and self._broken is not None:
+            raise trio.BrokenResourceError(_reason(self._broken)) from self._broken
+        data = bytes(self._read_ahead[:limit])
+        del self._read_ahead[:limit]
+        return data
+
+    async def _answer(self) -> None:
+        """Send what TLS itself has to say. Whoever is sending takes it along, unless it is much: then this waits."""
+        if self._outgoing.pending > (ANSWERS_BYTES_MAX if self._sending.locked() else 0):
+            await self._flush()
+
+    def _decrypt(self, limit: int) -> bool:
+        """Read ahead what is here, about as much as ``limit``; whether there is something to give, or to say."""
+        try:
+            while len(self._read_ahead) < limit and not self._ended:
+                self._decrypt_record()
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            self._ended = True
+        except ssl.SSLError as error:  # it would not be told a second time
+            self._ended, self._broken = True, error
+        return bool(self._read_ahead) or self._ended
+
+    def _decrypt_record(self) -> None:
+        """OpenSSL's buffers keep the size that they once had: what has come is fed to it piece by piece."""
+        while True:
+            try:
+                data = self._tls.read(RECORD_BYTES)
+            except ssl.SSLWantReadError:
+                if not self._feed(RECORD_BYTES):
+                    raise
+            else:
+                self._read_ahead += data
+                self._ended = not data
+                return
+
+    def _feed(self, size: int) -> bool:
+        """Give OpenSSL some of what has come; whether there was any."""
+        if not self._unfed:
+            return False
+        self._incoming.write(self._unfed[:size])
+        self._unfed = self._unfed[size:]
+        return True
+
+    async def _fill(self) -> None:
+        data = await self.transport.receive_some(RECEIVE_BYTES)
+        if data:
+            self._unfed = memoryview(data)
+        else:
+            self._incoming.write_eof()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of it. Raises trio.BrokenResourceError, trio.ClosedResourceError."""
+        async with self._turn_to_send():
+            with memoryview(data) as rest:
+                for start in range(0, len(rest), RECEIVE_BYTES):
+                    await self.transport.send_all(self._encrypted(rest[start : start + RECEIVE_BYTES]))
+
+    def _encrypted(self, data: memoryview) -> bytes:
+        records = []
+        sent = 0
+        while sent < len(data):
+            try:
+                sent += self._tls.write(data[sent : sent + RECORD_BYTES])
+            except ssl.SSLError as error:
+                raise trio.BrokenResourceError(_reason(error)) from error
+            records.append(self._outgoing.read())
+        return b"".join(records)
+
+    async def _flush(self) -> None:
+        async with self._turn_to_send():
+            data = self._outgoing.read()
+            if self._eof_sent:
+                return
+            # Cut off in the middle, it would spoil all that comes behind it.
+            with trio.move_on_after(FLUSH_TIMEOUT_S, shield=True) as scope:
+                await self.transport.send_all(data)
+            if scope.cancelled_caught:
+                raise trio.BrokenResourceError("the peer does not read")
+
+    @contextlib.asynccontextmanager
+    async def _turn_to_send(self) -> AsyncIterator[None]:
+        """One sender at a time; to ask the lock to wait would cost a round of the scheduler each time."""
+        try:
+            self._sending.acquire_nowait()
+        except trio.WouldBlock:
+            await self._sending.acquire()
+        try:
+            yield
+        finally:
+            self._sending.release()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """See Trio."""
+        await self.transport.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """End our direction: close_notify, and the end of TCP's. What the peer still sends can be received."""
+        async with self._turn_to_send():
+            if self._eof_sent:
+                return
+            self._eof_sent = True
+            # OpenSSL takes what it finds here for the peer's close_notify, and gives up if it is anything else.
+            self._decrypt(sys.maxsize)
+            with contextlib.suppress(ssl.SSLError):  # always one: the peer's own is not there
+                self._tls.unwrap()
+            await self.transport.send_all(self._outgoing.read())
+            await self.transport.send_eof()
+
+    async def aclose(self) -> None:
+        """Close at once."""
+        await self.transport.aclose()
+
+
+def _reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the peer's certificate is not accepted: {error.verify_message}"
+    if error.reason in _NOT_TLS:
+        return "the peer does not speak TLS"
+    return str(error.reason or error).lower().replace("_", " ")
+
+
+# ---- contexts
+
+
+def listener_context(key: str, config: ListenerTls) -> Watched[ssl.SSLContext]:
+    """The context of a listener; raises ConfigError."""
+    files = (config.certificate, config.key, config.client_ca)
+    return Watched(key, files, lambda: _new_listener_context(key, config))
+
+
+def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[config.minimum_version]
+    # No session is resumed (see ListenerContexts). And a ticket that a client never reads, since it closes first,
+    # becomes a reset behind the last bytes.
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority is one because it is in the file
+    _load_certificate(context, key, config.certificate, config.key)
+    if config.client_ca:
+        with _naming(f"{key}.client_ca", config.client_ca):
+            context.load_verify_locations(cafile=config.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED if config.require_client_certificate else ssl.CERT_OPTIONAL
+    return context
+
+
+class ListenerContexts:
+    """The contexts of a listener's connections, none of which resumes a session of another: its certificate would not
+    be checked again, although `client_ca` may have changed. Raises ConfigError.
+
+    Tickets are off. TLS 1.2 also resumes by an id, from a cache that OpenSSL keeps in a context, and that Python's ssl
+    has no way to turn off. So a context serves no other connection once TLS 1.2 was spoken on it: those that come later
+    find a new cache. One that began at the same time could still resume the session; its handshake fails
+    (TlsStream.handshake), and succeeds when it comes again.
+
+    To load a certificate takes milliseconds, so what is new each time is only a front: a context with nothing in it,
+    which changes to the loaded one as soon as the client has said its first word.
+    """
+
+    def __init__(self, key: str, config: ListenerTls) -> None:
+        self._watched = listener_context(key, config)
+        self._loaded = self._watched.value
+        self._front = _front(self._loaded)
+
+    async def current(self) -> ssl.SSLContext:
+        """The context for a connection that begins now; tell ``used`` of it after the handshake."""
+        loaded = await self._watched.current()
+        if loaded is not self._loaded:
+            self._loaded, self._front = loaded, _front(loaded)
+        return self._front
+
+    def used(self, context: ssl.SSLContext, version: str) -> None:
+        """A connection has done its handshake with a context, in this version of TLS."""
+        if version != _NEVER_RESUMED and context is self._front:
+            self._front = _front(self._loaded)
+
+
+def _front(loaded: ssl.SSLContext) -> ssl.SSLContext:
+    """A context that becomes another one when a client has said its first word. It must live as long as what it was
+    used for: OpenSSL calls its callback by address.
+    """
+    front = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    front.minimum_version = loaded.minimum_version
+    front.options = loaded.options
+    front.num_tickets = loaded.num_tickets
+    front.verify_flags = loaded.verify_flags
+    front.verify_mode = loaded.verify_mode
+
+    def change(tls: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _front: ssl.SSLContext) -> None:
+        tls.context = loaded
+
+    front.sni_callback = change
+    return front
+
+
+def broker_context(config: BrokerTls) -> Watched[ssl.SSLContext]:
+    """The context for connections to brokers; raises ConfigError."""
+    files = (config.trust, config.certificate, config.key)
+    return Watched("brokers.tls", files, lambda: _new_broker_context(config))
+
+
+def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
+    with _naming("brokers.tls.trust", config.trust or "the system's authorities"):
+        context = ssl.create_default_context(cafile=config.trust or None)
+    context.minimum_version = _VERSIONS[config.minimum_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.check_hostname = config.verify_hostname
+    if config.certificate:
+        _load_certificate(context, "brokers.tls", config.certificate, config.key)
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, key: str, certificate: str, private_key: str) -> None:
+    def no_passphrase() -> str:
+        """Asked for by OpenSSL, which would otherwise ask at the terminal."""
+        raise ConfigError(f"{key}.key: {private_key} has a passphrase, which nobody can enter here")
+
+    with _naming(f"{key}.certificate, {key}.key", f"{certificate}, {private_key}"):
+        try:
+            context.load_cert_chain(certificate, private_key, password=no_passphrase)
+        except ssl.SSLError:
+            _tell_which(key, certificate, private_key)
+            raise
+
+
+def _tell_which(key: str, certificate: str, private_key: str) -> None:
+    """Which of two files is broken, which OpenSSL does not say. Raises ConfigError if one is."""
+    try:
+        load_pem_x509_certificates(Path(certificate).read_bytes())
+    except ValueError:
+        raise ConfigError(f"{key}.certificate: {certificate} holds no certificate in PEM form") from None
+    try:
+        load_pem_private_key(Path(private_key).read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
+        raise ConfigError(f"{key}.key: {private_key} holds no private key in PEM form") from None
+
+
+@contextlib.contextmanager
+def _naming(key: str, files: str) -> Iterator[None]:
+    """Say which of the files cannot be used, which OpenSSL leaves out."""
+    try:
+        yield
+    except ssl.SSLError as error:
+        reason = str(error.reason or error).lower().replace("_", " ")
+        raise ConfigError(f"{key}: {files}: {reason}") from None
+    except OSError as error:
+        raise ConfigError(f"{key}: {files}: {error.strerror}") from None

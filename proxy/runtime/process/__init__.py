@@ -1,0 +1,1 @@
+"""A process of the cluster: its start under the supervisor, inherited descriptors, hardening."""

@@ -1,0 +1,1 @@
+"""The RPC between the cluster's processes over Unix sockets."""

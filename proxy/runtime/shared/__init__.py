@@ -1,0 +1,1 @@
+"""Memory and sockets that processes of the cluster share by descriptor."""

@@ -1,0 +1,1 @@
+"""The cluster of workers: slots that are kept filled, started and drained in order."""

@@ -1,0 +1,85 @@
+"""A forwarder that is ready before it is needed: it has done its imports, and waits for its START.
+
+When a forwarder dies, its relays stand still until a successor has them; to start Python would be most of that time.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from proxy.runtime.observability.logs import get_logger
+from proxy.supervisor.processes.worker_process import WorkerProcess
+
+PAUSE_S = 1.0
+"""How long after one was taken the next is started: the successor itself needs the CPU first."""
+
+
+class Standby:
+    """At most one process, made anew some time after it was taken or has died."""
+
+    def __init__(self, spawn: Callable[[], Awaitable[WorkerProcess]]) -> None:
+        self._spawn = spawn
+        self._worker: WorkerProcess | None = None
+        self._taken = trio.Event()
+        self._running = trio.CancelScope()
+        self._over = trio.Event()
+
+    async def run(self) -> None:
+        """Keep one ready until cancelled or stopped."""
+        try:
+            await self._keep()
+        finally:
+            self._over.set()
+
+    async def _keep(self) -> None:
+        with self._running:
+            while True:
+                try:
+                    worker = self._worker = await self._spawn()
+                except OSError as error:
+                    get_logger().warning("no standby forwarder", reason=str(error))
+                else:
+                    await self._wait(worker)
+                await trio.sleep(PAUSE_S)
+
+    async def _wait(self, worker: WorkerProcess) -> None:
+        """Until it is taken, or has died."""
+        taken = self._taken
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def watch() -> None:
+                    await worker.wait()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(watch)
+                await taken.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            if not taken.is_set():
+                with trio.CancelScope(shield=True):
+                    await self._end(worker)
+
+    async def _end(self, worker: WorkerProcess) -> None:
+        self._worker = None
+        worker.kill()
+        if worker.store is not None:
+            worker.store.close()
+        await worker.wait()
+
+    def take(self) -> WorkerProcess | None:
+        """The process, if there is one; it is the caller's from now on."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._taken.set()
+            self._taken = trio.Event()
+        return worker
+
+    def stop(self) -> None:
+        """End the process, if there is one, and start no other."""
+        self._running.cancel()
+
+    async def stop_and_wait(self) -> None:
+        """Stop, and return when nothing is left of it."""
+        self.stop()
+        await self._over.wait()

@@ -1,0 +1,212 @@
+"""What one supervisor leaves to the next: an upgrade is the same process with another program (exec).
+
+Descriptors stay open across an exec, children stay children. All that the next program has to know stands in a piece
+of memory, whose descriptor it is told: numbers of descriptors and processes, what the fd store knows about each relay,
+and the key of sealed principals, which therefore never stands in an argument or a file.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import trio
+
+from proto.roles import Role
+from proto.sealed_principal import SEAL_KEY_BYTES
+from proxy.runtime.process.descriptors import adopt_socket
+from proxy.supervisor.handover.fd_store import Kept, Shelf
+from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
+
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Those that mean something to the supervisor; held back while nobody is there to take them."""
+
+_STANDARD_DESCRIPTOR_MAX = 2
+_WRITE_BYTES = 1 << 20
+_PROGRAM = (sys.executable, "-P", "-m", "proxy")
+
+
+class ShelfState(msgspec.Struct, frozen=True):
+    """A shelf of the fd store: its table, and about each relay and pipe what is known and two descriptors."""
+
+    table: int
+    relays: dict[int, tuple[bytes, int, int]]
+    pipes: dict[int, tuple[bytes, int, int]]
+    left_behind: dict[int, dict[int, str]] = {}
+
+
+class State(msgspec.Struct, frozen=True):
+    """What stands in the memory. Add fields with defaults, never change one: programs of two versions share it."""
+
+    generation: int
+    runtime_dir: str
+    seal_key: bytes
+    runtime_lock: int
+    control: int
+    admin: dict[str, int]
+    listeners: dict[str, int]
+    services: dict[str, int]
+    connections: int
+    shelves: list[ShelfState]
+    workers: list[Inherited]
+    drain: bool = False
+
+    @property
+    def relays(self) -> int:
+        """How many relays go on."""
+        return sum(len(shelf.relays) for shelf in self.shelves)
+
+    def descriptors(self) -> list[int]:
+        """Every descriptor that has to stay open."""
+        single = [self.runtime_lock, self.control, self.connections]
+        single += [*self.admin.values(), *self.listeners.values(), *self.services.values()]
+        for shelf in self.shelves:
+            single.append(shelf.table)
+            single += [end for kept in (*shelf.relays.values(), *shelf.pipes.values()) for end in kept[1:]]
+        for worker in self.workers:
+            single += [end for end in (worker.channel, worker.liveness, worker.store) if end >= 0]
+        return single
+
+
+@dataclass(slots=True)
+class Legacy:
+    """What a supervisor begins with; of the very first one, nothing but a new key."""
+
+    generation: int = 1
+    runtime_dir: str = ""
+    seal_key: bytes = field(default_factory=lambda: os.urandom(SEAL_KEY_BYTES), repr=False)
+    runtime_lock: int = -1
+    control: socket.socket | None = None
+    admin: dict[str, socket.socket] = field(default_factory=dict)
+    listeners: dict[str, socket.socket] = field(default_factory=dict)
+    services: dict[tuple[Role, int], socket.socket] = field(default_factory=dict)
+    connections: int = -1
+    shelves: list[Shelf] = field(default_factory=list)
+    workers: dict[tuple[Role, int], WorkerProcess] = field(default_factory=dict)
+    drain: bool = False
+    """Whether an operator asked for the end while one program became the other."""
+
+    @classmethod
+    def read(cls, descriptor: int) -> "Legacy":
+        """Take over what the program before this one left."""
+        with os.fdopen(descriptor, "rb") as memory:
+            memory.seek(0)
+            state = msgspec.msgpack.decode(memory.read(), type=State)
+        for number in state.descriptors():
+            with contextlib.suppress(OSError):  # of a worker that died across the exec
+                os.set_inheritable(number, False)
+        workers = {}
+        for one in state.workers:
+            with contextlib.suppress(OSError):
+                workers[Role(one.role), one.index] = WorkerProcess.take_over(one)
+        return cls(
+            generation=state.generation,
+            runtime_dir=state.runtime_dir,
+            seal_key=state.seal_key,
+            runtime_lock=state.runtime_lock,
+            control=adopt_socket(state.control),
+            admin={bind: adopt_socket(number) for bind, number in state.admin.items()},
+            listeners={bind: adopt_socket(number) for bind, number in state.listeners.items()},
+            services={_place(name): adopt_socket(number) for name, number in state.services.items()},
+            connections=state.connections,
+            shelves=[_shelf(shelf) for shelf in state.shelves],
+            workers=workers,
+            drain=state.drain,
+        )
+
+    def take_listener(self, bind: str) -> socket.socket | None:
+        """The socket that is bound there."""
+        return self.listeners.pop(bind, None)
+
+    def take_admin(self, bind: str) -> socket.socket | None:
+        """The socket that is bound there."""
+        return self.admin.pop(bind, None)
+
+    def take_service(self, role: Role, index: int) -> socket.socket | None:
+        """The Unix socket of a place."""
+        return self.services.pop((role, index), None)
+
+    async def discard(self) -> None:
+        """Let go of what the next cluster has no use for."""
+        for sock in (*self.admin.values(), *self.listeners.values(), *self.services.values()):
+            sock.close()
+        async with trio.open_nursery() as nursery:
+            for worker in self.workers.values():
+                nursery.start_soon(_end, worker)
+
+
+async def _end(worker: WorkerProcess) -> None:
+    """Stop a worker and fetch its exit code: until somebody does, it stands before all adopted children that ended."""
+    await worker.stop()
+    await worker.wait()
+
+
+def shelf_state(shelf: Shelf) -> ShelfState:
+    """A shelf in numbers."""
+    return ShelfState(
+        table=shelf.table,
+        relays={number: (kept.about, kept.first, kept.second) for number, kept in shelf.relays.items()},
+        pipes={number: (kept.about, kept.first, kept.second) for number, kept in shelf.pipes.items()},
+        left_behind=shelf.left_behind,
+    )
+
+
+def _shelf(state: ShelfState) -> Shelf:
+    return Shelf(
+        state.table,
+        {number: Kept(*kept) for number, kept in state.relays.items()},
+        {number: Kept(*kept) for number, kept in state.pipes.items()},
+        state.left_behind,
+    )
+
+
+def place_name(role: Role, index: int) -> str:
+    """How a place is written in the state."""
+    return f"{role.value}-{index}"
+
+
+def _place(name: str) -> tuple[Role, int]:
+    role, _, index = name.rpartition("-")
+    return Role(role), int(index)
+
+
+def check_command(config_file: Path) -> list[str]:
+    """How the program that is installed now says whether it can read the configuration."""
+    return [*_PROGRAM, "check", "--config", str(config_file)]
+
+
+def _keep_open(numbers: set[int]) -> None:
+    """Let these descriptors survive an exec, and no others but the standard ones: libraries may think otherwise."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 -- numbers, not paths
+        number = int(name)
+        if number > _STANDARD_DESCRIPTOR_MAX:
+            with contextlib.suppress(OSError):  # the listing's own
+                os.set_inheritable(number, number in numbers)
+
+
+def become_next_program(state: State, config_file: Path) -> NoReturn:
+    """Leave everything to whatever is installed now. No return: this program ends in the middle of this call.
+
+    Raises OSError where that cannot be executed; then everything is as it was, but that there is no standby any more.
+    """
+    memory = os.memfd_create("legacy", 0)  # without CLOEXEC
+    remaining = memoryview(msgspec.msgpack.encode(state))
+    while remaining:
+        remaining = remaining[os.write(memory, remaining[:_WRITE_BYTES]) :]
+    _keep_open({memory, *state.descriptors()})
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    command = [*_PROGRAM, "serve", "--config", str(config_file), "--legacy", str(memory)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(command[0], command)  # noqa: S606 -- no shell is the point
+    finally:  # it failed
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        os.close(memory)
+        for number in state.descriptors():
+            os.set_inheritable(number, False)

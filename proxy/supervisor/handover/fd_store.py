@@ -1,0 +1,258 @@
+"""The fd store: copies of each relay's sockets and of the pipes, for a forwarder's successor.
+
+A shelf belongs to one forwarder's place in the cluster. While a forwarder lives, it says over its line what to keep and
+what to drop; when it is gone, whatever it had said is read to the end, and the next one gets all that is kept. Nothing
+here ever looks into a relay: the sockets are only held.
+
+A forwarder that is replaced names the relays that cannot move as its last word. Its successor is told of them, and when
+its process has ended: until then it goes on counting in the place's table.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import trio
+from google.protobuf.message import DecodeError
+
+from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.shared.fd_store_channel import (
+    CLIENT_IP_CHARACTERS_MAX,
+    DESCRIPTORS_MAX,
+    LEFT_BEHIND_PER_MESSAGE_MAX,
+    MESSAGE_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    StoreChannel,
+    StoreLost,
+    close_all,
+)
+from proxy.runtime.shared.relay_table import RELAYS_MAX, new_table, table_of_this_form
+from proxy.supervisor.handover.address_tables import AddressTableLine
+
+PIPES_MAX = 2 * RELAYS_MAX + 1024
+"""One for each direction, and those in hand."""
+
+RECORDS_BYTES_MAX = 1024 * RELAYS_MAX
+"""What may be kept of all relays of one forwarder together. Usual records take a few hundred bytes; a forwarder that
+was taken over could otherwise fill the supervisor with its longest ones.
+"""
+
+RECORD_BYTES_OVERHEAD = 16
+"""What a record costs in a message beside its own bytes, at most."""
+
+Listeners = Callable[[], Sequence[int]]
+"""Says the descriptors of the clients' listeners at the moment when they are sent: a drain closes them, and then their
+numbers may be anybody's.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Two descriptors, and what was said about them: a serialized StoredRelay or StoredPipe."""
+
+    about: bytes
+    first: int
+    second: int
+
+    def close(self) -> None:
+        """Close both."""
+        os.close(self.first)
+        os.close(self.second)
+
+
+def _log_lost(error: Exception) -> None:
+    get_logger().error("lost a forwarder's line to the fd store; ending it", reason=str(error) or type(error).__name__)
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What is kept for one place."""
+
+    table: int = field(default_factory=new_table)
+    relays: dict[int, Kept] = field(default_factory=dict)
+    pipes: dict[int, Kept] = field(default_factory=dict)
+    left_behind: dict[int, dict[int, str]] = field(default_factory=dict)
+    """By the process id of the forwarder that has them: ids of relays, and their clients' IP addresses."""
+    _listener: StoreChannel | None = field(default=None, init=False)
+    """The line of the forwarder that is told of the ends of its predecessors."""
+    _in_use: trio.Lock = field(default_factory=trio.Lock)
+    _record_bytes: int = field(default=0, init=False)
+    _full_was_logged: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._record_bytes = sum(len(kept.about) for kept in self.relays.values())
+
+    async def serve(
+        self,
+        channel: StoreChannel,
+        listeners: Listeners,
+        *,
+        pid: int,
+        new: bool,
+        tables: AddressTableLine,
+        keeps_relays: bool = True,
+    ) -> bool:
+        """Keep what the forwarder with this process id says until its line has ended; a new one first gets the clients'
+        listeners and what its predecessor left. Whether the line ended in order.
+
+        One forwarder at a time: a successor waits here until its predecessor has said its last. ``keeps_relays``:
+        whether sockets and pipes are kept (``relay.crash_safe``).
+        """
+        async with self._in_use:
+            self._full_was_logged = False
+            with contextlib.closing(channel):
+                try:
+                    self._listener = channel
+                    if new:
+                        await self.hand_over(channel, listeners())
+                        tables.begin(channel)
+                    await self.keep(channel, tables, pid, keeps_relays=keeps_relays)
+                except (StoreLost, DecodeError, OSError) as error:
+                    _log_lost(error)
+                    return False
+                finally:
+                    self._listener = None
+                    tables.end()
+        return True
+
+    async def keep(
+        self, channel: StoreChannel, tables: AddressTableLine, pid: int = 0, *, keeps_relays: bool = True
+    ) -> None:
+        """Do what a forwarder says, until its line has ended and all of it was read."""
+        while (received := await channel.receive()) is not None:
+            message, descriptors = received
+            if message.address_tables:
+                tables.take(descriptors)
+            elif keeps_relays or not descriptors:
+                self.take(message, descriptors, pid)
+            else:
+                close_all(descriptors)
+
+    def take(self, message: StoreMessage, descriptors: list[int], pid: int = 0) -> None:
+        """Do what one message of a forwarder says. Raises StoreLost where it says what no forwarder would."""
+        for relay_id in message.dropped_relays:
+            self._drop_relay(relay_id)
+            self._drop_left_behind(relay_id)
+        for pipe_id in message.dropped_pipes:
+            self._drop_pipe(pipe_id)
+        if len(descriptors) != 2 * (len(message.relays) + len(message.pipes)):
+            close_all(descriptors)
+            get_logger().error("a relay is not crash-safe: the supervisor may open no more files; raise ulimit -n")
+            return
+        if any(not 0 < relay.id <= RELAYS_MAX for relay in message.relays) or len(self.pipes) > PIPES_MAX:
+            close_all(descriptors)
+            raise StoreLost("a forwarder that wants more kept than it can have")
+        ends = zip(descriptors[::2], descriptors[1::2], strict=True)
+        for relay in message.relays:
+            self._keep_relay(relay, *next(ends))
+        for pipe in message.pipes:
+            self._drop_pipe(pipe.id)
+            # Not the message itself: it may hold fields that nobody knows, as long as a whole packet.
+            about = StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes).SerializeToString()
+            self.pipes[pipe.id] = Kept(about, *next(ends))
+        if message.left_behind:
+            self._take_left_behind(message.left_behind, pid)
+
+    def _take_left_behind(self, relays: Iterable[RelayLeftBehind], pid: int) -> None:
+        """Note which relays stay in a forwarder that was replaced; each id once, so their number is bounded."""
+        mine = self.left_behind.setdefault(pid, {})
+        for relay in relays:
+            if not 0 < relay.id <= RELAYS_MAX or len(relay.client_ip) > CLIENT_IP_CHARACTERS_MAX:
+                raise StoreLost("a forwarder that leaves behind what is no relay")
+            self._drop_left_behind(relay.id)
+            mine[relay.id] = relay.client_ip
+
+    def _drop_left_behind(self, relay_id: int) -> None:
+        for relays in self.left_behind.values():
+            relays.pop(relay_id, None)
+
+    def process_ended(self, pid: int) -> None:
+        """A forwarder's process has ended: tell its successor that nobody writes to the rows of its relays any more."""
+        if self.left_behind.pop(pid, None) is None or self._listener is None:
+            return
+        try:
+            self._listener.send_now(StoreMessage(ended_predecessor_pids=[pid]))
+        except (OSError, StoreLost) as error:  # the next forwarder of the place will see that they are nobody's
+            get_logger().warning(
+                "a forwarder was not told that its predecessor has ended; it goes on counting the predecessor's "
+                "connections until it is replaced itself",
+                predecessor_pid=pid,
+                reason=str(error),
+            )
+
+    def _keep_relay(self, relay: StoredRelay, client: int, broker: int) -> None:
+        """Keep one relay, unless one forwarder would fill the supervisor's memory with such records."""
+        self._drop_relay(relay.id)
+        record = relay.SerializeToString()
+        too_long = len(record) > RECORD_BYTES_MAX
+        if not too_long and self._record_bytes + len(record) <= RECORDS_BYTES_MAX:
+            self.relays[relay.id] = Kept(record, client, broker)
+            self._record_bytes += len(record)
+            return
+        close_all((client, broker))
+        if too_long:
+            get_logger().error("a relay is not crash-safe: its record is too long", bytes=len(record))
+        elif not self._full_was_logged:
+            self._full_was_logged = True
+            get_logger().error(
+                "relays are not crash-safe: the records of their forwarder's relays are too long together",
+                bytes=self._record_bytes,
+                most_bytes=RECORDS_BYTES_MAX,
+            )
+
+    def _drop_relay(self, relay_id: int) -> None:
+        kept = self.relays.pop(relay_id, None)
+        if kept is not None:
+            self._record_bytes -= len(kept.about)
+            kept.close()
+
+    def _drop_pipe(self, pipe_id: int) -> None:
+        kept = self.pipes.pop(pipe_id, None)
+        if kept is not None:
+            kept.close()
+
+    async def hand_over(self, channel: StoreChannel, listeners: Sequence[int]) -> None:
+        """Give a copy of everything to a new forwarder. Raises StoreLost where that one is gone, too."""
+        self.table = table_of_this_form(self.table)  # an upgrade may have brought it from an older program
+        channel.send_now(StoreMessage(table=True, listeners=len(listeners)), (self.table, *listeners))
+        for batch in _batches(self.pipes.values()):
+            pipes = [StoredPipe.FromString(kept.about) for kept in batch]
+            await channel.send(StoreMessage(pipes=pipes), _ends(batch))
+        for batch in _batches(self.relays.values()):
+            relays = [StoredRelay.FromString(kept.about) for kept in batch]
+            await channel.send(StoreMessage(relays=relays), _ends(batch))
+        for pid, behind in list(self.left_behind.items()):
+            entries = [RelayLeftBehind(id=number, client_ip=ip) for number, ip in behind.items()]
+            for first in range(0, len(entries), LEFT_BEHIND_PER_MESSAGE_MAX):
+                part = entries[first : first + LEFT_BEHIND_PER_MESSAGE_MAX]
+                await channel.send(StoreMessage(left_behind=part, predecessor_pid=pid))
+        await channel.send(StoreMessage(complete=True))
+
+    def clear(self) -> None:
+        """Let go of all that is kept; the table stays."""
+        for kept in (*self.relays.values(), *self.pipes.values()):
+            kept.close()
+        self.relays.clear()
+        self.pipes.clear()
+        self._record_bytes = 0
+
+
+def _ends(batch: Iterable[Kept]) -> list[int]:
+    return [end for kept in batch for end in (kept.first, kept.second)]
+
+
+def _batches(shelf: Iterable[Kept]) -> Iterator[list[Kept]]:
+    """As many at a time as one message may hold."""
+    batch: list[Kept] = []
+    size = 0
+    for kept in shelf:
+        more = len(kept.about) + RECORD_BYTES_OVERHEAD
+        if batch and (2 * len(batch) + 2 > DESCRIPTORS_MAX or size + more > MESSAGE_BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(kept)
+        size += more
+    if batch:
+        yield batch

@@ -1,0 +1,1 @@
+"""What operators and the admin worker can ask the supervisor."""

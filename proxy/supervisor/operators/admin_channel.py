@@ -1,0 +1,134 @@
+"""What the admin worker may ask: how the cluster is, and what its processes count. Nothing else, and nothing by others.
+
+The worker serves the operators' HTTP port and so reads what strangers send. The supervisor, which has made the seal's
+key, only sees its calls, over a line of the worker's own (proxy/admin/questions.py is its other end).
+"""
+
+import contextlib
+import socket
+from collections.abc import Callable
+from functools import partial
+
+import trio
+
+from proto.roles import Role
+from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Status, Text
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.rpc.peers import Caller
+from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
+from proxy.supervisor.operators.paced import Paced
+from proxy.supervisor.operators.report import MetricsTooLarge, Report
+from proxy.supervisor.processes.worker_process import WorkerProcess
+
+ADMIN_BACKLOG = 128
+
+FRAME_BYTES_MAX = 64 * 1024
+"""Of a question."""
+
+UNDER_WAY_MAX = 32
+"""Questions at a time: each may make every worker answer."""
+
+
+INTERVAL_S = 0.2
+"""Between the beginnings of two answers to the same question: each makes every forwarder look at all its sessions."""
+
+
+class AdminLine:
+    """Serves admin workers, each on its own line. ``listener``: the descriptor of the operators' port."""
+
+    def __init__(self, report: Report, listener: Callable[[], int], interval_s: float = INTERVAL_S) -> None:
+        self._report = report
+        self._listener = listener
+        self._interval_s = interval_s
+        self._under_way = 0
+        self._reasons = Paced(report.not_ready_reasons, interval_s)
+        self._status_json = Paced(report.status_json, interval_s)
+        self._metrics_of: dict[ProcessPlace, Paced[str]] = {}
+
+    async def serve(self, worker: WorkerProcess) -> None:
+        """Give a worker the port when it wants it, and answer its questions, until it has ended."""
+        line = worker.questions
+        if line is None:
+            raise RuntimeError("an admin worker without a line to ask the supervisor")
+        with contextlib.closing(line):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._serve_line, line, worker.pid)
+                await worker.wait()  # what it has started may have the line's other end open for longer
+                nursery.cancel_scope.cancel()
+
+    async def _serve_line(self, line: socket.socket, pid: int) -> None:
+        # Only now: a process that has not got that far would keep the port if the supervisor were killed.
+        await trio.lowlevel.wait_readable(line)
+        try:
+            if not line.recv(1):
+                return
+            socket.send_fds(line, [b"L"], [self._listener()])
+        except OSError as error:
+            get_logger().error("the admin worker was not given its port", reason=str(error))
+            line.close()  # so that it need not wait
+            return
+        server = RpcServer(self._handlers(), max_frame_bytes=FRAME_BYTES_MAX)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(line))
+        await server.serve_connection(stream, Caller(Role.ADMIN, pid))
+
+    def _handlers(self) -> dict[int, Handler]:
+        handlers: dict[int, Handler] = {
+            Method.REPORT_HEALTH: self._health,
+            Method.REPORT_READINESS: self._readiness,
+            Method.REPORT_STATUS: self._status,
+            Method.REPORT_PLACES: self._places,
+            Method.REPORT_METRICS: self._metrics,
+        }
+        return {method: self._bounded(handler) for method, handler in handlers.items()}
+
+    def _bounded(self, handler: Handler) -> Handler:
+        async def handle(data: bytes, caller: Caller) -> bytes:
+            if self._under_way >= UNDER_WAY_MAX:
+                raise RpcRefused(Status.TOO_MANY_REQUESTS, "too many questions at a time")
+            self._under_way += 1
+            try:
+                return await handler(data, caller)
+            finally:
+                self._under_way -= 1
+
+        return handle
+
+    async def _health(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        await trio.lowlevel.checkpoint()
+        return b""
+
+    async def _readiness(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        return Reasons(reasons=await self._reasons.current()).SerializeToString()
+
+    async def _status(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        return Text(text=(await self._status_json.current()).decode()).SerializeToString()
+
+    async def _places(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        await trio.lowlevel.checkpoint()
+        return Places(places=[place.to_protobuf() for place in self._report.places()]).SerializeToString()
+
+    async def _metrics(self, data: bytes, _caller: Caller) -> bytes:
+        place = ProcessPlace.of(Place.FromString(data))
+        try:
+            text = await self._metrics_at(place)
+        except MetricsTooLarge as error:
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return Text(text=text).SerializeToString()
+
+    async def _metrics_at(self, place: ProcessPlace) -> str:
+        """One process's metrics; nothing where there is none. Raises MetricsTooLarge."""
+        places = self._report.places()
+        if place not in places:  # so that there is a bound on how many are kept here
+            await trio.lowlevel.checkpoint()
+            return ""
+        paced = self._metrics_of.get(place)
+        if paced is None:
+            for ended in self._metrics_of.keys() - set(places):
+                del self._metrics_of[ended]
+            paced = self._metrics_of[place] = Paced(partial(self._report.metrics, place), self._interval_s)
+        return await paced.current()

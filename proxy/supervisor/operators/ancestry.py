@@ -1,0 +1,123 @@
+"""Who asks at control.sock: an operator, or a process that descends from the supervisor, which is none.
+
+All processes of a cluster run as one user, so a worker that was taken over could open control.sock like any operator,
+itself or by way of a process that it starts. It cannot choose its ancestors, though: the supervisor adopts whoever
+loses its parent below it (``adopt_orphans``), so the chain of parents of every process that a worker has begun,
+directly or not, leads to the supervisor, for as long as that process lives.
+"""
+
+import errno
+import os
+import select
+import socket
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import trio
+
+from proto.roles import Role
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.rpc.peers import Caller, peer_credentials
+
+_SO_PEERPIDFD = 77  # since Linux 6.5
+_PARENT_FIELD, _START_FIELD = 1, 19  # of /proc/<pid>/stat (proc_pid_stat(5)), counted after the command's name
+_GENERATIONS_MAX = 1000
+_ATTEMPTS = 3
+
+
+class Ancestor(NamedTuple):
+    """What /proc says of a process: its parent, and when it began, in ticks of the kernel's clock."""
+
+    parent: int
+    began: int
+
+
+class Untraceable(Exception):
+    """A process whose ancestors cannot be seen. Says which."""
+
+
+def descends_from(pid: int, ancestor: int) -> bool:
+    """Whether a process is another one, or its child, or a child's child, and so on. Raises Untraceable.
+
+    Parents end while they are looked for, and their children go to others then: what does not fit is read again.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _walk(pid, ancestor)
+        except Untraceable:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError  # not reached
+
+
+def _walk(pid: int, ancestor: int) -> bool:
+    began: int | None = None
+    for _ in range(_GENERATIONS_MAX):
+        if pid == ancestor:
+            return True
+        if pid <= 0:  # the chain ends: init's parent, or a parent outside of this pid namespace
+            return False
+        found = _look(pid)
+        if began is not None and found.began > began:
+            raise Untraceable(f"process {pid} is younger than its child")  # its number is another's now
+        pid, began = found
+    raise Untraceable("there are too many generations")
+
+
+def _look(pid: int) -> Ancestor:
+    try:
+        # The command's name may hold anything, parentheses and spaces among it.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return Ancestor(int(fields[_PARENT_FIELD]), int(fields[_START_FIELD]))
+    except (OSError, IndexError, ValueError):
+        raise Untraceable(f"/proc/{pid}/stat cannot be read") from None
+
+
+def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
+    """The caller at control.sock: this user or root, but nobody who descends from this process; None for all others.
+
+    A caller that has ended is refused, since its number may be another's by now; so is one whose ancestors are hidden.
+    A caller without a number is outside of this process's pid namespace, where none of its descendants can be.
+    """
+    pid, uid = peer_credentials(sock)
+    own = os.geteuid()
+    if uid not in {0, own}:
+        return None
+    if uid == 0 and own != 0:
+        return Caller(Role.OPERATOR, pid)  # no child of ours can be root: none of them can gain privileges
+    pidfd: int | None = None
+    try:
+        pidfd = _peer_pidfd(sock)
+        if pid not in {0, os.getpid()} and descends_from(pid, os.getpid()):
+            get_logger().error("refused a process of the cluster itself at control.sock", pid=pid)
+            return None
+        if pidfd is not None and _has_ended(pidfd):
+            return None
+    except Untraceable as error:
+        get_logger().error("refused a caller at control.sock: ask as root", pid=pid, reason=str(error))
+        return None
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+    return Caller(Role.OPERATOR, pid)
+
+
+def _peer_pidfd(sock: trio.socket.SocketType) -> int | None:
+    """A descriptor of the process that connected, which stays its own; None where the kernel knows no such thing.
+
+    Raises Untraceable where there is none any more: some kernels have none for a process that has ended (EINVAL up to
+    Linux 6.15), and its number may be another's.
+    """
+    try:
+        return int(struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0])
+    except OSError as error:
+        if error.errno == errno.ENOPROTOOPT:
+            return None
+        raise Untraceable(f"the kernel does not tell its process: {error.strerror}") from None
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,81 @@
+"""control.sock: what an operator on this machine may ask of a running cluster."""
+
+import os
+import socket
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from proto.rpc_pb2 import Empty, Method, Status, Text
+from proxy.config.errors import ConfigError
+from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.runtime.rpc.peers import Caller
+from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
+from proxy.supervisor.operators.ancestry import identify_operator
+from proxy.supervisor.operators.report import Report
+from proxy.supervisor.processes.configure import ReloadRefused
+from proxy.supervisor.startup.sockets import CONTROL_SOCKET
+
+
+class UpgradeRefused(Exception):
+    """The cluster goes on with the program it has. Says why."""
+
+
+class Control:
+    """Serves status, drain, reload and upgrade."""
+
+    def __init__(
+        self,
+        report: Report,
+        drain: Callable[[], None],
+        reload: Callable[[], Awaitable[None]],
+        upgrade: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._report = report
+        self._drain = drain
+        self._reload = reload
+        self._upgrade = upgrade
+
+    def _handlers(self) -> dict[int, Handler]:
+        return {
+            Method.CLUSTER_STATUS: self._cluster_status,
+            Method.CLUSTER_DRAIN: self._cluster_drain,
+            Method.CLUSTER_RELOAD: self._cluster_reload,
+            Method.CLUSTER_UPGRADE: self._cluster_upgrade,
+        }
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Serve operators until cancelled."""
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+        server = RpcServer(self._handlers(), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
+        await server.serve_listener(listener, identify_operator)
+
+    async def _cluster_status(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        return Text(text=(await self._report.status_json()).decode()).SerializeToString()
+
+    async def _cluster_drain(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        self._drain()
+        return b""
+
+    async def _cluster_reload(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        try:
+            await self._reload()
+        except (ConfigError, ReloadRefused) as error:
+            raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
+        return b""
+
+    async def _cluster_upgrade(self, data: bytes, _caller: Caller) -> bytes:
+        Empty.FromString(data)
+        try:
+            generation = await self._upgrade()
+        except UpgradeRefused as refused:
+            raise RpcRefused(Status.INVALID_REQUEST, str(refused)) from None
+        return Text(text=str(generation)).SerializeToString()
+
+
+def control_path(runtime_dir: str) -> str:
+    """Where a cluster listens for its operators."""
+    return os.path.join(runtime_dir, CONTROL_SOCKET)  # noqa: PTH118 -- a socket's address is text

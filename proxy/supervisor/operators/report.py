@@ -1,0 +1,309 @@
+"""What the supervisor tells operators, and the admin worker for them: each process's metrics, readiness, and status.
+
+What a worker says of itself is a stranger's word as soon as the worker was taken over: it is bounded, it cannot replace
+what the supervisor knows by itself, and where it makes no sense it is left out.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import trio
+
+from proto.roles import Role
+from proto.rpc_pb2 import Empty, Method, Text
+from proxy import __version__
+from proxy.config.types import Listener
+from proxy.runtime.fairness.utf8 import utf8_bytes
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.observability.metrics import exposition
+from proxy.runtime.observability.near_expiry import NearExpiry, merged
+from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.rpc.client import RpcError
+from proxy.supervisor.cluster.cluster import Cluster
+from proxy.supervisor.cluster.slot import Slot, SlotState
+from proxy.supervisor.processes.worker_process import WorkerProcess
+
+ASK_TIMEOUT_S = 2.0
+
+METRICS_BYTES_MAX = 4 * 1024 * 1024
+"""Of one worker; see proxy.admin.exposition."""
+
+STATUS_BYTES_MAX = 256 * 1024
+"""Of one worker: of a forwarder's, 20 sessions of principals of 1 KiB are the most."""
+
+LOOKUP_STATUS_BYTES_MAX = 2 * 1024 * 1024
+"""Of one lookup worker: 1,024 brokers (lookup.discovery.ENDPOINTS_MAX), each with a name of 253 bytes, addresses of
+both families, and why neither can be reached (which says the name again).
+"""
+
+STATUS_TOTAL_BYTES_MAX = 8 * 1024 * 1024
+"""Of all workers: with what else an admin worker asks for, less than may wait on its line, and than a frame holds."""
+
+CREDENTIALS_REFUSED = "every broker that can be reached refuses the proxy's own credentials (brokers.credentials)"
+"""A reason not to be ready: lookups and relays would all fail."""
+
+NEAR_EXPIRY = "sessions_near_expiry"
+"""What each forwarder says of its own (proxy.forwarder.service) is shown of all together."""
+
+LEAVING = "leaving"
+"""State of a worker that was replaced and finishes what it has: relays that cannot move, lookups under way."""
+
+_Flat = str | int | float | bool | None
+_Once = _Flat | list[_Flat] | dict[str, _Flat]
+_Twice = _Flat | list[_Once] | dict[str, _Once]
+_Value = _Flat | list[_Twice] | dict[str, _Twice]
+"""No deeper than an honest status: what is indented for people would grow with its depth."""
+
+ToldT = TypeVar("ToldT")
+
+
+class _Readiness(msgspec.Struct):
+    """The part of a status that decides on readiness."""
+
+    ready: bool = False
+    credentials_refused: bool = False
+
+
+class _Broker(msgspec.Struct):
+    """What proxy.status_text shows of a broker."""
+
+    broker: str
+    reachable: bool
+    detail: str
+
+
+_PARTS: dict[str, Any] = {NEAR_EXPIRY: NearExpiry, "brokers": list[_Broker], "methods": list[str]}
+"""What whoever reads a status relies on."""
+
+
+class MetricsTooLarge(Exception):
+    """A worker writes more than it can have to say."""
+
+
+class Report:
+    """Asks the workers, and puts their answers together."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._complained: set[str] = set()
+
+    def places(self) -> list[ProcessPlace]:
+        """The processes that can be asked for their metrics; the admin worker, which asks, knows its own."""
+        processes = [process for process in self._processes() if process.slot.role is not Role.ADMIN]
+        return [ProcessPlace(Role.SUPERVISOR, 0), *(process.place for process in processes)]
+
+    async def metrics(self, place: ProcessPlace) -> str:
+        """The metrics of one process; nothing where it does not answer: its restart shows elsewhere. Raises
+        MetricsTooLarge.
+        """
+        if place.role == Role.SUPERVISOR:
+            return exposition(self._cluster.registry)
+        for process in self._processes():
+            if process.place == place:
+                text = await self._ask(process, Method.COLLECT_METRICS)
+                if text is not None and utf8_bytes(text) > METRICS_BYTES_MAX:
+                    raise MetricsTooLarge(f"{process.name} writes more than {METRICS_BYTES_MAX} bytes of metrics")
+                return text or ""
+        return ""
+
+    def _processes(self) -> list["_Process"]:
+        """The workers that answer: of each place its own, then those that have left it and finish what they have."""
+        processes = []
+        for slot in self._cluster.slots:
+            if slot.state is SlotState.RUNNING and slot.worker is not None:
+                processes.append(_Process(slot, slot.worker, is_leaving=False))
+            processes += [_Process(slot, life.worker, is_leaving=True) for life in slot.leaving]
+        return processes
+
+    async def status_json(self) -> bytes:
+        """The whole cluster, as JSON."""
+        return msgspec.json.encode(await self.status())
+
+    async def status(self) -> dict[str, object]:
+        """The whole cluster, as /status and `status` show it."""
+        processes = self._processes()
+        texts = await self._ask_all(processes)
+        reasons = self._not_ready(texts)
+        told = _decoded(texts, _status_of)
+        self._leave_out_nonsense(told)
+        self._leave_out_what_is_too_much(told)
+        near_expiry = [
+            msgspec.convert(status.pop(NEAR_EXPIRY), NearExpiry) for status in told.values() if NEAR_EXPIRY in status
+        ]
+        workers = []
+        for slot in self._cluster.slots:
+            own = [told.get(process) for process in processes if process.slot is slot and not process.is_leaving]
+            workers.append(self._worker_status(slot, own[0] if own else None))
+        leaving = [_leaving_status(process, told.get(process)) for process in processes if process.is_leaving]
+        return {
+            "cluster": self._cluster.config.cluster.name,
+            "version": __version__,
+            "ready": not reasons,
+            "not_ready_because": reasons,
+            "leaving": self._cluster.leaving,
+            "draining": self._cluster.draining,
+            "generation": self._cluster.generation,
+            "replacing_workers": self._cluster.replacing,
+            "listeners": [_url(listener) for listener in self._cluster.config.listener],
+            "service_url": self._cluster.config.brokers.service_url,
+            "authentication": self._cluster.config.authentication.enabled,
+            NEAR_EXPIRY: merged(near_expiry),
+            "workers": workers,
+            "leaving_workers": leaving,
+        }
+
+    async def not_ready_reasons(self) -> list[str]:
+        """Why clients should not be sent here now; empty: they should."""
+        processes = [process for process in self._processes() if not process.is_leaving]
+        return self._not_ready(await self._ask_all(processes))
+
+    def _not_ready(self, texts: dict["_Process", str]) -> list[str]:
+        told = {
+            process.slot: readiness
+            for process, readiness in _decoded(texts, _readiness).items()
+            if not process.is_leaving
+        }
+        reasons: list[str] = []
+        if self._cluster.draining:
+            reasons.append("draining")
+        elif self._cluster.leaving:
+            reasons.append("leaving")
+        if not self._cluster.started:
+            reasons.append("starting")
+        reasons += [
+            f"no {role} worker answers"
+            for role in (Role.AUTH, Role.LOOKUP, Role.FORWARDER)
+            if not any(slot in told for slot in self._cluster.of(role))
+        ]
+        lookups = [told[slot] for slot in self._cluster.of(Role.LOOKUP) if slot in told]
+        if lookups and not any(lookup.ready for lookup in lookups):
+            refused = any(lookup.credentials_refused for lookup in lookups)
+            reasons.append(CREDENTIALS_REFUSED if refused else "no broker is reachable")
+        return reasons
+
+    def _leave_out_nonsense(self, told: dict["_Process", dict[str, Any]]) -> None:
+        for process, status in told.items():
+            if process.slot.role is not Role.FORWARDER:
+                status.pop(NEAR_EXPIRY, None)
+            for part in _PARTS.keys() & status.keys():
+                try:
+                    msgspec.convert(status[part], _PARTS[part])
+                except msgspec.ValidationError as error:
+                    del status[part]
+                    self._complain(process, f"{part}: {error}")
+
+    def _leave_out_what_is_too_much(self, told: dict["_Process", dict[str, Any]]) -> None:
+        """Leave the largest out first, so that no worker's hides another's that has little to say."""
+        left = STATUS_TOTAL_BYTES_MAX
+        sizes = {process: len(msgspec.json.encode(status)) for process, status in told.items()}
+        for process in sorted(sizes, key=lambda process: (sizes[process], process.place)):
+            left -= sizes[process]
+            if left < 0:
+                told[process] = {}
+                self._complain(process, f"all workers together tell more than {STATUS_TOTAL_BYTES_MAX} bytes")
+
+    def _complain(self, process: "_Process", reason: str) -> None:
+        """Log once for each place: it may be so at each status from now on."""
+        if process.slot.name not in self._complained:
+            self._complained.add(process.slot.name)
+            get_logger().error("a worker's status is not shown in full", who=process.name, reason=reason)
+
+    def _worker_status(self, slot: Slot, told: dict[str, Any] | None) -> dict[str, Any]:
+        known: dict[str, Any] = {
+            "role": slot.role.value,
+            "worker": slot.index,
+            "state": slot.state.value,
+            "restarts": slot.restarts,
+        }
+        if slot.worker is not None:
+            known |= _process_facts(slot.worker)
+        if told is None and slot.state is SlotState.RUNNING:
+            known["state"] = "not answering"
+        return {**known, **(told or {}), **known}
+
+    async def _ask_all(self, processes: list["_Process"]) -> dict["_Process", str]:
+        """Ask workers how they are, all at the same time; those that answer in their order, and what."""
+        told: dict[_Process, str] = {}
+
+        async def ask(process: _Process) -> None:
+            text = await self._ask(process, Method.GET_STATUS)
+            if text is not None and utf8_bytes(text) <= _status_bytes_max(process.slot.role):
+                told[process] = text
+
+        async with trio.open_nursery() as nursery:
+            for process in processes:
+                nursery.start_soon(ask, process)
+        return {process: told[process] for process in processes if process in told}
+
+    @staticmethod
+    async def _ask(process: "_Process", method: int) -> str | None:
+        try:
+            return (await process.worker.call(method, Empty(), Text, timeout_s=ASK_TIMEOUT_S)).text
+        except RpcError:
+            return None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Process:
+    """A worker that can be asked. ``is_leaving``: it was replaced, and finishes what it has."""
+
+    slot: Slot
+    worker: WorkerProcess
+    is_leaving: bool
+
+    @property
+    def place(self) -> ProcessPlace:
+        """Its name for whoever asks."""
+        return ProcessPlace(self.slot.role.value, self.slot.index, self.worker.pid if self.is_leaving else 0)
+
+    @property
+    def name(self) -> str:
+        """Role and number, for logs."""
+        return f"{self.slot.role}-{self.place.worker_label}"
+
+
+def _leaving_status(process: _Process, told: dict[str, Any] | None) -> dict[str, Any]:
+    """What is shown of a worker that was replaced, whether it answers or not."""
+    known = {
+        "role": process.slot.role.value,
+        "worker": process.slot.index,
+        "state": LEAVING,
+        "restarts": 0,
+        **_process_facts(process.worker),
+    }
+    return {**known, **(told or {}), **known}
+
+
+def _process_facts(worker: WorkerProcess) -> dict[str, Any]:
+    return {"pid": worker.pid, "uptime_seconds": round(time.monotonic() - worker.started, 1)}
+
+
+def _status_bytes_max(role: Role) -> int:
+    return LOOKUP_STATUS_BYTES_MAX if role is Role.LOOKUP else STATUS_BYTES_MAX
+
+
+def _decoded(texts: dict[_Process, str], decode: Callable[[str], ToldT]) -> dict[_Process, ToldT]:
+    """Read what workers have answered; without those whose answer makes no sense."""
+    told = {}
+    for process, text in texts.items():
+        with contextlib.suppress(ValueError, RecursionError):
+            told[process] = decode(text)
+    return told
+
+
+def _status_of(text: str) -> dict[str, Any]:
+    """What a worker says of itself. Raises ValueError or RecursionError."""
+    return msgspec.json.decode(text, type=dict[str, _Value])
+
+
+def _readiness(text: str) -> _Readiness:
+    """Whether a worker says that it is ready. Raises as _status_of."""
+    return msgspec.json.decode(text, type=_Readiness)
+
+
+def _url(listener: Listener) -> str:
+    return f"pulsar{'+ssl' if listener.tls is not None else ''}://{listener.bind}"

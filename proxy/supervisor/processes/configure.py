@@ -1,0 +1,92 @@
+"""A new configuration for workers that run: all of them take it over, or none; the admin worker is not asked."""
+
+from collections.abc import Iterable
+
+import trio
+
+from proto.roles import Role
+from proto.rpc_pb2 import ConfigureRequest, Method
+from proxy.config.load import encode_config, without_secrets
+from proxy.config.types import Config
+from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcError
+from proxy.supervisor.processes.worker_process import WorkerProcess
+
+CONFIGURE_TIMEOUT_S = 10.0
+
+
+class ReloadRefused(Exception):
+    """A new configuration was not taken over; the old one is still in force. Says why."""
+
+
+def config_for(role: Role, config: Config) -> bytes:
+    """Encode what a worker of a role may know of a configuration."""
+    return encode_config(config if role is Role.AUTH else without_secrets(config))
+
+
+async def configure_all(workers: Iterable[WorkerProcess], old: Config, new: Config) -> None:
+    """Give workers a new configuration, or those that have taken it over the old one again. Raises ReloadRefused."""
+    changed: list[WorkerProcess] = []
+    for worker in workers:
+        try:
+            await _configure(worker, new)
+        except RpcError as error:
+            if not isinstance(error, RpcCallRefused):
+                worker.kill()  # whether it took it is unknown, or will be once it wakes up
+            await _take_back(changed, old)
+            raise ReloadRefused(f"the {worker.role} worker with pid {worker.pid} refused it: {error.reason}") from None
+        changed.append(worker)
+
+
+async def configure_or_end(workers: Iterable[WorkerProcess], config: Config) -> None:
+    """Give a new configuration to admin workers, or end them: their successors begin with it.
+
+    They have no say in whether it is taken over, since they read what strangers send.
+    """
+    for worker in workers:
+        try:
+            await _configure(worker, config)
+        except RpcError as error:
+            get_logger().error(
+                "the admin worker did not take over the configuration; ending it", pid=worker.pid, reason=str(error)
+            )
+            worker.kill()
+
+
+async def configure_leaving(workers: Iterable[WorkerProcess], config: Config) -> None:
+    """Give a new configuration to replaced forwarders, for the relays that they still have; to all of them at once.
+
+    They have no say in whether it is taken over: one may end at any moment, or be another version's.
+    """
+    async with trio.open_nursery() as nursery:
+        for worker in workers:
+            nursery.start_soon(_configure_leaving, worker, config)
+
+
+async def _configure_leaving(worker: WorkerProcess, config: Config) -> None:
+    try:
+        await _configure(worker, config)
+    except RpcConnectionLost:
+        pass  # it has ended, and its relays with it
+    except RpcError as error:
+        get_logger().warning(
+            "a replaced forwarder did not take over the configuration; the relays that it still has keep the old one",
+            pid=worker.pid,
+            reason=str(error),
+        )
+
+
+async def _configure(worker: WorkerProcess, config: Config) -> None:
+    request = ConfigureRequest(config=config_for(worker.role, config))
+    await worker.command(Method.CONFIGURE, request, timeout_s=CONFIGURE_TIMEOUT_S)
+
+
+async def _take_back(changed: list[WorkerProcess], config: Config) -> None:
+    for worker in changed:
+        try:
+            await _configure(worker, config)
+        except RpcError as error:
+            get_logger().error(
+                "a worker did not take back a configuration; ending it", pid=worker.pid, reason=str(error)
+            )
+            worker.kill()

@@ -1,0 +1,1 @@
+"""What the supervisor does before any worker starts: binds sockets, raises limits."""

@@ -1,0 +1,266 @@
+"""proxy.forwarder.listen.accepting: fair shares, and a listener that outlives every trouble of accept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from relay_fakes import until
+
+from proxy.config.types import Limits
+from proxy.forwarder.listen import accepting
+from proxy.forwarder.listen.accepting import accept_clients
+from proxy.forwarder.listen.admission import Admission
+from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
+
+
+class Entrance:
+    """Forwarders that wait at one listener."""
+
+    def __init__(self, nursery: trio.Nursery, forwarders: int = 2) -> None:
+        self.nursery = nursery
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.setblocking(False)
+        memory = new_shared_counters(forwarders)
+        self.admissions = [Admission(Limits(), ConnectionCounters(memory), number) for number in range(forwarders)]
+        self.taken: list[int] = []
+        self.addresses: list[tuple[str, int]] = []
+        self.clients: list[socket.socket] = []
+        self.streams: list[trio.SocketStream] = []
+        self.scopes: list[trio.CancelScope] = []
+        self.copies: list[socket.socket] = []
+
+    def open(self, forwarder: int, *, sock: Any = None) -> None:
+        copy = sock or self.listener.dup()
+        self.copies.append(copy)
+        scope = trio.CancelScope()
+        self.scopes.append(scope)
+
+        def take_in(stream: trio.SocketStream, address: tuple[str, int]) -> None:
+            self.taken.append(forwarder)
+            self.addresses.append(address)
+            self.streams.append(stream)
+            self.admissions[forwarder].enter(address[0])
+
+        async def accept() -> None:
+            with scope:
+                await accept_clients(copy, self.admissions[forwarder], take_in)
+
+        self.nursery.start_soon(accept)
+
+    async def come(self) -> None:
+        """A client, until it is taken."""
+        before = len(self.taken)
+        self.clients.append(socket.create_connection(self.listener.getsockname()))
+        await until(lambda: len(self.taken) > before)
+
+
+@pytest.fixture
+async def entrance(nursery: trio.Nursery) -> AsyncIterator[Entrance]:
+    entrance = Entrance(nursery)
+    yield entrance
+    nursery.cancel_scope.cancel()
+    entrance.listener.close()
+    for client in entrance.clients:
+        client.close()
+    for stream in entrance.streams:
+        stream.socket.close()
+
+
+async def test_clients_are_taken(entrance: Entrance) -> None:
+    entrance.open(0)
+    for _ in range(3):
+        await entrance.come()
+    assert entrance.taken == [0, 0, 0]
+    assert entrance.addresses == [client.getsockname() for client in entrance.clients]
+
+
+async def test_one_above_its_share_gives_way(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "GIVE_WAY_S", 0.2)
+    entrance.admissions[0].enter("127.0.0.1")
+    entrance.open(0)
+    entrance.open(1)
+    await entrance.come()
+    assert entrance.taken == [1]
+
+
+async def test_shares_become_even(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "GIVE_WAY_S", 0.05)
+    entrance.open(0)
+    entrance.open(1)
+    for _ in range(10):
+        await entrance.come()
+    assert abs(entrance.taken.count(0) - entrance.taken.count(1)) <= 1
+
+
+async def test_one_above_its_share_takes_what_nobody_else_does(entrance: Entrance) -> None:
+    """The others are gone, or hang."""
+    for _ in range(5):
+        entrance.admissions[0].enter("127.0.0.1")
+    entrance.open(0)
+    await entrance.come()
+    assert entrance.taken == [0]
+
+
+async def test_another_was_faster(entrance: Entrance) -> None:
+    entrance.open(0)
+    entrance.open(0)
+    for _ in range(5):
+        await entrance.come()
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(entrance.taken) == 5
+
+
+class TroubledListener:
+    """A listener whose accept fails first."""
+
+    def __init__(self, real: socket.socket, *errors: OSError) -> None:
+        self._real = real
+        self.errors = list(errors)
+
+    def accept(self) -> Any:
+        if self.errors:
+            raise self.errors.pop(0)
+        return self._real.accept()
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._real.close()
+
+
+@pytest.mark.parametrize("number", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EAGAIN])
+async def test_errors_of_one_client_are_nobody_elses(entrance: Entrance, number: int) -> None:
+    listener = TroubledListener(entrance.listener.dup(), *(OSError(number, "trouble") for _ in range(3)))
+    entrance.open(0, sock=listener)
+    with structlog.testing.capture_logs() as logs:
+        await entrance.come()
+    assert listener.errors == []
+    assert logs == []
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+async def test_no_descriptors_left(
+    entrance: Entrance, number: int, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client stays in the queue; to try again at once would only burn the CPU."""
+    listener = TroubledListener(entrance.listener.dup(), *(OSError(number, "none left") for _ in range(3)))
+    with structlog.testing.capture_logs() as logs:
+        entrance.open(0, sock=listener)
+        await entrance.come()
+    assert trio.current_time() >= 3 * accepting.NO_DESCRIPTORS_PAUSE_S
+    assert [entry["log_level"] for entry in logs] == ["error"] * 3
+    assert {entry["reason"] for entry in logs} == {"none left"}
+
+
+@pytest.mark.parametrize("giving_way", [False, True])
+async def test_cancelled_it_keeps_no_client_waiting(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch, *, giving_way: bool
+) -> None:
+    monkeypatch.setattr(accepting, "GIVE_WAY_S", 1000)
+    if giving_way:
+        entrance.admissions[0].enter("127.0.0.1")
+    entrance.open(0)
+    await trio.testing.wait_all_tasks_blocked()
+    if giving_way:
+        entrance.clients.append(socket.create_connection(entrance.listener.getsockname()))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+    entrance.scopes[0].cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert entrance.copies[0].fileno() == -1
+    address = entrance.listener.getsockname()
+    entrance.listener.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)
+    assert entrance.taken == []
+
+
+async def test_sockets_are_ours_alone_and_do_not_block(entrance: Entrance) -> None:
+    seen: list[tuple[bool, bool]] = []
+    copy = entrance.listener.dup()
+
+    def take_in(stream: trio.SocketStream, _address: tuple[str, int]) -> None:
+        with stream.socket as client:
+            seen.append((client.get_inheritable(), os.get_blocking(client.fileno())))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept_clients, copy, entrance.admissions[0], take_in)
+        with socket.create_connection(entrance.listener.getsockname()):
+            await until(lambda: seen)
+        nursery.cancel_scope.cancel()
+    assert seen == [(False, False)]
+
+
+# ---- one that has no room
+
+
+def let_in_one(entrance: Entrance) -> None:
+    for admission in entrance.admissions:
+        admission.limits = Limits(max_connections=2)
+
+
+async def test_one_that_is_full_leaves_clients_to_one_that_is_not(entrance: Entrance) -> None:
+    let_in_one(entrance)
+    entrance.admissions[0].enter("a").is_known()
+    entrance.open(0)
+    entrance.open(1)
+    await entrance.come()
+    assert entrance.taken == [1]
+
+
+async def test_where_all_are_full_a_client_is_told_at_once(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
+    let_in_one(entrance)
+    for admission in entrance.admissions:
+        admission.enter("a").is_known()
+    entrance.open(0)
+    await entrance.come()
+    assert entrance.taken == [0]
+
+
+@pytest.mark.parametrize("what", ["full", "busy"])
+async def test_one_without_room_takes_a_client_as_soon_as_there_is_some(
+    entrance: Entrance, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
+    [admission, _] = entrance.admissions
+    admission.limits = Limits(max_connections=2 if what == "full" else 100, max_unauthenticated_connections=2)
+    place = admission.enter("a")
+    place.is_served()
+    if what == "full":
+        place.is_known()
+    entrance.open(0)
+    entrance.clients.append(socket.create_connection(entrance.listener.getsockname()))
+    await trio.sleep(4 * accepting.FULL_LOOK_S)
+    assert entrance.taken == []
+    place.leave()
+    await until(lambda: entrance.taken == [0])
+
+
+async def test_one_that_is_full_waits_for_a_bounded_time(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others say that they have room, and hang, or lie."""
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 0.3)
+    monkeypatch.setattr(accepting, "FULL_TOLD_S", 1000)
+    let_in_one(entrance)
+    entrance.admissions[0].enter("a").is_known()
+    began_at = trio.current_time()
+    entrance.open(0)
+    await entrance.come()
+    assert trio.current_time() >= began_at + 0.3
+    stranger = entrance.admissions[0]._strangers.longest_silent()
+    assert stranger is not None
+    stranger.is_known()
+    monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
+    await entrance.come()
+    assert entrance.taken == [0, 0], "those behind it in the queue are told at once"

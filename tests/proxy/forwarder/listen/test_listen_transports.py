@@ -1,0 +1,315 @@
+"""proxy.forwarder.listen.transports: a client's way in at each listener, with TLS or without."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from e2e.lab.certificates import Authority, Pair
+
+from proxy.config.errors import ConfigError
+from proxy.config.types import Config
+from proxy.forwarder.listen.transports import Door, doors
+from proxy.runtime import reloading_file as watched
+from proxy.runtime.network.tls import TlsFailed, TlsStream
+
+TIMEOUT_S = 3
+
+Stream = trio.abc.HalfCloseableStream
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"), "ours")
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Pair:
+    return authority.server("server")
+
+
+def some_doors(*listeners: dict[str, Any]) -> tuple[Door, ...]:
+    return doors(msgspec.convert({"listener": listeners}, Config))
+
+
+def tls_door(pair: Pair, **tls: Any) -> Door:
+    [door] = some_doors({"tls": {"certificate": pair.certificate, "key": pair.key, **tls}})
+    return door
+
+
+async def looked_at(door: Door) -> Door:
+    """A door whose files were looked at a moment ago: that is done in a thread, of which the test's clock knows
+    nothing.
+    """
+    assert door._tls is not None
+    await door._tls.current()
+    return door
+
+
+def client_stream(stream: Stream, authority: Authority, pair: Pair | None = None) -> TlsStream:
+    context = ssl.create_default_context(cafile=authority.file)
+    if pair is not None:
+        context.load_cert_chain(pair.certificate, pair.key)
+    return TlsStream(stream, context, server_side=False, host="localhost")  # type: ignore[arg-type]
+
+
+async def enter(door: Door, client: Callable[[Stream], Awaitable[None]]) -> tuple[Stream, bytes]:
+    """A client comes; all in memory."""
+    here, there = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client, there)
+        return await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+
+
+async def refused(door: Door, client: Callable[[Stream], Awaitable[None]]) -> str:
+    """What the log says of a client that does not come in; its connection is closed."""
+    here, there = trio.testing.memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client, there)
+        with pytest.raises(TlsFailed) as caught:
+            await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+    with pytest.raises(trio.ClosedResourceError):
+        await here.receive_some()
+    return str(caught.value)
+
+
+async def test_without_tls_a_client_is_in_at_once() -> None:
+    [door] = some_doors({})
+    here, _there = trio.testing.memory_stream_pair()
+    assert await door.enter(here, timeout_s=TIMEOUT_S) == (here, b"")  # type: ignore[arg-type]
+
+
+@pytest.mark.conforms("pip-1.21")
+async def test_with_tls(authority: Authority, server: Pair) -> None:
+    async def client(stream: Stream) -> None:
+        tls = client_stream(stream, authority)
+        await tls.handshake()
+        await tls.send_all(b"hello")
+
+    stream, certificate = await enter(tls_door(server), client)
+    assert isinstance(stream, TlsStream)
+    assert certificate == b""
+    assert await stream.receive_some() == b"hello"
+
+
+async def test_the_certificate_that_a_client_shows(authority: Authority, server: Pair) -> None:
+    alice = authority.client("alice")
+    shown = ssl.create_default_context(cafile=alice.certificate)
+
+    async def client(stream: Stream) -> None:
+        await client_stream(stream, authority, alice).handshake()
+
+    _stream, certificate = await enter(tls_door(server, client_ca=authority.file), client)
+    assert b"alice" in certificate
+    assert certificate[:1] == b"0", "DER"
+    assert shown.verify_mode
+
+
+async def test_a_client_without_the_certificate_that_is_required(authority: Authority, server: Pair) -> None:
+    told: list[str] = []
+
+    async def client(stream: Stream) -> None:
+        tls = client_stream(stream, authority)
+        await tls.handshake()
+        await tls.send_all(b"CONNECT")  # with TLS 1.3 it thinks that all is well
+        with pytest.raises(trio.BrokenResourceError) as caught:
+            await tls.receive_some()
+        told.append(str(caught.value))
+        await tls.aclose()
+
+    door = tls_door(server, client_ca=authority.file, require_client_certificate=True)
+    assert await refused(door, client) == "peer did not return a certificate"
+    assert "certificate required" in told[0], "it is told why"
+
+
+@pytest.mark.conforms("pip-1.23")
+async def test_a_plain_client(server: Pair) -> None:
+    async def client(stream: Stream) -> None:
+        await stream.send_all(b"\x00\x00\x00\x10\x00\x00\x00\x0c\x08\x02\x12\x06hello")
+        while await stream.receive_some():
+            pass
+        await stream.send_all(b"more")  # not refused: that would take the alert away from it before it is read
+        await stream.aclose()
+
+    assert await refused(tls_door(server), client) == "the peer does not speak TLS"
+
+
+async def test_a_client_that_leaves(server: Pair) -> None:
+    async def client(stream: Stream) -> None:
+        await stream.aclose()
+
+    assert await refused(tls_door(server), client)
+
+
+async def test_a_silent_client(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
+    async def client(stream: Stream) -> None:
+        assert await stream.receive_some() == b"", "closed"
+
+    door = await looked_at(tls_door(server))
+    assert await refused(door, client) == f"the TLS handshake was not finished within {TIMEOUT_S} s"
+    assert trio.current_time() == pytest.approx(TIMEOUT_S)
+
+
+async def test_one_that_does_not_take_why_it_is_refused(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
+    """It may say what it likes and never leave: it is given a second, and no more."""
+
+    async def client(stream: Stream) -> None:
+        with contextlib.suppress(trio.BrokenResourceError):
+            while True:
+                await stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+                await trio.sleep(0.3)
+
+    await refused(await looked_at(tls_door(server)), client)
+    assert trio.current_time() <= TIMEOUT_S
+
+
+async def test_a_cancelled_handshake_is_closed(server: Pair, autojump_clock: trio.testing.MockClock) -> None:
+    here, there = trio.testing.memory_stream_pair()
+    door = await looked_at(tls_door(server))
+    with trio.move_on_after(1):
+        await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+    assert await there.receive_some() == b""
+    there_again = trio.testing.memory_stream_pair()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await tls_door(server).enter(there_again[0], timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+    assert await there_again[1].receive_some() == b"", "while the certificate was being looked at"
+
+
+async def test_a_new_certificate_for_the_next_client(
+    authority: Authority, autojump_clock: trio.testing.MockClock
+) -> None:
+    door = tls_door(authority.server("renewed"))
+    seen: set[bytes] = set()
+
+    async def client(stream: Stream) -> None:
+        tls = client_stream(stream, authority)
+        await tls.handshake()
+        seen.add(tls.peer_certificate())
+
+    for _ in range(2):
+        await enter(await looked_at(door), client)
+        authority.server("renewed")
+        await trio.sleep(watched.LOOK_INTERVAL_S)
+    assert len(seen) == 2
+
+
+def test_each_listener_has_its_own(server: Pair) -> None:
+    plain, tls = some_doors(
+        {"congestion_control": "reno"}, {"tls": {"certificate": server.certificate, "key": server.key}}
+    )
+    assert (plain.congestion_control, tls.congestion_control) == ("reno", "system")
+    with pytest.raises(ConfigError, match=r"^listener\[1\]\.tls.*/nowhere"):
+        some_doors({}, {"tls": {"certificate": "/nowhere", "key": "/nowhere"}})
+
+
+# ---- sessions of TLS are not resumed
+
+
+door_streams: list[Stream] = []
+"""The server's ends: OpenSSL forgets the session of a connection that goes without a close_notify."""
+
+
+async def meet(door: Door, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[TlsStream, str]:
+    """A client that wants to resume a session; its stream, and why it did not come in."""
+    here, there = trio.testing.memory_stream_pair()
+    client = TlsStream(there, context, server_side=False, host="localhost")  # type: ignore[arg-type]
+    if session is not None:
+        client._tls.session = session
+    failure = ""
+
+    async def come() -> None:
+        with contextlib.suppress(TlsFailed):
+            await client.handshake()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come)
+        try:
+            server, _ = await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+            door_streams.append(server)
+        except TlsFailed as error:
+            failure = str(error)
+            nursery.cancel_scope.cancel()
+    return client, failure
+
+
+def resuming_context(authority: Authority, version: ssl.TLSVersion, pair: Pair | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.file)
+    context.maximum_version = version
+    if pair is not None:
+        context.load_cert_chain(pair.certificate, pair.key)
+    return context
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_no_session_is_resumed(authority: Authority, server: Pair, version: ssl.TLSVersion) -> None:
+    """Security: neither by a ticket nor by an id; its certificate would not be checked once more."""
+    door = await looked_at(tls_door(server, client_ca=authority.file))
+    context = resuming_context(authority, version, authority.client("alice"))
+    session = None
+    for _ in range(3):
+        client, failure = await meet(door, context, session)
+        assert failure == ""
+        assert not client._tls.session_reused
+        session = client._tls.session
+        assert session is None or not session.has_ticket
+
+
+async def test_one_that_resumes_a_session_of_the_same_moment_is_refused_once(
+    authority: Authority, server: Pair
+) -> None:
+    """Its connection had begun before the session was there."""
+    door = await looked_at(tls_door(server))
+    assert door._tls is not None
+    front = door._tls._front
+    context = resuming_context(authority, ssl.TLSVersion.TLSv1_2)
+    client, _ = await meet(door, context, None)
+    newer = door._tls._front
+    assert newer is not front, "one for each connection with TLS 1.2"
+    door._tls._front = front
+    _, failure = await meet(door, context, client._tls.session)
+    assert "resumed a session" in failure
+    door._tls._front = newer
+    assert await meet(door, context, client._tls.session) != (client, failure)
+    assert (await meet(door, context, client._tls.session))[1] == ""
+
+
+async def test_tls_1_3_needs_no_context_of_its_own(authority: Authority, server: Pair) -> None:
+    door = await looked_at(tls_door(server))
+    assert door._tls is not None
+    front = door._tls._front
+    await meet(door, resuming_context(authority, ssl.TLSVersion.TLSv1_3), None)
+    assert door._tls._front is front
+
+
+def copy_file(source: str, target: Path) -> None:
+    target.write_bytes(Path(source).read_bytes())
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_who_was_let_in_before_the_authority_changed_is_not_afterwards(
+    authority: Authority,
+    server: Pair,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    version: ssl.TLSVersion,
+) -> None:
+    """Security: with the session that it had before."""
+    monkeypatch.setattr(watched, "LOOK_INTERVAL_S", 0)
+    directory = tmp_path_factory.mktemp("changing")
+    authorities = directory / "ca.pem"
+    copy_file(authority.file, authorities)
+    door = tls_door(server, client_ca=str(authorities), require_client_certificate=True)
+    context = resuming_context(authority, version, authority.client("alice"))
+    client, failure = await meet(door, context, None)
+    assert failure == ""
+    copy_file(Authority(directory, "another").file, authorities)
+    _, failure = await meet(door, context, client._tls.session)
+    assert "certificate is not accepted" in failure

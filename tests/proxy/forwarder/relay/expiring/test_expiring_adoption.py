@@ -1,0 +1,504 @@
+"""proxy.forwarder.relay.expiring.splice_pump: relays whose frames are followed, killed anywhere; not a byte lost or doubled, no boundary
+lost, and whoever had to authenticate himself again still has to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from framed_fakes import (
+    BROKER_ASKS,
+    BROKER_HOST,
+    CHALLENGE,
+    FakeCredentials,
+    Judges,
+    Now,
+    answer,
+    denied,
+    error_in,
+    identity,
+    message_frame,
+    proxys_answer,
+    send_frame,
+    session,
+)
+from relay_fakes import Lane, Place, open_lane, open_place, read, read_all, until
+from test_relay_adoption import Fuse, fuse, successor  # noqa: F401 -- a fixture
+
+from proto import commands
+from proto.command_heads import HEAD_BYTES
+from proto.commands import parse_command
+from proto.connect_rules import AUTHENTICATION_FAILED
+from proto.frames import FrameDecoder
+from proto.pulsar_pb2 import BaseCommand
+from proto.relay_frames import HEADER_BYTES
+from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
+from proxy.forwarder.relay.expiring import session as followed
+from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED
+from proxy.forwarder.workers.authentication import Challenge
+from proxy.runtime.shared.relay_table import EXCHANGE, PHASE, TO_BROKER, TO_CLIENT, framed_row
+
+WAYS = ["killed", "handed over"]
+
+
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
+
+
+async def begun(place: Place, lane: Lane, now: Now, judges: Judges, **fields: Any) -> None:
+    forwarder = await place.forwarder()
+    await forwarder.begin(lane, session=session(now, judges, **fields))
+    await trio.testing.wait_all_tasks_blocked()  # it has looked at its clock
+
+
+# ---- one step at a time
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cut", [0, 1, 4, 9, 10, 11, 12, 25, 40])
+async def test_the_boundary_is_found_again(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
+) -> None:
+    """In the middle of a frame or of its header, both ways; a challenge and its answer prove it."""
+    await begun(place, lane, now, judges)
+    there, back = send_frame(b"t" * 40), message_frame(b"b" * 40)
+    await lane.client.send_all(there + there[:cut])
+    await lane.broker.send_all(back + back[:cut])
+    # The beginning of a header is held.
+    passed_there, passed = (cut if cut >= enough else 0 for enough in (HEAD_BYTES, HEADER_BYTES))
+    assert await read(lane.broker, len(there) + passed_there) == there + there[:passed_there]
+    assert await read(lane.client, len(back) + passed) == back + back[:passed]
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    second = await successor(place, way)
+    now.s += 90
+    second.relays.judge.ask_those_due()
+    await lane.broker.send_all(back[cut:] + back)
+    rest = back[passed:]
+    found = await read(lane.client, 2 * len(back) - passed + len(CHALLENGE))
+    assert found in {CHALLENGE + rest + back, rest + CHALLENGE + back, rest + back + CHALLENGE}
+    await lane.client.send_all(there[cut:] + answer() + there)
+    assert await read(lane.broker, 2 * len(there) - passed_there) == there[passed_there:] + there
+    await until(lambda: judges.given == [b"fresh"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cut", [0, 1, 9, 10, 12, 13, 30, len(answer()) - 1])
+async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
+) -> None:
+    """What was there of an answer dies with its process: the client is asked once more. An answer that comes whole
+    to the successor is judged.
+    """
+    forwarder = await place.forwarder()
+    await forwarder.begin(lane, session=session(now, judges))
+    now.s += 90
+    forwarder.relays.judge.ask_those_due()
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer()[:cut])
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    second = await successor(place, way)
+    await lane.client.send_all(answer()[cut:] + send_frame(b"behind"))
+    assert await read(lane.broker, len(send_frame(b"behind"))) == send_frame(b"behind")
+    if cut >= 13:  # it had begun to be taken out
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert judges.given == []
+        now.s += 1.5
+        second.relays.judge.ask_those_due()
+        assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+        await lane.client.send_all(answer())
+    await until(lambda: judges.given == [b"fresh"])
+    await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cut", [0, 1, 9, 12])
+async def test_a_ping_past_the_end_and_the_grace(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, way: str, cut: int
+) -> None:
+    """Its beginning is held, like any; the successor knows the end, and the grace that the relay began with."""
+    await begun(place, lane, now, judges, challenge=b"", grace_ms=30_000)
+    ping = commands.ping()
+    now.s += 110
+    await lane.client.send_all(ping + ping[:cut])
+    await lane.broker.send_all(ping + ping[:cut])
+    assert await read(lane.broker, len(ping)) == ping
+    assert await read(lane.client, len(ping)) == ping
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    second = await successor(place, way)
+    await lane.client.send_all(ping[cut:])
+    await lane.broker.send_all(ping[cut:] + message_frame(b"in its grace"))
+    assert await read(lane.broker, len(ping)) == ping
+    expected = ping + message_frame(b"in its grace")
+    assert await read(lane.client, len(expected)) == expected
+    now.s += 30
+    await lane.broker.send_all(message_frame(b"past it"))
+    rest = await read_all(lane.client)
+    assert rest.startswith(message_frame(b"past it"))
+    assert error_in(rest[len(message_frame(b"past it")) :]).error.message == SESSION_EXPIRED
+    assert second.metrics.expired_killed._value.get() == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_answer_that_was_being_judged(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
+    judges.gate = trio.Event()
+    await begun(place, lane, now, judges)
+    now.s += 90
+    place.forwarders[-1].relays.judge.ask_those_due()
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer(b"1"))
+    await until(lambda: judges.given == [b"1"])
+    second = await successor(place, way)
+    judges.gate.set()
+    now.s += 1.5
+    second.relays.judge.ask_those_due()
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer(b"2"))
+    await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_rounds_begin_anew(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
+    """Only who began them could go on with them."""
+    further = commands.auth_challenge("proxy", 21, "token", b"server first")
+    judges.verdict = lambda data: Challenge(further) if data == b"client first" else identity()
+    await begun(place, lane, now, judges)
+    now.s += 90
+    place.forwarders[-1].relays.judge.ask_those_due()
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer(b"client first"))
+    assert await read(lane.client, len(further)) == further
+    second = await successor(place, way)
+    await lane.client.send_all(answer(b"client final"))
+    await until(lambda: second.relays.judge._due)
+    now.s += 1.5
+    second.relays.judge.ask_those_due()
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    assert judges.given == [b"client first"]
+    await lane.client.send_all(answer(b"client first"))
+    assert await read(lane.client, len(further)) == further
+    await lane.client.send_all(answer(b"client final"))
+    await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_phases_of_a_later_version(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
+    """An upgrade that is taken back: what the phases mean is not known, and the relay goes on."""
+    credentials = FakeCredentials()
+    place.broker_credentials = credentials.begin
+    await begun(place, lane, now, judges, broker_host=BROKER_HOST)
+    (one,) = place.forwarders[-1].relays.followed()
+    cells = place.forwarders[-1].relays._table.cells
+    cells[framed_row(one.relay.id, TO_BROKER) + EXCHANGE] = 99
+    cells[framed_row(one.relay.id, TO_CLIENT) + PHASE] = 99
+    second = await successor(place, way)
+    await lane.broker.send_all(BROKER_ASKS)
+    assert await read(lane.broker, len(proxys_answer(b"1"))) == proxys_answer(b"1")
+    await lane.client.send_all(answer(b"of a round that is not known") + send_frame())
+    assert await read(lane.broker, len(send_frame())) == send_frame()
+    assert judges.given == []
+    now.s += 90
+    second.relays.judge.ask_those_due()
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer(b"fresh"))
+    await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_longer_life_is_inherited(place: Place, lane: Lane, now: Now, judges: Judges, way: str) -> None:
+    await begun(place, lane, now, judges)
+    now.s += 90
+    await lane.client.send_all(answer())
+    await until(lambda: place.forwarders[-1].metrics.success.labels(method="token")._value.get() == 1)
+    second = await successor(place, way)
+    now.s += 50
+    second.relays.judge.ask_those_due()
+    await lane.client.send_all(send_frame())
+    assert await read(lane.broker, len(send_frame())) == send_frame()
+    now.s += 60
+    await lane.client.send_all(send_frame())
+    assert error_in(await read_all(lane.client)).error.message == SESSION_EXPIRED
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("verdict", [None, denied])
+async def test_who_was_being_seen_off_is_seen_off(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, way: str, verdict: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reauthentication, "QUIET_S", 0.3)
+    judges.verdict = verdict
+    await begun(place, lane, now, judges)
+    now.s += 150
+    await lane.client.send_all((answer() if verdict else b"") + send_frame())
+    await until(lambda: place.forwarders[-1].relays._engine.mover.half_closed)
+    second = await successor(place, way)
+    await lane.broker.send_all(message_frame(b"late"))
+    rest = await read_all(lane.client)
+    assert rest[: len(message_frame(b"late"))] == message_frame(b"late")
+    text = AUTHENTICATION_FAILED if verdict else SESSION_EXPIRED
+    assert error_in(rest[len(message_frame(b"late")) :]).error.message == text
+    assert await read_all(lane.broker) == b""
+    await until(lambda: second.ended)
+    if not verdict:
+        killed = [one.metrics.expired_killed._value.get() for one in (place.forwarders[0], second)]
+        assert killed == [1, 0], "counted once, by who began it"
+
+
+async def test_a_client_with_a_producer_stays_spared(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await begun(place, lane, now, judges, spares_producers=True)
+    producer = b"\0\0\0\x0a\0\0\0\x06\x08\x05\x2a\x02\x18\x07"
+    await lane.client.send_all(producer)
+    assert await read(lane.broker, len(producer)) == producer
+    second = await successor(place, "killed")
+    now.s += 90
+    second.relays.judge.ask_those_due()
+    await lane.broker.send_all(message_frame())
+    assert await read(lane.client, len(message_frame())) == message_frame()
+
+
+# ---- killed anywhere
+
+
+class FusedSocket(socket.socket):
+    """Each time bytes leave it for good may be the last thing that its process does."""
+
+    fuse: Fuse
+
+    def recv(self, *arguments: Any) -> bytes:
+        self.fuse.step()
+        data = super().recv(*arguments)
+        self.fuse.step()
+        return data
+
+
+@pytest.fixture
+def framed_fuse(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> Fuse:  # noqa: F811
+    write = os.write
+
+    def fused_write(descriptor: int, data: bytes) -> int:
+        fuse.step()
+        written = write(descriptor, data)
+        fuse.step()
+        return written
+
+    class Sockets:
+        """The module socket, as Framing sees it."""
+
+        AF_INET, SOCK_STREAM, MSG_PEEK = socket.AF_INET, socket.SOCK_STREAM, socket.MSG_PEEK
+
+        @staticmethod
+        def socket(*arguments: Any, **named: Any) -> socket.socket:
+            made = FusedSocket(*arguments, **named)
+            made.fuse = fuse
+            return made
+
+    monkeypatch.setattr(followed, "socket", Sockets)
+    monkeypatch.setattr(os, "write", fused_write)
+    return fuse
+
+
+class Talk:
+    """A client and a broker that talk in frames of all sizes, the client answering every challenge."""
+
+    def __init__(self, lane: Lane, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.lane = lane
+        self.answers = 0
+        sizes = [0, 5, 300, 9_000, 40_000]
+        self.there = [send_frame(self.chance.randbytes(self.chance.choice(sizes)), number) for number in range(12)]
+        self.back = [message_frame(self.chance.randbytes(self.chance.choice(sizes))) for _ in range(12)]
+        self.writing = trio.Lock()
+        self.challenges = 0
+
+    async def run(self) -> None:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.send, self.lane.client, self.there)
+                nursery.start_soon(self.send, self.lane.broker, self.back)
+                nursery.start_soon(self.receive_as_client)
+                nursery.start_soon(self.receive_as_broker)
+
+    async def send(self, stream: trio.SocketStream, frames: list[bytes]) -> None:
+        for frame in frames:
+            async with self.writing if stream is self.lane.client else trio.Lock():
+                at = 0
+                while at < len(frame):
+                    size = self.chance.choice([1, 3, 12, 5_000, 60_000])
+                    await stream.send_all(frame[at : at + size])
+                    at += size
+                    if self.chance.random() < 0.2:
+                        await trio.sleep(0.001)
+        if stream is self.lane.broker:
+            await stream.send_eof()
+
+    async def receive_as_broker(self) -> None:
+        expected = b"".join(self.there)
+        found = await read(self.lane.broker, len(expected))
+        assert found == expected
+
+    async def receive_as_client(self) -> None:
+        decoder, found = FrameDecoder(max_frame_bytes=1 << 20), []
+        async for data in self.lane.client:
+            decoder.receive_data(data)
+            while (frame := decoder.next_frame()) is not None:
+                whole = frame.encode()
+                if whole != CHALLENGE:
+                    found.append(whole)
+                    continue
+                self.challenges += 1
+                async with self.writing:
+                    self.answers += 1
+                    await self.lane.client.send_all(answer(b"%d" % self.answers))
+        assert found == self.back
+
+
+class TalkWithBothAsked(Talk):
+    """A broker beside it that asks the proxy, too, and goes on asking as soon as it was answered."""
+
+    def __init__(self, lane: Lane, seed: int) -> None:
+        super().__init__(lane, seed)
+        self.asked = self.answered = 0
+        self.is_last = False
+        self.answer_came = trio.Event()
+        self.answer_came.set()
+
+    async def send(self, stream: trio.SocketStream, frames: list[bytes]) -> None:
+        if stream is self.lane.client:
+            await super().send(stream, frames)
+            return
+        for frame in frames:
+            asks = self.answer_came.is_set()
+            if asks:
+                self.asked += 1
+                self.answer_came = trio.Event()
+            data = (BROKER_ASKS if asks else b"") + frame
+            at = 0
+            while at < len(data):
+                size = self.chance.choice([1, 3, 12, 5_000, 60_000])
+                await stream.send_all(data[at : at + size])
+                at += size
+            if self.chance.random() < 0.3:
+                await self.answer_came.wait()
+        await self.answer_came.wait()
+        self.is_last, self.asked, self.answer_came = True, self.asked + 1, trio.Event()
+        await stream.send_all(BROKER_ASKS)
+        await self.answer_came.wait()
+        await stream.send_eof()
+
+    async def receive_as_broker(self) -> None:
+        decoder, found = FrameDecoder(max_frame_bytes=1 << 20), []
+        while len(found) < len(self.there) or not self.is_last or self.answered < self.asked:
+            decoder.receive_data(await self.lane.broker.receive_some())
+            while (frame := decoder.next_frame()) is not None:
+                if parse_command(frame.command).type != BaseCommand.AUTH_RESPONSE:
+                    found.append(frame.encode())
+                    continue
+                self.answered += 1
+                assert self.answered == self.asked, "each challenge is answered once"
+                self.answer_came.set()
+        assert found == self.there
+
+
+async def follow(place: Place, fuse: Fuse, steps: Iterator[int]) -> None:  # noqa: F811
+    """What the supervisor does: each that dies gets a successor."""
+    while True:
+        await place.forwarders[-1].gone.wait()
+        fuse.disarm()
+        await place.forwarder()
+        if (left := next(steps, 0)) > 0:
+            fuse.arm(place, left)
+
+
+async def age(place: Place, now: Now) -> None:
+    """Time passes fast, but never so fast that a session expires; while no forwarder has the relay, it stands still."""
+    while True:
+        await trio.sleep(0.002)
+        forwarder = place.forwarders[-1]
+        if not hasattr(forwarder, "relays") or forwarder.gone.is_set():
+            continue
+        clocks = [one.clock for one in forwarder.relays.followed()]
+        if clocks and all(clock is not None and clock.expires_at_s > now.s + 10 for clock in clocks):
+            now.s += 4
+        forwarder.relays.judge.ask_those_due()
+
+
+async def talk_and_die(
+    fuse: Fuse,  # noqa: F811
+    steps: list[int],
+    seed: int = 1,
+    *,
+    kind: type[Talk] = Talk,
+) -> int:
+    left = iter(steps)
+    now, judges = Now(), Judges()
+    async with open_place() as place, open_lane(buffer_bytes=4096) as lane:
+        place.now, place.recall = now, judges.recall
+        # Answers of more than a page, too: they are put in another way.
+        place.broker_credentials = FakeCredentials(padding=bytes(seed % 2 * 9_000)).begin
+        forwarder = await place.forwarder()
+        host = BROKER_HOST if kind is TalkWithBothAsked else ""
+        await forwarder.begin(lane, session=session(now, judges, lifetime_ms=60_000, broker_host=host))
+        talk = kind(lane, seed)
+        fuse.arm(place, next(left))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(follow, place, fuse, left)
+            nursery.start_soon(age, place, now)
+            await talk.run()
+            fuse.disarm()
+            nursery.cancel_scope.cancel()
+        failures = [forwarder.metrics.failure.labels(method="token")._value.get() for forwarder in place.forwarders]
+        assert not any(failures)
+    return talk.challenges
+
+
+async def test_killed_once_at_every_step(framed_fuse: Fuse) -> None:
+    """After each splice, write and receipt, before each store."""
+    await talk_and_die(framed_fuse, [1 << 30])
+    steps = framed_fuse.steps
+    assert steps > 200
+    challenges = 0
+    for at in sorted({*range(1, 60), *range(60, steps, max(1, steps // 60))}):
+        challenges += await talk_and_die(framed_fuse, [at])
+    assert challenges > 50
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_killed_again_and_again(framed_fuse: Fuse, seed: int) -> None:
+    chance = random.Random(seed)
+    await talk_and_die(framed_fuse, [chance.randrange(1, 80) for _ in range(12)], seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2], ids=["large answers", "small answers"])
+async def test_killed_once_at_every_step_while_the_broker_asks_the_proxy(
+    framed_fuse: Fuse, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each challenge is answered exactly once, at a boundary, whenever it happens; the client sees none of it."""
+    monkeypatch.setattr(broker_reauthentication, "EXCHANGE_INTERVAL_S", 0.0)
+    await talk_and_die(framed_fuse, [1 << 30], seed, kind=TalkWithBothAsked)
+    steps = framed_fuse.steps
+    assert steps > 200
+    for at in sorted({*range(1, 40), *range(40, steps, max(1, steps // 80))}):
+        await talk_and_die(framed_fuse, [at], seed, kind=TalkWithBothAsked)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_killed_again_and_again_while_the_broker_asks_the_proxy(
+    framed_fuse: Fuse, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_reauthentication, "EXCHANGE_INTERVAL_S", 0.0)
+    chance = random.Random(seed)
+    left = [chance.randrange(1, 80) for _ in range(12)]
+    await talk_and_die(framed_fuse, left, seed, kind=TalkWithBothAsked)
+
+
+def test_types_are_those_of_the_wire() -> None:
+    assert (BaseCommand.AUTH_RESPONSE, BaseCommand.SEND) == (0x25, 6)
+    assert list(itertools.islice(answer()[8:], 2)) == [8, 0x25]

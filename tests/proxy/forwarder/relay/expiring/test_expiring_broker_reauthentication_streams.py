@@ -1,0 +1,495 @@
+"""proxy.forwarder.relay.expiring.broker_reauthentication in relays through user space, over streams in memory: as behind TLS."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from framed_fakes import (
+    BROKER_ASKS,
+    BROKER_HOST,
+    CHALLENGE,
+    FakeCredentials,
+    Judges,
+    Now,
+    answer,
+    error_in,
+    message_frame,
+    proxys_answer,
+    send_frame,
+    session,
+)
+from relay_fakes import about_relay, keeps_nothing
+
+from proto import commands
+from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay.expiring import reauthentication
+from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
+from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
+from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX, Closing
+from proxy.forwarder.relay.fd_store_client import Inheritance
+from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.user_space import LINGER_S
+
+SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")
+
+
+class Stage:
+    """A relay through user space, and its far ends; a client's session that never ends, unless ``fields`` say so."""
+
+    def __init__(self, nursery: trio.Nursery, streams: tuple[Any, Any] | None = None) -> None:
+        self.now, self.judges, self.credentials = Now(), Judges(), FakeCredentials()
+        self.brokers = BrokerReauthentication(nursery, begin=self.credentials.begin)
+        self.relays = Relays(
+            keeps_nothing(),
+            Inheritance(),
+            lambda _about: None,
+            nursery,
+            forwarders=1,
+            may_linger=lambda: True,
+            now=self.now,
+            brokers=self.brokers,
+        )
+        self.relays.judge.fraction = lambda: 0.0
+        self.client, self.our_client = trio.testing.memory_stream_pair()
+        self.our_broker, self.broker = streams or trio.testing.memory_stream_pair()
+
+    async def begin(self, **fields: Any) -> Stage:
+        known: dict[str, Any] = {"lifetime_ms": 0, "broker_host": BROKER_HOST} | fields
+        await self.relays.begin(
+            self.our_client,
+            self.our_broker,
+            about_relay(),
+            first_to_broker=b"",
+            first_to_client=b"",
+            config=RelayConfig(),
+            session=session(self.now, self.judges, **known),
+        )
+        await trio.testing.wait_all_tasks_blocked()
+        return self
+
+    async def expect(self, stream: Any, expected: bytes) -> None:
+        found = b""
+        with trio.fail_after(60):
+            while len(found) < len(expected):
+                data = await stream.receive_some(len(expected) - len(found))
+                assert data, f"an early end behind {found!r}"
+                found += data
+        assert found == expected
+
+    async def rest(self, stream: Any) -> bytes:
+        found = b""
+        with trio.fail_after(60):
+            async for data in stream:
+                found += data
+        return found
+
+    def succeeded(self) -> float:
+        return self.brokers.metrics.success._value.get()
+
+    def failed(self, reason: str) -> float:
+        return self.brokers.metrics.failure[reason]._value.get()
+
+
+@pytest.fixture
+def stage(nursery: trio.Nursery) -> Stage:
+    return Stage(nursery)
+
+
+async def test_the_proxy_answers_and_the_client_sees_nothing(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    await stage.begin()
+    for number in range(1, 4):
+        await stage.broker.send_all(message_frame() + BROKER_ASKS + message_frame())
+        await stage.expect(stage.client, message_frame() * 2)
+        await stage.expect(stage.broker, proxys_answer(b"%d" % number))
+    assert stage.credentials.challenges == [None] * 3
+    assert stage.judges.given == []
+    assert stage.succeeded() == 3
+
+
+@pytest.mark.parametrize("cut", range(1, len(BROKER_ASKS)))
+async def test_a_challenge_in_every_two_pieces(autojump_clock: trio.testing.MockClock, stage: Stage, cut: int) -> None:
+    await stage.begin()
+    await stage.broker.send_all(message_frame() + BROKER_ASKS[:cut])
+    await stage.expect(stage.client, message_frame())
+    assert stage.credentials.begun == 0
+    await stage.broker.send_all(BROKER_ASKS[cut:] + message_frame())
+    await stage.expect(stage.client, message_frame())
+    await stage.expect(stage.broker, proxys_answer(b"1"))
+
+
+async def test_all_rounds_are_answered_within_one_exchange(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    stage.credentials.rounds = 2
+    await stage.begin()
+    for number in (1, 2):
+        await stage.broker.send_all(BROKER_ASKS)
+        await stage.expect(stage.broker, proxys_answer(b"%d" % number))
+        await stage.broker.send_all(SERVER_FIRST)
+        await stage.expect(stage.broker, proxys_answer(b"%d." % number))
+    assert stage.credentials.challenges == [None, b"server first"] * 2
+    assert stage.succeeded() == 2
+
+
+async def test_an_answer_is_never_put_into_a_clients_frame(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    await stage.begin()
+    frame = send_frame(b"x" * 3000)
+    await stage.client.send_all(frame[:1000])
+    await stage.expect(stage.broker, frame[:1000])
+    await stage.broker.send_all(BROKER_ASKS)
+    await trio.testing.wait_all_tasks_blocked()
+    assert stage.credentials.begun == 1
+    await stage.client.send_all(frame[1000:] + frame)
+    await stage.expect(stage.broker, frame[1000:] + proxys_answer(b"1") + frame)
+
+
+async def test_a_client_that_never_ends_a_portion_with_a_frame_does_not_hold_the_answer_up(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    """As a busy producer of large messages: the boundary within a portion is made use of."""
+    await stage.begin()
+    frame = send_frame(b"x" * 3000)
+    half = len(frame) // 2
+    await stage.client.send_all(frame[:half])
+    await stage.expect(stage.broker, frame[:half])
+    await stage.broker.send_all(BROKER_ASKS)
+    await trio.testing.wait_all_tasks_blocked()
+    await stage.client.send_all(frame[half:] + frame[:half])
+    await stage.expect(stage.broker, frame[half:] + proxys_answer(b"1") + frame[:half])
+
+
+class SlowBroker(trio.abc.HalfCloseableStream):
+    """A broker that takes the first half of what it is sent, and the rest when it is let; as a plain socket it refuses
+    two tasks that write at a time.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._writing = False
+        self.holds = False
+        self.may_go_on = trio.Event()
+        self.is_stuck = trio.Event()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        self._begin()
+        try:
+            half = len(data) // 2 if self.holds else 0
+            await self._stream.send_all(data[:half])
+            if self.holds:
+                self.is_stuck.set()
+                await self.may_go_on.wait()
+            await self._stream.send_all(data[half:])
+        finally:
+            self._writing = False
+
+    def _begin(self) -> None:
+        if self._writing:
+            raise trio.BusyResourceError("two tasks write at a time")
+        self._writing = True
+
+    async def send_eof(self) -> None:
+        self._begin()
+        self._writing = False
+        await self._stream.send_eof()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return bytes(await self._stream.receive_some(max_bytes))
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+async def stuck(nursery: trio.Nursery, frames: bytes) -> tuple[Stage, SlowBroker]:
+    """A relay whose client has sent whole frames, of which the broker has taken half."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    broker = SlowBroker(ours)
+    stage = await Stage(nursery, (broker, theirs)).begin(lifetime_ms=100_000, challenge=b"")
+    broker.holds = True
+    await stage.client.send_all(frames)
+    await broker.is_stuck.wait()
+    broker.holds = False
+    return stage, broker
+
+
+async def test_what_was_sent_counts_and_not_what_was_read(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """All that was read ends with a frame, but the broker has half of it."""
+    frames = send_frame(b"x" * 100) * 2
+    stage, broker = await stuck(nursery, frames)
+    await stage.broker.send_all(BROKER_ASKS)
+    await trio.testing.wait_all_tasks_blocked()
+    assert stage.credentials.begun == 1
+    broker.may_go_on.set()
+    await stage.expect(stage.broker, frames + proxys_answer(b"1"))
+
+
+async def test_what_the_client_sends_waits_for_an_answer_that_is_being_sent(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """One task writes at a time."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    broker = SlowBroker(ours)
+    stage = await Stage(nursery, (broker, theirs)).begin()
+    broker.holds = True
+    await stage.broker.send_all(BROKER_ASKS)
+    await broker.is_stuck.wait()
+    broker.holds = False
+    await stage.client.send_all(send_frame())
+    await trio.testing.wait_all_tasks_blocked()
+    broker.may_go_on.set()
+    await stage.expect(stage.broker, proxys_answer(b"1") + send_frame())
+
+
+async def test_an_answer_that_the_broker_does_not_read_does_not_keep_a_half_closed_relay(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The client has said all, and the broker neither reads nor ends."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    broker = SlowBroker(ours)
+    stage = await Stage(nursery, (broker, theirs)).begin()
+    broker.holds = True
+    await stage.broker.send_all(BROKER_ASKS)
+    await broker.is_stuck.wait()
+    (about,) = (followed.relay for followed in stage.relays.followed())
+    await stage.client.send_eof()
+    timeout_s = RelayConfig().half_close_timeout_ms / 1000
+    await trio.sleep(timeout_s - 1)
+    assert [followed.relay for followed in stage.relays.followed()] == [about]
+    await trio.sleep(1 + 2 * LINGER_S)
+    assert stage.relays.followed() == []
+
+
+async def test_an_answer_that_the_broker_reads_late_comes_before_its_end(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    broker = SlowBroker(ours)
+    stage = await Stage(nursery, (broker, theirs)).begin()
+    broker.holds = True
+    await stage.broker.send_all(BROKER_ASKS)
+    await broker.is_stuck.wait()
+    await stage.client.send_eof()
+    await trio.testing.wait_all_tasks_blocked()
+    await stage.broker.send_all(message_frame())
+    await stage.expect(stage.client, message_frame())
+    broker.may_go_on.set()
+    assert await stage.rest(stage.broker) == proxys_answer(b"1")
+
+
+class LateStream(SlowBroker):
+    """A broker that has all of what it is sent before the sending returns, as behind TLS under load."""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await super().send_all(data)
+        await self.may_go_on.wait()
+
+
+async def test_a_broker_may_ask_before_the_sending_of_an_answer_has_returned(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    broker = LateStream(ours)
+    stage = Stage(nursery, (broker, theirs))
+    stage.credentials.rounds = 2
+    await stage.begin()
+    await stage.broker.send_all(BROKER_ASKS)
+    await stage.expect(stage.broker, proxys_answer(b"1"))
+    await stage.broker.send_all(SERVER_FIRST)
+    await trio.testing.wait_all_tasks_blocked()
+    assert stage.failed("out_of_turn") == 0
+    broker.may_go_on.set()
+    await stage.expect(stage.broker, proxys_answer(b"1."))
+    assert stage.succeeded() == 1
+
+
+async def test_a_broker_in_the_middle_of_a_frame_is_ended_with_the_relay(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the way to the broker meets a sending that goes on: which is no defect."""
+    monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
+    stage, _broker = await stuck(nursery, send_frame(b"x" * 100) * 2)
+    stage.now.s += 200
+    await stage.broker.send_all(BROKER_ASKS + message_frame())
+    rest = await stage.rest(stage.client)
+    assert error_in(rest[len(message_frame()) :]).error.message == SESSION_EXPIRED
+
+
+async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    await stage.begin()
+    frame = send_frame(b"x" * 3000)
+    await stage.client.send_all(frame[:1000])
+    await stage.expect(stage.broker, frame[:1000])
+    await stage.broker.send_all(BROKER_ASKS)
+    await trio.testing.wait_all_tasks_blocked()
+    assert stage.credentials.begun == 1
+    (followed,) = stage.relays.followed()
+    followed.line.close(Closing.MAX_AGE)
+    await stage.client.send_all(frame[1000:])
+    assert await stage.rest(stage.broker) == frame[1000:]
+    assert stage.succeeded() == 0
+
+
+async def test_both_sides_are_asked_at_the_same_time(autojump_clock: trio.testing.MockClock, stage: Stage) -> None:
+    await stage.begin(lifetime_ms=100_000)
+    for number in (1, 2):
+        stage.now.s += 90
+        await stage.broker.send_all(BROKER_ASKS[:30])
+        stage.relays.judge.ask_those_due()
+        await stage.expect(stage.client, CHALLENGE)
+        await stage.broker.send_all(BROKER_ASKS[30:] + message_frame())
+        await stage.expect(stage.client, message_frame())
+        await stage.expect(stage.broker, proxys_answer(b"%d" % number))
+        await stage.client.send_all(answer(b"alice's") + send_frame())
+        await stage.expect(stage.broker, send_frame())
+    assert stage.judges.given == [b"alice's"] * 2
+
+
+async def test_an_expired_client_that_waits_for_its_verdict_does_not_hold_the_answer_up(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    stage.judges.gate = trio.Event()
+    await stage.begin(lifetime_ms=100_000)
+    stage.now.s += 110
+    await stage.client.send_all(answer() + send_frame())
+    await trio.testing.wait_all_tasks_blocked()
+    await stage.broker.send_all(BROKER_ASKS)
+    await stage.expect(stage.broker, proxys_answer(b"1"))
+    stage.judges.gate.set()
+    await stage.expect(stage.broker, send_frame())
+
+
+async def test_without_a_host_the_client_is_asked_as_ever(autojump_clock: trio.testing.MockClock, stage: Stage) -> None:
+    await stage.begin(broker_host="", counts_messages=True)
+    await stage.broker.send_all(BROKER_ASKS)
+    await stage.expect(stage.client, BROKER_ASKS)
+    await stage.client.send_all(answer(b"alice's own"))
+    await stage.expect(stage.broker, answer(b"alice's own"))
+    assert stage.credentials.begun == 0
+
+
+async def test_exchanges_begin_no_faster_than_once_a_second(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    await stage.begin()
+    times = []
+    for number in range(1, 5):
+        await stage.broker.send_all(BROKER_ASKS)
+        await stage.expect(stage.broker, proxys_answer(b"%d" % number))
+        times.append(trio.current_time())
+    assert [late - early for early, late in itertools.pairwise(times)] == pytest.approx([1, 1, 1])
+    assert stage.failed("out_of_turn") == 0
+
+
+async def test_no_credentials_now_is_tried_again_less_and_less_often(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    stage.credentials.failing = 6
+    await stage.begin()
+    begun = trio.current_time()
+    await stage.broker.send_all(BROKER_ASKS)
+    await stage.expect(stage.broker, proxys_answer(b"7"))
+    assert trio.current_time() - begun == pytest.approx(1 + 2 + 4 + 8 + 8 + 8)
+    assert stage.failed("no_credentials") == 6
+
+
+async def expect_end(stage: Stage, text: str) -> None:
+    assert error_in(await stage.rest(stage.client)).error.message == text
+    await trio.testing.wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("more", [1, 1000])
+async def test_a_second_challenge_before_the_answer_ends_the_relay(
+    autojump_clock: trio.testing.MockClock, stage: Stage, more: int
+) -> None:
+    """However many there are, it is said once."""
+    stage.credentials.gate = trio.Event()
+    await stage.begin()
+    await stage.broker.send_all(BROKER_ASKS * (1 + more))
+    await expect_end(stage, BROKER_OUT_OF_TURN)
+    assert stage.failed("out_of_turn") == 1
+    stage.credentials.gate.set()
+    assert await stage.rest(stage.broker) == b""
+
+
+async def test_a_flood_of_answers_is_one_failure(autojump_clock: trio.testing.MockClock, stage: Stage) -> None:
+    """A client that answers over and over has a turn for each, in the first of which the way to the broker ends."""
+    failures: list[object] = []
+    await stage.begin(lifetime_ms=100_000)
+    fail = stage.relays.judge.failed
+    stage.relays.judge.failed = lambda *arguments: (failures.append(arguments), fail(*arguments))[1]  # type: ignore[assignment]
+    await stage.client.send_all(answer() * 1000)
+    await stage.rest(stage.client)
+    assert len(failures) == 1
+
+
+async def test_a_challenge_that_is_too_large_ends_the_relay_unread(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    await stage.begin()
+    large = commands.auth_challenge("broker", 21, "token", bytes(BROKER_CHALLENGE_BYTES_MAX))
+    await stage.broker.send_all(large[:100])
+    await expect_end(stage, STREAM_CORRUPT)
+    assert stage.credentials.begun == 0
+
+
+async def test_a_client_that_has_said_all_leaves_the_broker_unanswered(
+    autojump_clock: trio.testing.MockClock, stage: Stage
+) -> None:
+    await stage.begin()
+    await stage.client.send_eof()
+    assert await stage.rest(stage.broker) == b""
+    await stage.broker.send_all(BROKER_ASKS + message_frame())
+    await stage.expect(stage.client, message_frame())
+    assert stage.succeeded() == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_everything_in_any_pieces(autojump_clock: trio.testing.MockClock, stage: Stage, seed: int) -> None:
+    """Not a byte is lost, doubled or moved out of its frame, while both are asked all the time."""
+    chance = random.Random(seed)
+    await stage.begin()
+    there = [send_frame(chance.randbytes(chance.choice([0, 10, 3000])), number) for number in range(30)]
+    back = [message_frame(chance.randbytes(chance.choice([0, 10, 3000]))) for number in range(30)]
+
+    async def send(stream: Any, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            size = chance.choice([1, 7, 500, 5000])
+            await stream.send_all(data[at : at + size])
+            at += size
+            if chance.random() < 0.1:
+                await trio.sleep(chance.random())
+
+    async def converse() -> None:
+        for number, frame in enumerate(back):
+            await send(stage.broker, frame + (BROKER_ASKS if number % 10 == 9 else b""))
+            await trio.sleep(1)
+
+    expected = len(b"".join(there)) + 3 * len(proxys_answer(b"1"))
+    found = bytearray()
+    with trio.fail_after(600):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send, stage.client, b"".join(there))
+            nursery.start_soon(converse)
+            nursery.start_soon(stage.expect, stage.client, b"".join(back))
+            while len(found) < expected:
+                found += await stage.broker.receive_some()
+    for number in range(1, 4):
+        at = bytes(found).index(proxys_answer(b"%d" % number))
+        del found[at : at + len(proxys_answer(b"1"))]
+    assert found == b"".join(there)

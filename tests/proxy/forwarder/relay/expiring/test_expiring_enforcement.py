@@ -1,0 +1,673 @@
+"""proxy.forwarder.relay.expiring.enforcement: sessions whose ends are only observed, in both kinds of relay and in lookup mode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from forwarder_fakes import ALICE, lookup, make_config
+from forwarder_fakes import denied as auth_worker_denies
+from framed_fakes import (
+    ANSWER_BYTES_MAX,
+    CHALLENGE,
+    Judges,
+    Now,
+    answer,
+    denied,
+    error_in,
+    identity,
+    message_frame,
+    producer_frame,
+    send_frame,
+    session,
+)
+from prometheus_client import CollectorRegistry
+from relay_fakes import Lane, Place, about_relay, keeps_nothing, read_all
+from test_relay_adoption import WAYS, successor
+from test_session_lifetime import (  # noqa: F401 -- a fixture
+    EXPIRED,
+    Begin,
+    answer_again,
+    life,
+    token,
+)
+
+from proto.connect_rules import AUTHENTICATION_FAILED
+from proto.rpc_pb2 import Principal
+from proxy.config.types import Config
+from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay.expiring import reauthentication
+from proxy.forwarder.relay.expiring.enforcement import UNKNOWN_LISTENER, Enforcement
+from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.session import Closing
+from proxy.forwarder.relay.fd_store_client import Inheritance
+from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.workers.authentication import Challenge
+from proxy.runtime.observability.windowed_maximum import WINDOW_S
+from proxy.runtime.rpc.client import RpcConnectionLost
+
+BIND = "127.0.0.1:6650"
+OBSERVED = "a client's session would have been closed"
+FAILED = "a client has failed to authenticate itself again"
+SEND, MESSAGE = send_frame(b"to the broker"), message_frame(b"to the client")
+
+
+def observing(**tables: Any) -> Config:
+    """A configuration whose only listener's ends are observed."""
+    return make_config(session={"enforcement": "observe"}, listener=[{"bind": BIND}], **tables)
+
+
+ENFORCING = make_config(listener=[{"bind": BIND}])
+
+
+@dataclass
+class Stage:
+    """A relay whose session ends after 100 s, and its far ends."""
+
+    relays: Relays
+    metrics: ReauthenticationMetrics
+    now: Now
+    judges: Judges
+    client: Any
+    broker: Any
+
+    async def read(self, stream: Any, size: int) -> bytes:
+        found = b""
+        with trio.fail_after(60):
+            while len(found) < size:
+                data = await stream.receive_some(size - len(found))
+                assert data, f"an early end behind {found!r}"
+                found += data
+        return found
+
+    async def must_pass(self, frame: bytes = SEND, times: int = 1) -> None:
+        """What the client sends reaches the broker."""
+        await self.client.send_all(frame * times)
+        assert await self.read(self.broker, len(frame) * times) == frame * times
+
+    async def must_come(self, frame: bytes = MESSAGE) -> None:
+        """What the broker sends reaches the client, and nothing stands before it."""
+        await self.broker.send_all(frame)
+        assert await self.read(self.client, len(frame)) == frame
+
+    async def must_end(self, text: str) -> None:
+        with trio.fail_after(60):
+            assert error_in(await read_all(self.client)).error.message == text
+
+    def asked(self) -> None:
+        self.relays.judge.ask_those_due()
+
+    async def settle(self) -> None:
+        await trio.testing.wait_all_tasks_blocked(0.01)
+
+    @property
+    def observed(self) -> dict[str, float]:
+        """How many lives were counted, by reason."""
+        samples = self.metrics.expired_observed.collect()[0].samples
+        return {
+            one.labels["reason"]: one.value
+            for one in samples
+            if one.name.endswith("_total") and (one.labels["listener"], one.labels["method"]) == _WHERE
+        }
+
+    @property
+    def counted(self) -> tuple[float, float, float]:
+        """Successes, failures, and connections killed."""
+        metrics = self.metrics
+        by_method = (metric.labels(method="token")._value.get() for metric in (metrics.success, metrics.failure))
+        return (*by_method, metrics.expired_killed._value.get())  # type: ignore[return-value]
+
+
+_WHERE = (BIND, "token")
+
+
+@pytest.fixture(params=["in the kernel", "in user space"])
+async def begin(
+    request: pytest.FixtureRequest,
+    place: Place,
+    lane: Lane,
+    nursery: trio.Nursery,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Any]:
+    monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
+    now, judges = Now(), Judges()
+    place.now = now
+    place.recall = judges.recall
+
+    async def begun(first: bytes = b"", config: Config | None = None, late_s: float = 0, **fields: Any) -> Stage:
+        known = session(now, judges, **{"listener": BIND, **fields})
+        now.s += late_s
+        enforcement = Enforcement(config or observing())
+        if request.param == "in the kernel":
+            forwarder = await place.forwarder()
+            forwarder.relays.enforcement.configure(config or observing())
+            if first:
+                await lane.client.send_all(first)
+                await lane.our_client.receive_some(len(first))
+            await forwarder.begin(lane, to_broker=first, session=known)
+            stage = Stage(forwarder.relays, forwarder.metrics, now, judges, lane.client, lane.broker)
+        else:
+            client, our_client = trio.testing.memory_stream_pair()
+            our_broker, broker = trio.testing.memory_stream_pair()
+            metrics = ReauthenticationMetrics(None, now)
+            relays = Relays(
+                keeps_nothing(),
+                Inheritance(),
+                lambda _about: None,
+                nursery,
+                forwarders=1,
+                may_linger=lambda: True,
+                enforcement=enforcement,
+                reauthentication_metrics=metrics,
+                now=now,
+            )
+            await relays.begin(
+                our_client,
+                our_broker,
+                about_relay(),
+                first_to_broker=first,
+                first_to_client=b"",
+                config=RelayConfig(),
+                session=known,
+            )
+            stage = Stage(relays, metrics, now, judges, client, broker)
+        stage.relays.judge.fraction = lambda: 0.0
+        await trio.testing.wait_all_tasks_blocked()
+        return stage
+
+    return begun
+
+
+# ---- which listeners
+
+
+def test_a_listener_says_it_before_the_session_table() -> None:
+    modes: list[dict[str, str]] = [{}, {"session_enforcement": "observe"}, {"session_enforcement": "enforce"}]
+    listeners = [{"bind": f"127.0.0.1:{port}"} | mode for port, mode in enumerate(modes, 1)]
+    enforced, observed = (
+        Enforcement(make_config(session={"enforcement": one}, listener=listeners)) for one in ("enforce", "observe")
+    )
+    assert [enforced.observes(f"127.0.0.1:{port}") for port in (1, 2, 3)] == [False, True, False]
+    assert [observed.observes(f"127.0.0.1:{port}") for port in (1, 2, 3)] == [True, True, False]
+
+
+def test_of_a_listener_that_is_not_known_ends_are_enforced() -> None:
+    """Sessions from before the listener was kept, or of one that the configuration has no more."""
+    enforcement = Enforcement(observing())
+    assert not enforcement.observes("")
+    assert not enforcement.observes("127.0.0.1:6651")
+    assert not Enforcement().observes(BIND)
+    assert [enforcement.name_of(one) for one in (BIND, "127.0.0.1:6651", "")] == [
+        BIND,
+        UNKNOWN_LISTENER,
+        UNKNOWN_LISTENER,
+    ]
+
+
+def test_a_listener_is_the_same_one_with_another_number() -> None:
+    """As after an upgrade that puts another one before it."""
+    public, internal = {"bind": BIND}, {"bind": "127.0.0.1:6655", "session_enforcement": "observe"}
+    for listeners in ([public, internal], [internal, public]):
+        enforcement = Enforcement(make_config(listener=listeners))
+        assert (enforcement.observes(BIND), enforcement.observes("127.0.0.1:6655")) == (False, True)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_where_one_of_two_of_a_name_enforces_ends_are_enforced(number: int) -> None:
+    listeners = [{"bind": "127.0.0.1:0", "session_enforcement": "observe"} for _ in range(2)]
+    assert Enforcement(make_config(listener=listeners)).observes("127.0.0.1:0")
+    listeners[number]["session_enforcement"] = "enforce"
+    assert not Enforcement(make_config(listener=listeners)).observes("127.0.0.1:0")
+
+
+# ---- within a relay
+
+
+@pytest.mark.conforms("kip-368.20")
+async def test_used_past_its_end_it_goes_on_and_is_counted_once(begin: Any) -> None:
+    stage = await begin(challenge=b"")
+    stage.now.s += 99
+    await stage.must_pass()
+    assert stage.observed == {}
+    stage.now.s += 2
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            await stage.must_pass(times=5)
+            await stage.must_come()
+        stage.now.s += 1000
+        await stage.must_pass()
+        await stage.must_come()
+    assert stage.observed == {"expired": 1}
+    assert stage.counted == (0, 0, 0)
+    (entry,) = (entry for entry in logs if OBSERVED in entry["event"])
+    assert (entry["reason"], entry["principal"], entry["listener"], entry["method"]) == ("expired", "alice", *_WHERE)
+
+
+async def test_one_that_is_still_served_goes_on_and_is_counted_once(begin: Any) -> None:
+    stage = await begin(challenge=b"", grace_ms=30_000)
+    stage.now.s += 129
+    await stage.must_come()
+    assert stage.observed == {}
+    stage.now.s += 2
+    for _ in range(3):
+        await stage.must_come()
+    await stage.must_pass()
+    assert stage.observed == {"still_served": 1}
+
+
+async def test_a_new_life_is_counted_again(begin: Any) -> None:
+    stage = await begin()
+    stage.now.s += 101
+    await stage.must_pass()
+    await stage.client.send_all(answer())
+    await stage.settle()
+    assert stage.counted == (1, 0, 0)
+    await stage.must_pass()
+    assert stage.observed == {"expired": 1}
+    stage.now.s += 101
+    await stage.must_pass()
+    assert stage.observed == {"expired": 2}
+
+
+async def test_who_can_be_asked_is_asked(begin: Any) -> None:
+    stage = await begin()
+    stage.now.s += 90
+    stage.asked()
+    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE
+    await stage.client.send_all(answer())
+    await stage.settle()
+    stage.now.s += 20
+    await stage.must_pass()
+    assert stage.observed == {}
+    assert stage.counted == (1, 0, 0)
+
+
+async def _fail(stage: Stage, how: str) -> None:
+    """Give an answer that ends a session where ends are enforced."""
+    if how == "denied":
+        stage.judges.verdict = denied
+        await stage.client.send_all(answer(b"bad"))
+    elif how == "another principal":
+        stage.judges.verdict = lambda _data: identity(name="bob")
+        await stage.client.send_all(answer())
+    elif how == "another method":
+        await stage.client.send_all(answer(method="basic"))
+    elif how == "too large a challenge":
+        stage.judges.verdict = lambda _data: Challenge(bytes(5000))
+        await stage.client.send_all(answer())
+    await stage.settle()
+
+
+@pytest.mark.parametrize("how", ["denied", "another principal", "another method", "too large a challenge"])
+async def test_a_failure_is_counted_once_and_the_client_is_asked_no_more(begin: Any, how: str) -> None:
+    stage = await begin()
+    stage.now.s += 90
+    stage.asked()
+    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(5):
+            await _fail(stage, how)
+            await stage.must_pass()
+            stage.now.s += 1.5
+            stage.asked()
+            await stage.must_come()
+        stage.now.s += 1000
+        await stage.must_pass()
+        await stage.must_come()
+    assert stage.observed == {"failed": 1}
+    assert stage.counted == (0, 1, 0)
+    assert [sum(text in entry["event"] for entry in logs) for text in (OBSERVED, FAILED)] == [1, 1]
+    stage.judges.verdict = identity
+    await stage.client.send_all(answer())
+    await stage.settle()
+    assert stage.counted == (1, 1, 0), "it may still come by itself"
+    stage.now.s += 90
+    stage.asked()
+    assert await stage.read(stage.client, len(CHALLENGE)) == CHALLENGE, "in its new life it is asked"
+
+
+async def test_answers_that_follow_each_other_too_closely_cost_no_judging(begin: Any) -> None:
+    stage = await begin()
+    stage.judges.verdict = denied
+    stage.now.s += 5
+    for _ in range(10):
+        await stage.client.send_all(answer(b"bad"))
+        await stage.must_pass()
+    await stage.settle()
+    assert stage.judges.given == [b"bad"]
+    assert stage.observed == {"failed": 1}
+
+
+async def test_a_second_answer_leaves_the_first_one_its_verdict(begin: Any) -> None:
+    stage = await begin()
+    stage.judges.gate = trio.Event()
+    stage.now.s += 90
+    await stage.client.send_all(answer(b"first"))
+    await stage.settle()
+    await stage.client.send_all(answer(b"second"))
+    await stage.must_pass()
+    stage.judges.gate.set()
+    await stage.settle()
+    assert stage.judges.given == [b"first"]
+    assert stage.counted == (1, 1, 0)
+    stage.now.s += 50
+    await stage.must_pass()
+    assert stage.observed == {"failed": 1}
+
+
+async def test_nothing_waits_for_a_verdict(begin: Any) -> None:
+    """Nor is it counted: it would have gone on after it."""
+    stage = await begin()
+    stage.judges.gate = trio.Event()
+    stage.now.s += 150
+    await stage.client.send_all(answer())
+    await stage.must_pass(times=3)
+    stage.judges.gate.set()
+    await stage.settle()
+    await stage.must_pass()
+    assert stage.observed == {}
+    assert stage.counted == (1, 0, 0)
+
+
+async def test_a_limit_holds_all_the_same(begin: Any) -> None:
+    stage = await begin()
+    stage.now.s += 90
+    await stage.client.send_all(answer(bytes(ANSWER_BYTES_MAX)))
+    await stage.must_end(AUTHENTICATION_FAILED)
+    assert stage.observed == {}
+
+
+async def test_to_enforce_ends_those_that_were_observed(begin: Any) -> None:
+    stage = await begin(challenge=b"")
+    stage.now.s += 101
+    await stage.must_pass()
+    stage.relays.enforcement.configure(ENFORCING)
+    await stage.client.send_all(SEND)
+    await stage.must_end(SESSION_EXPIRED)
+    assert stage.counted == (0, 0, 1)
+
+
+async def test_to_enforce_ends_those_that_are_only_served(begin: Any) -> None:
+    stage = await begin(challenge=b"", grace_ms=0)
+    stage.now.s += 101
+    await stage.must_come()
+    stage.relays.enforcement.configure(ENFORCING)
+    await stage.broker.send_all(MESSAGE)
+    assert await stage.read(stage.client, len(MESSAGE)) == MESSAGE
+    await stage.must_end(SESSION_EXPIRED)
+
+
+async def test_to_observe_spares_those_that_are_there(begin: Any) -> None:
+    stage = await begin(config=ENFORCING, challenge=b"")
+    stage.now.s += 101
+    stage.relays.enforcement.configure(observing())
+    await stage.must_pass()
+    assert stage.observed == {"expired": 1}
+
+
+async def test_what_waits_when_observing_begins_goes_on_after_the_verdict(begin: Any) -> None:
+    stage = await begin(config=ENFORCING)
+    stage.judges.gate = trio.Event()
+    stage.judges.verdict = denied
+    stage.now.s += 150
+    await stage.client.send_all(answer() + SEND)
+    await stage.settle()
+    stage.relays.enforcement.configure(observing())
+    stage.judges.gate.set()
+    assert await stage.read(stage.broker, len(SEND)) == SEND
+    assert stage.observed == {"failed": 1}
+
+
+@pytest.mark.parametrize("was_used", [True, False])
+async def test_an_observed_one_can_leave(begin: Any, was_used: bool) -> None:
+    """A client that goes on sending while it is seen off neither holds that up, nor is counted."""
+    stage = await begin(challenge=b"")
+    if was_used:
+        stage.now.s += 101
+        await stage.must_pass()
+    (followed,) = stage.relays.followed()
+    await stage.client.send_all(SEND[:20])  # what ends is in the middle of a frame
+    await stage.settle()
+    stage.now.s += 101
+    followed.line.close(Closing.MAX_AGE)
+    with trio.move_on_after(5):
+        await stage.client.send_all(SEND[20:] + SEND * 100)
+    await stage.must_end(MAX_AGE_REACHED)
+    assert stage.observed == ({"expired": 1} if was_used else {})
+
+
+async def test_without_a_listener_an_end_is_enforced(begin: Any) -> None:
+    """A relay from before an upgrade."""
+    stage = await begin(challenge=b"", listener="")
+    stage.now.s += 101
+    await stage.client.send_all(SEND)
+    await stage.must_end(SESSION_EXPIRED)
+
+
+async def test_what_came_first_passes_though_connecting_took_the_sessions_time(begin: Any) -> None:
+    stage = await begin(SEND, late_s=101, challenge=b"")
+    assert await stage.read(stage.broker, len(SEND)) == SEND
+    await stage.must_pass()
+    assert stage.observed == {"expired": 1}
+
+
+# ---- who is not asked, since it has a producer
+
+
+@pytest.mark.conforms("kip-368.27", "kip-368.28")
+@pytest.mark.parametrize("first", [b"", producer_frame()])
+async def test_who_is_spared_is_counted_once(begin: Any, first: bytes) -> None:
+    stage = await begin(first, config=ENFORCING, spares_producers=True)
+    if not first:
+        assert _spared(stage) == 0
+        await stage.must_pass(producer_frame())
+    else:
+        assert await stage.read(stage.broker, len(first)) == first
+    await stage.must_pass(producer_frame(), times=3)
+    assert _spared(stage) == 1
+
+
+@pytest.mark.parametrize(
+    "fields", [{"spares_producers": False}, {"spares_producers": True, "challenge": b""}], ids=["asked", "never asked"]
+)
+async def test_who_is_not_spared_is_not_counted(begin: Any, fields: dict[str, Any]) -> None:
+    stage = await begin(**fields)
+    await stage.must_pass(producer_frame())
+    stage.now.s += 101
+    await stage.must_pass(producer_frame(), times=2)
+    assert _spared(stage) == 0
+
+
+def _spared(stage: Stage) -> float:
+    samples = stage.metrics._no_reauth.collect()[0].samples
+    wanted = {"method": "token", "reason": "has_producer"}
+    return sum(one.value for one in samples if one.name.endswith("_total") and one.labels == wanted)
+
+
+async def test_who_is_spared_is_counted_once_while_each_command_is_stopped_at(begin: Any) -> None:
+    """Past the end, behind an answer that is being judged."""
+    stage = await begin(spares_producers=True)
+    stage.judges.gate = trio.Event()
+    stage.now.s += 150
+    await stage.client.send_all(answer())
+    await stage.must_pass(producer_frame(), times=3)
+    assert _spared(stage) == 1
+
+
+# ---- how long it takes
+
+
+@pytest.mark.conforms("kip-368.29")
+async def test_the_longest_re_authentication_is_a_metric_for_some_minutes() -> None:
+    now, registry = Now(), CollectorRegistry()
+    metrics = ReauthenticationMetrics(registry, now)
+
+    def longest() -> float | None:
+        return registry.get_sample_value("pulsar_proxy_reauthentication_max_seconds")
+
+    assert longest() == 0
+    for took_s in (0.5, 7.25, 1.0):
+        metrics.renewed("token", took_s)
+        now.s += 1
+    assert longest() == longest() == 7.25, "no scrape resets it"
+    now.s += WINDOW_S + 30
+    assert longest() == 0
+    assert registry.get_sample_value("pulsar_proxy_reauthentication_seconds_count") == 3
+
+
+# ---- a successor
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("was_counted", [True, False])
+async def test_a_successor_counts_no_life_twice(
+    place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch, way: str, was_counted: bool
+) -> None:
+    monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
+    now, judges = Now(), Judges()
+    place.now, place.recall = now, judges.recall
+    first = await place.forwarder()
+    first.relays.enforcement.configure(observing())
+    await first.begin(lane, session=session(now, judges, listener=BIND, challenge=b"", spares_producers=True))
+    stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
+    await stage.must_pass(producer_frame())
+    now.s += 101
+    if was_counted:
+        await stage.must_pass()
+    second = await successor(place, way)
+    second.relays.enforcement.configure(observing())
+    after = Stage(second.relays, second.metrics, now, judges, lane.client, lane.broker)
+    await after.must_pass(times=3)
+    assert (stage.observed, after.observed) == (({"expired": 1}, {}) if was_counted else ({}, {"expired": 1}))
+    await after.client.send_all(answer())
+    await after.settle()
+    now.s += 101
+    await after.must_pass()
+    assert after.observed["expired"] == (1 if was_counted else 2)
+
+
+async def test_a_successor_asks_nobody_whose_failure_was_observed(
+    place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
+    now, judges = Now(), Judges(denied)
+    place.now, place.recall = now, judges.recall
+    first = await place.forwarder()
+    first.relays.enforcement.configure(observing())
+    await first.begin(lane, session=session(now, judges, listener=BIND))
+    stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
+    now.s += 90
+    await stage.client.send_all(answer())
+    await stage.settle()
+    assert stage.observed == {"failed": 1}
+    second = await successor(place, "killed")
+    second.relays.enforcement.configure(observing())
+    now.s += 5
+    second.relays.judge.ask_those_due()
+    await stage.must_come()
+
+
+async def test_a_successor_that_enforces_ends_it(place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
+    now, judges = Now(), Judges()
+    place.now, place.recall = now, judges.recall
+    first = await place.forwarder()
+    first.relays.enforcement.configure(observing())
+    await first.begin(lane, session=session(now, judges, listener=BIND, challenge=b""))
+    stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
+    now.s += 101
+    await stage.must_pass()
+    await successor(place, "killed")
+    await stage.client.send_all(SEND)
+    await stage.must_end(SESSION_EXPIRED)
+
+
+# ---- in lookup mode
+
+TABLES: dict[str, Any] = {"session": {"enforcement": "observe"}, "listener": [{"bind": "127.0.0.1:6650"}]}
+
+
+def observed_in(it: Any, reason: str) -> float:
+    labels = {"listener": _WHERE[0], "method": _WHERE[1], "reason": reason}
+    return it.value("pulsar_proxy_expired_connections_observed_total", **labels) or 0
+
+
+def observe(it: Any) -> Any:
+    """Have a session's ends observed."""
+    it.relays.enforcement.configure(it.backends.config)
+    return it
+
+
+async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
+    life: Begin,  # noqa: F811
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    it = await observe(life(100, **TABLES)).enter(refresh=False)
+    await it.at(99)
+    await it.must_serve()
+    assert observed_in(it, "expired") == 0
+    await it.at(101)
+    assert it.session.renewal.has_expired
+    for request_id in range(5):
+        await it.must_serve(request_id)
+    assert observed_in(it, "expired") == 1
+    assert it.counted() == (0, 0, 0)
+    assert not it.session.renewal.has_expired, "its frames are not looked at one by one any more"
+    it.relays.enforcement.configure(ENFORCING)
+    await it.client.say(lookup())
+    await it.must_be_over("session_expired", EXPIRED)
+
+
+async def test_in_lookup_mode_nobody_becomes_somebody_else(
+    life: Begin,  # noqa: F811
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """An answer that is another's fails, and its lookups stay the first one's; also where a later one is not judged."""
+    bob = Principal(type="User", name="bob", method="token")
+    verdicts = token(100, bob, b"sealed for bob"), not_judged, token(100, ALICE, b"new")
+    it = await observe(life(100, *verdicts, **TABLES)).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await it.settle()
+    await it.must_serve()
+    assert it.session.identity.role == "alice"
+    assert observed_in(it, "failed") == 1
+    await it.at(90)
+    await it.client.say(answer_again())
+    await it.settle()
+    await it.must_serve()
+    assert it.session.identity.role == "alice"
+    assert it.session.identity.sealed == b"sealed"
+    await it.at(95)
+    await it.client.say(answer_again())
+    await it.settle()
+    assert it.session.identity.sealed == b"new"
+    assert it.counted() == (1, 1, 0)
+
+
+async def not_judged() -> Any:
+    """An auth worker that dies."""
+    await trio.lowlevel.checkpoint()
+    raise RpcConnectionLost("gone")
+
+
+async def test_in_lookup_mode_a_failure_is_counted_once(
+    life: Begin,  # noqa: F811
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    it = await observe(life(100, *[auth_worker_denies("bad_token")] * 3, **TABLES)).enter()
+    await it.must_be_asked()
+    for _ in range(3):
+        await it.client.say(answer_again())
+        await it.settle()
+        await it.must_serve()
+        await trio.sleep(2)
+    await it.at(500)
+    await it.must_serve()  # and no challenge before it
+    assert observed_in(it, "failed") == 1
+    assert it.counted() == (0, 1, 0)

@@ -1,0 +1,814 @@
+"""proxy.forwarder.relay.expiring.splice_pump: sessions that expire within a relay, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import os
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from framed_fakes import (
+    ANSWER_BYTES_MAX,
+    CHALLENGE,
+    FRAME_BYTES_MAX,
+    NEARLY_PINGS,
+    Judges,
+    Now,
+    alice,
+    answer,
+    denied,
+    disguised,
+    error_in,
+    identity,
+    message_frame,
+    producer_frame,
+    send_frame,
+    session,
+)
+from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, read, read_all, until
+
+from proto import commands
+from proto.connect_rules import AUTHENTICATION_FAILED
+from proto.frames import encode_frame
+from proto.pulsar_pb2 import BaseCommand, CommandConnect
+from proxy.forwarder.relay.expiring import reauthentication
+from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
+from proxy.forwarder.relay.expiring.relay_session import may_be_asked
+from proxy.forwarder.relay.expiring.session import LOOK_BYTES, Followed
+from proxy.forwarder.relay.expiring.splice_pump import HEADER_LOOK_BYTES
+from proxy.forwarder.relay.manager import RelayNotBegun
+from proxy.forwarder.workers.authentication import Challenge
+from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
+
+PING = commands.ping()
+
+
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker's silence is short here."""
+    monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
+
+
+async def framed(place: Place, lane: Lane, now: Now, judges: Judges, **fields: Any) -> Forwarder:
+    """A forwarder with one relay whose frames are followed."""
+    forwarder = await place.forwarder()
+    await forwarder.begin(lane, session=session(now, judges, **fields))
+    await trio.testing.wait_all_tasks_blocked()  # it has looked at its clock
+    return forwarder
+
+
+def ask(forwarder: Forwarder) -> None:
+    forwarder.relays.judge.ask_those_due()
+
+
+async def expect_end(lane: Lane, text: str, *, before: bytes = b"") -> None:
+    """The client is told why, behind what was on its way to it; the broker just sees an end."""
+    rest = await read_all(lane.client)
+    assert rest[: len(before)] == before
+    error = error_in(rest[len(before) :])
+    assert error.type == BaseCommand.ERROR
+    assert error.error.request_id == commands.NO_REQUEST_ID
+    assert error.error.message == text
+
+
+def counted(metric: Any, **labels: str) -> float:
+    return metric.labels(**labels)._value.get() if labels else metric._value.get()
+
+
+# ---- frames pass untouched
+
+
+async def test_frames_of_all_sizes_pass_untouched(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    chance = random.Random(1)
+    sizes = [0, 1, 2, 100, 5000, 70_000, 199_000]
+    there = b"".join(send_frame(chance.randbytes(chance.choice(sizes))) for _ in range(100))
+    back = b"".join(message_frame(chance.randbytes(chance.choice(sizes))) for _ in range(100))
+
+    async def send(stream: trio.SocketStream, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            size = chance.choice([1, 3, 9, 11, 500, 60_000, 400_000])
+            await stream.send_all(data[at : at + size])
+            at += size
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, lane.client, there)
+        nursery.start_soon(send, lane.broker, back)
+        assert await read(lane.broker, len(there)) == there
+        assert await read(lane.client, len(back)) == back
+    await until(lambda: forwarder.moved("to_broker") == len(there))
+
+
+async def test_of_large_frames_only_headers_are_looked_at(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """A look costs a copy; where frames are small again, one look serves many."""
+    forwarder = await framed(place, lane, now, judges)
+    (relay,) = forwarder.relays._engine.relays
+    framing = relay.to_broker.framing
+    assert framing is not None
+    for frames, look_bytes in ((send_frame(bytes(150_000)) * 3, HEADER_LOOK_BYTES), (send_frame() * 50, LOOK_BYTES)):
+        await lane.client.send_all(frames)
+        assert await read(lane.broker, len(frames)) == frames
+        assert framing.look_bytes == look_bytes
+
+
+async def test_a_header_in_every_two_pieces(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges)
+    frame = send_frame(b"x" * 30)
+    for cut in range(1, len(frame)):
+        await lane.client.send_all(frame[:cut])
+        await trio.sleep(0.001)
+        await lane.client.send_all(frame[cut:])
+        assert await read(lane.broker, len(frame)) == frame
+
+
+async def test_first_bytes_are_followed_wherever_they_end(place: Place, now: Now, judges: Judges) -> None:
+    forwarder = await place.forwarder()
+    frames = send_frame(b"one" * 50) + send_frame(b"two")
+    first = len(send_frame(b"one" * 50))
+    for cut in (*range(12), 100, *range(first - 2, first + 12), len(frames)):
+        async with open_lane() as lane:
+            await lane.client.send_all(frames[:cut])
+            assert await read(lane.our_client, cut) == frames[:cut]
+            await lane.broker.send_all(frames[:cut])
+            assert await read(lane.our_broker, cut) == frames[:cut]
+            about = await forwarder.begin(
+                lane, to_broker=frames[:cut], to_client=frames[:cut], session=session(now, judges)
+            )
+            await lane.client.send_all(frames[cut:] + answer())
+            await lane.broker.send_all(frames[cut:])
+            assert await read(lane.broker, len(frames)) == frames
+            assert await read(lane.client, len(frames)) == frames
+            await lane.client.send_eof()
+            assert await read_all(lane.broker) == b"", "the answer was taken out"
+            await lane.broker.send_eof()
+            await until(lambda about=about: about in forwarder.ended)
+
+
+@pytest.mark.parametrize("cut", [1, 9, 10, 25, 44])
+async def test_an_end_in_the_middle_of_a_frame(place: Place, lane: Lane, now: Now, judges: Judges, cut: int) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    frame = send_frame(b"x" * 30)
+    for stream in (lane.client, lane.broker):
+        await stream.send_all(frame + frame[:cut])
+        await stream.send_eof()
+    assert await read_all(lane.broker) == frame + frame[:cut]
+    assert await read_all(lane.client) == frame + frame[:cut]
+    await until(lambda: forwarder.ended)
+
+
+async def test_a_sink_that_does_not_take_is_waited_for(
+    place: Place, narrow_lane: Lane, now: Now, judges: Judges
+) -> None:
+    await framed(place, narrow_lane, now, judges)
+    frames = b"".join(send_frame(bytes([number]) * 40_000) for number in range(20))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(narrow_lane.client.send_all, frames)
+        await trio.sleep(0.05)
+        assert await read(narrow_lane.broker, len(frames)) == frames
+
+
+# ---- being asked
+
+
+@pytest.mark.conforms("kip-368.18", "kip-368.25", "kip-368.26", "kip-368.50")
+async def test_asked_and_answered(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    for number in range(3):
+        now.s += 84
+        ask(forwarder)
+        await lane.broker.send_all(message_frame(b"before"))
+        assert await read(lane.client, len(message_frame(b"before"))) == message_frame(b"before")
+        now.s += 2
+        ask(forwarder)
+        assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+        ask(forwarder)
+        await lane.client.send_all(send_frame(b"a") + answer(b"%d" % number) + send_frame(b"b"))
+        assert await read(lane.broker, len(send_frame(b"a")) * 2) == send_frame(b"a") + send_frame(b"b")
+        await until(lambda number=number: counted(forwarder.metrics.success, method="token") == number + 1)
+    assert judges.given == [b"0", b"1", b"2"]
+    assert counted(forwarder.metrics.failure, method="token") == 0
+    now.s += 80  # beyond the first life's end
+    await lane.client.send_all(send_frame(b"c"))
+    assert await read(lane.broker, len(send_frame(b"c"))) == send_frame(b"c")
+
+
+@pytest.mark.conforms("pip-1.15")
+async def test_a_challenge_waits_for_a_boundary(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    frame = message_frame(b"x" * 1000)
+    await lane.broker.send_all(frame[:500])
+    assert await read(lane.client, 500) == frame[:500]
+    now.s += 90
+    ask(forwarder)
+    await trio.sleep(0.01)
+    await lane.broker.send_all(frame[500:] + frame)
+    expected = frame[500:] + CHALLENGE + frame
+    assert await read(lane.client, len(expected)) == expected
+
+
+async def test_a_challenge_that_an_unasked_answer_overtakes_is_not_put_in(
+    place: Place, lane: Lane, now: Now, judges: Judges
+) -> None:
+    """It would ask for a further round of what is being judged."""
+    judges.gate = trio.Event()
+    forwarder = await framed(place, lane, now, judges)
+    frame = message_frame(b"x" * 1000)
+    await lane.broker.send_all(frame[:500])
+    assert await read(lane.client, 500) == frame[:500]
+    now.s += 90
+    ask(forwarder)  # it waits for a boundary
+    await lane.client.send_all(answer(b"unasked"))
+    await until(lambda: judges.given == [b"unasked"])
+    await lane.broker.send_all(frame[500:] + frame)
+    assert await read(lane.client, len(frame) - 500 + len(frame)) == frame[500:] + frame, "and nothing between"
+    judges.gate.set()
+    await until(lambda: counted(forwarder.metrics.success, method="token") == 1)
+    now.s += 90
+    ask(forwarder)
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE, "the next one comes in its time"
+    await lane.client.send_all(answer(b"asked"))
+    await until(lambda: judges.given == [b"unasked", b"asked"])
+
+
+async def test_answers_of_any_size_in_any_pieces(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    for number, size in enumerate([0, 1, 100, ANSWER_BYTES_MAX - 100]):
+        now.s += 90
+        ask(forwarder)
+        assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+        data = os.urandom(size)
+        whole = send_frame(b"1") + answer(data) + send_frame(b"2")
+        at = 0
+        while at < len(whole):
+            piece = random.choice([1, 7, 20, 3000])
+            await lane.client.send_all(whole[at : at + piece])
+            await trio.sleep(0.001)
+            at += piece
+        assert await read(lane.broker, 2 * len(send_frame(b"1"))) == send_frame(b"1") + send_frame(b"2")
+        await until(lambda number=number: len(judges.given) == number + 1)
+        assert judges.given[-1] == data
+        await until(lambda number=number: counted(forwarder.metrics.success, method="token") == number + 1)
+
+
+@pytest.mark.conforms("kip-368.46")
+async def test_several_rounds(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    second = commands.auth_challenge("proxy", 21, "token", b"server first")
+    judges.verdict = lambda data: Challenge(second) if data == b"client first" else identity()
+    forwarder = await framed(place, lane, now, judges)
+    for number in range(2):
+        now.s += 90
+        ask(forwarder)
+        assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+        await lane.client.send_all(answer(b"client first"))
+        assert await read(lane.client, len(second)) == second
+        await lane.client.send_all(answer(b"client final"))
+        await until(lambda number=number: counted(forwarder.metrics.success, method="token") == number + 1)
+    assert judges.given == [b"client first", b"client final"] * 2
+
+
+@pytest.mark.conforms("kip-368.9", "kip-368.49")
+async def test_a_client_that_comes_by_itself(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """As KIP-368's clients do it; but no faster than once a second."""
+    forwarder = await framed(place, lane, now, judges)
+    now.s += 2
+    await lane.client.send_all(answer())
+    await until(lambda: counted(forwarder.metrics.success, method="token") == 1)
+    now.s += 0.5
+    await lane.client.send_all(answer())
+    await expect_end(lane, AUTHENTICATION_FAILED)
+    assert counted(forwarder.metrics.failure, method="token") == 1
+
+
+async def test_nobody_can_judge(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """That is not the client's fault: it is asked again, though not at once."""
+
+    def unreachable(_data: bytes) -> Any:
+        raise RpcError("no auth worker")
+
+    judges.verdict = unreachable
+    forwarder = await framed(place, lane, now, judges)
+    now.s += 90
+    ask(forwarder)
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer())
+    await until(lambda: forwarder.relays.judge._due)
+    ask(forwarder)
+    now.s += 1.1
+    judges.verdict = identity
+    ask(forwarder)
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(answer())
+    await until(lambda: counted(forwarder.metrics.success, method="token") == 1)
+
+
+async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nursery) -> None:
+    """Nor is a client's earlier life; who lives is asked once."""
+    now, judges = Now(), Judges()
+    judge = reauthentication.Reauthentication(nursery, reauthentication.ReauthenticationMetrics(None), now)
+    judge.fraction = lambda: 0.0
+    asked: list[bytes] = []
+
+    def watched(*, is_over: bool) -> Followed:
+        known = session(now, judges)
+        followed = Followed(about_relay(session=known.stored()), known.clock, judges)
+        followed.line = SimpleNamespace(is_over=is_over, has_producer=False, ask=asked.append, go_on=lambda: None)  # type: ignore[assignment]
+        judge.watch(followed)
+        return followed
+
+    living = [watched(is_over=False) for _ in range(10)]
+    for _ in range(10_000):
+        watched(is_over=True)
+    assert len(judge._due) <= reauthentication.DUE_MIN
+    for _ in range(200):
+        now.s += 2
+        for followed in living:
+            assert followed.clock is not None
+            assert followed.clock.answered(now.s) is None
+            judge._accept(followed, alice())
+    assert len(judge._due) <= reauthentication.DUE_MIN
+    now.s += 90
+    judge.ask_those_due()
+    assert len(asked) == 10
+
+
+# ---- failures
+
+
+@pytest.mark.conforms("kip-368.15", "kip-368.47", "kip-368.48")
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        denied,
+        lambda _data: identity(name="bob"),
+        lambda _data: identity(method="basic"),
+        lambda _data: identity(proxy="another proxy"),
+        lambda _data: Challenge(bytes(5000)),
+    ],
+)
+async def test_a_failure_closes(place: Place, lane: Lane, now: Now, judges: Judges, verdict: Any) -> None:
+    judges.verdict = verdict
+    forwarder = await framed(place, lane, now, judges)
+    now.s += 90
+    ask(forwarder)
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(send_frame(b"x") + answer())
+    await expect_end(lane, AUTHENTICATION_FAILED)
+    assert await read_all(lane.broker) == send_frame(b"x")
+    assert counted(forwarder.metrics.failure, method="token") == 1
+    assert counted(forwarder.metrics.expired_killed) == 0
+    await until(lambda: forwarder.ended)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        answer(method="basic"),
+        answer(bytes(ANSWER_BYTES_MAX)),
+        encode_frame(b"\x08\x25\xaa\x02\x03\xff\xff\xff"),
+        encode_frame(b"\x08\x25\xa2\x02\x00"),
+        encode_frame(b"\x08\x25"),
+    ],
+)
+async def test_an_answer_that_is_none_closes(place: Place, lane: Lane, now: Now, judges: Judges, frame: bytes) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    now.s += 90
+    ask(forwarder)
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    await lane.client.send_all(frame)
+    await expect_end(lane, AUTHENTICATION_FAILED)
+    assert await read_all(lane.broker) == b""
+    assert judges.given == []
+    await until(lambda: forwarder.ended)
+
+
+async def test_answered_twice(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    judges.gate = trio.Event()
+    await framed(place, lane, now, judges)
+    now.s += 90
+    await lane.client.send_all(answer(b"1") + answer(b"2"))
+    await expect_end(lane, AUTHENTICATION_FAILED)
+    judges.gate.set()
+    assert judges.given in ([], [b"1"]), "the first may have come to the judge before the second was there"
+
+
+@pytest.mark.conforms("kip-368.54")
+@pytest.mark.parametrize("size", [0, 5, FRAME_BYTES_MAX + 1, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("way", [TO_BROKER, TO_CLIENT])
+async def test_a_size_that_none_can_have(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, size: int, way: int
+) -> None:
+    await framed(place, lane, now, judges)
+    sender, receiver = (lane.client, lane.broker) if way == TO_BROKER else (lane.broker, lane.client)
+    good = send_frame(b"good")
+    await sender.send_all(good + size.to_bytes(4, "big") + bytes(20))
+    if way == TO_BROKER:
+        assert await read_all(receiver) == good
+        await expect_end(lane, STREAM_CORRUPT)
+    else:
+        await expect_end(lane, STREAM_CORRUPT, before=good)
+        assert await read_all(lane.broker) == b""
+
+
+@pytest.mark.conforms("kip-368.53")
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("way", [TO_BROKER, TO_CLIENT])
+async def test_1024_random_bytes_end_their_own_relay(  # noqa: PLR0917 -- fixtures
+    place: Place, lane: Lane, now: Now, judges: Judges, seed: int, way: int
+) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    async with open_lane() as other:
+        await forwarder.begin(other, session=session(now, judges))
+        sender = lane.client if way == TO_BROKER else lane.broker
+        await sender.send_all(random.Random(seed).randbytes(1024))
+        await expect_end(lane, STREAM_CORRUPT)
+        assert await read_all(lane.broker) == b""
+        await other.client.send_all(send_frame())
+        assert await read(other.broker, len(send_frame())) == send_frame()
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("after_s", [0, 200])
+async def test_a_command_that_begins_as_another_one_ends_it(
+    place: Place, lane: Lane, now: Now, judges: Judges, after_s: int, *, counts: bool
+) -> None:
+    """Security: neither past the session's end nor past the count."""
+    fields = {"clock": None, "counts_messages": True} if counts else {}
+    forwarder = await framed(place, lane, now, judges, **fields)
+    good = PING if after_s and not counts else send_frame(b"good")
+    now.s += after_s
+    await lane.client.send_all(good + disguised(send_frame(b"bad")) + send_frame())
+    assert await read_all(lane.broker) == good
+    await expect_end(lane, STREAM_CORRUPT)
+    assert counted(forwarder.metrics.expired_killed) == 0
+
+
+@pytest.mark.parametrize("first", [send_frame(), producer_frame(), PING + send_frame()])
+async def test_what_came_before_a_relay_whose_session_has_ended_by_then(
+    place: Place, lane: Lane, now: Now, judges: Judges, first: bytes
+) -> None:
+    """To connect to the broker took longer than the session: nothing of it is said to the broker."""
+    forwarder = await place.forwarder()
+    ended = session(now, judges, spares_producers=True)
+    now.s += 200
+    with pytest.raises(RelayNotBegun, match="past the session's end"):
+        await forwarder.begin(lane, to_broker=first, session=ended)
+
+
+async def test_a_ping_that_came_before_a_relay_whose_session_has_ended_by_then(
+    place: Place, lane: Lane, now: Now, judges: Judges
+) -> None:
+    forwarder = await place.forwarder()
+    ended = session(now, judges)
+    now.s += 110  # past its end, within its grace
+    await forwarder.begin(lane, to_broker=PING, to_client=message_frame(), session=ended)
+    assert await read(lane.broker, len(PING)) == PING
+    assert await read(lane.client, len(message_frame())) == message_frame()
+    await lane.client.aclose()
+    await lane.broker.aclose()
+    await until(lambda: not place.shelf.relays)
+
+
+async def test_a_broker_is_believed_what_it_begins_with(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """It decides anyway what its clients get; and a newer one may write what is not known here."""
+    await framed(place, lane, now, judges)
+    await lane.broker.send_all(disguised(message_frame(b"m")))
+    assert await read(lane.client, len(disguised(message_frame(b"m")))) == disguised(message_frame(b"m"))
+
+
+# ---- the end
+
+
+@pytest.mark.conforms("kip-368.20", "kip-368.30")
+async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """All before is delivered, what the broker answers to it, too; then the client is told."""
+    forwarder = await framed(place, lane, now, judges)
+    await lane.client.send_all(send_frame(b"in time"))
+    assert await read(lane.broker, len(send_frame(b"in time"))) == send_frame(b"in time")
+    now.s += 101
+    await lane.client.send_all(PING + send_frame(b"too late") * 3)
+    await lane.broker.send_all(message_frame(b"receipt"))
+    await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"receipt"))
+    assert await read_all(lane.broker) == PING
+    assert counted(forwarder.metrics.expired_killed) == 1
+    await until(lambda: forwarder.ended)
+    await lane.client.aclose()
+    await lane.broker.aclose()
+    await until(lambda: not place.shelf.relays)
+
+
+@pytest.mark.conforms("kip-368.21", "kip-368.22")
+async def test_idle_past_its_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """Whoever only says that he is there is left alone, for ever; in its grace the broker may send to him."""
+    forwarder = await framed(place, lane, now, judges, challenge=b"")
+    now.s += 100
+    for message in (message_frame(b"m"), message_frame(b"m"), b"", b""):
+        await lane.broker.send_all(message + PING)
+        await lane.client.send_all(commands.pong() + PING)
+        assert await read(lane.client, len(message + PING)) == message + PING
+        assert await read(lane.broker, len(PING) * 2) == commands.pong() + PING
+        now.s += 29.9 if message else 1e6
+    ask(forwarder)
+    assert forwarder.ended == []
+    assert counted(forwarder.metrics.expired_killed) == 0
+
+
+@pytest.mark.parametrize("nearly", NEARLY_PINGS)
+async def test_only_a_ping_or_pong_byte_for_byte_says_that_a_client_is_idle(
+    place: Place, lane: Lane, now: Now, judges: Judges, nearly: bytes
+) -> None:
+    await framed(place, lane, now, judges)
+    await lane.client.send_all(nearly)
+    assert await read(lane.broker, len(nearly)) == nearly
+    now.s += 200
+    await lane.client.send_all(PING + nearly)
+    assert await read_all(lane.broker) == PING
+    await expect_end(lane, SESSION_EXPIRED)
+
+
+async def test_a_ping_in_every_two_pieces_past_the_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges)
+    now.s += 200
+    for cut in range(1, len(PING)):
+        for sender, receiver in ((lane.client, lane.broker), (lane.broker, lane.client)):
+            await sender.send_all(PING[:cut])
+            await trio.sleep(0.001)
+            await sender.send_all(PING[cut:])
+            assert await read(receiver, len(PING)) == PING
+
+
+@pytest.mark.conforms("kip-368.23")
+@pytest.mark.parametrize("challenge", [CHALLENGE, b""])
+async def test_what_is_served_past_its_grace_is_closed(
+    place: Place, lane: Lane, now: Now, judges: Judges, challenge: bytes
+) -> None:
+    """A consumer with permits from before its end, which only says that it is there: what comes then is delivered, and
+    it is told why it is closed.
+    """
+    forwarder = await framed(place, lane, now, judges, challenge=challenge, grace_ms=30_000, counts_messages=True)
+    message = message_frame(b"m")
+    for s in (100, 29.9):
+        now.s += s
+        await lane.broker.send_all(message)
+        assert await read(lane.client, len(message)) == message
+    now.s += 1
+    await lane.broker.send_all(PING)
+    await lane.client.send_all(commands.pong())
+    assert await read(lane.client, len(PING)) == PING
+    assert await read(lane.broker, len(PING)) == commands.pong()
+    assert counted(forwarder.metrics.expired_killed) == 0
+    await lane.broker.send_all(message * 3)
+    await expect_end(lane, SESSION_EXPIRED, before=message * 3)
+    assert await read_all(lane.broker) == b""
+    assert counted(forwarder.metrics.expired_killed) == 1
+    assert forwarder.relays._table.messages_total(TO_CLIENT) == 5, "each is counted"
+
+
+async def test_without_a_grace_the_end_is_the_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges, grace_ms=0)
+    now.s += 100
+    await lane.broker.send_all(message_frame(b"m"))
+    await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"m"))
+
+
+@pytest.mark.conforms("kip-368.17")
+async def test_who_has_answered_is_served_until_the_verdict(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges, grace_ms=0)
+    message = message_frame(b"m")
+    judges.gate = trio.Event()
+    now.s += 150
+    await lane.client.send_all(answer())
+    await until(lambda: judges.given == [b"fresh"])
+    await lane.broker.send_all(message)
+    assert await read(lane.client, len(message)) == message
+    judges.gate.set()
+    await trio.testing.wait_all_tasks_blocked()
+    await lane.broker.send_all(message)
+    assert await read(lane.client, len(message)) == message
+
+
+async def test_a_frame_that_began_in_time_goes_on(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges)
+    frame = send_frame(b"x" * 1000)
+    await lane.client.send_all(frame[:300])
+    assert await read(lane.broker, 300) == frame[:300]
+    now.s += 200
+    await lane.client.send_all(frame[300:] + frame)
+    assert await read_all(lane.broker) == frame[300:]
+    await expect_end(lane, SESSION_EXPIRED)
+
+
+@pytest.mark.conforms("kip-368.17", "kip-368.19")
+async def test_an_answer_past_the_end_saves_it(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    """And what is sent behind it waits for the verdict."""
+    judges.gate = trio.Event()
+    forwarder = await framed(place, lane, now, judges)
+    now.s += 90
+    ask(forwarder)
+    assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
+    now.s += 50
+    await lane.client.send_all(answer() + send_frame(b"waits"))
+    await until(lambda: judges.given)
+    with trio.move_on_after(0.02):
+        pytest.fail(f"passed before the verdict: {await lane.broker.receive_some(100)!r}")
+    judges.gate.set()
+    assert await read(lane.broker, len(send_frame(b"waits"))) == send_frame(b"waits")
+    assert counted(forwarder.metrics.success, method="token") == 1
+
+
+async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(
+    place: Place, lane: Lane, now: Now, judges: Judges
+) -> None:
+    """It stands before the client's next answer, so nobody could wait for that."""
+    further = commands.auth_challenge("proxy", 21, "token", b"server first")
+    judges.gate = trio.Event()
+    judges.verdict = lambda _data: Challenge(further)
+    await framed(place, lane, now, judges)
+    now.s += 150
+    await lane.client.send_all(answer() + send_frame(b"waits"))
+    await until(lambda: judges.given)
+    judges.gate.set()
+    await expect_end(lane, SESSION_EXPIRED, before=further)
+    assert await read_all(lane.broker) == b""
+
+
+async def test_what_waits_for_a_verdict_never_passes_if_it_is_no(
+    place: Place, lane: Lane, now: Now, judges: Judges
+) -> None:
+    judges.gate = trio.Event()
+    judges.verdict = denied
+    await framed(place, lane, now, judges)
+    now.s += 150
+    await lane.client.send_all(answer() + send_frame(b"waits"))
+    await until(lambda: judges.given)
+    judges.gate.set()
+    await expect_end(lane, AUTHENTICATION_FAILED)
+    assert await read_all(lane.broker) == b""
+
+
+async def test_the_farewell_waits_for_a_boundary(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    await framed(place, lane, now, judges)
+    frame = message_frame(b"x" * 1000)
+    await lane.broker.send_all(frame[:500])
+    assert await read(lane.client, 500) == frame[:500]
+    now.s += 150
+    await lane.client.send_all(send_frame())
+    await trio.sleep(0.1)
+    await lane.broker.send_all(frame[500:] + frame)
+    await expect_end(lane, SESSION_EXPIRED, before=frame[500:])
+
+
+async def test_a_broker_that_ends_while_the_client_is_being_seen_off(
+    place: Place, lane: Lane, now: Now, judges: Judges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reauthentication, "QUIET_S", 5)
+    forwarder = await framed(place, lane, now, judges)
+    now.s += 150
+    await lane.client.send_all(send_frame())
+    await until(lambda: forwarder.relays._engine.mover.half_closed)
+    await lane.broker.send_all(message_frame(b"last"))
+    await lane.broker.send_eof()
+    await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"last"))
+
+
+# ---- who is asked
+
+
+@pytest.mark.conforms("kip-368.13", "kip-368.31")
+async def test_a_client_with_a_producer_is_spared(place: Place, now: Now, judges: Judges) -> None:
+    forwarder = await place.forwarder()
+    async with open_lane() as with_producer, open_lane() as without, open_lane() as early:
+        for lane in (with_producer, without):
+            await forwarder.begin(lane, session=session(now, judges, spares_producers=True))
+        await forwarder.begin(early, to_broker=producer_frame(), session=session(now, judges, spares_producers=True))
+        await with_producer.client.send_all(send_frame() + producer_frame() + send_frame())
+        expected = send_frame() + producer_frame() + send_frame()
+        assert await read(with_producer.broker, len(expected)) == expected
+        now.s += 90
+        ask(forwarder)
+        assert await read(without.client, len(CHALLENGE)) == CHALLENGE
+        await trio.sleep(0.02)
+        now.s += 20
+        for lane in (with_producer, early):
+            await lane.client.send_all(send_frame())
+            await expect_end(lane, SESSION_EXPIRED)
+
+
+@pytest.mark.conforms("kip-368.13", "kip-368.28")
+@pytest.mark.parametrize(
+    ("version", "policy", "ever", "with_producer"),
+    [
+        ("Pulsar-CPP-v4.2.0", "by_client_kind", True, False),
+        ("Pulsar-CPP-v4.0.0-node-client-v1.17.0", "by_client_kind", True, False),
+        ("Pulsar-Java-v4.0.8", "by_client_kind", True, True),
+        ("Pulsar Go 0.14", "by_client_kind", True, True),
+        ("Pulsar-CPP-v4.2.0", "always", True, True),
+        ("Pulsar-Java-v4.0.8", "never", False, False),
+    ],
+)
+def test_which_clients_are_asked(version: str, policy: Any, ever: bool, with_producer: bool) -> None:
+    connect = CommandConnect(client_version=version, feature_flags={"supports_auth_refresh": True})
+    found = may_be_asked(connect, policy)
+    assert (found.ever, found.with_producer) == (ever, with_producer)
+    assert not may_be_asked(CommandConnect(client_version=version), policy).ever
+
+
+@pytest.mark.parametrize(
+    ("from_proxy", "proxy_version", "policy", "ever", "with_producer"),
+    [
+        (True, "pulsar-trio-proxy-0.1.0", "by_client_kind", True, True),
+        (True, "pulsar-trio-proxy-0.1.0", "never", False, False),
+        (True, "4.0.8", "by_client_kind", True, False),
+        (False, "pulsar-trio-proxy-0.1.0", "by_client_kind", True, False),
+    ],
+    ids=["answers itself", "nobody is asked", "another proxy", "says that it is one"],
+)
+def test_a_proxy_that_answers_by_itself_is_asked_whatever_client_is_behind_it(
+    from_proxy: bool, proxy_version: str, policy: Any, ever: bool, with_producer: bool
+) -> None:
+    connect = CommandConnect(
+        client_version="Pulsar-CPP-v4.2.0",
+        proxy_version=proxy_version,
+        feature_flags={"supports_auth_refresh": True},
+    )
+    found = may_be_asked(connect, policy, from_proxy=from_proxy)
+    assert (found.ever, found.with_producer) == (ever, with_producer)
+
+
+# ---- beginnings
+
+
+@pytest.mark.conforms("pip-1.14", "pip-1.15", "kip-368.7", "kip-368.9")
+async def test_a_session_that_never_ends_is_blind(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    forwarder = await framed(place, lane, now, judges, lifetime_ms=0)
+    await lane.client.send_all(b"anything" + answer())
+    assert await read(lane.broker, 8 + len(answer())) == b"anything" + answer()
+    assert forwarder.relays.followed() == []
+
+
+async def test_no_relay_begins_with_what_is_no_frame(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    forwarder = await place.forwarder()
+    for first in (bytes(20), answer()):
+        with pytest.raises(RelayNotBegun):
+            await forwarder.begin(lane, to_broker=first, session=session(now, judges))
+    await forwarder.begin(lane)
+    await lane.client.send_all(b"blind")
+    assert await read(lane.broker, 5) == b"blind"
+
+
+# ---- counting
+
+
+async def test_those_who_look_see_all_that_are_followed(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    forwarder = await framed(place, lane, now, judges)
+    async with open_lane() as blind, open_lane() as counted_only:
+        await forwarder.begin(blind)
+        await forwarder.begin(counted_only, session=session(now, judges, clock=None, counts_messages=True))
+        ends = [one.clock and one.clock.expires_at_s for one in forwarder.relays.followed()]
+        assert ends == [now.s + 100, None]
+        await lane.client.send_eof()
+        await lane.broker.send_eof()
+        await until(lambda: len(forwarder.relays.followed()) == 1)
+
+
+@pytest.mark.conforms("pip-1.15")
+async def test_messages_are_counted(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
+    forwarder = await place.forwarder()
+    await forwarder.begin(lane, session=session(now, judges, clock=None, counts_messages=True))
+    there = send_frame(b"1") + send_frame(b"x" * 100_000, messages=300) + PING + send_frame(b"2", messages=2)
+    back = message_frame(b"a") * 5 + PING + message_frame(bytes(50_000))
+    for cut in (1, 9, 30, 41, 60, len(there) - 1):
+        await lane.client.send_all(there[:cut])
+        await lane.broker.send_all(back[:cut])
+        await trio.sleep(0.01)
+        await lane.client.send_all(there[cut:])
+        await lane.broker.send_all(back[cut:])
+        assert await read(lane.broker, len(there)) == there
+        assert await read(lane.client, len(back)) == back
+    await until(lambda: forwarder.messages("alice", "to_broker") == 6 * 303)
+    await until(lambda: forwarder.messages("alice", "to_client") == 6 * 6)
+    await lane.client.send_all(answer())
+    assert await read(lane.broker, len(answer())) == answer(), "nothing expires, so nothing is taken out"
+
+
+async def test_a_stuck_client_ends_with_the_half_close_timeout(
+    place: Place, narrow_lane: Lane, now: Now, judges: Judges
+) -> None:
+    """It does not take what stands before the farewell."""
+    place._config = type(place._config)(half_close_timeout_ms=1500)
+    forwarder = await framed(place, narrow_lane, now, judges)
+    await fill_frames(narrow_lane.broker)
+    now.s += 150
+    await narrow_lane.client.send_all(send_frame())
+    await until(lambda: forwarder.ended)
+
+
+async def fill_frames(stream: trio.SocketStream) -> None:
+    with trio.move_on_after(0.2):
+        while True:
+            await stream.send_all(message_frame(bytes(30_000)))

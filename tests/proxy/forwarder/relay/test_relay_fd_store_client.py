@@ -1,0 +1,298 @@
+"""proxy.forwarder.relay.fd_store_client: what is said to the fd store, in which order, and what comes from it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+import trio.testing
+from relay_fakes import about_relay, descriptors, keeps_nothing
+
+from proto.rpc_pb2 import StoredPipe, StoreMessage
+from proxy.forwarder.relay import fd_store_client as keeping
+from proxy.forwarder.relay.fd_store_client import Inheritance, RelayKeeper
+from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
+from proxy.runtime.shared.fd_store_channel import (
+    DESCRIPTORS_MAX,
+    RECORD_BYTES_MAX,
+    MessageTooLong,
+    StoreChannel,
+    StoreLost,
+    close_all,
+    store_sockets,
+)
+from proxy.runtime.shared.relay_table import new_table
+
+
+class Line:
+    """A keeper, and the store's end of its line."""
+
+    def __init__(self) -> None:
+        ours, theirs = store_sockets()
+        self.store = StoreChannel(ours)
+        self.keeper = RelayKeeper(theirs, keeps=True)
+        self.sock = theirs
+
+    async def hear(self) -> StoreMessage:
+        """The next message; its descriptors must be as many as it speaks of."""
+        with trio.fail_after(60):
+            received = await self.store.receive()
+        assert received is not None, "the end of the line"
+        message, given = received
+        assert len(given) == 2 * (len(message.relays) + len(message.pipes))
+        close_all(given)
+        return message
+
+    async def hear_nothing(self) -> bool:
+        with trio.move_on_after(0.02) as scope:
+            await self.store.receive()
+        return scope.cancelled_caught
+
+
+@pytest.fixture
+async def line() -> AsyncIterator[Line]:
+    line = Line()
+    yield line
+    line.store.close()
+    line.sock.close()
+
+
+@pytest.fixture
+async def two_ends() -> AsyncIterator[tuple[int, int]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one.fileno(), other.fileno()
+
+
+def some_pipe(number: int, ends: tuple[int, int]) -> Pipe:
+    reading, writing = os.pipe()
+    pipe = Pipe(number, reading, writing, SMALL_PIPE_BYTES)
+    pipe.close()
+    pipe.reading, pipe.writing = ends
+    return pipe
+
+
+# ---- what is said
+
+
+async def test_a_relay_is_put_with_its_sockets(line: Line, two_ends: tuple[int, int]) -> None:
+    about = about_relay(id=7)
+    await line.keeper.put(about, *two_ends)
+    assert await line.hear() == StoreMessage(relays=[about])
+
+
+async def test_pipes_are_put_at_once(line: Line) -> None:
+    pipes = [Pipe.make(number, SMALL_PIPE_BYTES) for number in (3, 4)]
+    line.keeper.put_pipes(pipes)
+    expected = [StoredPipe(id=number, wanted_bytes=SMALL_PIPE_BYTES) for number in (3, 4)]
+    assert await line.hear() == StoreMessage(pipes=expected)
+    for pipe in pipes:
+        pipe.close()
+
+
+async def test_pipes_wait_for_room_or_are_not_used(line: Line) -> None:
+    pipe = Pipe.make(3, SMALL_PIPE_BYTES)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            line.keeper.put_pipes([pipe])
+    with pytest.raises(BlockingIOError):
+        line.keeper.put_pipes([pipe])
+    line.store.close()
+    with pytest.raises(BlockingIOError):
+        line.keeper.put_pipes([pipe])
+    pipe.close()
+
+
+async def test_what_is_dropped_goes_before_what_is_put(line: Line, two_ends: tuple[int, int]) -> None:
+    """Its id may be the same."""
+    line.keeper.drop_relay(7)
+    line.keeper.drop_pipe(some_pipe(9, two_ends))
+    await line.keeper.put(about_relay(id=7), *two_ends)
+    assert await line.hear() == StoreMessage(dropped_relays=[7], dropped_pipes=[9])
+    assert [relay.id for relay in (await line.hear()).relays] == [7]
+    assert await line.hear_nothing()
+
+
+async def test_drops_are_told_by_themselves_many_at_a_time(
+    line: Line, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "DROPPED_PER_MESSAGE_MAX", 100)
+    nursery.start_soon(line.keeper.run)
+    for number in range(1, 251):
+        line.keeper.drop_relay(number)
+    batches = [list((await line.hear()).dropped_relays) for _ in range(3)]
+    assert [len(batch) for batch in batches] == [100, 100, 50]
+    assert [*itertools.chain(*batches)] == list(range(1, 251))
+    assert await line.hear_nothing()
+    line.keeper.drop_relay(300)
+    assert await line.hear() == StoreMessage(dropped_relays=[300])
+
+
+async def test_what_is_dropped_while_a_message_waits_is_not_forgotten(
+    line: Line, nursery: trio.Nursery, two_ends: tuple[int, int]
+) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            StoreChannel(line.sock).send_now(StoreMessage(complete=True))
+    nursery.start_soon(line.keeper.run)
+    line.keeper.drop_relay(1)
+    await trio.testing.wait_all_tasks_blocked()
+    line.keeper.drop_relay(2)
+    line.keeper.drop_pipe(some_pipe(3, two_ends))
+    relays: list[int] = []
+    pipes: list[int] = []
+    while len(relays) < 2 or not pipes:
+        message = await line.hear()
+        relays += message.dropped_relays
+        pipes += message.dropped_pipes
+    assert (relays, pipes) == ([1, 2], [3])
+
+
+async def test_the_most_that_one_message_may_drop_fits(line: Line, two_ends: tuple[int, int]) -> None:
+    for number in range(keeping.DROPPED_PER_MESSAGE_MAX):
+        line.keeper.drop_relay((1 << 32) - 1 - number)
+        pipe = some_pipe((1 << 64) - 1 - number, two_ends)
+        line.keeper.drop_pipe(pipe)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(line.keeper.close)
+            assert len((await line.hear()).dropped_relays) == keeping.DROPPED_PER_MESSAGE_MAX
+
+
+async def test_its_end_says_what_is_left_to_say(line: Line) -> None:
+    line.keeper.drop_relay(5)
+    await line.keeper.close()
+    assert await line.hear() == StoreMessage(dropped_relays=[5])
+    assert await line.store.receive() is None
+
+
+async def test_the_store_is_gone(line: Line, two_ends: tuple[int, int]) -> None:
+    line.store.close()
+    with pytest.raises(StoreLost):
+        await line.keeper.put(about_relay(id=1), *two_ends)
+    line.keeper.drop_relay(1)
+    with trio.fail_after(60):
+        await line.keeper.run()
+        await line.keeper.close()
+
+
+async def test_without_crash_safety_nothing_is_said(two_ends: tuple[int, int]) -> None:
+    keeper = keeps_nothing()
+    await keeper.put(about_relay(id=1), *two_ends)
+    keeper.put_pipes([some_pipe(1, two_ends)])
+    keeper.drop_relay(1)
+    keeper.drop_pipe(some_pipe(1, two_ends))
+    with trio.move_on_after(0.02):
+        await keeper.run()
+
+
+# ---- what comes
+
+
+async def test_an_inheritance_in_several_messages(line: Line, two_ends: tuple[int, int]) -> None:
+    table = new_table()
+    messages = [
+        (StoreMessage(table=True, listeners=1), (table, two_ends[0])),
+        (StoreMessage(pipes=[StoredPipe(id=1, wanted_bytes=4096), StoredPipe(id=2, wanted_bytes=65536)]), 2),
+        (StoreMessage(relays=[about_relay(id=5), about_relay(id=6)]), 2),
+        (StoreMessage(relays=[about_relay(id=9)]), 1),
+        (StoreMessage(complete=True), ()),
+    ]
+    made = []
+    for message, ends in messages:
+        if isinstance(ends, int):
+            pairs = [end for _ in range(ends) for end in os.pipe()]
+            made += pairs
+            await line.store.send(message, pairs)
+        else:
+            await line.store.send(message, ends)
+    before = descriptors()
+    left = await line.keeper.inherit()
+    assert left.complete
+    assert [kept.about.id for kept in left.relays] == [5, 6, 9]
+    assert [(pipe.id, pipe.wanted_bytes) for pipe in left.pipes] == [(1, 4096), (2, 65536)]
+    assert os.fstat(left.table).st_ino == os.fstat(table).st_ino
+    assert len(left.listeners) == 1
+    given = [left.table, *left.listeners]
+    given += [end for kept in left.relays for end in (kept.client, kept.broker)]
+    given += [end for pipe in left.pipes for end in (pipe.reading, pipe.writing)]
+    assert len(set(given)) == len(given) == descriptors() - before
+    for kept in left.relays:
+        os.write(kept.broker, b"x")
+        assert os.read(kept.client, 1) == b"x", "client first, then broker"
+    for pipe in left.pipes:
+        os.write(pipe.writing, b"12")
+        assert pipe.waiting() == 2
+    close_all([*given, *made, table])
+
+
+async def test_nothing_but_listeners(line: Line, two_ends: tuple[int, int]) -> None:
+    await line.store.send(StoreMessage(listeners=2, complete=True), two_ends)
+    left = await line.keeper.inherit()
+    assert (left.table, left.pipes, left.relays) == (-1, [], [])
+    assert len(left.listeners) == 2
+    close_all(left.listeners)
+
+
+async def test_the_line_ends_before_all_was_said(line: Line) -> None:
+    await line.store.send(StoreMessage(relays=[]), ())
+    line.store.close()
+    with pytest.raises(StoreLost):
+        await line.keeper.inherit()
+
+
+@pytest.mark.parametrize(
+    ("message", "given"),
+    [
+        (StoreMessage(table=True), 0),
+        (StoreMessage(table=True, listeners=1), 1),
+        (StoreMessage(relays=[about_relay(id=1), about_relay(id=2)]), 3),
+        (StoreMessage(pipes=[StoredPipe(id=1, wanted_bytes=4096)]), 0),
+        (StoreMessage(complete=True), 1),
+    ],
+)
+def test_descriptors_that_are_missing(message: StoreMessage, given: int) -> None:
+    """This process may open no more files: none of them is mistaken for another, and none stays open."""
+    before = descriptors()
+    ends = [os.open("/dev/null", os.O_RDONLY) for _ in range(given)]
+    left = Inheritance()
+    with pytest.raises(StoreLost, match=r"raise ulimit -n"):
+        left.take(message, ends)
+    assert (left.table, left.pipes, left.relays, left.listeners) == (-1, [], [], [])
+    assert descriptors() == before
+
+
+def test_a_reserve_fits_one_message() -> None:
+    assert DESCRIPTORS_MAX >= 2 * 16
+
+
+async def test_what_is_kept_of_a_client_is_bounded(line: Line, two_ends: tuple[int, int]) -> None:
+    """Security: the supervisor keeps the record of every relay, and much of it is what its client said."""
+    about = about_relay()
+    about.principal = "x" * RECORD_BYTES_MAX
+    with pytest.raises(MessageTooLong, match=str(RECORD_BYTES_MAX)):
+        await line.keeper.put(about, *two_ends)
+    assert await line.hear_nothing()
+
+
+async def test_tables_of_client_addresses(line: Line, nursery: trio.Nursery) -> None:
+    heard: list[tuple[int, int]] = []
+    nursery.start_soon(line.keeper.listen, lambda forwarder, table: heard.append((forwarder, table)))
+    table = new_table()
+    await line.keeper.publish_addresses(table)
+    received = await line.store.receive()
+    assert received is not None
+    message, [copy] = received
+    assert list(message.address_tables) == [0]
+    await line.store.send(StoreMessage(address_tables=[3]), (copy,))
+    await trio.testing.wait_all_tasks_blocked()
+    [(forwarder, got)] = heard
+    assert forwarder == 3
+    close_all((copy, got))
+    await line.keeper.close()
+    await line.keeper.publish_addresses(new_table())

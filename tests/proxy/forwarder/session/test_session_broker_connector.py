@@ -1,0 +1,159 @@
+"""proxy.forwarder.session.broker_connector: opening it, what its failures mean to a client, and the relay that it becomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from forwarder_fakes import ALICE, CLIENT, Play, connect
+
+from proto.addresses import HostPort
+from proto.broker_handshake import Connected
+from proto.connect_rules import AUTHENTICATION_FAILED
+from proto.frames import Frame
+from proto.pulsar_pb2 import CommandConnected, ServerError
+from proto.rpc_pb2 import Status, StoredRelay
+from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.session.broker_connector import CANNOT_CHECK, TARGET_REFUSED, BrokerSide, BrokerSideFailed
+from proxy.forwarder.workers.authentication import ClientIdentity
+from proxy.forwarder.workers.clients import TargetRefused
+from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
+from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost
+
+CONNECT = connect("pulsar://b0:6650").connect
+WHO = ClientIdentity(ALICE, b"sealed")
+
+
+class Side:
+    """A broker's side, and what it opens with."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.play = Play(nursery)
+        self.backends = self.play.backends
+        self.side = BrokerSide(self.backends, CLIENT)  # type: ignore[arg-type]
+
+    async def open(self, failure: Exception | None = None) -> None:
+        self.backends.broker_failure = failure
+        await self.side.open(CONNECT, WHO)
+
+
+@pytest.fixture
+def broker(nursery: trio.Nursery) -> Side:
+    return Side(nursery)
+
+
+async def test_it_is_opened_in_the_clients_name(broker: Side) -> None:
+    await broker.open()
+    assert broker.backends.opened == [(CONNECT, WHO, CLIENT)]
+    assert broker.side.link.stream is broker.backends.broker_stream
+    assert broker.side.link.connected.message.server_version == "the broker"
+
+
+async def test_before_it_is_open_there_is_no_link(broker: Side) -> None:
+    with pytest.raises(RuntimeError, match="without a broker"):
+        _ = broker.side.link
+
+
+@pytest.mark.parametrize(
+    ("failure", "cause", "reason", "code", "message", "detail"),
+    [
+        (
+            TargetRefused("allowed_ports", "port 22 is not in brokers.allowed_ports"),
+            Cause.TARGET_DENIED,
+            "allowed_ports",
+            ServerError.ServiceNotReady,
+            TARGET_REFUSED,
+            "port 22 is not in brokers.allowed_ports",
+        ),
+        (
+            RpcConnectionLost("the lookup worker has gone"),
+            Cause.LOOKUP_UNAVAILABLE,
+            "lookup_worker",
+            ServerError.ServiceNotReady,
+            CANNOT_CHECK,
+            "no answer from the lookup worker: the lookup worker has gone",
+        ),
+        (
+            RpcCallRefused(Status.PRINCIPAL_DESERIALIZATION_FAILURE, "the sealed principal is expired"),
+            Cause.AUTHENTICATION_FAILED,
+            "bad_principal",
+            ServerError.AuthenticationError,
+            AUTHENTICATION_FAILED,
+            "PRINCIPAL_DESERIALIZATION_FAILURE: the sealed principal is expired",
+        ),
+        (
+            RpcCallRefused(Status.TOO_MANY_REQUESTS, "busy"),
+            Cause.LOOKUP_UNAVAILABLE,
+            "lookup_worker",
+            ServerError.ServiceNotReady,
+            CANNOT_CHECK,
+            "no answer from the lookup worker: TOO_MANY_REQUESTS: busy",
+        ),
+    ],
+    ids=["denied", "nobody can say", "bad principal", "busy"],
+)
+async def test_what_a_failure_means(  # noqa: PLR0917 -- the table
+    broker: Side, failure: Exception, cause: Cause, reason: str, code: int, message: str, detail: str
+) -> None:
+    """The client learns no more than it must; the log has the rest."""
+    with pytest.raises(BrokerSideFailed) as failed:
+        await broker.open(failure)
+    assert (failed.value.cause, failed.value.reason, failed.value.code) == (cause, reason, code)
+    assert failed.value.message == message
+    assert str(failed.value) == detail
+    assert failed.value.__suppress_context__
+
+
+async def test_what_a_brokers_own_refusal_means(broker: Side) -> None:
+    refusal = BrokerLinkFailed("refused", "for the log", code=ServerError.AuthorizationError, message="for the client")
+    with pytest.raises(BrokerSideFailed) as failed:
+        await broker.open(refusal)
+    assert failed.value.cause is Cause.BROKER_FAILED
+    assert (failed.value.reason, failed.value.code) == ("refused", ServerError.AuthorizationError)
+    assert (failed.value.message, str(failed.value)) == ("for the client", "for the log")
+
+
+async def test_a_defect_is_not_hidden(broker: Side) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await broker.open(ZeroDivisionError())
+
+
+async def test_close(broker: Side) -> None:
+    await broker.side.close()
+    await broker.open()
+    await broker.side.close()
+    assert await broker.backends.broker.hear() is None
+
+
+async def test_the_relay_begins_with_what_both_sides_have_said(broker: Side) -> None:
+    """Connected is the relay's first word: nothing can come before it."""
+    begun: list[Any] = []
+
+    class FakeRelays:
+        async def begin(self, *args: Any, **kwargs: Any) -> None:
+            await trio.lowlevel.checkpoint()
+            begun.append((args, kwargs))
+
+    await broker.open()
+    frame = Frame(b"the CONNECTED frame")
+    broker.side._link = BrokerLink(
+        HostPort("b0", 6650), broker.backends.broker_stream, Connected(frame, CommandConnected(), b"more")
+    )
+    client, about = trio.testing.memory_stream_pair()[0], StoredRelay(client_address=CLIENT)
+    await broker.side.begin_relay(
+        FakeRelays(),  # type: ignore[arg-type]
+        client,
+        about,
+        first_to_broker=b"a client in a hurry",
+        session=None,
+    )
+    [(args, kwargs)] = begun
+    assert args == (client, broker.backends.broker_stream, about)
+    assert kwargs == {
+        "first_to_broker": b"a client in a hurry",
+        "first_to_client": frame.encode() + b"more",
+        "config": broker.backends.config.relay,
+        "session": None,
+    }

@@ -1,0 +1,1166 @@
+"""proxy.forwarder.session.lifetime: sessions that expire (KIP-368), in lookup mode as dialogues, and as a relay is told of them.
+
+The clock is the test's: trio's, for what goes forward, and the wall clock behind it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from forwarder_fakes import (
+    ALICE,
+    CERTIFICATE,
+    CLIENT,
+    SECRET,
+    Play,
+    auth_response,
+    authenticated,
+    challenge,
+    connect,
+    denied,
+    lookup,
+    make_config,
+)
+from framed_fakes import NEARLY_PINGS
+
+from proto import commands
+from proto.client_machine import State
+from proto.commands import AUTH_REFRESH
+from proto.connect_rules import OriginalCredentials
+from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
+from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSession
+from proto.session_clock import Phase
+from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED
+from proxy.forwarder.relay.expiring.relay_session import RelaySession, grace_ms_of
+from proxy.forwarder.relay.expiring.session import Closing
+from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, Renewal, recall
+from proxy.forwarder.workers.authentication import Challenge, ClientEnd, ClientIdentity, Denial
+from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
+
+WALL_CLOCK_S = 1_800_000_000
+
+EXPIRED = (ServerError.AuthenticationError, SESSION_EXPIRED)
+FAILED = (ServerError.AuthenticationError, "Failed to authenticate")
+
+NEW_SECRET = b"fr3sh-t0ken"
+
+Answer = Callable[[], Awaitable[AuthenticateResponse]]
+
+
+def unix_ms() -> float:
+    return (WALL_CLOCK_S + trio.current_time()) * 1000
+
+
+def token(lives_s: float, principal: Principal = ALICE, sealed: bytes = b"sealed") -> Answer:
+    """An auth worker's yes to a token that lives so long from then on; 0: for ever."""
+
+    async def answer() -> AuthenticateResponse:
+        mine = Principal()
+        mine.CopyFrom(principal)
+        if lives_s:
+            mine.expires_at_unix_ms = round(unix_ms() + lives_s * 1000)
+        await trio.lowlevel.checkpoint()
+        return AuthenticateResponse(authenticated={"principal": mine, "sealed_principal": sealed})
+
+    return answer
+
+
+def gated(gate: trio.Event, answer: Any) -> Callable[[], Awaitable[Any]]:
+    """The same, once the gate is open."""
+
+    async def wait() -> Any:
+        await gate.wait()
+        return await answer() if callable(answer) else answer
+
+    return wait
+
+
+def answer_again(data: bytes = NEW_SECRET, method: str = "token") -> BaseCommand:
+    return auth_response(data, method)
+
+
+class Life(Play):
+    """A session whose first token lives so long; ``verdicts``: on the client's answers."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        lives_s: float,
+        *verdicts: Any,
+        fraction: float = 0.0,
+        principal: Principal = ALICE,
+        **tables: Any,
+    ) -> None:
+        tables = {"limits": {"keep_alive_interval_ms": 10**9}, **tables}
+        tables["authentication"] = {"enabled": True, "failure_delay_ms": 200, **tables.get("authentication", {})}
+        super().__init__(nursery, **tables)
+        self.began = trio.current_time()
+        judge = self.relays.judge
+        self.relays.now = judge.now = trio.current_time
+        judge.unix_ms, judge.fraction = unix_ms, lambda: fraction
+        judge._metrics = self.metrics.reauthentication
+        self.backends.authentication.answers = [token(lives_s, principal), *verdicts]
+        nursery.start_soon(judge.run)
+
+    async def enter(self, *, refresh: bool = True, **fields: Any) -> Life:
+        """Go through CONNECT."""
+        await self.client.say(connect(feature_flags={"supports_auth_refresh": refresh}, **fields))
+        await self.client.must_hear(BaseCommand.CONNECTED)
+        return self
+
+    async def at(self, second: float) -> None:
+        """Wait for a second of this session's life."""
+        await trio.sleep_until(self.began + second)
+
+    @property
+    def second(self) -> float:
+        return trio.current_time() - self.began
+
+    async def must_be_asked(self, data: bytes = AUTH_REFRESH, method: str = "token") -> float:
+        """Hear a challenge; when."""
+        asked = (await self.client.must_hear(BaseCommand.AUTH_CHALLENGE)).auth_challenge
+        assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == (method, data)
+        return self.second
+
+    async def must_serve(self, request_id: int = 7) -> None:
+        """A lookup is answered."""
+        await self.client.say(lookup(request_id=request_id))
+        answer = await self.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+        assert answer.lookup_topic_response.request_id == request_id
+
+    async def settle(self) -> None:
+        """Let everything happen that needs no time to pass."""
+        await trio.testing.wait_all_tasks_blocked()
+
+    def counted(self) -> tuple[float, float, float]:
+        """Successes, failures, and connections killed."""
+        return (
+            self.value("pulsar_proxy_reauthentication_success_total", method="token") or 0,
+            self.value("pulsar_proxy_reauthentication_failure_total", method="token") or 0,
+            self.value("pulsar_proxy_expired_connections_killed_total") or 0,
+        )
+
+    async def must_be_over(self, cause: str, error: tuple[int, str]) -> float:
+        """It ends, with that error; when it began to."""
+        assert await self.client.must_hear_error() == error
+        second = self.second
+        assert await self.end() == cause
+        return second
+
+
+Begin = Callable[..., Life]
+
+
+@pytest.fixture
+def life(nursery: trio.Nursery) -> Begin:
+    return lambda *args, **kwargs: Life(nursery, *args, **kwargs)
+
+
+# ---- when a session ends, and when its client is asked
+
+
+@pytest.mark.conforms("kip-368.1", "kip-368.3", "kip-368.6", "kip-368.41", "kip-368.44")
+@pytest.mark.parametrize(
+    ("lives_s", "session", "listener", "ends_at"),
+    [
+        pytest.param(100, {}, {}, 100, id="with its token, though there is no maximum"),
+        pytest.param(1000, {"connections_max_reauth_ms": 100_000}, {}, 100, id="at the maximum"),
+        pytest.param(0, {"connections_max_reauth_ms": 100_000}, {}, 100, id="at the maximum, with a token for ever"),
+        pytest.param(50, {"connections_max_reauth_ms": 100_000}, {}, 50, id="with its token, before the maximum"),
+        pytest.param(1000, {}, {"connections_max_reauth_ms": 100_000}, 100, id="at the listener's maximum"),
+        pytest.param(
+            200,
+            {"connections_max_reauth_ms": 100_000},
+            {"connections_max_reauth_ms": 0},
+            200,
+            id="the listener has none",
+        ),
+        pytest.param(1000, {"methods_max_reauth_ms": {"token": 100_000}}, {}, 100, id="at the method's maximum"),
+    ],
+)
+async def test_a_session_ends(  # noqa: PLR0917 -- the table
+    life: Begin,
+    autojump_clock: trio.testing.MockClock,
+    lives_s: float,
+    session: dict[str, Any],
+    listener: dict[str, Any],
+    ends_at: float,
+) -> None:
+    it = await life(lives_s, session=session, listener=[listener]).enter()
+    assert await it.must_be_asked() == pytest.approx(0.85 * ends_at)
+    await it.at(ends_at - 0.1)
+    await it.must_serve()
+    await it.at(ends_at)
+    await it.client.say(lookup(request_id=8))
+    await it.must_be_over("session_expired", EXPIRED)
+    assert it.counted() == (0, 0, 1)
+    assert len(it.backends.forwarded) == 1
+
+
+@pytest.mark.conforms("kip-368.12", "kip-368.13")
+@pytest.mark.parametrize(("fraction", "second"), [(0.0, 85), (0.5, 90), (0.999999, 95)])
+async def test_clients_are_asked_at_a_point_drawn_at_random(
+    life: Begin, autojump_clock: trio.testing.MockClock, fraction: float, second: float
+) -> None:
+    it = await life(100, fraction=fraction).enter()
+    assert await it.must_be_asked() == pytest.approx(second, abs=0.01)
+
+
+@pytest.mark.conforms("kip-368.5", "kip-368.7", "kip-368.8", "kip-368.9", "kip-368.36")
+async def test_a_session_that_never_ends_is_left_alone(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(0).enter()
+    await it.at(500_000)
+    await it.must_serve()
+    assert it.session.renewal.followed is None
+    await it.client.say(answer_again())
+    assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
+    assert await it.end() == "not_allowed"
+    assert it.session.state is State.CLOSED
+
+
+@pytest.mark.conforms("kip-368.7")
+@pytest.mark.parametrize("tables", [{}, {"metrics": {"count_messages": True}}])
+async def test_without_authentication_nobody_is_asked(
+    life: Begin, autojump_clock: trio.testing.MockClock, tables: dict[str, Any]
+) -> None:
+    """Not even with a maximum: there is nothing that a client could show."""
+    tables = {"authentication": {"enabled": False}, "session": {"connections_max_reauth_ms": 1000}, **tables}
+    it = await life(0, **tables).enter(refresh=False)
+    await it.at(100)
+    await it.must_serve()
+    await it.client.say(answer_again())
+    assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
+    assert it.backends.authentication.requests == []
+    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="", reason="client_cannot") is None
+
+
+# ---- re-authentication
+
+
+@pytest.mark.conforms("kip-368.18", "kip-368.25", "kip-368.26", "kip-368.29")
+async def test_two_in_one_connection(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(100, token(100), token(1000), fraction=0.5).enter()
+    assert await it.must_be_asked() == pytest.approx(90)
+    await it.at(92)
+    await it.client.say(answer_again(b"second"))
+    assert await it.must_be_asked() == pytest.approx(92 + 90)
+    await it.must_serve()
+    await it.at(185)
+    await it.client.say(answer_again(b"third"))
+    await it.at(1000)
+    await it.must_serve()
+    assert it.backends.authentication.rounds == [("token", SECRET), ("token", b"second"), ("token", b"third")]
+    assert all(request.first_round for request in it.backends.authentication.requests)
+    assert it.counted() == (2, 0, 0)
+    assert it.value("pulsar_proxy_reauthentication_seconds_count") == 2
+    assert it.value("pulsar_proxy_reauthentication_seconds_sum") == pytest.approx(2 + 3)
+
+
+@pytest.mark.conforms("kip-368.14")
+async def test_it_is_judged_as_a_new_connection_would_be(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    """Security: with the certificate and the address of this connection, and all that its CONNECT said."""
+    proxies = {"proxy_roles": ["proxy-a"]}
+    it = await life(100, token(100), authentication=proxies).enter(original_principal="bob", proxy_version="1")
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await it.settle()
+    first, again = it.backends.authentication.requests
+    assert (again.client_address, again.client_certificate) == (CLIENT, CERTIFICATE)
+    assert (again.original_principal, again.through_proxy) == ("bob", True)
+    assert (again.method, again.data) == ("token", NEW_SECRET)
+    assert first.authentication_id != again.authentication_id
+
+
+@pytest.mark.conforms("kip-368.46")
+async def test_over_several_rounds(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    sasl = Principal(type="User", name="alice", method="sasl")
+    verdicts = challenge(b"q1"), challenge(b"q2"), token(1000, sasl)
+    it = await life(100, *verdicts, principal=sasl).enter(auth_method_name="sasl")
+    await it.must_be_asked(method="sasl")
+    for answer, question in ((b"a0", b"q1"), (b"a1", b"q2")):
+        await it.client.say(answer_again(answer, "sasl"))
+        await it.must_be_asked(question, "sasl")
+        await it.must_serve()
+    await it.client.say(answer_again(b"a2", "sasl"))
+    await it.at(500)
+    await it.must_serve()
+    assert it.value("pulsar_proxy_reauthentication_success_total", method="sasl") == 1
+    _, *again = it.backends.authentication.requests
+    assert [request.first_round for request in again] == [True, False, False]
+    assert len({request.authentication_id for request in again}) == 1
+    assert [request.data for request in again] == [b"a0", b"a1", b"a2"]
+    assert it.backends.authentication.given_up == []
+
+
+@pytest.mark.conforms("kip-368.9")
+async def test_a_client_may_come_unasked(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    """As KIP-368's clients do."""
+    it = await life(100, token(1000)).enter()
+    await it.at(10)
+    await it.client.say(answer_again())
+    await it.at(500)
+    await it.must_serve()
+    assert it.counted() == (1, 0, 0)
+
+
+RENEWALS = 300
+
+
+async def test_many_renewals_keep_no_object_of_any(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    """Of hundreds more on one connection nothing is left: counted, since the memory of a real process is too coarse."""
+    it = await life(100).enter()
+    auth = it.backends.authentication
+
+    async def renew_often() -> int:
+        """Renew, forget what the fakes have kept of it, and count Python's allocated blocks."""
+        for number in range(RENEWALS):
+            auth.answers = [token(100)]
+            await it.at(it.second + 1)
+            await it.client.say(answer_again(b"%d" % number))
+            await it.settle()
+            auth.requests.clear()
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    before = await renew_often()
+    assert await renew_often() - before < RENEWALS / 2
+    assert it.counted() == (2 * RENEWALS, 0, 0)
+
+
+@pytest.mark.conforms("kip-368.9", "kip-368.49")
+@pytest.mark.parametrize(("pause_s", "passes"), [(0.9, False), (1.0, True)])
+@pytest.mark.parametrize("after_another", [False, True])
+async def test_again_at_once_is_too_soon(
+    life: Begin, autojump_clock: trio.testing.MockClock, pause_s: float, passes: bool, after_another: bool
+) -> None:
+    it = await life(100, token(100), token(100)).enter()
+    if after_another:
+        await it.at(50)
+        await it.client.say(answer_again())
+        await it.settle()
+    await it.at(it.second + pause_s)
+    await it.client.say(answer_again())
+    if passes:
+        await it.must_serve()
+        assert it.counted() == (1 + after_another, 0, 0)
+    else:
+        await it.must_be_over("reauthentication_failed", FAILED)
+        assert it.counted() == (after_another, 1, 0)
+
+
+@pytest.mark.conforms("kip-368.17", "kip-368.50")
+async def test_requests_in_flight_go_on_and_are_answered_as_the_brokers_do(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    verdict = trio.Event()
+    it = await life(100, gated(verdict, token(100))).enter()
+    it.backends.answer_by = None
+    await it.must_be_asked()
+    await it.client.say(lookup(request_id=1), answer_again(), lookup(request_id=2))
+    await it.settle()
+    await it.client.say(lookup(request_id=3))
+    await it.settle()
+    first, last = it.backends.sent
+    assert [len(sent.requests) for sent in (first, last)] == [2, 1], "nobody waits for a verdict"
+    first.answer(0, more=True)
+    verdict.set()
+    await it.settle()
+    last.answer(0)
+    first.answer(1)
+    heard = [(await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response for _ in range(3)]
+    assert [answer.request_id for answer in heard] == [1, 3, 2], "as their answers come"
+    assert it.counted() == (1, 0, 0)
+
+
+async def test_lookups_go_by_the_new_principal_from_then_on(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The old one's seal says until when it holds, and a lookup worker believes that."""
+    it = await life(100, token(100, sealed=b"new seal")).enter()
+    await it.must_serve()
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await it.settle()
+    await it.must_serve()
+    sent = [one.envelope for one in it.backends.sent]
+    assert [one.sealed_principal for one in sent] == [b"sealed", b"new seal"]
+    assert it.session.identity.sealed == b"new seal"
+
+
+async def test_forwarded_credentials_are_the_fresh_ones(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(100, token(100), brokers={"forward_authorization_credentials": True}).enter()
+    await it.must_serve()
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await it.must_serve()
+    await it.must_serve()
+    sent = [(one.envelope.original_auth_method, one.envelope.original_auth_data) for one in it.backends.sent]
+    assert sent[0] == ("token", SECRET.decode())
+    assert sent[-1] == ("token", NEW_SECRET.decode())
+    assert it.session.identity.original == OriginalCredentials("token", NEW_SECRET.decode())
+
+
+# ---- failures
+
+
+@pytest.mark.conforms("kip-368.47", "kip-368.48")
+@pytest.mark.parametrize(
+    "somebody_else",
+    [
+        Principal(type="User", name="mallory", method="token"),
+        Principal(type="User", name="alice", method="basic"),
+        Principal(type="User", name="alice", method="token", proxy="a-proxy"),
+    ],
+    ids=["another principal", "another method", "another proxy"],
+)
+async def test_somebody_else_is_closed(
+    life: Begin, autojump_clock: trio.testing.MockClock, somebody_else: Principal
+) -> None:
+    """Security: and nothing is ever looked up in that name."""
+    it = await life(100, token(100, somebody_else, b"somebody else's")).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await it.settle()
+    await it.client.say(lookup())
+    await it.must_be_over("reauthentication_failed", FAILED)
+    assert it.counted() == (0, 1, 0)
+    assert it.backends.forwarded == []
+    assert it.session.identity.sealed == b"sealed"
+
+
+@pytest.mark.conforms("kip-368.48")
+async def test_another_method_in_the_answer_is_closed_and_never_judged(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100, token(100)).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again(method="basic"))
+    await it.must_be_over("reauthentication_failed", FAILED)
+    assert it.counted() == (0, 1, 0)
+    assert len(it.backends.authentication.requests) == 1
+
+
+async def test_an_answer_without_a_method_is_of_the_sessions(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100, token(100)).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again(method=""))
+    await it.settle()
+    assert it.counted() == (1, 0, 0)
+    assert it.backends.authentication.rounds[1] == ("token", NEW_SECRET)
+
+
+@pytest.mark.conforms("kip-368.15", "kip-368.16", "kip-368.26")
+async def test_a_denial_closes_after_the_fixed_delay_and_nothing_is_tried_again(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100, denied("expired")).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    second = await it.must_be_over("reauthentication_failed", FAILED)
+    assert 85.2 <= second <= 86.5
+    assert it.counted() == (0, 1, 0)
+    assert len(it.backends.authentication.requests) == 2
+
+
+async def test_an_answer_that_is_none_is_closed(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(100).enter()
+    await it.must_be_asked()
+    await it.client.say(BaseCommand(type=BaseCommand.AUTH_RESPONSE))
+    await it.must_be_over("reauthentication_failed", FAILED)
+    assert len(it.backends.authentication.requests) == 1
+
+
+async def test_a_second_answer_while_the_first_is_judged_is_closed(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    verdict = trio.Event()
+    it = await life(100, gated(verdict, token(100, sealed=b"new"))).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await it.settle()
+    await it.client.say(answer_again())
+    await it.settle()
+    verdict.set()
+    await it.must_be_over("reauthentication_failed", FAILED)
+    assert it.counted() == (0, 1, 0)
+    assert it.session.identity.sealed == b"sealed"
+
+
+@pytest.mark.conforms("kip-368.16")
+@pytest.mark.parametrize(
+    "trouble",
+    [RpcConnectionLost("gone"), RpcDeadlineExceeded("late"), denied("unknown_round")],
+    ids=["it dies", "it is late", "it does not know the round"],
+)
+async def test_where_nobody_could_judge_the_client_is_asked_again(
+    life: Begin, autojump_clock: trio.testing.MockClock, trouble: Any
+) -> None:
+    it = await life(100, trouble, token(1000)).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again(b"lost"))
+    assert await it.must_be_asked() == pytest.approx(86), "not at once"
+    await it.client.say(answer_again())
+    await it.at(500)
+    await it.must_serve()
+    assert it.counted() == (1, 0, 0)
+
+
+async def test_the_auth_worker_dies_between_two_rounds(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    """No answer is given twice: the rounds begin anew, with another worker."""
+    it = await life(100, challenge(b"q"), RpcConnectionLost("gone"), token(1000)).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again(b"a0"))
+    await it.must_be_asked(b"q")
+    await it.client.say(answer_again(b"a1"))
+    await it.must_be_asked()
+    await it.client.say(answer_again(b"anew"))
+    await it.settle()
+    assert it.counted() == (1, 0, 0)
+    _, begun, lost, anew = it.backends.authentication.requests
+    assert (begun.first_round, lost.first_round, anew.first_round) == (True, False, True)
+    assert it.backends.authentication.given_up == [begun.authentication_id]
+
+
+# ---- past the end
+
+
+@pytest.mark.conforms("kip-368.27", "kip-368.51")
+async def test_who_cannot_renew_is_counted_never_asked_and_closed_when_it_is_used(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100).enter(refresh=False)
+    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") == 1
+    await it.at(99)
+    await it.must_serve()  # and nothing else was said meanwhile
+    await it.at(1000)
+    assert it.session.state is State.LOOKUP
+    await it.client.say(lookup())
+    await it.must_be_over("session_expired", EXPIRED)
+    assert it.counted() == (0, 0, 1)
+
+
+@pytest.mark.conforms("kip-368.32")
+async def test_the_log_tells_of_each_session_that_is_closed(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100).enter(refresh=False)
+    await it.at(101)
+    with structlog.testing.capture_logs() as logs:
+        await it.client.say(lookup())
+        await it.must_be_over("session_expired", EXPIRED)
+    [entry] = [entry for entry in logs if entry["event"] == "a client's session is being closed"]
+    assert (entry["client"], entry["principal"], entry["reason"]) == (CLIENT, "alice", "expired")
+
+
+@pytest.mark.conforms("kip-368.38", "kip-368.40")
+async def test_who_can_renew_is_not_counted(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(100).enter()
+    assert it.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") is None
+
+
+@pytest.mark.conforms("kip-368.22")
+async def test_what_keeps_alive_is_no_use(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(100, limits={"keep_alive_interval_ms": 30_000}).enter(refresh=False)
+    while it.second < 1000:
+        await it.client.must_hear(BaseCommand.PING)
+        await it.client.say(commands.encode(BaseCommand(type=BaseCommand.PONG, pong={})), commands.ping())
+        await it.client.must_hear(BaseCommand.PONG)
+    assert it.session.state is State.LOOKUP
+    await it.client.say(lookup())
+    await it.must_be_over("session_expired", EXPIRED)
+
+
+@pytest.mark.conforms("kip-368.22")
+@pytest.mark.parametrize("nearly", NEARLY_PINGS)
+async def test_nothing_else_does(life: Begin, autojump_clock: trio.testing.MockClock, nearly: bytes) -> None:
+    it = await life(100).enter(refresh=False)
+    await it.at(101)
+    await it.client.say(nearly)
+    await it.must_be_over("session_expired", EXPIRED)
+
+
+@pytest.mark.conforms("kip-368.8", "kip-368.21")
+async def test_a_client_asked_that_does_not_answer_is_left_alone_until_it_is_used(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100).enter()
+    await it.must_be_asked()
+    await it.at(10_000)
+    await it.client.say(lookup())
+    await it.must_be_over("session_expired", EXPIRED)
+    assert it.counted() == (0, 0, 1)
+
+
+@pytest.mark.conforms("kip-368.20")
+async def test_an_answer_past_the_end_renews(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(100, token(100)).enter()
+    await it.must_be_asked()
+    await it.at(500)
+    await it.client.say(answer_again())
+    await it.must_serve()
+    assert it.counted() == (1, 0, 0)
+
+
+@pytest.mark.conforms("kip-368.20")
+async def test_what_is_under_way_is_answered_before_the_client_is_told(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100).enter()
+    it.backends.answer_by = None
+    await it.must_be_asked()
+    await it.client.say(lookup(request_id=1))
+    await it.at(101)
+    await it.client.say(lookup(request_id=2), lookup(request_id=3))
+    await it.at(111)
+    [sent] = it.backends.sent
+    sent.answer(0)
+    answer = await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    assert answer.lookup_topic_response.request_id == 1
+    assert await it.must_be_over("session_expired", EXPIRED) == pytest.approx(111)
+    assert len(it.backends.forwarded) == 1
+
+
+async def test_what_is_under_way_is_not_waited_for_for_ever(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100, limits={"lookup_timeout_ms": 5000, "keep_alive_interval_ms": 1_000_000}).enter(refresh=False)
+    it.backends.answer_by = None
+    await it.at(99.9)
+    await it.client.say(lookup())
+    await it.at(100)
+    await it.client.say(lookup())
+    assert await it.must_be_over("session_expired", EXPIRED) == pytest.approx(100.1 + 6)
+
+
+@pytest.mark.conforms("kip-368.20")
+@pytest.mark.parametrize("command", [lookup(), BaseCommand(type=BaseCommand.SEEK), connect()])
+async def test_any_command_past_the_end_is_use(
+    life: Begin, autojump_clock: trio.testing.MockClock, command: BaseCommand
+) -> None:
+    it = await life(100).enter(refresh=False)
+    await it.at(100)
+    await it.client.say(command)
+    await it.must_be_over("session_expired", EXPIRED)
+
+
+async def test_garbage_past_the_end_is_garbage(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(100).enter(refresh=False)
+    await it.at(100)
+    await it.client.say(b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff")
+    code, text = await it.client.must_hear_error()
+    assert code == ServerError.NotAllowedError
+    assert text.startswith("Not Pulsar")
+    assert await it.end() == "protocol_error"
+
+
+# ---- judged while it has expired
+
+
+class Held:
+    """A session that expires while its client's answer is judged; a lookup came in the meantime."""
+
+    def __init__(self, begin: Begin, *verdicts: Any, **tables: Any) -> None:
+        self.verdict = trio.Event()
+        first, *others = verdicts
+        self.it = begin(100, gated(self.verdict, first), *others, **tables)
+
+    async def hold(self) -> Life:
+        it = await self.it.enter()
+        await it.must_be_asked()
+        await it.at(99)
+        await it.client.say(answer_again())
+        await it.at(101)
+        await it.client.say(commands.ping(), lookup(request_id=1), lookup(request_id=2), commands.ping())
+        await it.client.must_hear(BaseCommand.PONG)
+        await it.at(102)
+        assert it.backends.forwarded == []
+        self.verdict.set()
+        return it
+
+
+@pytest.mark.conforms("kip-368.17", "kip-368.19")
+async def test_a_command_waits_for_the_verdict_then_goes_on(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await Held(life, token(100, sealed=b"new seal")).hold()
+    await it.client.must_hear(BaseCommand.PONG)
+    answers = [await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE) for _ in range(2)]
+    assert {answer.lookup_topic_response.request_id for answer in answers} == {1, 2}
+    assert [commands.parse_command(one[0]).lookup_topic.request_id for one in it.backends.forwarded] == [1, 2]
+    assert {one.envelope.sealed_principal for one in it.backends.sent} == {b"new seal"}
+    assert it.counted() == (1, 0, 0)
+
+
+async def test_a_command_waits_for_the_verdict_in_vain(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await Held(life, denied()).hold()
+    await it.must_be_over("reauthentication_failed", FAILED)
+    assert it.backends.forwarded == []
+    assert it.counted() == (0, 1, 0)
+
+
+@pytest.mark.parametrize("trouble", [RpcConnectionLost("gone"), denied("unknown_round")])
+async def test_a_command_waited_and_nobody_could_judge(
+    life: Begin, autojump_clock: trio.testing.MockClock, trouble: Any
+) -> None:
+    """It is use past the end, then."""
+    it = await Held(life, trouble).hold()
+    await it.must_be_over("session_expired", EXPIRED)
+    assert it.backends.forwarded == []
+    assert it.counted() == (0, 0, 1)
+
+
+async def test_a_command_waited_and_a_further_round_begins(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    """The client's answer would stand behind it: it cannot wait any longer."""
+    it = await Held(life, challenge(b"q")).hold()
+    await it.must_be_asked(b"q")
+    await it.must_be_over("session_expired", EXPIRED)
+    assert it.backends.forwarded == []
+    assert it.backends.authentication.given_up == [it.backends.authentication.requests[1].authentication_id]
+
+
+async def test_who_waits_for_a_verdict_is_not_taken_for_silent(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Nothing is read from it meanwhile: it may well have answered."""
+    held = Held(life, token(1000), limits={"keep_alive_interval_ms": 1000, "handshake_timeout_ms": 1_000_000})
+    it = held.it
+    await it.enter()
+
+    async def stay_alive_until(second: float) -> None:
+        while it.second < second:
+            await it.client.say(commands.ping())
+            await it.client.must_hear(BaseCommand.PONG)
+            await trio.sleep(0.25)
+
+    await stay_alive_until(84.5)
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await stay_alive_until(101)
+    await it.client.say(lookup())
+    await it.at(200)
+    held.verdict.set()
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+
+
+# ---- an end in the middle
+
+
+@pytest.mark.parametrize("verdict", [challenge(b"q"), authenticated(), denied()])
+async def test_the_client_leaves_while_it_is_judged(
+    life: Begin, autojump_clock: trio.testing.MockClock, verdict: AuthenticateResponse
+) -> None:
+    gate = trio.Event()
+    it = await life(100, gated(gate, verdict)).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await it.settle()
+    await it.client.stream.aclose()
+    assert await it.end() == "client_closed"
+    gate.set()
+    await it.settle()
+    assert it.counted() == (0, 0, 0)
+    rounds = [it.backends.authentication.requests[1].authentication_id]
+    assert it.backends.authentication.given_up == (rounds if verdict.HasField("challenge") else [])
+
+
+async def test_the_client_leaves_between_two_rounds(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(100, challenge(b"q")).enter()
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await it.must_be_asked(b"q")
+    await it.client.stream.aclose()
+    assert await it.end() == "client_closed"
+    assert it.backends.authentication.given_up == [it.backends.authentication.requests[1].authentication_id]
+
+
+async def test_a_client_that_has_left_is_not_asked(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    it = await life(100).enter()
+    await it.client.stream.aclose()
+    assert await it.end() == "client_closed"
+    await it.at(1000)
+
+
+async def test_a_client_that_leaves_while_it_is_being_closed(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100).enter(refresh=False)
+    await it.at(100)
+    await it.client.say(lookup())
+    await it.settle()
+    await it.client.stream.aclose()
+    assert await it.end() in {"client_closed", "session_expired"}
+    await it.at(200)
+
+
+@pytest.mark.parametrize("when", ["asked", "judged", "held", "closing"])
+async def test_drain_in_the_middle(life: Begin, autojump_clock: trio.testing.MockClock, when: str) -> None:
+    """The client leaves, and comes back to another forwarder with fresh credentials."""
+    held = Held(life, token(100))
+    it = await held.it.enter()
+    await it.must_be_asked()
+    if when in {"judged", "held"}:
+        await it.at(99)
+        await it.client.say(answer_again())
+    await it.at(101)
+    if when in {"held", "closing"}:
+        await it.client.say(lookup())
+    await it.settle()
+    it.session.drain()
+    assert await it.end() == "shut_down"
+    held.verdict.set()
+    await it.at(200)
+    assert it.backends.forwarded == []
+
+
+async def test_drain_lets_what_is_under_way_finish_before_an_expired_session_is_told(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100).enter(refresh=False)
+    it.backends.answer_by = None
+    await it.at(99)
+    await it.client.say(lookup(request_id=1))
+    await it.settle()
+    it.session.drain()
+    await it.at(100)
+    it.backends.sent[0].answer(0)
+    await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
+    await it.client.must_hear_end()
+    assert await it.end() == "shut_down"
+
+
+# ---- secrets
+
+
+@pytest.mark.conforms("kip-368.52")
+async def test_no_secret_in_any_log_error_or_repr(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
+    secrets = SECRET.decode(), NEW_SECRET.decode(), "0riginal"
+    shown: list[str] = []
+    with structlog.testing.capture_logs() as logs:
+        for verdict in (token(100), denied("bad_token"), RpcConnectionLost("gone"), token(100, Principal(name="x"))):
+            it = await life(100, verdict).enter(original_auth_method="token", original_auth_data="0riginal")
+            await it.must_be_asked()
+            await it.client.say(answer_again())
+            await it.settle()
+            followed = it.session.renewal.followed
+            assert followed is not None
+            shown += [repr(followed), repr(it.session.identity), str(followed.relay), repr(followed.line)]
+            shown.append(repr(it.session.renewal._session))
+            await it.client.stream.aclose()
+            await it.end()
+    assert any("authenticate itself again" in entry["event"] for entry in logs)
+    for text in [*map(str, logs), *shown]:
+        assert not any(secret in text for secret in secrets), text
+
+
+# ---- as a relay is told of it
+
+TARGET = "pulsar://b0:6650"
+BROKER = CommandConnected(server_version="b", max_message_size=5_000_000)
+
+
+class Told:
+    """What a relay is told of a session."""
+
+    def __init__(self, nursery: trio.Nursery, principal: Principal = ALICE, **tables: Any) -> None:
+        tables.setdefault("authentication", {"enabled": True, "failure_delay_ms": 200})
+        self.play = Play(nursery, **tables)
+        self.play.relays.now = trio.current_time
+        self.play.relays.judge.unix_ms = unix_ms
+        self.play.relays.judge.fraction = lambda: 0.0
+        self.principal = Principal()
+        self.principal.CopyFrom(principal)
+        self.client = ClientEnd(CLIENT, trio.current_time(), CERTIFICATE)
+        self.renewal = Renewal(self.play.backends, self.client, self.play.relays, self.play.metrics)  # type: ignore[arg-type]
+
+    def expiring(self, lives_s: float = 100) -> Told:
+        self.principal.expires_at_unix_ms = round(unix_ms() + lives_s * 1000)
+        return self
+
+    def session(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession | None:
+        fields = {"proxy_to_broker_url": TARGET, "feature_flags": {"supports_auth_refresh": True}, **fields}
+        self.renewal.begin(connect(**fields).connect, self.principal)
+        return self.renewal.for_relay(BROKER, ClientIdentity(self.principal, b"sealed", original))
+
+    def must_be_told(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession:
+        session = self.session(original, **fields)
+        assert session is not None
+        return session
+
+
+Tell = Callable[..., Told]
+
+
+@pytest.fixture
+def told(nursery: trio.Nursery) -> Tell:
+    return lambda *args, **kwargs: Told(nursery, *args, **kwargs)
+
+
+def test_a_relay_that_began_before_there_was_a_grace() -> None:
+    """An upgrade takes it over."""
+    assert grace_ms_of(StoredSession()) == make_config().session.grace_ms == 60_000
+    assert grace_ms_of(StoredSession(grace_ms=0)) == 0
+
+
+@pytest.mark.conforms("pip-1.15", "kip-368.12")
+async def test_a_relay_whose_session_can_expire(told: Tell) -> None:
+    tables = {
+        "session": {"connections_max_reauth_ms": 50_000, "grace_ms": 7_000},
+        "limits": {"max_command_bytes": 12_345},
+    }
+    session = told(**tables).expiring().must_be_told(protocol_version=15)
+    assert session.expires
+    assert session.clock is not None
+    assert session.clock.expires_at_s == pytest.approx(trio.current_time() + 50)
+    assert session.clock.challenge_at_s == pytest.approx(trio.current_time() + 42.5)
+    assert session.lifetime_ms_max == 50_000
+    assert session.principal.name == "alice"
+    assert session.answer_bytes_max == 12_345
+    assert session.frame_bytes_max > 5_000_000
+    assert session.failure_delay_ms == 200
+    assert session.grace_ms == grace_ms_of(session.stored()) == 7_000
+    assert not session.counts_messages
+    asked = commands.parse_command(session.challenge[8:]).auth_challenge
+    assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == ("token", AUTH_REFRESH)
+    assert asked.protocol_version == 15
+
+
+@pytest.mark.parametrize("count_messages", [False, True])
+async def test_without_authentication_a_relay_is_told_only_what_counting_needs(
+    told: Tell, count_messages: bool
+) -> None:
+    tables = {"authentication": {"enabled": False}, "metrics": {"count_messages": count_messages}}
+    session = told(Principal(), session={"connections_max_reauth_ms": 1000}, **tables).session()
+    if not count_messages:
+        assert session is None
+        return
+    assert session is not None
+    assert session.counts_messages
+    assert not session.expires
+    assert session.lifetime_ms_max == 0
+
+
+@pytest.mark.conforms("kip-368.7")
+async def test_a_relay_that_never_expires_is_blind(told: Tell) -> None:
+    assert told().session() is None
+
+
+@pytest.mark.conforms("kip-368.24")
+async def test_with_forwarded_credentials_the_brokers_ask_and_the_proxy_keeps_out(told: Tell) -> None:
+    forwarded = OriginalCredentials("token", SECRET.decode())
+    session = told(metrics={"count_messages": True}).expiring().must_be_told(forwarded)
+    assert session.clock is None
+    assert not session.expires
+    assert session.challenge == b""
+    assert session.counts_messages
+
+
+@pytest.mark.conforms("pip-1.15")
+@pytest.mark.parametrize("expires", [True, False])
+async def test_a_relay_whose_broker_the_proxy_answers_is_followed_whether_the_client_expires_or_not(
+    told: Tell, expires: bool
+) -> None:
+    it = told(limits={"max_command_bytes": 12_345})
+    if expires:
+        it.expiring()
+    it.renewal.begin(connect(TARGET).connect, it.principal)
+    identity = ClientIdentity(it.principal, b"sealed")
+    session = it.renewal.for_relay(BROKER, identity, answers_broker="b0")
+    assert session is not None
+    assert session.is_followed
+    assert session.expires is expires
+    assert session.stored().broker_host == "b0"
+    assert session.frame_bytes_max > 5_000_000
+    blind = it.renewal.for_relay(BROKER, identity)
+    assert (blind is None) is not expires
+    assert blind is None or blind.broker_host == ""
+
+
+CPP: dict[str, Any] = {"client_version": "Pulsar-CPP-v4.2.0"}
+JAVA: dict[str, Any] = {"client_version": "Pulsar-Java-v4.0.8"}
+OLD: dict[str, Any] = {"feature_flags": {"supports_auth_refresh": False}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "client", "asked", "spared"),
+    [
+        ("by_client_kind", JAVA, True, False),
+        ("by_client_kind", CPP, True, True),
+        ("by_client_kind", OLD, False, True),
+        ("always", CPP, True, False),
+        ("always", OLD, False, True),
+        ("never", JAVA, False, True),
+        ("never", CPP, False, True),
+    ],
+)
+async def test_who_is_asked_in_a_relay(
+    told: Tell, policy: str, client: dict[str, Any], asked: bool, spared: bool
+) -> None:
+    session = told(session={"relay_reauthentication": policy}).expiring().must_be_told(**client)
+    assert session.expires, "whoever is not asked ends all the same"
+    assert bool(session.challenge) is asked
+    assert session.spares_producers is spared
+
+
+async def test_an_empty_target_makes_a_relay_as_any_other(told: Tell) -> None:
+    """Whether a client can be asked, and whether it named its broker, have nothing to do with each other."""
+    anywhere = {"proxy_to_broker_url": ""}
+    assert told().expiring().must_be_told(**CPP, **anywhere).spares_producers
+    never = told(session={"relay_reauthentication": "never"}).expiring().must_be_told(**JAVA, **anywhere)
+    assert never.challenge == b""
+
+
+@pytest.mark.parametrize("policy", ["never", "by_client_kind"])
+async def test_in_lookup_mode_all_are_asked_that_can_be(
+    life: Begin, autojump_clock: trio.testing.MockClock, policy: str
+) -> None:
+    """There no large frame is written into."""
+    it = await life(100, session={"relay_reauthentication": policy}).enter(**CPP)
+    assert await it.must_be_asked() == pytest.approx(85)
+
+
+@pytest.mark.conforms("kip-368.27", "kip-368.40")
+async def test_a_relay_counts_who_cannot_renew(told: Tell) -> None:
+    it = told().expiring()
+    it.session(**OLD)
+    assert it.play.value("pulsar_proxy_authentication_no_reauth_total", method="token", reason="client_cannot") == 1
+
+
+async def test_what_the_store_keeps_is_no_secret(told: Tell) -> None:
+    session = told().expiring().must_be_told(original_auth_method="token", original_auth_data="0riginal")
+    stored = session.stored().SerializeToString()
+    assert SECRET not in stored
+    assert b"0riginal" not in stored
+
+
+async def test_the_end_of_the_handshake_forgets_no_rounds_of_a_relay(told: Tell) -> None:
+    """The session that became a relay has ended; its client answers later, in as many rounds as it takes."""
+    it = told().expiring()
+    session = it.must_be_told()
+    it.renewal.end()
+    it.play.backends.authentication.answers = [challenge(b"q"), authenticated()]
+    assert isinstance(await session.reauthenticate(answer_again(b"a0")), Challenge)
+    assert isinstance(await session.reauthenticate(answer_again(b"a1")), ClientIdentity)
+    first, second = it.play.backends.authentication.requests
+    assert first.authentication_id == second.authentication_id
+    assert it.play.backends.authentication.given_up == []
+
+
+async def test_a_session_that_never_authenticated_ends(told: Tell) -> None:
+    told().renewal.end()
+
+
+async def test_a_successor_judges_as_its_predecessor_did(told: Tell) -> None:
+    """All but secrets is kept: the auth worker is told the same, in the same words."""
+    it = told().expiring()
+    session = it.must_be_told(
+        original_principal="bob", proxy_version="1", auth_method_name="token", original_auth_data="0riginal"
+    )
+    relay = StoredRelay(client_address=CLIENT)
+    relay.session.CopyFrom(session.stored())
+    backends = it.play.backends
+    recalled = recall(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
+    verdicts = []
+    for judge in (session.reauthenticate, recalled):
+        backends.authentication.answers = [challenge(b"q"), denied()]
+        verdicts.append([await judge(answer_again(data, "")) for data in (b"a0", b"a1")])
+    assert verdicts[0] == verdicts[1]
+    assert isinstance(verdicts[0][1], Denial)
+    before, after = backends.authentication.requests[:2], backends.authentication.requests[2:]
+    for request in (*before, *after):
+        request.authentication_id = 0
+    assert before == after
+    assert before[0].original_principal == "bob"
+    assert before[0].client_certificate == CERTIFICATE
+
+
+async def test_a_successor_judges_by_the_settings_in_force(told: Tell) -> None:
+    it = told().expiring()
+    relay = StoredRelay(client_address=CLIENT)
+    relay.session.CopyFrom(it.must_be_told().stored())
+    current = it.play.backends
+    recalled = recall(lambda: current)(relay)  # type: ignore[arg-type, return-value]
+    current.config = make_config(brokers={"forward_authorization_credentials": True})
+    verdict = await recalled(answer_again())
+    assert isinstance(verdict, ClientIdentity)
+    assert verdict.original == OriginalCredentials("token", NEW_SECRET.decode())
+
+
+async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
+    """A successor's auth worker is told the certificate, and the listener's maximum goes on to count."""
+    listeners = [{"connections_max_reauth_ms": 0}, {"bind": "127.0.0.1:6651", "connections_max_reauth_ms": 7000}]
+    it = told(listener=listeners)
+    client = ClientEnd(CLIENT, 0.0, CERTIFICATE, listener=1)
+    renewal = Renewal(it.play.backends, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
+    renewal.begin(connect(TARGET).connect, it.principal)
+    session = renewal.for_relay(BROKER, ClientIdentity(it.principal))
+    assert session is not None
+    assert session.lifetime_ms_max == 7000
+    assert session.stored().listener_bind == "127.0.0.1:6651", "its number may be another's in a successor"
+    relay = StoredRelay(client_address=CLIENT)
+    relay.session.CopyFrom(session.stored())
+    backends = it.play.backends
+    recalled = recall(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
+    for judge in (session.reauthenticate, recalled):
+        await judge(answer_again())
+        judged = backends.judged_clients[-1]
+        assert (judged.address, judged.certificate) == (CLIENT, CERTIFICATE)
+        assert backends.authentication.requests[-1].client_certificate == CERTIFICATE
+
+
+async def test_a_listener_whose_name_is_too_long_is_not_kept(told: Tell) -> None:
+    """Its sessions' ends are enforced."""
+    it = told(listener=[{"bind": f"{'a' * LISTENER_BIND_MAX}:6650", "connections_max_reauth_ms": 7000}])
+    renewal = Renewal(it.play.backends, ClientEnd(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
+    renewal.begin(connect(TARGET).connect, it.principal)
+    session = renewal.for_relay(BROKER, ClientIdentity(it.principal))
+    assert session is not None
+    assert session.stored().listener_bind == ""
+
+
+# ---- the line between a session in lookup mode and its judge
+
+
+async def test_a_verdict_that_comes_while_it_is_being_closed_changes_nothing(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Not even where a command waits for it; and what it was closed for first is why."""
+    it = await Held(life, token(100)).it.enter()
+    followed = it.session.renewal.followed
+    assert followed is not None
+    await it.must_be_asked()
+    await it.client.say(answer_again())
+    await it.at(101)
+    await it.client.say(lookup())
+    await it.settle()
+    followed.line.close(Closing.FAILED)
+    followed.line.close(Closing.EXPIRED)
+    assert followed.clock is not None
+    followed.clock.accepted(ALICE, now_s=trio.current_time(), now_unix_ms=unix_ms(), fraction=0)
+    followed.line.go_on()
+    await it.must_be_over("reauthentication_failed", FAILED)
+    assert it.backends.forwarded == []
+
+
+async def test_a_session_in_lookup_mode_has_no_producer_and_is_over_when_it_is(
+    life: Begin, autojump_clock: trio.testing.MockClock
+) -> None:
+    it = await life(100).enter()
+    followed = it.session.renewal.followed
+    assert followed is not None
+    assert followed.clock is not None
+    assert not followed.line.has_producer
+    assert not followed.line.is_over
+    assert followed.clock.phase is Phase.QUIET
+    await it.client.stream.aclose()
+    await it.end()
+    assert followed.line.is_over
+    followed.line.say_farewell(b"too late")

@@ -1,0 +1,246 @@
+"""proxy.forwarder.workers.authentication: what an auth worker is told of a client, and what its answers become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from forwarder_fakes import (
+    ALICE,
+    CERTIFICATE,
+    CLIENT,
+    SECRET,
+    FakeAuthentication,
+    auth_response,
+    authenticated,
+    challenge,
+    connect,
+    denied,
+)
+
+from proto import commands
+from proto.connect_rules import BrokerIdentity, OriginalCredentials, Refusal
+from proto.frames import FrameDecoder
+from proto.pulsar_pb2 import BaseCommand, ServerError
+from proto.rpc_pb2 import AuthenticateResponse, Principal
+from proxy.forwarder.workers.authentication import (
+    ANONYMOUS,
+    Authentication,
+    Challenge,
+    ClientEnd,
+    ClientIdentity,
+    Denial,
+)
+from proxy.runtime.rpc.client import RpcConnectionLost
+
+BEHIND = Principal(type="User", name="alice", method="token", proxy="proxy-a")
+
+
+class Rounds:
+    """One client's rounds with a worker that answers from a list."""
+
+    def __init__(self, answers: list[Any], command: BaseCommand | None = None, *, forwards: bool = False) -> None:
+        self.worker = FakeAuthentication(answers)
+        self.connect = connect() if command is None else command
+        self.authentication = Authentication(
+            self.worker,  # type: ignore[arg-type]
+            ClientEnd(CLIENT, 0.0, CERTIFICATE),
+            self.connect.connect,
+            timeout_s=10.0,
+            forwards_credentials=forwards,
+            one_round_methods=frozenset({"token"}),
+        )
+
+    async def first(self) -> Any:
+        return await self.authentication.round(self.connect)
+
+    async def next(self, data: bytes = b"answer", method: str = "token") -> Any:
+        return await self.authentication.round(auth_response(data, method))
+
+
+# ---- what the worker is told
+
+
+@pytest.mark.conforms("pip-30.2", "pip-30.17")
+async def test_the_first_round_tells_all_that_is_known_of_the_client() -> None:
+    rounds = Rounds([], connect(auth_method_name="tls", auth_data=b"", original_principal="bob", proxy_version="1"))
+    await rounds.first()
+    [request] = rounds.worker.requests
+    assert request.first_round
+    assert (request.method, request.data, request.client_address) == ("tls", b"", CLIENT)
+    assert request.client_certificate == CERTIFICATE
+    assert (request.original_principal, request.through_proxy) == ("bob", True)
+
+
+@pytest.mark.parametrize(("version", "through_proxy"), [(None, False), ("", True), ("4.0.8", True)])
+async def test_whether_a_client_says_that_it_is_a_proxy(version: str | None, through_proxy: bool) -> None:
+    """An empty version is a version: the field's presence counts, as in the broker."""
+    fields = {} if version is None else {"proxy_version": version}
+    rounds = Rounds([], connect(**fields))
+    await rounds.first()
+    assert rounds.worker.requests[0].through_proxy is through_proxy
+
+
+async def test_a_later_round_tells_nothing_but_its_answer() -> None:
+    """Security: what CONNECT said stays as it was said; the worker goes by its own state."""
+    rounds = Rounds([challenge(b"q"), authenticated()])
+    await rounds.first()
+    await rounds.next(b"answer", "other-method")
+    request = rounds.worker.requests[1]
+    assert not request.first_round
+    assert (request.method, request.data) == ("other-method", b"answer")
+    assert request.authentication_id == rounds.worker.requests[0].authentication_id
+    assert not request.client_certificate
+    assert not request.original_principal
+    assert not request.through_proxy
+
+
+@pytest.mark.parametrize("method", [None, ""])
+async def test_a_client_without_a_method(method: str | None) -> None:
+    command = connect()
+    command.connect.ClearField("auth_method_name")
+    if method is not None:
+        command.connect.auth_method_name = method
+    rounds = Rounds([], command)
+    await rounds.first()
+    assert rounds.worker.requests[0].method == "none"
+
+
+async def test_an_answer_without_a_body(autojump_clock: trio.testing.MockClock) -> None:
+    """Empty data, no method: it is the worker's to deny."""
+    rounds = Rounds([challenge(b"q"), denied("method_changed")])
+    await rounds.first()
+    assert isinstance(await rounds.authentication.round(BaseCommand(type=BaseCommand.AUTH_RESPONSE)), Denial)
+    assert rounds.worker.rounds[1] == ("", b"")
+
+
+# ---- what its answers become
+
+
+async def test_a_yes() -> None:
+    rounds = Rounds([authenticated()])
+    identity = await rounds.first()
+    assert identity == ClientIdentity(ALICE, b"sealed")
+    assert identity.role == "alice"
+    assert identity.original is None
+
+
+@pytest.mark.conforms("pip-30.12")
+async def test_a_question() -> None:
+    rounds = Rounds([challenge(b"q")], connect(auth_method_name="sasl", protocol_version=15))
+    question = await rounds.first()
+    assert isinstance(question, Challenge)
+    decoder = FrameDecoder(max_frame_bytes=1024)
+    decoder.receive_data(question.frame)
+    frame = decoder.next_frame()
+    assert frame is not None
+    asked = commands.parse_command(frame.command).auth_challenge
+    assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == ("sasl", b"q")
+    assert asked.protocol_version == 15
+    assert asked.server_version.startswith("pulsar-trio-proxy")
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "message", "reason"),
+    [
+        (denied("bad_signature"), ServerError.AuthenticationError, "Failed to authenticate", "bad_signature"),
+        (denied("invalid_roles"), ServerError.AuthorizationError, "Invalid roles.", "invalid_roles"),
+        (denied("not_a_proxy"), ServerError.NotAllowedError, "Must not provide proxyVersion", "not_a_proxy"),
+        (denied(""), ServerError.AuthenticationError, "Failed to authenticate", "no verdict"),
+        (AuthenticateResponse(), ServerError.AuthenticationError, "Failed to authenticate", "no verdict"),
+    ],
+)
+async def test_a_no(answer: AuthenticateResponse, code: int, message: str, reason: str) -> None:
+    """Security: an answer that says nothing is a no as well."""
+    assert await Rounds([answer]).first() == Denial(Refusal(code, message), reason)
+
+
+async def test_an_exchange_that_is_lost_says_nothing_about_the_client() -> None:
+    """Java clients give up for good on AuthenticationError; this one should come again."""
+    rounds = Rounds([challenge(b"q"), denied("unknown_round")])
+    await rounds.first()
+    denial = await rounds.next()
+    assert isinstance(denial, Denial)
+    assert denial.refusal.code == ServerError.ServiceNotReady
+
+
+async def test_no_answer_is_no_verdict() -> None:
+    rounds = Rounds([RpcConnectionLost("gone")])
+    with pytest.raises(RpcConnectionLost):
+        await rounds.first()
+    assert len(rounds.worker.requests) == 1
+
+
+# ---- what goes on to brokers
+
+
+async def test_credentials_are_forwarded_where_they_are_wanted() -> None:
+    identity = await Rounds([authenticated()], forwards=True).first()
+    assert identity.original == OriginalCredentials("token", SECRET.decode())
+    assert identity.broker_identity("token", b"the proxy's") == BrokerIdentity(
+        "token", b"the proxy's", "alice", identity.original
+    )
+
+
+async def test_credentials_stay_here_otherwise() -> None:
+    identity = await Rounds([authenticated()]).first()
+    assert identity.original is None
+    assert identity.broker_identity("basic", b"p:w") == BrokerIdentity("basic", b"p:w", "alice", None)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xfe"])
+async def test_what_is_no_text_is_not_forwarded(data: bytes) -> None:
+    identity = await Rounds([authenticated()], connect(auth_data=data), forwards=True).first()
+    assert identity.original is None
+
+
+async def test_what_a_client_says_in_several_rounds_is_not_forwarded() -> None:
+    """It proves nothing to anybody else (apache/pulsar#19291); a mechanism's last word makes a second round, too."""
+    rounds = Rounds([challenge(b"q"), authenticated()], forwards=True)
+    await rounds.first()
+    identity = await rounds.next()
+    assert identity.role == "alice"
+    assert identity.original is None
+
+
+FROM_PROXY = {
+    "auth_method_name": "basic",
+    "auth_data": b"the proxy's",
+    "original_principal": "alice",
+    "proxy_version": "1",
+}
+
+
+@pytest.mark.parametrize("rounds_before", [0, 2])
+async def test_what_a_proxy_forwards_goes_on_however_it_came_in(rounds_before: int) -> None:
+    command = connect(**FROM_PROXY, original_auth_method="token", original_auth_data="the client's")
+    rounds = Rounds([*[challenge(b"q")] * rounds_before, authenticated(BEHIND)], command, forwards=True)
+    verdict = await rounds.first()
+    for _ in range(rounds_before):
+        verdict = await rounds.next()
+    assert verdict.role == "alice"
+    assert verdict.original == OriginalCredentials("token", "the client's")
+
+
+async def test_a_proxys_own_credentials_are_never_taken_for_its_clients() -> None:
+    """Security: a broker would take the client for the proxy."""
+    identity = await Rounds([authenticated(BEHIND)], connect(**FROM_PROXY), forwards=True).first()
+    assert identity.role == "alice"
+    assert identity.original is None
+
+
+async def test_what_a_client_calls_original_is_not_forwarded() -> None:
+    command = connect(original_auth_method="token", original_auth_data="somebody's", auth_data=b"")
+    assert (await Rounds([authenticated()], command, forwards=True).first()).original is None
+
+
+async def test_without_authentication_nobody_is_named() -> None:
+    assert ANONYMOUS.role == ""
+    assert ANONYMOUS.broker_identity("token", b"x") == BrokerIdentity("token", b"x", "", None)
+
+
+async def test_credentials_are_not_shown() -> None:
+    identity = await Rounds([authenticated()], forwards=True).first()
+    assert SECRET.decode() not in repr(identity) + repr(identity.broker_identity("", b""))

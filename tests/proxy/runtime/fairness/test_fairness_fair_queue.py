@@ -1,0 +1,214 @@
+"""Turns among owners: nobody's many delay another's few, nobody is passed over for ever, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from proxy.runtime.fairness.fair_queue import PASSED_OVER_MAX, FairQueue
+
+Queue = FairQueue[str, int]
+
+
+def filled(queue: Queue, owners: str) -> Queue:
+    """Items 0, 1, … of these owners, in this order."""
+    for number, owner in enumerate(owners):
+        assert queue.put(owner, number) is None
+    return queue
+
+
+def served(queue: Queue, count: int) -> str:
+    """The owners of the next items, each of which ends at once."""
+    found = ""
+    for _ in range(count):
+        taken = queue.take()
+        if taken is None:
+            break
+        found += taken[0]
+        queue.release(taken[0])
+    return found
+
+
+def test_owners_in_turn_and_each_owners_items_in_order() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=10), "aaabcb")
+    taken = []
+    while (one := queue.take()) is not None:
+        taken.append(one)
+        queue.release(one[0])
+    assert taken == [("a", 0), ("b", 3), ("c", 4), ("a", 1), ("b", 5), ("a", 2)]
+    assert queue.count == 0
+
+
+def test_no_more_than_the_slots_are_taken() -> None:
+    queue = filled(FairQueue(slots=2, waiting_max=10), "abc")
+    assert queue.take() == ("a", 0)
+    assert queue.take() == ("b", 1)
+    assert queue.take() is None
+    queue.release("a")
+    assert queue.take() == ("c", 2)
+
+
+def test_an_owner_that_may_hold_no_more_is_passed_by() -> None:
+    queue: Queue = FairQueue(slots=4, waiting_max=10, may_hold=lambda _owner, held, free: held < free)
+    filled(queue, "aaaaab")
+    assert [queue.take(), queue.take(), queue.take(), queue.take()] == [("a", 0), ("b", 5), ("a", 1), None]
+    queue.put("c", 9)
+    assert queue.take() == ("c", 9), "the last slot is somebody else's"
+
+
+# ---- where there is no room
+
+
+def test_the_newest_of_the_owner_with_most_waiting_is_dropped() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=5), "aaabb")
+    assert queue.put("c", 9) == ("a", 2)
+    assert queue.put("b", 10) == ("b", 10), "it would have the most"
+    assert served(queue, 9) == "abcab"
+
+
+def test_a_newcomer_from_a_quiet_owner_is_let_in_however_full_it_is() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=100), "a" * 100)
+    for number in range(49):
+        assert queue.put("b", 100 + number) == ("a", 99 - number)
+    assert queue.put("a", 999) == ("a", 999)
+    assert queue.put("c", 1000) == ("a", 50)
+
+
+def test_who_is_in_line_is_not_dropped_for_an_equal() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=3), "abc")
+    assert queue.put("d", 9) == ("d", 9)
+    assert queue.put("a", 9) == ("a", 9)
+    assert served(queue, 9) == "abc"
+
+
+def test_among_equals_the_one_of_higher_rank_is_dropped() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=3, rank=lambda owner: owner.isupper()), "aBc")
+    assert queue.put("d", 9) == ("B", 1)
+    assert queue.put("E", 10) == ("E", 10)
+
+
+def test_one_owner_may_have_its_own_bound() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=10, waiting_per_owner_max=2), "aa")
+    assert queue.put("a", 9) == ("a", 9)
+    assert queue.put("b", 10) is None
+
+
+def test_who_leaves_makes_room() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=2), "ab")
+    queue.remove("a", 0)
+    queue.remove("a", 0)
+    queue.remove("nobody", 0)
+    assert queue.count == 1
+    assert queue.put("c", 2) is None
+    assert served(queue, 9) == "bc"
+
+
+# ---- ranks
+
+
+def test_a_lower_rank_goes_first_and_a_higher_one_is_not_passed_over_for_ever() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=100, rank=lambda owner: owner.isupper()), "A" * 3 + "b" * 20)
+    assert PASSED_OVER_MAX == 3
+    assert served(queue, 13) == "bbbA" * 3 + "b"
+
+
+def test_each_of_three_ranks_gets_its_turns() -> None:
+    queue = filled(FairQueue(slots=1, waiting_max=100, rank=int), "0" * 30 + "1" * 30 + "2" * 30)
+    counted = Counter(served(queue, 40))
+    assert counted["0"] >= 15
+    assert min(counted["1"], counted["2"]) >= 8
+
+
+def test_a_rank_is_what_it_is_when_the_turn_comes() -> None:
+    failed: set[str] = set()
+    queue = filled(FairQueue(slots=1, waiting_max=10, rank=failed.__contains__), "aab")
+    assert served(queue, 1) == "a"
+    failed.add("b")
+    assert served(queue, 2) == "ab"
+
+
+# ---- nothing is lost
+
+
+WAITING_MAX = 6
+SLOTS = 3
+OWNERS = st.sampled_from("abcD")
+
+
+class Model(RuleBasedStateMachine):
+    """A queue and what must be in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: Queue = FairQueue(
+            slots=SLOTS, waiting_max=WAITING_MAX, may_hold=self._may_hold, rank=lambda owner: owner.isupper()
+        )
+        self.waiting: dict[str, list[int]] = {owner: [] for owner in "abcD"}
+        self.held: Counter[str] = Counter()
+        self.since_turn: Counter[str] = Counter()
+        self.number = 0
+
+    @staticmethod
+    def _may_hold(owner: str, held: int, _free: int) -> bool:
+        return held < 2 or owner == "a"
+
+    @rule(owner=OWNERS)
+    def put(self, owner: str) -> None:
+        self.number += 1
+        mine = len(self.waiting[owner])
+        most = max(len(items) for items in self.waiting.values())
+        dropped = self.queue.put(owner, self.number)
+        self.waiting[owner].append(self.number)
+        if dropped is not None:
+            assert sum(map(len, self.waiting.values())) == WAITING_MAX + 1
+            loser, item = dropped
+            assert self.waiting[loser].pop() == item, "the newest of its owner"
+            assert len(self.waiting[loser]) + 1 >= most, "of the owner with most"
+            assert loser != owner or mine + 1 >= most, "nobody who has few is refused"
+            assert loser == owner or len(self.waiting[loser]) > mine or (len(self.waiting[loser]), loser) == (mine, "D")
+
+    @rule()
+    def take(self) -> None:
+        may = [one for one, items in self.waiting.items() if items and self._may_hold(one, self.held[one], 1)]
+        taken = self.queue.take()
+        if taken is None:
+            assert not may or self.held.total() == SLOTS
+            return
+        owner, item = taken
+        assert self.waiting[owner].pop(0) == item, "the oldest of its owner"
+        assert owner in may
+        self.held[owner] += 1
+        for one in self.waiting:
+            self.since_turn[one] = self.since_turn[one] + 1 if one in may and one != owner else 0
+            assert self.since_turn[one] <= (PASSED_OVER_MAX + 1) * len(self.waiting), "everybody has a turn"
+
+    @rule(owner=OWNERS)
+    def release(self, owner: str) -> None:
+        if self.held[owner]:
+            self.held[owner] -= 1
+            self.queue.release(owner)
+
+    @rule(owner=OWNERS, pick=st.randoms(use_true_random=False))
+    def leave(self, owner: str, pick: object) -> None:
+        if self.waiting[owner]:
+            choose: Callable[[list[int]], int] = pick.choice  # type: ignore[attr-defined]
+            item = choose(self.waiting[owner])
+            self.waiting[owner].remove(item)
+            self.queue.remove(owner, item)
+
+    @invariant()
+    def counts(self) -> None:
+        assert self.queue.count == sum(map(len, self.waiting.values())) <= WAITING_MAX
+        assert self.held.total() <= SLOTS
+        for owner, items in self.waiting.items():
+            assert self.queue.waiting_of(owner) == len(items)
+        sizes = Counter(len(items) for items in self.waiting.values() if items)
+        assert self.queue._owners_by_size == sizes
+
+
+Model.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_model = Model.TestCase

@@ -1,0 +1,105 @@
+"""proxy.runtime.rpc.peers: the kernel's word on who called, held against the supervisor's table."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import structlog.testing
+import trio
+
+from proto.roles import Role
+from proto.rpc_frames import Call, encode_call
+from proto.rpc_pb2 import Method, Peer
+from proxy.runtime.process.descriptors import adopt_listener
+from proxy.runtime.rpc import peers
+from proxy.runtime.rpc.client import connect_unix
+from proxy.runtime.rpc.peers import Caller, PeerTable, peer_credentials
+from proxy.runtime.rpc.server import RpcServer
+
+
+class FakeSocket:
+    """A socket whose peer is anybody."""
+
+    def __init__(self, pid: int, uid: int) -> None:
+        self._credentials = peers._UCRED.pack(pid, uid, 0)
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert (level, option, size) == (socket.SOL_SOCKET, socket.SO_PEERCRED, peers._UCRED.size)
+        return self._credentials
+
+
+def peer(pid: int, uid: int | None = None) -> trio.socket.SocketType:
+    return FakeSocket(pid, os.geteuid() if uid is None else uid)  # type: ignore[return-value]
+
+
+def test_the_kernel_says_who_is_there() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_credentials(ours) == (os.getpid(), os.geteuid())  # type: ignore[arg-type]
+
+
+def test_a_child_of_the_supervisor() -> None:
+    table = PeerTable([Peer(pid=10, role="forwarder"), Peer(pid=11, role="auth")])
+    assert table.identify(peer(10)) == Caller(Role.FORWARDER, 10)
+    assert table.identify(peer(11)) == Caller(Role.AUTH, 11)
+
+
+def test_a_stranger() -> None:
+    """Security."""
+    assert PeerTable().identify(peer(10)) is None
+    assert PeerTable([Peer(pid=10, role="forwarder")]).identify(peer(12)) is None
+
+
+def test_another_user_with_a_known_pid_is_a_stranger() -> None:
+    """Security: process ids are used again."""
+    table = PeerTable([Peer(pid=10, role="forwarder")])
+    assert table.identify(peer(10, uid=os.geteuid() + 1)) is None
+
+
+def test_a_new_table_replaces_the_old_one_as_a_whole() -> None:
+    table = PeerTable([Peer(pid=10, role="forwarder")])
+    table.replace([Peer(pid=11, role="forwarder")])
+    assert table.identify(peer(10)) is None
+    assert table.identify(peer(11)) == Caller(Role.FORWARDER, 11)
+
+
+async def test_a_stranger_is_closed_without_a_reply_and_a_worker_is_served(
+    tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    """Security: KIP-590, a peer that is not on the privileged socket. SO_PEERCRED needs a real one."""
+    path = str(tmp_path / "service.sock")
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    bound.bind(path)
+    bound.listen()
+    calls: list[Caller] = []
+
+    async def handler(data: bytes, caller: Caller) -> bytes:
+        await trio.lowlevel.checkpoint()
+        calls.append(caller)
+        return data
+
+    table = PeerTable()
+    server = RpcServer({Method.ENVELOPE: handler}, max_frame_bytes=1000)
+    nursery.start_soon(server.serve_listener, adopt_listener(bound.detach()), table.identify)
+    call = encode_call(Call(1, Method.ENVELOPE, 1000, b""))
+
+    with structlog.testing.capture_logs() as logs:
+        stranger = await connect_unix(path)()
+        try:
+            await stranger.send_all(call)
+            assert await stranger.receive_some(100) == b""
+        except trio.BrokenResourceError:
+            pass  # closed with our call unread: the kernel says so with a reset
+    assert calls == []
+    assert [entry["event"] for entry in logs] == ["refused a process that is not part of this cluster"]
+    await stranger.aclose()
+
+    table.replace([Peer(pid=os.getpid(), role="forwarder")])
+    worker = await connect_unix(path)()
+    await worker.send_all(call)
+    assert await worker.receive_some(100)
+    assert calls == [Caller(Role.FORWARDER, os.getpid())]
+    await worker.aclose()
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,219 @@
+"""proxy.runtime.shared.relay_table: what a forwarder's successor finds, and counters that never go back."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from proxy.runtime.shared import relay_table
+from proxy.runtime.shared.memory import new_shared_memory
+from proxy.runtime.shared.relay_table import (
+    BYTES,
+    MESSAGES,
+    OPERATIONS,
+    PIPE,
+    TO_BROKER,
+    TO_CLIENT,
+    RelayTable,
+    framed_row,
+    new_table,
+    row,
+)
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    descriptor = new_table()
+    yield descriptor
+    os.close(descriptor)
+
+
+def moved(table: RelayTable, relay_id: int, to_broker: int, to_client: int) -> None:
+    for way, size in ((TO_BROKER, to_broker), (TO_CLIENT, to_client)):
+        table.cells[row(relay_id, way) + BYTES] += size
+        table.cells[row(relay_id, way) + OPERATIONS] += 1
+
+
+def totals(table: RelayTable) -> tuple[int, ...]:
+    return tuple(table.total(way, cell) for way in (TO_BROKER, TO_CLIENT) for cell in (BYTES, OPERATIONS))
+
+
+def test_rows_do_not_overlap() -> None:
+    rows = [row(relay_id, way) for relay_id in range(5) for way in (TO_BROKER, TO_CLIENT)]
+    assert rows == sorted(set(rows))
+    assert min(later - earlier for earlier, later in itertools.pairwise(rows)) > OPERATIONS
+
+
+def test_the_memory_is_the_supervisors(memory: int) -> None:
+    assert not os.get_inheritable(memory)
+    assert os.fstat(memory).st_blocks == 0, "rows that were never used cost nothing"
+    one, other = RelayTable(memory), RelayTable(os.dup(memory))
+    one.cells[row(3, TO_CLIENT) + PIPE] = 12345678901
+    assert other.cells[row(3, TO_CLIENT) + PIPE] == 12345678901
+    assert RelayTable().cells[row(3, TO_CLIENT) + PIPE] == 0
+
+
+def test_ids_are_taken_and_given() -> None:
+    table = RelayTable()
+    assert [table.take() for _ in range(3)] == [1, 2, 3]
+    table.give(2)
+    assert table.take() == 2
+    assert table.take() == 4
+
+
+def test_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_table, "RELAYS_MAX", 2)
+    table = RelayTable()
+    table.take()
+    table.take()
+    for _ in range(2):
+        with pytest.raises(OverflowError, match="at most 2"):
+            table.take()
+    table.give(1)
+    assert table.take() == 1
+
+
+def test_the_last_row_is_inside() -> None:
+    table = RelayTable()
+    table.cells[row(relay_table.RELAYS_MAX, TO_CLIENT) + OPERATIONS] = 1
+
+
+def test_counters_of_those_that_live_and_those_that_ended() -> None:
+    table = RelayTable()
+    first, second = table.take(), table.take()
+    moved(table, first, 10, 20)
+    moved(table, second, 3, 4)
+    assert totals(table) == (13, 2, 24, 2)
+    table.give(first)
+    assert totals(table) == (13, 2, 24, 2)
+    assert table.take() == first
+    moved(table, first, 100, 0)
+    assert totals(table) == (113, 3, 24, 3)
+
+
+def test_what_is_given_back_is_clear() -> None:
+    table = RelayTable()
+    relay_id = table.take()
+    moved(table, relay_id, 1, 2)
+    table.cells[row(relay_id, TO_CLIENT) + PIPE] = 7
+    table.give(relay_id)
+    assert table.take() == relay_id
+    for way in (TO_BROKER, TO_CLIENT):
+        assert [table.cells[row(relay_id, way) + cell] for cell in (PIPE, BYTES, OPERATIONS)] == [0, 0, 0]
+
+
+def test_a_successor_goes_on_with_those_that_are_left(memory: int) -> None:
+    first = RelayTable(memory)
+    ids = [first.take() for _ in range(6)]
+    for relay_id in ids:
+        moved(first, relay_id, relay_id, 10 * relay_id)
+        first.cells[row(relay_id, TO_BROKER) + PIPE] = 100 + relay_id
+    first.give(4)
+    before = totals(first)
+    second = RelayTable(memory)
+    second.adopt({2, 5})
+    assert totals(second) == before, "whatever became of the others"
+    assert second.cells[row(2, TO_BROKER) + PIPE] == 102
+    assert second.cells[row(5, TO_BROKER) + BYTES] == 5
+    taken = [second.take() for _ in range(6)]
+    assert len({*taken, 2, 5}) == 8
+    for relay_id in taken:
+        assert all(second.cells[row(relay_id, TO_BROKER) + cell] == 0 for cell in (PIPE, BYTES, OPERATIONS))
+    assert totals(second) == before
+
+
+@pytest.mark.parametrize("left", [set(), {1}, {3}, {1, 2, 3}])
+def test_counters_never_go_back(memory: int, left: set[int]) -> None:
+    """Prometheus would take that for a restart, and count all of it again."""
+    table, last = RelayTable(memory), (0, 0, 0, 0)
+    for generation in range(4):
+        for _ in range(3):
+            moved(table, table.take(), 7, generation)
+        assert all(now >= then for now, then in zip(totals(table), last, strict=True))
+        last = totals(table)
+        table = RelayTable(memory)
+        table.adopt(left)
+        assert totals(table) == last
+    assert last[0] == 4 * 3 * 7
+
+
+def test_adopting_nothing_begins_anew(memory: int) -> None:
+    table = RelayTable(memory)
+    table.adopt(set())
+    assert table.take() == 1
+    assert totals(table) == (0, 0, 0, 0)
+
+
+# ---- killed while summing up
+
+
+class Died(BaseException):
+    pass
+
+
+class Fragile:
+    """Cells of which a store is the last thing that their process does."""
+
+    def __init__(self, cells: memoryview, stores: int) -> None:
+        self.cells = cells
+        self.left = stores
+
+    def __getitem__(self, key: slice) -> memoryview:
+        return self.cells[key]
+
+    def __setitem__(self, key: int, new: int) -> None:
+        if not self.left:
+            raise Died
+        self.left -= 1
+        self.cells[key] = new
+
+
+def test_sums_are_exact_wherever_it_was_killed(memory: int) -> None:
+    stores, done = 0, False
+    while not done:
+        table = RelayTable(memory)
+        table.adopt(set())
+        before = totals(table), table.principal_sums(range(3))
+        relay_id = table.take()
+        table.belongs(relay_id, 2)
+        table.follow(relay_id)
+        moved(table, relay_id, 10, 20)
+        table.cells[framed_row(relay_id, TO_BROKER) + MESSAGES] = 3
+        table.cells = Fragile(table.cells, stores)  # type: ignore[assignment]
+        try:
+            table.give(relay_id)
+            done = True
+        except Died:
+            stores += 1
+        after = RelayTable(memory)
+        after.adopt(set())
+        assert totals(after) == tuple(a + b for a, b in zip(before[0], (10, 1, 20, 1), strict=True)), stores
+        sums = after.principal_sums(range(3))
+        assert sums[2] == [a + b for a, b in zip(before[1][2], (10, 20, 3, 0, 0), strict=True)], stores
+        assert sums[0] == before[1][0]
+        assert not after.is_followed(relay_id)
+    assert stores > 30
+
+
+def test_an_older_table_is_made_this_ones_size() -> None:
+    size = relay_table._FRAMED_AT * 8
+    old = new_shared_memory("old", size)
+    with mmap.mmap(old, size) as memory_:
+        cells = memoryview(memory_).cast("q")
+        cells[3] = 2  # ids in use
+        cells[row(0, TO_CLIENT) + BYTES] = 100
+        cells[row(2, TO_CLIENT) + BYTES] = 23
+        cells[row(2, TO_CLIENT) + PIPE] = 9
+        cells.release()
+    new = relay_table.table_of_this_form(old)
+    table = RelayTable(new)
+    table.adopt({2})
+    assert table.total(TO_CLIENT, BYTES) == 123
+    assert table.cells[row(2, TO_CLIENT) + PIPE] == 9
+    assert not table.is_followed(2)
+    assert relay_table.table_of_this_form(new) == new
+    os.close(new)

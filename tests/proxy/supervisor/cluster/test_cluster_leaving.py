@@ -1,0 +1,233 @@
+"""Workers that were replaced and finish what they have: proxy.supervisor.cluster.slot."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from supervisor_fakes import FakeWorker, SpawnSequence, no_listeners
+
+from proto.roles import Role
+from proto.rpc_pb2 import Method, RelayLeftBehind, StartRequest, StoreMessage
+from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.shared.fd_store_channel import close_all
+from proxy.supervisor.cluster.slot import LEAVING_MAX, Slot, SlotState
+from proxy.supervisor.handover.address_tables import AddressTableExchange
+from proxy.supervisor.handover.fd_store import Shelf
+
+DRAIN_MS = 100_000
+
+
+class Place:
+    """A place for forwarders with relays that cannot move, each of which finishes after ``finish_s``."""
+
+    def __init__(self, finish_s: float = 1000.0) -> None:
+        self.workers = SpawnSequence()
+        self.shelf = Shelf()
+        self.spawn_error: OSError | None = None
+        self.start_error: RpcError | None = None
+        self.awake: trio.Event | None = None
+        self._finish_s = finish_s
+        self.slot = Slot(
+            Role.FORWARDER,
+            0,
+            self._spawn,  # type: ignore[arg-type]
+            self._start,  # type: ignore[arg-type]
+            lambda _slot: None,
+            self._keep_shelf,  # type: ignore[arg-type]
+            self.shelf.process_ended,
+        )
+
+    async def _spawn(self) -> FakeWorker:
+        await trio.lowlevel.checkpoint()
+        if self.spawn_error is not None:
+            raise self.spawn_error
+        worker = self.workers.add(FakeWorker(Role.FORWARDER, 0))
+        worker.open_line()
+        worker.answers[Method.START] = lambda _request: self._adopt(worker)
+        worker.answers[Method.DRAIN] = self._leave(worker)
+        if self.awake is not None:
+            worker.answers[Method.GET_STATUS] = self._wake_up
+        return worker
+
+    async def _wake_up(self, _request: Any) -> None:
+        assert self.awake is not None
+        await self.awake.wait()
+
+    @staticmethod
+    async def _adopt(worker: FakeWorker) -> None:
+        assert worker.line is not None
+        while (received := await worker.line.receive()) is not None:
+            close_all(received[1])
+            if received[0].complete:
+                return
+
+    async def _start(self, slot: Slot, worker: FakeWorker) -> None:
+        """As the cluster does it."""
+        if self.start_error is not None:
+            raise self.start_error
+        await worker.command(Method.START, StartRequest(index=slot.index), timeout_s=30)
+        slot.worker = worker  # type: ignore[assignment]
+        slot.state = SlotState.RUNNING
+
+    async def _keep_shelf(self, worker: FakeWorker) -> None:
+        assert worker.store is not None
+        tables = AddressTableExchange().line(0)
+        await self.shelf.serve(worker.store, no_listeners, pid=worker.pid, new=True, tables=tables)
+
+    def _leave(self, worker: FakeWorker) -> Callable[[Any], Awaitable[None]]:
+        async def drain(request: Any) -> None:
+            if request.hand_over:
+                relay = RelayLeftBehind(id=len(self.workers), client_ip="192.0.2.1")
+                assert worker.line is not None
+                worker.line.send_now(StoreMessage(left_behind=[relay]))
+                worker.leave_line()
+                await trio.sleep(self._finish_s)
+
+        return drain
+
+    async def replace(self) -> FakeWorker:
+        """Let another worker have the place; the one that had it."""
+        old: FakeWorker = self.workers[-1]
+        assert await self.slot.replace(hand_over=True, drain_timeout_ms=DRAIN_MS)
+        return old
+
+    async def started(self, nursery: trio.Nursery) -> None:
+        nursery.start_soon(self.slot.run)
+        await self.slot.ready.wait()
+        await trio.testing.wait_all_tasks_blocked()
+
+    def leaving(self) -> list[Any]:
+        return [life.worker for life in self.slot.leaving]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            for channel in (worker.store, worker.line):
+                if channel is not None:
+                    channel.sock.close()
+        self.shelf.clear()
+        close_all([self.shelf.table])
+
+
+async def test_they_are_known_until_they_end(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    place = Place()
+    await place.started(nursery)
+    first = await place.replace()
+    second = await place.replace()
+    assert place.leaving() == [first, second]
+    assert {pid: len(relays) for pid, relays in place.shelf.left_behind.items()} == {first.pid: 1, second.pid: 1}
+    first.end(-9)
+    await trio.testing.wait_all_tasks_blocked()
+    assert place.leaving() == [second]
+    assert set(place.shelf.left_behind) == {second.pid}, "its rows are its successor's to sum up"
+    await trio.sleep(DRAIN_MS / 1000 + 10)
+    assert second.code == 0
+    assert (place.leaving(), place.shelf.left_behind) == ([], {})
+    nursery.cancel_scope.cancel()
+    place.close()
+
+
+async def test_one_that_is_killed_with_its_last_word_is_heard_first(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Or what it left behind would be noted for a process that nobody will ever say has ended."""
+    place = Place()
+    await place.started(nursery)
+    worker: FakeWorker = place.workers[-1]
+    assert worker.line is not None
+    worker.line.send_now(StoreMessage(left_behind=[RelayLeftBehind(id=1, client_ip="192.0.2.1")]))
+    worker.end(-9)
+    await trio.testing.wait_all_tasks_blocked()
+    assert place.shelf.left_behind == {}
+    nursery.cancel_scope.cancel()
+    place.close()
+
+
+async def test_a_drain_is_theirs_too(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    """Each in the time that it has left, and no more than the drain's."""
+    place = Place()
+    await place.started(nursery)
+    first = await place.replace()
+    await trio.sleep(60)
+    second = await place.replace()
+    until = trio.current_time() + 50
+    nursery.start_soon(place.slot.drain, until)
+    await trio.sleep(1)
+    for worker, left_ms in ((first, 40_000), (second, 50_000)):
+        *_, request = [request for method, request in worker.calls if method == Method.DRAIN]
+        assert (request.timeout_ms, request.hand_over) == (left_ms, False)
+    await trio.sleep(70)
+    assert {worker.code for worker in place.workers} == {0}
+    assert trio.current_time() > until
+    nursery.cancel_scope.cancel()
+    place.close()
+
+
+async def test_not_too_many_finish_at_a_time(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    """Each is a whole process: reloads that follow each other must not use up the machine's memory."""
+    place = Place()
+    await place.started(nursery)
+    with structlog.testing.capture_logs() as logs:
+        old = [await place.replace() for _ in range(LEAVING_MAX)]
+        assert not logs
+        old.append(await place.replace())
+        await trio.testing.wait_all_tasks_blocked()
+    assert [worker.code for worker in old] == [0, *[None] * LEAVING_MAX]
+    assert [entry["pid"] for entry in logs if entry["log_level"] == "error"] == [old[0].pid]
+    assert place.leaving() == old[1:]
+    nursery.cancel_scope.cancel()
+    place.close()
+
+
+@pytest.mark.parametrize("hand_over", [True, False])
+async def test_none_is_ended_for_a_successor_that_cannot_be_started(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, hand_over: bool
+) -> None:
+    """No descriptors, no memory: the relays of the oldest would end for nothing."""
+    place = Place()
+    await place.started(nursery)
+    old = [await place.replace() for _ in range(LEAVING_MAX)]
+    place.spawn_error = OSError("no memory")
+    with pytest.raises(OSError, match="no memory"):
+        await place.slot.replace(hand_over=hand_over, drain_timeout_ms=DRAIN_MS)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [worker.code for worker in old] == [None] * LEAVING_MAX
+    nursery.cancel_scope.cancel()
+    place.close()
+
+
+async def test_none_is_ended_for_a_successor_that_does_not_come_up(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Without a handover the old one stays in its place, so that there is not one more that leaves."""
+    place = Place()
+    await place.started(nursery)
+    old = [await place.replace() for _ in range(LEAVING_MAX)]
+    place.start_error = RpcError("its key cannot be read")
+    assert not await place.slot.replace(hand_over=False, drain_timeout_ms=DRAIN_MS)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [worker.code for worker in old] == [None] * LEAVING_MAX
+    nursery.cancel_scope.cancel()
+    place.close()
+
+
+async def test_none_is_ended_before_the_successor_is_awake(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    place = Place()
+    await place.started(nursery)
+    old = [await place.replace() for _ in range(LEAVING_MAX)]
+    place.awake = trio.Event()
+    nursery.start_soon(place.replace)
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(place.workers) == LEAVING_MAX + 2, "the next one is there, and imports"
+    assert [worker.code for worker in old] == [None] * LEAVING_MAX
+    place.awake.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert [worker.code for worker in old] == [0, *[None] * (LEAVING_MAX - 1)]
+    nursery.cancel_scope.cancel()
+    place.close()

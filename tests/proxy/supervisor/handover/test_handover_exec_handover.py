@@ -1,0 +1,452 @@
+"""proxy.supervisor.handover.exec_handover: what one supervisor leaves to the next, with real descriptors, children and an exec."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from supervisor_fakes import same_file
+
+from proto.roles import Role
+from proto.rpc_pb2 import StoredPipe, StoredRelay
+from proto.sealed_principal import SEAL_KEY_BYTES
+from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.shared.fd_store_channel import store_sockets
+from proxy.supervisor.handover import exec_handover as module
+from proxy.supervisor.handover.exec_handover import (
+    SIGNALS,
+    Legacy,
+    State,
+    become_next_program,
+    check_command,
+    place_name,
+    shelf_state,
+)
+from proxy.supervisor.handover.fd_store import Kept, Shelf
+from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
+
+KEY = bytes(range(100, 100 + SEAL_KEY_BYTES))
+
+
+class Exec(BaseException):
+    """Instead of an exec."""
+
+    def __init__(self, path: str, command: list[str]) -> None:
+        super().__init__()
+        self.path = path
+        self.command = command
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self.memory = int(command[command.index("--legacy") + 1])
+        self.legacy = os.dup(self.memory)
+        self.inheritable = {int(number) for number in os.listdir("/proc/self/fd") if is_inheritable(int(number))}
+
+
+class Estate:
+    """What a supervisor has: sockets, a shelf with a relay and a pipe, and a worker that is a real child."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lock = os.open(folder / "supervisor.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+        self.control = socket.socket(socket.AF_UNIX)
+        self.control.bind(str(folder / "control.sock"))
+        self.admin, self.listener, self.service = socket.socket(), socket.socket(), socket.socket()
+        self.listener.bind(("127.0.0.1", 0))
+        self.address = self.listener.getsockname()
+        self.connections = new_shared_counters(1)
+        self.client, self.broker = socket.socketpair()
+        self.pipe = os.pipe()
+        self.shelf = Shelf()
+        relay = StoredRelay(id=3, target="b:6650", principal="me").SerializeToString()
+        ends = [os.dup(end) for end in (self.client.fileno(), self.broker.fileno(), *self.pipe)]
+        self.shelf.relays[3] = Kept(relay, *ends[:2])
+        self.shelf.pipes[9] = Kept(StoredPipe(id=9).SerializeToString(), *ends[2:])
+        self.channel, self.channel_theirs = socket.socketpair()
+        self.store, self.store_theirs = store_sockets()
+        self.liveness_theirs, self.liveness = os.pipe()
+        self.pid = os.posix_spawn("/bin/sleep", ["sleep", "300"], {})
+        self.folder = folder
+
+    def state(self, **changes: Any) -> State:
+        state = State(
+            generation=2,
+            runtime_dir=str(self.folder),
+            seal_key=KEY,
+            runtime_lock=self.lock,
+            control=self.control.fileno(),
+            admin={"127.0.0.1:1": self.admin.fileno()},
+            listeners={"127.0.0.1:2": self.listener.fileno()},
+            services={place_name(Role.LOOKUP, 0): self.service.fileno()},
+            connections=self.connections,
+            shelves=[shelf_state(self.shelf)],
+            workers=[self.worker()],
+        )
+        return msgspec.structs.replace(state, **changes)
+
+    def worker(self, **changes: Any) -> Inherited:
+        store, channel = self.store.fileno(), self.channel.fileno()
+        worker = Inherited("forwarder", 0, self.pid, 12.5, channel, self.liveness, store)
+        return msgspec.structs.replace(worker, **changes)
+
+    def let_go(self) -> None:
+        """These are numbers now, as in another program."""
+        ours = (self.control, self.admin, self.listener, self.service, self.channel, self.store)
+        for sock in ours:
+            sock.detach()
+
+    def close(self) -> None:
+        for sock in (self.control, self.admin, self.listener, self.service, self.channel, self.store):
+            sock.close()
+        for sock in (self.client, self.broker, self.channel_theirs, self.store_theirs):
+            sock.close()
+        for end in (*self.pipe, self.liveness_theirs):
+            os.close(end)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+async def estate(tmp_path: Path) -> AsyncIterator[Estate]:
+    await trio.lowlevel.checkpoint()
+    estate = Estate(tmp_path)
+    yield estate
+    estate.close()
+
+
+def is_inheritable(number: int) -> bool:
+    try:
+        return os.get_inheritable(number)
+    except OSError:  # the one with which the folder was read
+        return False
+
+
+def leave(state: State, monkeypatch: pytest.MonkeyPatch, config_file: Path) -> Exec:
+    """What would be executed; this program goes on, as after an exec that failed."""
+
+    def execv(path: str, command: list[str]) -> NoReturn:
+        raise Exec(path, command)
+
+    monkeypatch.setattr(os, "execv", execv)
+    with pytest.raises(Exec) as caught:
+        become_next_program(state, config_file)
+    return caught.value
+
+
+async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+    ConnectionCounters(estate.connections).set(0, 77)
+    state = estate.state()
+    exec_ = leave(state, monkeypatch, Path("proxy.toml"))
+    assert exec_.inheritable >= {*state.descriptors(), exec_.memory}
+    for number in state.descriptors():
+        os.set_inheritable(number, True)
+    estate.let_go()
+    legacy = Legacy.read(exec_.legacy)
+    assert not any(map(is_inheritable, state.descriptors())), "no worker may get them by chance"
+    assert (legacy.generation, legacy.runtime_dir, legacy.seal_key) == (2, str(estate.folder), KEY)
+    assert (legacy.runtime_lock, legacy.connections, legacy.drain) == (estate.lock, estate.connections, False)
+    assert ConnectionCounters(legacy.connections).total() == 77
+    assert legacy.control is not None
+    assert legacy.control.getsockname() == str(estate.folder / "control.sock")
+    assert not legacy.control.getblocking()
+    listener = legacy.take_listener("127.0.0.1:2")
+    assert listener is not None
+    assert listener.getsockname() == estate.address
+    assert legacy.take_listener("127.0.0.1:2") is None, "it is somebody's already"
+    admin, service = legacy.take_admin("127.0.0.1:1"), legacy.take_service(Role.LOOKUP, 0)
+    assert admin is not None
+    assert service is not None
+    assert legacy.take_admin("127.0.0.1:1") is legacy.take_service(Role.LOOKUP, 0) is None
+    [shelf] = legacy.shelves
+    assert shelf.table == estate.shelf.table
+    assert StoredRelay.FromString(shelf.relays[3].about).principal == "me"
+    assert same_file(shelf.relays[3].second, estate.broker.fileno())
+    assert same_file(shelf.pipes[9].first, estate.pipe[0])
+    [(place, worker)] = legacy.workers.items()
+    assert place == (Role.FORWARDER, 0)
+    assert (worker.pid, worker.inherited) == (estate.pid, True)
+    assert worker.store is not None
+    worker.kill()
+    assert await worker.wait() == -9
+    shelf.clear()
+    worker.store.close()
+    for sock in (legacy.control, listener, admin, service):
+        sock.close()
+    for number in (legacy.runtime_lock, legacy.connections, shelf.table):
+        os.close(number)
+
+
+async def test_nothing_else_stays_open(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a library or a careless line has made inheritable, the next program would have for ever."""
+    leaked = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
+    for number in leaked:
+        os.set_inheritable(number, True)
+    state = estate.state()
+    exec_ = leave(state, monkeypatch, Path("x"))
+    assert exec_.inheritable - {0, 1, 2} == {*state.descriptors(), exec_.memory}
+    for number in (*leaked, exec_.legacy):
+        os.close(number)
+
+
+async def test_the_standard_descriptors_are_left_alone(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {number: is_inheritable(number) for number in range(3)}
+    exec_ = leave(estate.state(), monkeypatch, Path("x"))
+    assert {number: number in exec_.inheritable for number in range(3)} == before
+    os.close(exec_.legacy)
+
+
+async def test_the_memory_is_not_left_open(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: the seal key is in it."""
+    memory = leave(estate.state(workers=[]), monkeypatch, Path("proxy.toml")).legacy
+    assert KEY in os.pread(memory, 100_000, 0)
+    estate.let_go()
+    legacy = Legacy.read(memory)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memory)
+    assert repr(KEY) not in repr(legacy)
+    await legacy.discard()
+    assert legacy.control is not None
+    legacy.control.close()
+    legacy.shelves[0].clear()
+
+
+async def test_the_seal_key_is_in_no_argument_and_not_in_the_environment(
+    estate: Estate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: both are to be seen in /proc, and the first even by other users."""
+    key = b"not a secret for the eyes of all"
+    assert len(key) == SEAL_KEY_BYTES
+    environment = dict(os.environb)
+    exec_ = leave(estate.state(seal_key=key), monkeypatch, Path("/etc/proxy.toml"))
+    assert exec_.path == sys.executable
+    serve = [sys.executable, "-P", "-m", "proxy", "serve", "--config", "/etc/proxy.toml"]
+    assert exec_.command == [*serve, "--legacy", str(exec_.memory)]
+    assert dict(os.environb) == environment
+    os.close(exec_.legacy)
+
+
+async def test_signals_wait_for_the_next_program(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nobody to take them; their default would be the end."""
+    exec_ = leave(estate.state(), monkeypatch, Path("x"))
+    assert exec_.blocked >= SIGNALS
+    os.close(exec_.legacy)
+
+
+async def test_an_exec_that_fails_changes_nothing(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def execv(*_: Any) -> NoReturn:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(os, "execv", execv)
+    state = estate.state()
+    before = os.listdir("/proc/self/fd")
+    inheritable = set(filter(is_inheritable, range(3)))
+    with pytest.raises(FileNotFoundError):
+        become_next_program(state, Path("x"))
+    assert os.listdir("/proc/self/fd") == before
+    assert set(filter(is_inheritable, map(int, before))) == inheritable
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & SIGNALS
+
+
+async def test_much_is_left(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one write takes."""
+    monkeypatch.setattr(module, "_WRITE_BYTES", 1000)
+    about = StoredRelay(id=1, principal="p" * 3000).SerializeToString()
+    ends = estate.client.fileno(), estate.broker.fileno()
+    shelf = Shelf(estate.shelf.table, {number: Kept(about, *ends) for number in range(50)})
+    state = estate.state(shelves=[shelf_state(shelf)], drain=True)
+    assert state.relays == 50
+    memory = leave(state, monkeypatch, Path("x")).legacy
+    with os.fdopen(memory, "rb") as file:
+        file.seek(0)
+        assert msgspec.msgpack.decode(file.read(), type=State) == state
+
+
+async def test_every_descriptor_stays_open(estate: Estate) -> None:
+    """One that is forgotten here is closed by the exec."""
+
+    def numbers(thing: Any) -> set[int]:
+        if isinstance(thing, dict):
+            return set().union(*map(numbers, thing.values()))
+        if isinstance(thing, list | tuple):
+            return set().union(*map(numbers, thing))
+        return {thing} if isinstance(thing, int) and thing > 2 else set()
+
+    state = estate.state(generation=0)
+    told = msgspec.to_builtins(state, builtin_types=(bytes,))
+    [worker] = told["workers"]
+    del worker["pid"], worker["index"]
+    del told["shelves"][0]["table"]
+    assert set(state.descriptors()) == numbers(told) | {estate.shelf.table}
+    assert len(state.descriptors()) == len(set(state.descriptors())) == 14
+
+
+async def test_a_worker_without_a_line_to_the_store(estate: Estate) -> None:
+    assert -1 not in estate.state(workers=[estate.worker(role="lookup", store=-1)]).descriptors()
+
+
+async def test_a_worker_that_has_gone_in_the_meantime(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.kill(estate.pid, signal.SIGKILL)
+    os.waitpid(estate.pid, 0)  # noqa: ASYNC222 -- it has been killed
+    state = estate.state(workers=[estate.worker(store=-1)], listeners={}, admin={}, services={})
+    memory = leave(state, monkeypatch, Path("x")).legacy
+    estate.control.detach()
+    channel = socket.socket(fileno=os.dup(estate.channel.detach()))
+    with pytest.warns(ResourceWarning):
+        legacy = Legacy.read(memory)
+    assert legacy.workers == {}
+    assert legacy.control is not None
+    legacy.control.close()
+    channel.close()
+
+
+def test_fields_of_another_version() -> None:
+    """An older or a newer program may read what this one left."""
+    state = State(
+        generation=2,
+        runtime_dir="x",
+        seal_key=KEY,
+        runtime_lock=1,
+        control=2,
+        admin={},
+        listeners={},
+        services={},
+        connections=3,
+        shelves=[],
+        workers=[],
+    )
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(state))
+    told["of_a_newer_one"] = {"x": [1]}
+    del told["drain"]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=State) == state
+
+
+def test_the_very_first_has_nothing_but_a_key() -> None:
+    """Security: another one with each start."""
+    first, second = Legacy(), Legacy()
+    assert first.seal_key != second.seal_key
+    assert len(first.seal_key) == SEAL_KEY_BYTES
+    assert (first.generation, first.control, first.runtime_lock, first.shelves) == (1, None, -1, [])
+
+
+@pytest.mark.parametrize("role", [Role.AUTH, Role.LOOKUP, Role.FORWARDER])
+def test_places_have_names(role: Role) -> None:
+    assert module._place(place_name(role, 12)) == (role, 12)
+
+
+async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -> None:
+    """What the configuration of the next cluster has no place for."""
+    legacy = Legacy(
+        admin={"a": estate.admin},
+        listeners={"l": estate.listener},
+        services={(Role.LOOKUP, 0): estate.service},
+    )
+    worker = WorkerProcess.take_over(estate.worker(role="auth", store=-1))
+    estate.channel.detach()
+    legacy.workers[Role.AUTH, 1] = worker
+    await legacy.discard()
+    with pytest.raises(ChildProcessError):  # a zombie would keep adopted children from being reaped
+        os.waitpid(estate.pid, os.WNOHANG)  # noqa: ASYNC222 -- this does not wait
+    assert {sock.fileno() for sock in (estate.admin, estate.listener, estate.service)} == {-1}
+    assert await worker.wait() == -9, "it does not even end when it is asked to"
+    assert os.read(estate.liveness_theirs, 1) == b""
+
+
+def test_the_check_is_the_next_programs() -> None:
+    assert check_command(Path("a b.toml")) == [sys.executable, "-P", "-m", "proxy", "check", "--config", "a b.toml"]
+
+
+# ---- another program, really
+
+_FIRST = """
+import os, signal, socket, sys
+from pathlib import Path
+from proto.rpc_pb2 import StoredRelay
+from proxy.runtime.shared.connection_count import new_shared_counters
+from proxy.supervisor.handover import exec_handover as module
+from proxy.supervisor.handover.fd_store import Kept, Shelf
+from proxy.supervisor.handover.exec_handover import State, become_next_program, shelf_state
+from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
+
+module._PROGRAM = (sys.executable, sys.argv[1])
+client, broker = socket.socketpair()
+listener = socket.create_server(("127.0.0.1", 0))
+control, admin = socket.socket(), socket.socket()
+channel, theirs = socket.socketpair()
+reading, liveness = os.pipe()
+pid = os.posix_spawn("/bin/sleep", ["sleep", "300"], {})
+shelf = Shelf()
+shelf.relays[1] = Kept(StoredRelay(id=1, target="b").SerializeToString(), os.dup(client.fileno()), broker.fileno())
+lock = os.open("/dev/null", os.O_RDONLY)
+for number in range(3):
+    os.set_inheritable(os.open(sys.argv[2], os.O_RDONLY), True)
+state = State(generation=2, runtime_dir="x", seal_key=b"this is a key of exactly 32 byte", runtime_lock=lock,
+              control=control.fileno(), admin={"a": admin.fileno()}, listeners={"l": listener.fileno()}, services={},
+              connections=new_shared_counters(1), shelves=[shelf_state(shelf)],
+              workers=[Inherited("lookup", 0, pid, 1.0, channel.fileno(), liveness)])
+os.write(client.fileno(), b"on its way")
+become_next_program(state, Path("proxy.toml"))
+"""
+
+_NEXT = """
+import json, os, signal, sys
+import trio
+from proto.roles import Role
+from proxy.supervisor.handover.exec_handover import Legacy
+
+assert sys.argv[1:5] == ["serve", "--config", "proxy.toml", "--legacy"], sys.argv
+blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+legacy = Legacy.read(int(sys.argv[5]))
+[kept] = legacy.shelves[0].relays.values()
+worker = legacy.workers[Role.LOOKUP, 0]
+worker.kill()
+
+async def wait():
+    return await worker.wait()
+
+print(json.dumps({
+    "blocked": sorted(blocked),
+    "secret in sight": any(legacy.seal_key in open(f"/proc/self/{name}", "rb").read()
+                           for name in ("cmdline", "environ")),
+    "key": legacy.seal_key.decode(),
+    "code": trio.run(wait),
+    "bytes": os.read(kept.second, 100).decode(),
+    "listens": legacy.take_listener("l").getsockopt(1, 30),
+    "leaked": [number for number in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{number}")
+               and os.readlink(f"/proc/self/fd/{number}").endswith("leaked")],
+    "inheritable": [number for number in range(3, 64) if os.path.exists(f"/proc/self/fd/{number}")
+                    and os.get_inheritable(number)],
+}))
+"""
+
+
+def test_an_exec(tmp_path: Path) -> None:
+    """Sockets, relays, children and the key are the next program's."""
+    (tmp_path / "first.py").write_text(_FIRST)
+    (tmp_path / "next.py").write_text(_NEXT)
+    (tmp_path / "leaked").touch()
+    command = [sys.executable, "-W", "ignore", *(str(tmp_path / name) for name in ("first.py", "next.py", "leaked"))]
+    environment = {**os.environ, "PYTHONPATH": str(Path(module.__file__).parents[3])}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr.decode()
+    told = json.loads(done.stdout)
+    assert told == {
+        "blocked": sorted(SIGNALS),
+        "secret in sight": False,
+        "key": "this is a key of exactly 32 byte",
+        "code": -9,
+        "bytes": "on its way",
+        "listens": 1,
+        "leaked": [],
+        "inheritable": [],
+    }

@@ -1,0 +1,658 @@
+"""proxy.supervisor.handover.fd_store: what a forwarder leaves to its successor, over real lines and with real descriptors."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+from supervisor_fakes import no_listeners, same_file
+
+from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
+from proxy.runtime.shared.fd_store_channel import (
+    DESCRIPTORS_MAX,
+    MESSAGE_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    StoreChannel,
+    StoreLost,
+    close_all,
+    store_sockets,
+)
+from proxy.runtime.shared.relay_table import RELAYS_MAX, RelayTable, row
+from proxy.supervisor.handover import fd_store as module
+from proxy.supervisor.handover.address_tables import AddressTableExchange
+from proxy.supervisor.handover.fd_store import Kept, Listeners, Shelf, _batches
+
+NO_TABLES = AddressTableExchange().line(0)
+PID = 4711
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Store:
+    """A shelf, forwarders' lines to it, and the two sockets that every relay has here."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+        self.client, self.broker = socket.socketpair()
+        self.reading, self.writing = os.pipe()
+        self.before = open_files()
+        self._lines: list[StoreChannel] = []
+
+    def line(self) -> tuple[StoreChannel, StoreChannel]:
+        """The store's end, and the forwarder's."""
+        ours, theirs = store_sockets()
+        ends = StoreChannel(ours), StoreChannel(theirs)
+        self._lines += ends
+        return ends
+
+    async def say(self, line: StoreChannel, *ids: int, **fields: Any) -> None:
+        """A forwarder has relays."""
+        for number in ids:
+            relay = StoredRelay(id=number, **fields)
+            await line.send(StoreMessage(relays=[relay]), (self.client.fileno(), self.broker.fileno()))
+
+    async def say_pipes(self, line: StoreChannel, *ids: int) -> None:
+        for number in ids:
+            pipe = StoredPipe(id=number, wanted_bytes=4096)
+            await line.send(StoreMessage(pipes=[pipe]), (self.reading, self.writing))
+
+    async def told(self, *messages: StoreMessage) -> None:
+        """Serve a forwarder that says this, and ends."""
+        ours, theirs = self.line()
+        for message in messages:
+            ends = [self.client.fileno(), self.broker.fileno()] * len(message.relays)
+            ends += [self.reading, self.writing] * len(message.pipes)
+            await theirs.send(message, ends)
+        theirs.close()
+        await self.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
+
+    @property
+    def kept(self) -> int:
+        """How many descriptors are open more than at first."""
+        return open_files() - self.before
+
+    def close(self) -> None:
+        self.shelf.clear()
+        for line in self._lines:
+            line.sock.close()
+        close_all((self.shelf.table, self.reading, self.writing))
+        self.client.close()
+        self.broker.close()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    await trio.lowlevel.checkpoint()
+    gc.disable()  # what earlier tests left must not be closed in the middle
+    try:
+        before = open_files()
+        store = Store()
+        yield store
+        store.close()
+        assert open_files() == before, "nothing is left open"
+    finally:
+        gc.enable()
+
+
+async def inherit(line: StoreChannel) -> list[tuple[StoreMessage, list[int]]]:
+    """All that a new forwarder gets; only the descriptors of the first message stay open."""
+    got: list[tuple[StoreMessage, list[int]]] = []
+    while not (got and got[-1][0].complete):
+        received = await line.receive()
+        assert received is not None
+        if got:
+            close_all(received[1])
+        got.append(received)
+    return got
+
+
+def relay_ids(got: list[tuple[StoreMessage, list[int]]]) -> list[int]:
+    return [relay.id for message, _descriptors in got for relay in message.relays]
+
+
+# ---- what a forwarder says
+
+
+async def test_it_keeps_what_it_is_told(store: Store) -> None:
+    about = StoredRelay(id=7, client_address="1.2.3.4:5", principal="p", target="b:6650", expires_at_unix_ms=9)
+    await store.told(StoreMessage(relays=[about]), StoreMessage(pipes=[StoredPipe(id=3, wanted_bytes=4096)]))
+    [(number, kept)] = store.shelf.relays.items()
+    assert (number, StoredRelay.FromString(kept.about)) == (7, about)
+    assert same_file(kept.first, store.client.fileno())
+    assert same_file(kept.second, store.broker.fileno())
+    assert not os.get_inheritable(kept.first), "no process that is started by chance may have it"
+    [(pipe_number, pipe)] = store.shelf.pipes.items()
+    assert (pipe_number, StoredPipe.FromString(pipe.about).wanted_bytes) == (3, 4096)
+    os.write(pipe.second, b"bytes")
+    assert os.read(store.reading, 10) == b"bytes"
+    assert store.kept == 4
+
+
+async def test_it_drops_what_it_is_told(store: Store) -> None:
+    await store.told(
+        StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)], pipes=[StoredPipe(id=1), StoredPipe(id=2)]),
+        StoreMessage(dropped_relays=[1], dropped_pipes=[2]),
+    )
+    assert (list(store.shelf.relays), list(store.shelf.pipes)) == ([2], [1])
+    assert store.kept == 4, "what is dropped is closed"
+
+
+async def test_what_it_does_not_have_cannot_be_dropped(store: Store) -> None:
+    await store.told(StoreMessage(relays=[StoredRelay(id=1)]), StoreMessage(dropped_relays=[5, 5], dropped_pipes=[6]))
+    assert list(store.shelf.relays) == [1]
+
+
+async def test_an_id_that_is_used_again(store: Store) -> None:
+    """Whether its relay was dropped before, in the same breath, or not at all."""
+    for dropped in ([], [1]):
+        await store.told(
+            StoreMessage(relays=[StoredRelay(id=1, target="old")], pipes=[StoredPipe(id=1, wanted_bytes=1)]),
+            StoreMessage(dropped_relays=dropped, relays=[StoredRelay(id=1, target="new")]),
+            StoreMessage(dropped_pipes=dropped, pipes=[StoredPipe(id=1, wanted_bytes=2)]),
+        )
+        assert [StoredRelay.FromString(kept.about).target for kept in store.shelf.relays.values()] == ["new"]
+        assert [StoredPipe.FromString(kept.about).wanted_bytes for kept in store.shelf.pipes.values()] == [2]
+        assert store.kept == 4
+
+
+async def test_the_sockets_stay_open_after_the_forwarder_died(store: Store) -> None:
+    client, peer = socket.socketpair()
+    ours, theirs = store.line()
+    await theirs.send(StoreMessage(relays=[StoredRelay(id=1)]), (client.fileno(), client.fileno()))
+    client.close()
+    theirs.close()
+    await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
+    peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        peer.recv(1)
+    store.shelf.clear()
+    assert peer.recv(1) == b""
+    peer.close()
+
+
+async def test_a_relay_whose_descriptors_did_not_arrive(store: Store) -> None:
+    """The supervisor may open no more files: that relay is not safe, and all others are as before."""
+    ours, theirs = store.line()
+    await store.say(theirs, 1)
+    message = StoreMessage(relays=[StoredRelay(id=1, target="new"), StoredRelay(id=2)], dropped_pipes=[4])
+    await store.say_pipes(theirs, 4)
+    rights = array.array("i", [store.client.fileno(), store.broker.fileno(), store.client.fileno()])
+    theirs.sock.sendmsg([message.SerializeToString()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    await store.say(theirs, 3)
+    theirs.close()
+    with structlog.testing.capture_logs() as logs:
+        await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
+    assert [StoredRelay.FromString(kept.about).target for kept in store.shelf.relays.values()] == ["", ""]
+    assert sorted(store.shelf.relays) == [1, 3]
+    assert not store.shelf.pipes, "what it says beside is done"
+    assert store.kept == 4, "what did arrive is closed"
+    [entry] = logs
+    assert (entry["log_level"], "ulimit" in entry["event"]) == ("error", True)
+
+
+async def test_clear(store: Store) -> None:
+    await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)], pipes=[StoredPipe(id=1)]))
+    assert store.kept == 6
+    store.shelf.clear()
+    assert store.kept == 0
+    assert not store.shelf.relays
+    assert not store.shelf.pipes
+    os.fstat(store.shelf.table)  # stays
+
+
+async def test_the_line_is_closed_in_the_end(store: Store) -> None:
+    ours, theirs = store.line()
+    theirs.close()
+    await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
+    assert ours.sock.fileno() == -1
+
+
+def junk(bytes_: int) -> bytes:
+    """A field that no message knows: number 15, as long as wanted."""
+    length = bytes([bytes_ & 0x7F | 0x80, bytes_ >> 7 & 0x7F | 0x80, bytes_ >> 14])
+    return b"\x7a" + length + bytes(bytes_)
+
+
+async def test_of_a_pipe_only_what_is_known_is_kept(store: Store) -> None:
+    """Security: a forwarder may say it of hundreds of thousands."""
+    about = StoredPipe(id=3, wanted_bytes=4096)
+    padded = StoredPipe.FromString(about.SerializeToString() + junk(150_000))
+    assert len(padded.SerializeToString()) > 150_000
+    await store.told(StoreMessage(pipes=[padded]))
+    assert store.shelf.pipes[3].about == about.SerializeToString()
+
+
+async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Security: a forwarder that was taken over fills the supervisor with nothing."""
+    monkeypatch.setattr(module, "RECORDS_BYTES_MAX", 10_000)
+    long = [StoreMessage(relays=[StoredRelay(id=number, target="t" * 4000)]) for number in (1, 2, 3, 4)]
+    with structlog.testing.capture_logs() as logs:
+        await store.told(*long)
+    assert list(store.shelf.relays) == [1, 2]
+    assert store.kept == 4, "the others are closed"
+    assert [entry["event"].partition(":")[0] for entry in logs] == ["relays are not crash-safe"], "said once"
+    await store.told(long[1], long[1], StoreMessage(dropped_relays=[1], relays=[StoredRelay(id=3, target="t" * 4000)]))
+    assert list(store.shelf.relays) == [2, 3], "what is dropped or said again makes room"
+    inherited = Shelf(store.shelf.table, store.shelf.relays)
+    ends = os.dup(store.reading), os.dup(store.reading)
+    with structlog.testing.capture_logs():
+        inherited.take(long[3], list(ends))
+    assert list(inherited.relays) == [2, 3], "an upgrade does not forget what there is"
+    store.shelf.clear()
+    await store.told(*long[:2])
+    assert list(store.shelf.relays) == [1, 2]
+
+
+# ---- what its successor gets
+
+
+async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nursery: trio.Nursery) -> None:
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    (first, [descriptor]), (last, nothing) = await inherit(theirs)
+    assert (first.table, first.complete, last) == (True, False, StoreMessage(complete=True))
+    assert not nothing
+    table = RelayTable(store.shelf.table)
+    table.cells[row(5, 0)] = 77
+    assert RelayTable(descriptor).cells[row(5, 0)] == 77, "the same memory for all forwarders of a place"
+    os.close(descriptor)
+    theirs.close()
+
+
+async def keep_no_relays(store: Store, channel: StoreChannel, listeners: Listeners, **what: Any) -> bool:
+    """relay.crash_safe = false."""
+    return await store.shelf.serve(channel, listeners, keeps_relays=False, **what)
+
+
+async def test_a_new_one_gets_its_clients_listeners(store: Store, nursery: trio.Nursery) -> None:
+    await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
+    listeners = [store.client.fileno(), store.reading]
+    for keeps in (True, False):
+        serve = partial(store.shelf.serve, keeps_relays=keeps)
+        ours, theirs = store.line()
+        nursery.start_soon(
+            lambda serve=serve, ours=ours: serve(ours, lambda: listeners, new=True, pid=PID, tables=NO_TABLES)
+        )  # type: ignore[misc]
+        got = await inherit(theirs)
+        (first, descriptors), last = got[0], got[-1][0]
+        assert (first.listeners, first.table) == (2, True)
+        assert (last.complete, relay_ids(got)) == (True, [1])
+        assert len(descriptors) == 2 + int(first.table)
+        for ours_, theirs_ in zip(listeners, descriptors[-2:], strict=True):
+            assert same_file(ours_, theirs_)
+        close_all(descriptors)
+        theirs.close()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
+    """relay.crash_safe = false: the line is for the listeners alone."""
+    ended: list[bool] = []
+
+    async def serve(line: StoreChannel, *, new: bool) -> None:
+        ended.append(await keep_no_relays(store, line, lambda: [store.reading], new=new, pid=PID, tables=NO_TABLES))
+
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: serve(ours, new=False))
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(BlockingIOError):
+        theirs.sock.recv(1)
+    assert ended == []
+    theirs.close()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (ended, ours.sock.fileno()) == ([True], -1)
+    ours, theirs = store.line()
+    theirs.close()
+    with structlog.testing.capture_logs() as logs:
+        await serve(ours, new=True)
+    assert (ended, ours.sock.fileno(), len(logs)) == ([True, False], -1, 1)
+
+
+# ---- relays that cannot move
+
+
+def behind(*ids: int, ip: str = "192.0.2.1") -> StoreMessage:
+    return StoreMessage(left_behind=[RelayLeftBehind(id=number, client_ip=ip) for number in ids])
+
+
+async def test_a_successor_is_told_what_stays_behind_and_when_that_has_ended(
+    store: Store, nursery: trio.Nursery
+) -> None:
+    store.shelf.take(behind(*range(1, 2001)), [], 7)
+    store.shelf.take(behind(2001), [], 8)
+    store.shelf.process_ended(99)
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    got = await inherit(theirs)
+    for _message, descriptors in got:
+        close_all(descriptors)
+    named = {(message.predecessor_pid, one.id) for message, _descriptors in got for one in message.left_behind}
+    assert named == {(7, number) for number in range(1, 2001)} | {(8, 2001)}
+    store.shelf.process_ended(7)
+    received = await theirs.receive()
+    assert received is not None
+    assert list(received[0].ended_predecessor_pids) == [7]
+    assert store.shelf.left_behind == {8: {2001: "192.0.2.1"}}
+    await theirs.send(StoreMessage(dropped_relays=[2001]))
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.shelf.left_behind == {8: {}}
+    theirs.close()
+
+
+async def test_a_predecessor_that_ends_while_nobody_listens(store: Store) -> None:
+    store.shelf.take(behind(1), [], 7)
+    store.shelf.process_ended(7)
+    assert store.shelf.left_behind == {}
+
+
+async def test_a_successor_that_does_not_read(store: Store, nursery: trio.Nursery) -> None:
+    """Its line is full: the supervisor does not wait for it."""
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    await trio.testing.wait_all_tasks_blocked()
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send_now(StoreMessage(dropped_relays=[1]))
+    store.shelf.take(behind(1), [], 7)
+    with structlog.testing.capture_logs() as logs:
+        store.shelf.process_ended(7)
+    assert [(entry["log_level"], entry["predecessor_pid"]) for entry in logs] == [("warning", 7)]
+    theirs.close()
+
+
+@pytest.mark.parametrize("message", [behind(0), behind(RELAYS_MAX + 1), behind(1, ip="1" * 65)])
+async def test_what_cannot_stay_behind(store: Store, message: StoreMessage) -> None:
+    """Security: a forwarder that was taken over must not fill the supervisor's memory."""
+    with pytest.raises(StoreLost):
+        store.shelf.take(message, [], 7)
+
+
+async def test_each_relay_stays_behind_once(store: Store) -> None:
+    """Security: so all together are no more than there are rows."""
+    for pid in (7, 8, 8, 9):
+        store.shelf.take(behind(1, 2), [], pid)
+    assert sum(len(relays) for relays in store.shelf.left_behind.values()) == 2
+
+
+@pytest.mark.parametrize("what", [b"\xff\xff\xff\xff", b"\x0a"])
+async def test_one_that_says_what_nobody_understands(store: Store, what: bytes) -> None:
+    """Security: a forwarder reads what strangers send; it must not be able to end the supervisor."""
+    for keeps in (True, False):
+        serve = partial(store.shelf.serve, keeps_relays=keeps)
+        ours, theirs = store.line()
+        theirs.sock.send(what)
+        with structlog.testing.capture_logs() as logs:
+            assert await serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES) is False
+        assert [entry["log_level"] for entry in logs] == ["error"]
+        assert ours.sock.fileno() == -1
+        theirs.close()
+
+
+async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = store.line()
+    with structlog.testing.capture_logs() as logs:
+        assert (
+            await store.shelf.serve(ours, lambda: [-1], new=True, pid=PID, tables=NO_TABLES) is False
+        )  # a listener that is closed
+    assert len(logs) == 1
+    theirs.close()
+
+
+async def test_listeners_that_are_closed_where_nothing_is_kept(store: Store) -> None:
+    ours, theirs = store.line()
+    with structlog.testing.capture_logs() as logs:
+        assert await keep_no_relays(store, ours, lambda: [-1], new=True, pid=PID, tables=NO_TABLES) is False
+    assert [entry["log_level"] for entry in logs] == ["error"]
+    assert ours.sock.fileno() == -1
+    theirs.close()
+
+
+async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, nursery: trio.Nursery) -> None:
+    """Security: a forwarder reads what strangers send; it must not be able to use up the supervisor's descriptors."""
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: keep_no_relays(store, ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    await store.say(theirs, *range(1, 51))
+    await store.say_pipes(theirs, *range(1, 51))
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.kept == 2, "the two ends of this line"
+    theirs.close()
+    await trio.testing.wait_all_tasks_blocked()
+    assert store.kept == 0
+
+
+async def test_whether_the_end_was_in_order(store: Store) -> None:
+    ours, theirs = store.line()
+    theirs.close()
+    assert await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES) is True
+    ours, theirs = store.line()
+    theirs.close()
+    assert await store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES) is False
+
+
+async def test_one_that_is_no_new_one_gets_nothing(store: Store, nursery: trio.Nursery) -> None:
+    await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(BlockingIOError):
+        theirs.sock.recv(1)
+    await store.say(theirs, 2)
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(store.shelf.relays) == [1, 2]
+    theirs.close()
+
+
+async def test_a_dead_one_is_heard_to_the_end_before_its_successor_gets_anything(
+    store: Store, nursery: trio.Nursery
+) -> None:
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    next_ours, next_theirs = store.line()
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(lambda: store.shelf.serve(next_ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    await store.say(theirs, *range(1, 101))
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(BlockingIOError):
+        next_theirs.sock.recv(1)
+    for number in range(101, 151):  # nobody reads while these are sent
+        theirs.send_now(StoreMessage(relays=[StoredRelay(id=number)]), (store.client.fileno(), store.broker.fileno()))
+    theirs.send_now(StoreMessage(dropped_relays=[1, 2, 3]))
+    theirs.close()
+    got = await inherit(next_theirs)
+    assert relay_ids(got) == list(range(4, 151))
+    os.close(got[0][1][0])
+    next_theirs.close()
+
+
+async def test_listeners_are_asked_for_once_the_predecessors_line_has_ended(
+    store: Store, nursery: trio.Nursery
+) -> None:
+    """Numbers from before may be anybody's by then: a drain closes the listeners."""
+    asked: list[str] = []
+
+    def listeners(who: str) -> Sequence[int]:
+        asked.append(who)
+        return [store.reading]
+
+    ours, theirs = store.line()
+    nursery.start_soon(
+        lambda: store.shelf.serve(ours, lambda: listeners("one that is not new"), new=False, pid=PID, tables=NO_TABLES)
+    )
+    next_ours, next_theirs = store.line()
+    await trio.testing.wait_all_tasks_blocked()
+    nursery.start_soon(
+        lambda: store.shelf.serve(next_ours, lambda: listeners("its successor"), new=True, pid=PID, tables=NO_TABLES)
+    )
+    await store.say(theirs, 1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert asked == []
+    theirs.close()
+    got = await inherit(next_theirs)
+    assert (asked, relay_ids(got)) == (["its successor"], [1])
+    _table, listener = got[0][1]
+    assert same_file(listener, store.reading)
+    close_all(got[0][1])
+    next_theirs.close()
+
+
+async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: Store, nursery: trio.Nursery) -> None:
+    """The kernel reports the reset before what the dead one had sent."""
+    ours, theirs = store.line()
+    ended: list[bool] = []
+
+    async def serve() -> None:
+        ended.append(await store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+
+    nursery.start_soon(serve)
+    await trio.testing.wait_all_tasks_blocked()  # what is handed over lies there, unread
+    for number in (1, 2):
+        relay = StoreMessage(relays=[StoredRelay(id=number)])
+        theirs.send_now(relay, (store.client.fileno(), store.broker.fileno()))
+    theirs.close()
+    await trio.testing.wait_all_tasks_blocked()
+    assert (sorted(store.shelf.relays), ended) == ([1, 2], [True])
+
+
+async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nursery) -> None:
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    await store.say(theirs, *range(1, 301), target="broker:6650", principal="me")
+    await store.say_pipes(theirs, 5, 6)
+    theirs.close()
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    sizes: list[int] = []
+    kinds: list[str] = []
+    relays: list[StoredRelay] = []
+    while not kinds or kinds[-1] != "complete":
+        received = await theirs.receive()
+        assert received is not None
+        message, descriptors = received
+        [kind] = {field.name for field, _value in message.ListFields()} - {"listeners"}
+        kinds.append(kind)
+        sizes.append(len(descriptors))
+        assert len(descriptors) == int(message.table) + 2 * (len(message.pipes) + len(message.relays))
+        ends = (store.client.fileno(), store.broker.fileno()) if kind == "relays" else (store.reading, store.writing)
+        if kind == "table":
+            ends = (store.shelf.table,)  # type: ignore[assignment]
+        assert all(same_file(got, ends[at % len(ends)]) for at, got in enumerate(descriptors)), kind
+        close_all(descriptors)
+        relays += message.relays
+    assert kinds == ["table", "pipes", "relays", "relays", "relays", "complete"]
+    assert sizes == [1, 4, DESCRIPTORS_MAX, DESCRIPTORS_MAX, 600 - 2 * DESCRIPTORS_MAX, 0]
+    assert [relay.id for relay in relays] == list(range(1, 301))
+    assert {(relay.target, relay.principal) for relay in relays} == {("broker:6650", "me")}
+    assert store.kept == 600 + 4 + 2, "the store still has its copies, and this line"
+    theirs.close()
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_large_records_are_bounded_by_their_bytes(store: Store, nursery: trio.Nursery) -> None:
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    principal = "p" * (RECORD_BYTES_MAX - 5)
+    assert StoredRelay(id=41, principal=principal).ByteSize() == RECORD_BYTES_MAX
+    await store.say(theirs, *range(1, 42), principal=principal)
+    theirs.close()
+    await trio.testing.wait_all_tasks_blocked()
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    got = await inherit(theirs)
+    assert all(message.ByteSize() <= MESSAGE_BYTES_MAX for message, _descriptors in got)
+    assert [[relay.id for relay in message.relays] for message, _descriptors in got] == [
+        [],
+        [*range(1, 20)],
+        [*range(20, 39)],
+        [39, 40, 41],
+        [],
+    ]
+    os.close(got[0][1][0])
+    theirs.close()
+
+
+def test_batches() -> None:
+    def sizes(*records: int) -> list[int]:
+        return [len(batch) for batch in _batches(Kept(b"x" * size, 0, 0) for size in records)]
+
+    assert sizes() == []
+    assert sizes(*[10] * (DESCRIPTORS_MAX // 2)) == [DESCRIPTORS_MAX // 2]
+    assert sizes(*[10] * (DESCRIPTORS_MAX // 2 + 1)) == [DESCRIPTORS_MAX // 2, 1]
+    assert sizes(MESSAGE_BYTES_MAX, 1, 1, MESSAGE_BYTES_MAX) == [1, 2, 1], "one that fills a message goes alone"
+
+
+async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.Nursery) -> None:
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    await store.say(theirs, *range(1, 101), principal="p" * 8_000)
+    theirs.close()
+    await trio.testing.wait_all_tasks_blocked()
+    ended = trio.Event()
+
+    async def serve(line: StoreChannel) -> None:
+        await store.shelf.serve(line, no_listeners, new=True, pid=PID, tables=NO_TABLES)
+        ended.set()
+
+    ours, theirs = store.line()
+    nursery.start_soon(serve, ours)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not ended.is_set(), "not all of it is on its way yet"
+    with structlog.testing.capture_logs() as logs:
+        theirs.close()
+        await ended.wait()
+    assert [entry["log_level"] for entry in logs] == ["error"]
+    assert ours.sock.fileno() == -1
+    assert store.kept == 200
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    got = await inherit(theirs)
+    assert relay_ids(got) == list(range(1, 101)), "the next one gets everything"
+    os.close(got[0][1][0])
+    theirs.close()
+
+
+async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> None:
+    await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
+    ours, theirs = store.line()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+        await trio.testing.wait_all_tasks_blocked()
+        theirs.close()
+    assert list(store.shelf.relays) == [1]
+    assert store.kept == 2
+
+
+async def test_a_successor_goes_on_with_the_shelf(store: Store, nursery: trio.Nursery) -> None:
+    await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)]))
+    ours, theirs = store.line()
+    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    got = await inherit(theirs)
+    os.close(got[0][1][0])
+    await store.say(theirs, 3)
+    await theirs.send(StoreMessage(dropped_relays=[1]))
+    theirs.close()
+    await trio.testing.wait_all_tasks_blocked()
+    assert sorted(store.shelf.relays) == [2, 3]
+
+
+async def test_a_record_that_is_too_long_is_not_kept(store: Store) -> None:
+    """Security: a forwarder that was taken over must not fill the supervisor's memory."""
+    with structlog.testing.capture_logs() as logs:
+        await store.told(
+            StoreMessage(relays=[StoredRelay(id=1, principal="x" * RECORD_BYTES_MAX)]),
+            StoreMessage(relays=[StoredRelay(id=2)]),
+        )
+    assert list(store.shelf.relays) == [2]
+    assert [entry["log_level"] for entry in logs] == ["error"]
+    assert store.kept == 2

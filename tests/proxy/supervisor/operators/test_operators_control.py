@@ -1,0 +1,443 @@
+"""proxy.supervisor.operators.control and proxy.cli: what an operator may ask, and what the commands make of the answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from click.testing import CliRunner, Result
+
+from proto.roles import MAY_CALL, Role
+from proto.rpc_pb2 import Empty, Method, Status, Text
+from proxy import cli
+from proxy.config.errors import ConfigError
+from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcConnectionLost, connect_unix
+from proxy.runtime.rpc.peers import Caller
+from proxy.runtime.rpc.server import RpcServer
+from proxy.supervisor.operators.control import Control, UpgradeRefused, control_path
+from proxy.supervisor.processes.configure import ReloadRefused
+from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory
+
+STATUS: dict[str, Any] = {
+    "cluster": "prod",
+    "version": "1",
+    "ready": True,
+    "not_ready_because": [],
+    "generation": 1,
+    "replacing_workers": False,
+    "listeners": ["pulsar://0.0.0.0:6650"],
+    "service_url": "pulsar://b0",
+    "authentication": True,
+    "workers": [],
+}
+
+
+class FakeReport:
+    async def status_json(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return json.dumps(STATUS).encode()
+
+
+class Operated:
+    def __init__(self) -> None:
+        self.drained = 0
+        self.reloaded = 0
+        self.reload_error: Exception | None = None
+        self.upgraded = 0
+        self.upgrade_error: Exception | None = None
+        self.control = Control(FakeReport(), self._drain, self._reload, self._upgrade)  # type: ignore[arg-type]
+
+    def _drain(self) -> None:
+        self.drained += 1
+
+    async def _reload(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.reload_error is not None:
+            raise self.reload_error
+        self.reloaded += 1
+
+    async def _upgrade(self) -> int:
+        await trio.lowlevel.checkpoint()
+        if self.upgrade_error is not None:
+            raise self.upgrade_error
+        self.upgraded += 1
+        return 41
+
+    def client(self, nursery: trio.Nursery, role: Role = Role.OPERATOR) -> RpcClient:
+        server = RpcServer(self.control._handlers(), max_frame_bytes=1 << 20)
+
+        async def connect() -> trio.abc.HalfCloseableStream:
+            await trio.lowlevel.checkpoint()
+            ours, theirs = trio.testing.memory_stream_pair()
+            nursery.start_soon(server.serve_connection, theirs, Caller(role, 1))
+            return ours
+
+        client = RpcClient(connect, max_frame_bytes=1 << 20)
+        nursery.start_soon(client.run)
+        return client
+
+
+@pytest.fixture
+def operated() -> Operated:
+    return Operated()
+
+
+async def test_status(operated: Operated, nursery: trio.Nursery) -> None:
+    answer = await operated.client(nursery).call(Method.CLUSTER_STATUS, Empty(), Text, timeout_s=60)
+    assert json.loads(answer.text) == STATUS
+
+
+async def test_drain(operated: Operated, nursery: trio.Nursery) -> None:
+    await operated.client(nursery).call(Method.CLUSTER_DRAIN, Empty(), Text, timeout_s=60)
+    assert operated.drained == 1
+
+
+async def test_reload(operated: Operated, nursery: trio.Nursery) -> None:
+    client = operated.client(nursery)
+    await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=60)
+    assert operated.reloaded == 1
+    for error in (ConfigError("limits: bad"), ReloadRefused("a restart is needed")):
+        operated.reload_error = error
+        with pytest.raises(RpcCallRefused, match=str(error)) as caught:
+            await client.call(Method.CLUSTER_RELOAD, Empty(), Text, timeout_s=60)
+        assert caught.value.status == Status.INVALID_REQUEST
+
+
+async def test_upgrade(operated: Operated, nursery: trio.Nursery) -> None:
+    client = operated.client(nursery)
+    answer = await client.call(Method.CLUSTER_UPGRADE, Empty(), Text, timeout_s=60)
+    assert (answer.text, operated.upgraded) == ("41", 1), "the generation that is to be followed by another"
+    operated.upgrade_error = UpgradeRefused("the program that is installed now fails: x")
+    with pytest.raises(RpcCallRefused, match="the program that is installed now fails: x") as caught:
+        await client.call(Method.CLUSTER_UPGRADE, Empty(), Text, timeout_s=60)
+    assert caught.value.status == Status.INVALID_REQUEST
+
+
+def test_only_an_operator_may(operated: Operated) -> None:
+    """Security."""
+    for method in operated.control._handlers():
+        assert MAY_CALL[method] == {Role.OPERATOR}
+
+
+@pytest.mark.parametrize("role", [Role.FORWARDER, Role.LOOKUP, Role.AUTH])
+async def test_a_worker_may_not(operated: Operated, nursery: trio.Nursery, role: Role) -> None:
+    """Security: a forwarder that was taken over could otherwise end the cluster."""
+    with pytest.raises(RpcCallRefused) as caught:
+        await operated.client(nursery, role).call(Method.CLUSTER_DRAIN, Empty(), Text, timeout_s=60)
+    assert caught.value.status == Status.CLUSTER_AUTHORIZATION_FAILED
+    assert operated.drained == 0
+
+
+async def test_over_a_real_socket(
+    operated: Operated, nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Security: who may come is the kernel's word (SO_PEERCRED, so no socket in memory will do)."""
+    directory = RuntimeDirectory(str(tmp_path))
+    nursery.start_soon(operated.control.serve, directory.bind(CONTROL_SOCKET))
+    assert json.loads(await cli._call(control_path(str(tmp_path)), Method.CLUSTER_STATUS)) == STATUS
+    uid = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr("proxy.supervisor.operators.ancestry.peer_credentials", lambda _sock: (1, uid + 1))
+        stranger = await connect_unix(control_path(str(tmp_path)))()
+        assert await stranger.receive_some(10) == b""
+        await stranger.aclose()
+    directory.clear()
+    nursery.cancel_scope.cancel()
+
+
+# ---- the command line
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "proxy.toml"
+    path.write_text(f"[cluster]\nruntime_dir = '{tmp_path}'\n[limits]\ndrain_timeout_ms = 1234\n")
+    return path
+
+
+@pytest.fixture
+def run(config: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in list(os.environ):
+        if name.startswith("PULSAR_TRIO_PROXY__"):
+            monkeypatch.delenv(name)
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(cli.main, [*arguments, "--config", str(config)])
+
+    return invoke
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """A cluster seems to run; what it answers to each method."""
+    (tmp_path / CONTROL_SOCKET).touch()
+    answers: dict[int, Any] = {}
+
+    async def call(path: str, method: int) -> str:
+        await trio.lowlevel.checkpoint()
+        assert path == str(tmp_path / CONTROL_SOCKET)
+        answer = answers.get(method, "")
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+    async def somebody_listens(path: str) -> bool:
+        await trio.lowlevel.checkpoint()
+        return path == str(tmp_path / CONTROL_SOCKET)
+
+    monkeypatch.setattr(cli, "_call", call)
+    monkeypatch.setattr(cli, "_anybody_listens", somebody_listens)
+    return answers
+
+
+def test_check(run: Run, config: Path) -> None:
+    result = run("check")
+    assert result.exit_code == 0
+    assert result.output.startswith(f"{config}: in order\ncontainer: ")
+
+
+def test_check_names_the_key(run: Run, config: Path) -> None:
+    config.write_text("[limits]\nmax_conections = 5")
+    result = run("check")
+    assert result.exit_code == 1
+    meant = 'limits.max_conections: there is no such key; did you mean "max_connections"?'
+    assert result.stderr == f"pulsar-trio-proxy: {meant}\n"
+    assert "Traceback" not in result.output
+
+
+def test_check_reads_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PULSAR_TRIO_PROXY__LIMITS__NONSENSE", "1")
+    result = run("check")
+    assert result.exit_code == 1
+    assert "PULSAR_TRIO_PROXY__LIMITS__NONSENSE" in result.stderr
+
+
+def test_a_file_that_is_not_there(run: Run, config: Path) -> None:
+    config.unlink()
+    result = run("serve")
+    assert result.exit_code == 1
+    assert "cannot be read" in result.stderr
+
+
+def test_status_for_people_and_for_programs(run: Run, running: dict[int, Any]) -> None:
+    running[Method.CLUSTER_STATUS] = json.dumps(STATUS)
+    assert run("status").output.startswith("cluster prod, version 1, generation 1: ready\n")
+    assert json.loads(run("status", "--json").output) == STATUS
+
+
+def test_reload_command(run: Run, running: dict[int, Any]) -> None:
+    assert run("reload").output == "reloaded\n"
+    running[Method.CLUSTER_RELOAD] = RpcCallRefused(Status.INVALID_REQUEST, "a restart is needed to change: admin")
+    result = run("reload")
+    assert result.exit_code == 1
+    assert result.stderr == "pulsar-trio-proxy: a restart is needed to change: admin\n", "and no name of a status"
+
+
+def test_drain_command_returns_when_the_cluster_has_ended(
+    run: Run, running: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[str] = []
+
+    async def wait(path: str) -> None:
+        await trio.lowlevel.checkpoint()
+        waited.append(path)
+
+    monkeypatch.setattr(cli, "_wait_for_end", wait)
+    result = run("drain")
+    assert result.output == "draining, for at most 1234 ms\nended\n"
+    assert len(waited) == 1
+
+
+Statuses = list[tuple[float, Any]]
+
+
+@pytest.fixture
+def upgrading(run: Run, running: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> Statuses:
+    """What the cluster says, and from when on; the clock jumps."""
+    statuses: Statuses = []
+    running[Method.CLUSTER_UPGRADE] = "3"
+    real_run, real_call = trio.run, cli._call
+
+    async def call(path: str, method: int) -> str:
+        if method == Method.CLUSTER_STATUS:
+            [*_, running[method]] = [status for since, status in statuses if since <= trio.current_time()]
+        return await real_call(path, method)
+
+    monkeypatch.setattr(cli, "_call", call)
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    monkeypatch.setattr(trio, "run", lambda function, *arguments: real_run(function, *arguments, clock=clock))
+    return statuses
+
+
+def status_of(generation: int, *, replacing: bool) -> str:
+    return json.dumps(STATUS | {"generation": generation, "replacing_workers": replacing})
+
+
+def test_upgrade_command_returns_when_all_is_new(
+    run: Run, upgrading: Statuses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended_at: list[float] = []
+    wait = cli._wait_for_generation
+
+    async def waited(path: str, generation: int) -> None:
+        await wait(path, generation)
+        ended_at.append(trio.current_time())
+
+    monkeypatch.setattr(cli, "_wait_for_generation", waited)
+    upgrading += [
+        (0, status_of(3, replacing=False)),  # it has not begun
+        (1, RpcConnectionLost("the worker went away")),
+        (2, ConnectionResetError(104, "Connection reset by peer")),
+        (3, status_of(4, replacing=True)),
+        (7, status_of(4, replacing=False)),
+    ]
+    result = run("upgrade")
+    assert (result.exit_code, result.output) == (0, "upgrading\nupgraded\n")
+    assert ended_at == [pytest.approx(7, abs=cli.UPGRADE_LOOK_S + 0.01)]
+
+
+def test_another_upgrade_may_have_followed(run: Run, upgrading: Statuses) -> None:
+    upgrading += [(0, status_of(6, replacing=False))]
+    assert run("upgrade").exit_code == 0
+
+
+@pytest.mark.parametrize("status", [status_of(3, replacing=False), status_of(4, replacing=True), OSError(2, "gone")])
+def test_an_upgrade_that_is_not_done_in_time(run: Run, upgrading: Statuses, status: Any) -> None:
+    upgrading += [(0, status)]
+    result = run("upgrade")
+    assert (result.exit_code, result.stdout) == (1, "upgrading\n")
+    assert "not done within 300 s; see the cluster's log, and `status`" in result.stderr
+
+
+def test_an_upgrade_that_is_refused(run: Run, running: dict[int, Any]) -> None:
+    running[Method.CLUSTER_UPGRADE] = RpcCallRefused(Status.INVALID_REQUEST, "the program that is installed now fails")
+    result = run("upgrade")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "the program that is installed now fails" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["status", "drain", "reload", "upgrade"])
+def test_no_cluster_is_running(run: Run, command: str, tmp_path: Path) -> None:
+    result = run(command)
+    assert result.exit_code == 1
+    assert f"no cluster is running in {tmp_path}" in result.stderr
+
+
+def test_nobody_listens_at_what_is_left_of_a_cluster(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill of the supervisor control.sock is still there; half a minute of silence is no answer."""
+    (tmp_path / CONTROL_SOCKET).touch()
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    real_run = trio.run
+    ended_at: list[float] = []
+
+    def fake_run(function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        async def main() -> Any:
+            try:
+                return await function(*arguments)
+            finally:
+                ended_at.append(trio.current_time())
+
+        return real_run(main, clock=clock)
+
+    monkeypatch.setattr(trio, "run", fake_run)
+
+    def nobody(_path: str) -> Any:
+        async def connect() -> Any:
+            await trio.lowlevel.checkpoint()
+            raise ConnectionRefusedError(111, "Connection refused")
+
+        return connect
+
+    monkeypatch.setattr(cli, "connect_unix", nobody)
+    result = run("status")
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    assert not ended_at or ended_at[0] <= 5
+
+
+def test_a_folder_that_is_not_ours_to_look_into(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder has mode 0700: another user gets EACCES."""
+    real_stat = os.stat
+
+    def denied(path: Any, *arguments: Any, **keywords: Any) -> Any:
+        if str(path).endswith(CONTROL_SOCKET):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real_stat(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "stat", denied)
+
+    def nobody(_path: str) -> Any:
+        async def connect() -> Any:
+            await trio.lowlevel.checkpoint()
+            raise PermissionError(13, "Permission denied")
+
+        return connect
+
+    monkeypatch.setattr(cli, "connect_unix", nobody)
+    monkeypatch.setattr(cli, "CALL_TIMEOUT_S", 0.01)
+    result = run("status")
+    assert result.exit_code == 1
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+
+
+async def test_wait_for_end(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:
+    closed: list[float] = []
+
+    class Stream:
+        async def aclose(self) -> None:
+            await trio.lowlevel.checkpoint()
+            closed.append(trio.current_time())
+
+    async def open_socket(_path: str) -> Stream:
+        await trio.lowlevel.checkpoint()
+        if trio.current_time() > 2:
+            raise FileNotFoundError
+        return Stream()
+
+    monkeypatch.setattr(trio, "open_unix_socket", open_socket)
+    await cli._wait_for_end("x")
+    assert 2 < trio.current_time() < 2.5
+    assert closed
+
+
+async def test_a_call_that_is_refused(
+    operated: Operated, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operated.reload_error = ReloadRefused("because")
+    connect = operated.client(nursery)._connect
+    monkeypatch.setattr(cli, "connect_unix", lambda _path: connect)
+    with pytest.raises(RpcCallRefused, match="because"):
+        await cli._call("x", Method.CLUSTER_RELOAD)
+
+
+def test_serve(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(cli, "run_supervisor", lambda *arguments: served.extend(arguments))
+    assert run("serve").exit_code == 0
+    loaded, path, legacy, fail = served
+    assert (loaded.config.limits.drain_timeout_ms, path, legacy) == (1234, config, None)
+    with pytest.raises(SystemExit) as caught:
+        fail("why")
+    assert caught.value.code == 1
+
+
+def test_serve_what_an_earlier_program_left(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(cli, "run_supervisor", lambda *arguments: served.extend(arguments))
+    assert run("serve", "--legacy", "17").exit_code == 0
+    assert served[2] == 17
+    assert "--legacy" not in CliRunner().invoke(cli.main, ["serve", "--help"]).output, "it is not for people"
+
+
+def test_version(run: Run) -> None:
+    assert "pulsar-trio-proxy" in CliRunner().invoke(cli.main, ["--version"]).output
