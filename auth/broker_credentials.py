@@ -7,7 +7,7 @@ from auth.jwt_rules import claimed_expiry_unix_ms, unverified
 from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
-from proxy.runtime.reloading_file import Watched
+from proxy.runtime.reloading_file import ReloadingFile
 
 SECRET_BYTES_MAX = 64 * 1024
 KEY = "brokers.credentials.file"
@@ -23,7 +23,7 @@ class SecretCredentials(OneForAllBrokers):
     def __init__(self, method: str, file: str) -> None:
         self.method = method
         read = _read_token if method == "token" else read_secret
-        self._secret = Watched(KEY, [file], lambda: read(file))
+        self._secret = ReloadingFile(KEY, [file], lambda: read(file))
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The secret."""

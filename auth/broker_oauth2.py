@@ -9,11 +9,11 @@ import msgspec
 
 from auth.broker_credentials import KEY, read_secret
 from auth.http import HttpFailed, IssuerClient, discovery_url
-from auth.renewed import Fetched, NotAvailable, Renewed
+from auth.renewed import Fetched, NotAvailable, RefreshingCache
 from auth.state import CredentialsUnavailable, OneForAllBrokers
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerCredentials
-from proxy.runtime.reloading_file import Watched
+from proxy.runtime.reloading_file import ReloadingFile
 
 REQUEST_TIMEOUT_MS = 2_000
 """Two requests of this length end before ``brokers.handshake_timeout_ms`` does, as it comes."""
@@ -45,7 +45,7 @@ class OAuth2Credentials(OneForAllBrokers):
             plain_http="at loopback",
             transport=transport,
         )
-        self._account = Watched(KEY, [config.file], lambda: _account(config.file))
+        self._account = ReloadingFile(KEY, [config.file], lambda: _account(config.file))
         self._tokens = _Tokens(config, self._client, self._account.value)
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
@@ -89,7 +89,7 @@ class _Tokens:
         self.account = account
         self._config = config
         self._client = client
-        self._token = Renewed("the proxy's token for brokers", self._fetch, retry_interval_s=RETRY_INTERVAL_S)
+        self._token = RefreshingCache("the proxy's token for brokers", self._fetch, retry_interval_s=RETRY_INTERVAL_S)
 
     async def current(self) -> bytes:
         """The token; raises NotAvailable."""

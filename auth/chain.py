@@ -20,14 +20,14 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class EffectivePrincipal:
     """Whose connection it is, and by which proxy's word; ``proxy`` is empty where it is the client's own."""
 
     principal: str
     proxy: str = ""
 
 
-def principal_behind(role: str, method: str, claim: Claim, proxy_roles: ProxyRoles) -> Behind:
+def principal_behind(role: str, method: str, claim: Claim, proxy_roles: ProxyRoles) -> EffectivePrincipal:
     """Whose connection it is that ``role`` has authenticated by ``method``; raises AuthenticationDenied.
 
     A role that is a proxy's by another method only is a client's like any other. As an original principal it is refused
@@ -39,11 +39,11 @@ def principal_behind(role: str, method: str, claim: Claim, proxy_roles: ProxyRol
         if claim.original_principal.strip():
             text = f"{role!r} is no proxy, but names {claim.original_principal[:200]!r} as original principal"
             raise AuthenticationDenied(INVALID_ROLES, text)
-        return Behind(role)
+        return EffectivePrincipal(role)
     if not claim.original_principal.strip():
         raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names no original principal")
     if proxy_roles.names(claim.original_principal):
         raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names a proxy as original principal")
     if not is_fit_for_a_role(claim.original_principal):
         raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names an original principal that cannot be one")
-    return Behind(claim.original_principal, proxy=role)
+    return EffectivePrincipal(claim.original_principal, proxy=role)

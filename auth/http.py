@@ -18,7 +18,7 @@ import trio
 
 from proxy.config.errors import ConfigError
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.reloading_file import Watched
+from proxy.runtime.reloading_file import ReloadingFile
 
 ANSWER_BYTES_MAX = 1024 * 1024
 DETAIL_CHARACTERS_MAX = 200
@@ -59,7 +59,7 @@ class IssuerClient:
         self._timeout_s = seconds(timeout_ms)
         self._plain_http = plain_http
         self._transport = transport
-        self._tls = Watched(key, [trust], lambda: _tls_context(key, trust))
+        self._tls = ReloadingFile(key, [trust], lambda: _tls_context(key, trust))
 
     async def get(self, url: str, kind: type[AnswerT]) -> AnswerT:
         """Ask for JSON; raises HttpFailed."""

@@ -37,7 +37,7 @@ class _Kept(Generic[ValueT]):
     usable_until: float
 
 
-class Renewed(Generic[ValueT]):
+class RefreshingCache(Generic[ValueT]):
     """See the module. ``fetch`` may raise HttpFailed; ``what`` names the value in logs.
 
     ``retry_interval_s`` lies between the end of one fetch and the beginning of the next, for whatever reason but age.

@@ -26,7 +26,7 @@ class Round(Generic[StateT]):
     expires_at: float
 
 
-class Rounds(Generic[StateT]):
+class ExchangeStore(Generic[StateT]):
     """Key (caller's process, its name for the exchange) → state.
 
     A state is taken out for each round and put back for the next, so no two rounds of one exchange run at one time,

@@ -11,7 +11,7 @@ from auth.chain import Claim, principal_behind
 from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.metrics import AuthMetrics
 from auth.registry import ProviderRegistry, configured_providers
-from auth.rounds import Rounds
+from auth.rounds import ExchangeStore
 from auth.state import (
     AuthenticationDenied,
     AuthState,
@@ -74,9 +74,11 @@ class AuthService:
         self._proxy_roles = ProxyRoles(config.authentication.proxy_roles)
         self._metrics.providers = registry
         timeout_s = seconds(config.limits.handshake_timeout_ms)
-        self._clients: Rounds[_Exchange] = Rounds(lifetime_s=timeout_s)
+        self._clients: ExchangeStore[_Exchange] = ExchangeStore(lifetime_s=timeout_s)
         # CONNECT's own round, and as many challenges as the handshake itself allows.
-        self._exchanges: Rounds[BrokerAuthState] = Rounds(lifetime_s=timeout_s, rounds_max=CHALLENGES_MAX + 2)
+        self._exchanges: ExchangeStore[BrokerAuthState] = ExchangeStore(
+            lifetime_s=timeout_s, rounds_max=CHALLENGES_MAX + 2
+        )
 
     def handlers(self) -> dict[int, Handler]:
         """The methods served to forwarders and lookup workers."""

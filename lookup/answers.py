@@ -3,7 +3,7 @@
 import trio
 
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc.server import Answer
 
 PART_BYTES_MAX = 256 * 1024
@@ -16,7 +16,7 @@ class Answers:
     def __init__(self, count: int, answer: Answer) -> None:
         self._missing = count
         self._answer = answer
-        self._turn = current_turn()
+        self._turn = current_tick()
         self._forget()
 
     def _forget(self) -> None:
@@ -31,12 +31,12 @@ class Answers:
         self._frames += frame
         self._answered.append(index)
         if len(self._answered) == 1:
-            self._turn.touch(self)
+            self._turn.schedule_flush(self)
 
     def refuse(self, index: int, error: str, message: str) -> None:
         """A request that is not accepted: the name of an EnvelopeResponse.Error, and why."""
         self._refused.append(RefusedRequest(index=index, error=error, error_message=message))
-        self._turn.touch(self)
+        self._turn.schedule_flush(self)
 
     def push(self) -> None:
         """Send what is there."""

@@ -15,7 +15,7 @@ from proto.lookup_requests import Request, number_of, request_numbers
 from proto.lookups import LookupKind, in_short, response_request_id
 from proto.pulsar_pb2 import BaseCommand
 from proxy.runtime.loop.reactor import read_all
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RpcError
@@ -82,7 +82,7 @@ class BrokerConnection:
         self.loss: Loss | None = None
         """What was under way when the broker ended it; None where that was nothing, or it ended for another reason."""
         self._link = link
-        self._turn = current_turn()
+        self._turn = current_tick()
         self._keep_alive_s = keep_alive_s
         self._patience_s = patience_s
         self._waiting_since = 0.0
@@ -120,7 +120,7 @@ class BrokerConnection:
         self._pending[number] = asked
         self._unsent.append(request.numbered(number))
         if len(self._unsent) == 1:
-            self._turn.touch(self)
+            self._turn.schedule_flush(self)
 
     def push(self) -> None:
         """Send what was asked in this turn."""

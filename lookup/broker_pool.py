@@ -43,7 +43,7 @@ RENEWAL_RETRY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Asker:
+class LookupPrincipal:
     """On whose behalf a broker is asked, as the broker sees it: what its connection's handshake says.
 
     There is one object for each (see Askers), so that it is found by what it is rather than by what it holds.
@@ -53,21 +53,23 @@ class Asker:
     credentials: OriginalCredentials | None = None
 
 
-class Askers:
+class LookupPrincipals:
     """All askers that somebody holds."""
 
     def __init__(self) -> None:
-        self._askers: WeakValueDictionary[tuple[str, OriginalCredentials | None], Asker] = WeakValueDictionary()
+        self._askers: WeakValueDictionary[tuple[str, OriginalCredentials | None], LookupPrincipal] = (
+            WeakValueDictionary()
+        )
 
-    def get(self, principal: str, credentials: OriginalCredentials | None = None) -> Asker:
+    def get(self, principal: str, credentials: OriginalCredentials | None = None) -> LookupPrincipal:
         """The one asker with this principal and these credentials."""
         asker = self._askers.get((principal, credentials))
         if asker is None:
-            asker = self._askers[principal, credentials] = Asker(principal, credentials)
+            asker = self._askers[principal, credentials] = LookupPrincipal(principal, credentials)
         return asker
 
 
-Key = tuple[HostPort, Asker]
+Key = tuple[HostPort, LookupPrincipal]
 
 
 @dataclass(slots=True)
@@ -129,7 +131,7 @@ class BrokerPool:
         with self._scope:
             await repeat(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle)
 
-    def open_connection(self, broker: HostPort, asker: Asker, now: float) -> BrokerConnection | None:
+    def open_connection(self, broker: HostPort, asker: LookupPrincipal, now: float) -> BrokerConnection | None:
         """The connection to a broker on somebody's behalf, if there is one; ``now`` in Trio's time."""
         slot = self._slots.get((broker, asker))
         connection = None if slot is None else slot.connection
@@ -139,7 +141,7 @@ class BrokerPool:
             self._begin(slot, broker, slot.locate, asker)  # meanwhile this one serves
         return connection
 
-    async def connection(self, broker: HostPort, locate: Locate, asker: Asker) -> BrokerConnection:
+    async def connection(self, broker: HostPort, locate: Locate, asker: LookupPrincipal) -> BrokerConnection:
         """The connection to a broker on somebody's behalf, opened if need be.
 
         ``locate`` is asked for the broker's (checked) name and addresses only where one must be opened; it may raise,
@@ -158,7 +160,7 @@ class BrokerPool:
         return attempt.outcome()
 
     async def connection_apart(
-        self, broker: HostPort, locate: Locate, asker: Asker, company: Company
+        self, broker: HostPort, locate: Locate, asker: LookupPrincipal, company: Company
     ) -> BrokerConnection:
         """A connection for a company of suspects alone (see lookup.suspects). Raises as ``connection`` does."""
         self._check_not_retired()
@@ -172,7 +174,7 @@ class BrokerPool:
         if self._retired:
             raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
 
-    def _begin(self, slot: _Slot, broker: HostPort, locate: Locate, asker: Asker) -> _Attempt:
+    def _begin(self, slot: _Slot, broker: HostPort, locate: Locate, asker: LookupPrincipal) -> _Attempt:
         """Open a connection in a task of its own: whoever asked first may give up before it is there, and the others
         must not begin again then.
         """
@@ -181,7 +183,7 @@ class BrokerPool:
         return slot.attempt
 
     async def _try_to_open(
-        self, slot: _Slot, attempt: _Attempt, broker: HostPort, locate: Locate, asker: Asker
+        self, slot: _Slot, attempt: _Attempt, broker: HostPort, locate: Locate, asker: LookupPrincipal
     ) -> None:
         try:
             attempt.connection = await self._open(broker, await locate(), asker)
@@ -199,7 +201,7 @@ class BrokerPool:
         if self._retired and slot.connection is not None:
             slot.connection.close()
 
-    async def _open(self, broker: HostPort, target: Target, asker: Asker) -> BrokerConnection:
+    async def _open(self, broker: HostPort, target: Target, asker: LookupPrincipal) -> BrokerConnection:
         """A connection that shook hands; it is yet to be run."""
         configured = self._config.brokers.credentials is not None
         credentials = credentials_for(self._auth, target.broker.host, configured=configured)

@@ -8,7 +8,7 @@ import trio
 
 from lookup.answers import Answers
 from lookup.broker_connection import BrokerConnection
-from lookup.broker_pool import Asker
+from lookup.broker_pool import LookupPrincipal
 from lookup.lookups import Lookups
 from lookup.losses import Trial
 from lookup.metrics import LookupMetrics
@@ -20,14 +20,14 @@ from proxy.config.types import Config
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget, owner_by_address
 from proxy.runtime.fairness.fair_room import FairRoom, Loan
 from proxy.runtime.loop.tasks import InFlight, repeat, seconds
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.observability.logs import get_logger
 
 OVERDUE_LOOK_S = 0.25
 
 NO_ROOM = "The proxy has too many large answers under way"
 
-Key = tuple[Lookups, Asker, bytes, bytes]
+Key = tuple[Lookups, LookupPrincipal, bytes, bytes]
 """What is asked of whom, on whose behalf: with a Request's prefix and body."""
 
 
@@ -36,12 +36,12 @@ def _size(prefix: bytes, body: bytes) -> int:
     return len(prefix) + len(body) + REQUEST_OVERHEAD_BYTES
 
 
-class Sender:
+class RequestBatch:
     """Who sent some requests in one go, and when, in Trio's time; and where the answers go."""
 
     __slots__ = ("answers", "asker", "client", "owner", "since")
 
-    def __init__(self, asker: Asker, client: str, answers: Answers) -> None:
+    def __init__(self, asker: LookupPrincipal, client: str, answers: Answers) -> None:
         self.asker = asker
         self.client = client
         self.owner = ""
@@ -50,11 +50,11 @@ class Sender:
         self.since = trio.current_time()
 
 
-Waiter = tuple[Sender, int, bytes]
+Waiter = tuple[RequestBatch, int, bytes]
 """Whose request it is, its number among those sent in one go, and the request id that the client wants to see."""
 
 
-class Question:
+class PendingLookup:
     """What is being asked of a broker, and who waits for the answer: nearly always one.
 
     There may be very many, and the garbage collector looks at each object that waits again and again: so they are few.
@@ -74,7 +74,7 @@ class Question:
         "shared",
     )
 
-    def __init__(self, desk: "Desk", kind: LookupKind, key: Key, waiter: Waiter, timeout_s: float) -> None:
+    def __init__(self, desk: "LookupScheduler", kind: LookupKind, key: Key, waiter: Waiter, timeout_s: float) -> None:
         self.desk = desk
         self.kind = kind
         self.key = key
@@ -102,15 +102,15 @@ class Question:
         self.desk.answered(self, answer)
 
 
-class Desk:
+class LookupScheduler:
     """See the module. ``ask`` never waits."""
 
     def __init__(self, config: Config, lookups: Lookups, metrics: LookupMetrics, nursery: trio.Nursery) -> None:
         self.under_way = InFlight()
         self._metrics = metrics
-        self._turn = current_turn()
+        self._turn = current_tick()
         self._nursery = nursery
-        self._questions: dict[Key, Question] = {}
+        self._questions: dict[Key, PendingLookup] = {}
         self._by_principal: dict[str, int] = {}
         self._room = FairRoom(0, 0)
         self._budget = ByteBudget(0)
@@ -130,7 +130,7 @@ class Desk:
         """End questions whose time is over, until cancelled."""
         await repeat(OVERDUE_LOOK_S, self._end_overdue)
 
-    def ask(self, request: Request, request_id: bytes, index: int, sender: Sender) -> None:
+    def ask(self, request: Request, request_id: bytes, index: int, sender: RequestBatch) -> None:
         """Take a request in: the ``index``-th of its sender's, which gets the answer, now or later, under this id (a
         varint). An error is one, too.
         """
@@ -152,7 +152,7 @@ class Desk:
         key = lookups, asker, prefix, body
         waiter = sender, index, request_id
         if kind.may_be_large:  # each is asked by itself: the answer may be too large to keep it for several
-            self._nursery.start_soon(self._ask_large, Question(self, kind, key, waiter, self._timeout_s))
+            self._nursery.start_soon(self._ask_large, PendingLookup(self, kind, key, waiter, self._timeout_s))
             return
         known = self._questions.get(key)
         if known is not None:
@@ -160,20 +160,20 @@ class Desk:
                 known.others = []
             known.others.append(waiter)
             return
-        question = Question(self, kind, key, waiter, self._timeout_s)
+        question = PendingLookup(self, kind, key, waiter, self._timeout_s)
         question.shared = True
         self._questions[key] = question
         connection = question.connection = lookups.ask_now(request, asker, question, sender.since)
         if connection is None:
             self._nursery.start_soon(self._go_the_long_way, question)
 
-    def _owner(self, sender: Sender) -> str:
+    def _owner(self, sender: RequestBatch) -> str:
         principal = sender.asker.principal
         if principal and principal != self._anonymous_role:
             return principal
         return owner_by_address("", sender.client)
 
-    def _refuse(self, kind: LookupKind, request_id: bytes, index: int, sender: Sender) -> None:
+    def _refuse(self, kind: LookupKind, request_id: bytes, index: int, sender: RequestBatch) -> None:
         self._metrics.rejected(kind.name)
         text = "The proxy has too many lookups under way"
         refusal = ClientAnswer(failure(kind, 0, ServerError.TooManyRequests, text))
@@ -191,7 +191,7 @@ class Desk:
 
     # ---- the short way
 
-    def answered(self, question: Question, answer: BrokerAnswer | None) -> None:
+    def answered(self, question: PendingLookup, answer: BrokerAnswer | None) -> None:
         """What a broker said to a question, or None where the connection was lost."""
         connection = question.connection
         if connection is None:
@@ -214,7 +214,7 @@ class Desk:
     # ---- the long way
 
     async def _go_the_long_way(
-        self, question: Question, answer: BaseCommand | None = None, trial: Trial | None = None
+        self, question: PendingLookup, answer: BaseCommand | None = None, trial: Trial | None = None
     ) -> int:
         """Answer it; how many bytes the answer has."""
         lookups, asker, _, _ = question.key
@@ -228,7 +228,7 @@ class Desk:
         with self._turn:
             return self._end(question, ClientAnswer(answer), trio.current_time())
 
-    async def _ask_large(self, question: Question) -> None:
+    async def _ask_large(self, question: PendingLookup) -> None:
         """The long way, for an answer that may be large: once there is room for it, which is its until it has left."""
         sender, timeout_s = question.sender, self._timeout_s
         loan: Loan | None = None
@@ -243,7 +243,7 @@ class Desk:
         finally:
             loan.give_back()
 
-    def _end_without_room(self, question: Question) -> None:
+    def _end_without_room(self, question: PendingLookup) -> None:
         sender, kind = question.sender, question.kind
         get_logger().warning(
             "a lookup waited in vain for room for its answer",
@@ -273,13 +273,13 @@ class Desk:
                 question.lookups.forget(connection, question)
                 self._end_too_slow(question)
 
-    def _end_too_slow(self, question: Question) -> None:
+    def _end_too_slow(self, question: PendingLookup) -> None:
         lookups, asker, _, _ = question.key
         answer = lookups.too_slow(question.request.command(), question.kind, asker, question.sender.client)
         with self._turn:
             self._end(question, ClientAnswer(answer), trio.current_time())
 
-    def _end(self, question: Question, answer: ClientAnswer, now: float) -> int:
+    def _end(self, question: PendingLookup, answer: ClientAnswer, now: float) -> int:
         """Hand the answer out; how many bytes it has."""
         if question.shared:
             del self._questions[question.key]

@@ -38,7 +38,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Standing:
+class BrokerHealth:
     """What is thought of a broker; see lookup.brokers."""
 
     priority: int = 0
@@ -62,7 +62,7 @@ class Endpoint(HostPort):
     """
 
     addresses: tuple[str, ...]
-    standing: Standing = field(default_factory=Standing, repr=False)
+    standing: BrokerHealth = field(default_factory=BrokerHealth, repr=False)
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__

@@ -10,7 +10,7 @@ from functools import partial
 import trio
 
 from lookup.broker_connection import Asked, BrokerConnection, BrokerConnectionLost
-from lookup.broker_pool import Asker, BrokerPool
+from lookup.broker_pool import BrokerPool, LookupPrincipal
 from lookup.brokers import Brokers
 from lookup.discovery import Endpoint
 from lookup.losses import Trial
@@ -53,11 +53,11 @@ class Lookups:
         self._rules = rules
         self._brokers = brokers
         self._tls = speaks_tls(config.brokers.service_url)
-        self._not_open: dict[Asker, Endpoint] = {}
+        self._not_open: dict[LookupPrincipal, Endpoint] = {}
 
     # ---- the short way
 
-    def ask_now(self, request: Request, asker: Asker, asked: Asked, now: float) -> BrokerConnection | None:
+    def ask_now(self, request: Request, asker: LookupPrincipal, asked: Asked, now: float) -> BrokerConnection | None:
         """Ask over a connection that is open already, and give it; None where there is none.
 
         ``asked`` gets the broker's answer, or None where the connection was lost, and tells ``heard`` so.
@@ -87,7 +87,7 @@ class Lookups:
         self._brokers.failed(connection.broker, "timeout", connection)
         connection.forget(asked)
 
-    def ready(self, answer: BrokerAnswer, kind: LookupKind, asker: Asker, client: str) -> ClientAnswer | None:
+    def ready(self, answer: BrokerAnswer, kind: LookupKind, asker: LookupPrincipal, client: str) -> ClientAnswer | None:
         """An answer as its client must see it; None where it is not final. A success is made ready only once."""
         if not self.is_final(answer.command, kind):
             return None
@@ -103,7 +103,7 @@ class Lookups:
         """Whether nothing has to be asked any more."""
         return kind.response_type != BaseCommand.LOOKUP_RESPONSE or not _is_redirect(answer)
 
-    def finished(self, answer: BaseCommand, kind: LookupKind, asker: Asker, client: str) -> BaseCommand:
+    def finished(self, answer: BaseCommand, kind: LookupKind, asker: LookupPrincipal, client: str) -> BaseCommand:
         """A final answer, as its client must see it."""
         try:
             self._lead_through_proxy(answer)
@@ -114,14 +114,16 @@ class Lookups:
             _log(kind, asker, client).info("a broker answered a lookup with an error", error=error_name(error_code))
         return answer
 
-    def too_slow(self, command: BaseCommand, kind: LookupKind, asker: Asker, client: str) -> BaseCommand:
+    def too_slow(self, command: BaseCommand, kind: LookupKind, asker: LookupPrincipal, client: str) -> BaseCommand:
         """The answer where no broker gave one in time."""
         timeout_ms = self._config.limits.lookup_timeout_ms
         failed = LookupFailed(ServerError.ServiceNotReady, TOO_SLOW, f"no answer within {timeout_ms} ms")
         return self._failed(failed, kind, asker, client, subject_of(command, kind))
 
     @staticmethod
-    def _failed(failed: LookupFailed, kind: LookupKind, asker: Asker, client: str, resource: str) -> BaseCommand:
+    def _failed(
+        failed: LookupFailed, kind: LookupKind, asker: LookupPrincipal, client: str, resource: str
+    ) -> BaseCommand:
         _log(kind, asker, client).warning("a lookup failed", resource=resource, reason=str(failed))
         return failure(kind, 0, failed.code, failed.message)
 
@@ -131,7 +133,7 @@ class Lookups:
         self,
         command: BaseCommand,
         kind: LookupKind,
-        asker: Asker,
+        asker: LookupPrincipal,
         client: str,
         answer: BaseCommand | None = None,
         *,
@@ -160,7 +162,7 @@ class Lookups:
         return self.finished(answer, kind, asker, client)
 
     async def _follow(
-        self, answer: BaseCommand, command: BaseCommand, kind: LookupKind, asker: Asker, trial: Trial
+        self, answer: BaseCommand, command: BaseCommand, kind: LookupKind, asker: LookupPrincipal, trial: Trial
     ) -> BaseCommand:
         """Follow redirects to the final answer; raises LookupFailed."""
         request = BaseCommand()
@@ -182,7 +184,9 @@ class Lookups:
             f"more than {REDIRECTS_MAX} redirects for {command.lookup_topic.topic}",
         )
 
-    async def _ask_any(self, command: BaseCommand, kind: LookupKind, asker: Asker, trial: Trial) -> BaseCommand:
+    async def _ask_any(
+        self, command: BaseCommand, kind: LookupKind, asker: LookupPrincipal, trial: Trial
+    ) -> BaseCommand:
         """Ask the configured brokers, in turn, until one can be asked: first the one to which no connection was open,
         so that there will be one; last those whose connection broke under the request, since they may hang.
         """
@@ -205,7 +209,13 @@ class Lookups:
         raise LookupFailed(failed.code, failed.message, str(failed))
 
     async def _ask_until_found(  # noqa: PLR0917 -- the request, and what belongs to it
-        self, broker: HostPort, locate: Locate, command: BaseCommand, kind: LookupKind, asker: Asker, trial: Trial
+        self,
+        broker: HostPort,
+        locate: Locate,
+        command: BaseCommand,
+        kind: LookupKind,
+        asker: LookupPrincipal,
+        trial: Trial,
     ) -> BaseCommand:
         """Ask the one broker that can answer. A lookup may be asked again, so a connection that broke is replaced."""
         for _ in range(TRIES_MAX - 1):
@@ -216,7 +226,13 @@ class Lookups:
         return await self._ask(broker, locate, command, kind, asker, trial)
 
     async def _ask(  # noqa: PLR0917 -- the request, and what belongs to it
-        self, broker: HostPort, locate: Locate, command: BaseCommand, kind: LookupKind, asker: Asker, trial: Trial
+        self,
+        broker: HostPort,
+        locate: Locate,
+        command: BaseCommand,
+        kind: LookupKind,
+        asker: LookupPrincipal,
+        trial: Trial,
     ) -> BaseCommand:
         """Ask one broker. Raises LookupFailed; where it helps to ask again, or another one, _Lost or _NextBroker."""
         try:
@@ -319,5 +335,5 @@ def _bad_redirect(error: Exception) -> LookupFailed:
     return LookupFailed(ServerError.ServiceNotReady, text, f"a broker redirects to {error}")
 
 
-def _log(kind: LookupKind, asker: Asker, client: str) -> Logger:
+def _log(kind: LookupKind, asker: LookupPrincipal, client: str) -> Logger:
     return get_logger().bind(client=client, principal=asker.principal, request=kind.name)

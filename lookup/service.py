@@ -4,9 +4,9 @@ import time
 from functools import partial
 
 from lookup.answers import Answers
-from lookup.broker_pool import Asker, Askers, BrokerPool
+from lookup.broker_pool import BrokerPool, LookupPrincipal, LookupPrincipals
 from lookup.brokers import Brokers
-from lookup.desk import Desk, Sender
+from lookup.desk import LookupScheduler, RequestBatch
 from lookup.discovery import Endpoint
 from lookup.login import Login, log_in
 from lookup.lookups import Lookups
@@ -37,7 +37,7 @@ from proxy.config.session import observed_listeners
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerGreeter
 from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dialing import Dialer
@@ -57,13 +57,13 @@ class LookupService:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._turn = current_turn()
+        self._turn = current_tick()
         self._metrics = LookupMetrics(context.registry)
-        self._askers = Askers()
+        self._askers = LookupPrincipals()
         self._broker_metrics = BrokerMetrics(context.registry)
         self._auth = context.rpc_pool(Role.AUTH)
         lookups = self._use(context.config, None, None)
-        self._desk = Desk(context.config, lookups, self._metrics, context.nursery)
+        self._desk = LookupScheduler(context.config, lookups, self._metrics, context.nursery)
 
     def _use(self, config: Config, brokers: Brokers | None, profile: CommandConnected | None) -> Lookups:
         """Build everything that depends on the configuration, on top of what is known of the brokers."""
@@ -152,7 +152,7 @@ class LookupService:
             return
         requests = list(request.requests)
         answers = Answers(len(requests), answer)
-        sender = Sender(self._asker(request, principal.name), request.client_address, answers)
+        sender = RequestBatch(self._asker(request, principal.name), request.client_address, answers)
         with self._turn:
             for index, embedded in enumerate(requests):
                 try:
@@ -175,7 +175,7 @@ class LookupService:
         """
         return None if any(observed_listeners(self._config)) else int(time.time() * 1000)
 
-    def _asker(self, request: EnvelopeRequest, principal: str) -> Asker:
+    def _asker(self, request: EnvelopeRequest, principal: str) -> LookupPrincipal:
         if not request.original_auth_data:
             return self._askers.get(principal)
         credentials = OriginalCredentials(request.original_auth_method, request.original_auth_data)
@@ -188,7 +188,7 @@ class LookupService:
         get_logger().warning("an Envelope was refused", client=request.client_address, error=name, reason=str(refused))
         return name
 
-    def _refuse(self, refused: RequestRefused, index: int, sender: Sender) -> None:
+    def _refuse(self, refused: RequestRefused, index: int, sender: RequestBatch) -> None:
         """Answer its sender alone: upon this request a broker would close the connection that others share."""
         kind = refused.kind
         self._metrics.invalid(kind.name, refused.reason)

@@ -8,7 +8,7 @@ import struct
 from typing import NamedTuple
 
 from proto.errors import RemoteProtocolError
-from proto.incoming import Incoming
+from proto.incoming import ReceiveBuffer
 
 _SIZE_BYTES = 4
 _MIN_FRAME_BYTES = _SIZE_BYTES
@@ -50,7 +50,7 @@ def encode_frame(command: bytes, payload: bytes = b"") -> bytes:
     return _pack_sizes(_SIZE_BYTES + size + len(payload), size) + command + payload
 
 
-class FrameDecoder(Incoming):
+class FrameDecoder(ReceiveBuffer):
     """Cut a byte stream into frames, however it was split on the way.
 
     ``max_frame_bytes`` limits the total size that a frame may announce. It is checked as soon as the first four bytes

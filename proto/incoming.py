@@ -1,7 +1,7 @@
 """Bytes as they come from a stream, for decoders that cut frames out of them."""
 
 
-class Incoming:
+class ReceiveBuffer:
     """What has come and was not taken: ``_buffer`` from ``_at`` on.
 
     A portion that comes when nothing waits is kept as it is; only a frame that comes in pieces is put together.

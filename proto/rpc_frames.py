@@ -10,7 +10,7 @@ import struct
 from typing import NamedTuple
 
 from proto.errors import RemoteProtocolError
-from proto.incoming import Incoming
+from proto.incoming import ReceiveBuffer
 
 _HEADER = struct.Struct(">IBBHQI")
 _SIZE_BYTES = 4
@@ -75,7 +75,7 @@ def encode_cancel(cancel: Cancel) -> bytes:
     return _pack(_REST_BYTES, _CANCEL, 0, 0, cancel.correlation_id, 0)
 
 
-class RpcDecoder(Incoming):
+class RpcDecoder(ReceiveBuffer):
     """Cut a stream into RPC frames; bounded by ``max_frame_bytes`` and what came with a frame."""
 
     def __init__(self, *, max_frame_bytes: int) -> None:

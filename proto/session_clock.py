@@ -47,7 +47,7 @@ class Phase(enum.IntEnum):
     """In a further round: only whoever began these rounds can go on with them."""
 
 
-class Use(enum.Enum):
+class CommandDecision(enum.Enum):
     """What may become of a client's command."""
 
     GO_ON = "go on"
@@ -68,7 +68,7 @@ class Failure(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Memo:
+class ClockSnapshot:
     """All that a clock knows beside its terms, in numbers that another process can go on with.
 
     In seconds of *now*; NEVER where there is no such time.
@@ -126,7 +126,9 @@ class SessionClock:
     # ---- for another process
 
     @classmethod
-    def recalled(cls, principal: Principal, *, lifetime_ms_max: int, memo: Memo, now_s: float) -> "SessionClock":
+    def recalled(
+        cls, principal: Principal, *, lifetime_ms_max: int, memo: ClockSnapshot, now_s: float
+    ) -> "SessionClock":
         """The clock of a session whose process died. What the client said to that one is gone: it is asked again, at
         once, since little of its life is left.
         """
@@ -141,9 +143,9 @@ class SessionClock:
         return clock
 
     @property
-    def memo(self) -> Memo:
+    def memo(self) -> ClockSnapshot:
         """What ``recalled`` needs."""
-        return Memo(self._expires_at_s, self._challenge_at_s, self._last_at_s, self.phase, self.observed)
+        return ClockSnapshot(self._expires_at_s, self._challenge_at_s, self._last_at_s, self.phase, self.observed)
 
     # ---- questions
 
@@ -162,13 +164,13 @@ class SessionClock:
         """When the client is to be asked for fresh credentials; NEVER where it is not, or has been already."""
         return self._challenge_at_s if self.phase is Phase.QUIET else NEVER
 
-    def use(self, now_s: float) -> Use:
+    def use(self, now_s: float) -> CommandDecision:
         """What may become of a command of the client's. Answers to challenges, and KEEP_ALIVE_FRAMES
         (proto.command_heads), always pass.
         """
         if now_s < self._expires_at_s:
-            return Use.GO_ON
-        return Use.HOLD if self.phase is Phase.JUDGING else Use.CLOSE
+            return CommandDecision.GO_ON
+        return CommandDecision.HOLD if self.phase is Phase.JUDGING else CommandDecision.CLOSE
 
     def seconds_since_asked(self, now_s: float) -> float:
         """How long this re-authentication has taken so far, the client's own time included."""

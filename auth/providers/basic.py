@@ -25,7 +25,7 @@ from auth.checks import Checks
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
 from proxy.config.errors import ConfigError
 from proxy.config.types import BasicAuthentication
-from proxy.runtime.reloading_file import Watched
+from proxy.runtime.reloading_file import ReloadingFile
 
 KEY = "authentication.basic.file"
 DATA_BYTES_MAX = 1024
@@ -76,7 +76,7 @@ class BasicProvider(AuthenticationProvider):
     def __init__(self, config: BasicAuthentication) -> None:
         # Its first use sets it up, which threads must not do at one time.
         bcrypt.set_backend()
-        self._users = Watched(KEY, [config.file], lambda: _read(config.file))
+        self._users = ReloadingFile(KEY, [config.file], lambda: _read(config.file))
         self._checks = Checks(slots=config.threads_max, key="authentication.basic.threads_max")
         self._threads = trio.CapacityLimiter(config.threads_max)
 

@@ -23,7 +23,7 @@ from auth.jwt_rules import (
     unverified,
     verified,
 )
-from auth.renewed import Fetched, NotAvailable, Renewed
+from auth.renewed import Fetched, NotAvailable, RefreshingCache
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity
 from proxy.config.types import OidcAuthentication
 from proxy.runtime.loop.tasks import seconds
@@ -108,7 +108,9 @@ class _Issuer:
         self._name = name
         self._client = client
         self._lifetime_s = seconds(config.keys_lifetime_ms)
-        self._keys = Renewed(f"keys of {name}", self._fetch, retry_interval_s=seconds(config.keys_retry_interval_ms))
+        self._keys = RefreshingCache(
+            f"keys of {name}", self._fetch, retry_interval_s=seconds(config.keys_retry_interval_ms)
+        )
 
     async def keys(self, name: str | None) -> list[Key]:
         """The keys of that name (RFC 7517 allows several kinds under one); without a name, the only key there is.

@@ -23,7 +23,7 @@ from scramp.utils import ServerError, saslprep  # type: ignore[import-untyped]
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity, is_fit_for_a_role
 from proxy.config.errors import ConfigError
 from proxy.config.types import ScramAuthentication
-from proxy.runtime.reloading_file import Watched
+from proxy.runtime.reloading_file import ReloadingFile
 
 KEY = "authentication.scram.file"
 DIGEST_BYTES = {"SCRAM-SHA-256": hashlib.sha256().digest_size, "SCRAM-SHA-512": hashlib.sha512().digest_size}
@@ -87,7 +87,7 @@ class Users:
 
 def scram_providers(config: ScramAuthentication) -> Iterator["ScramProvider"]:
     """A provider for each mechanism, on one file; raises ConfigError."""
-    users = Watched(KEY, [config.file], lambda: _read(config.file))
+    users = ReloadingFile(KEY, [config.file], lambda: _read(config.file))
     for mechanism in DIGEST_BYTES:
         yield ScramProvider(mechanism, users)
 
@@ -95,7 +95,7 @@ def scram_providers(config: ScramAuthentication) -> Iterator["ScramProvider"]:
 class ScramProvider:
     """The role is the user, as SASLprep (RFC 4013) writes it."""
 
-    def __init__(self, mechanism: str, users: Watched[Mapping[str, Users]]) -> None:
+    def __init__(self, mechanism: str, users: ReloadingFile[Mapping[str, Users]]) -> None:
         self.method = mechanism
         self._users = users
 
@@ -107,7 +107,7 @@ class ScramProvider:
 class ScramAuthState(Identified):
     """Takes client-first-message, then client-final-message (RFC 5802, section 7); gives the server's in answer."""
 
-    def __init__(self, mechanism: str, users: Watched[Mapping[str, Users]]) -> None:
+    def __init__(self, mechanism: str, users: ReloadingFile[Mapping[str, Users]]) -> None:
         self._mechanism = mechanism
         self._watched = users
         self._server = ScramMechanism(mechanism).make_server(self._look_up)

@@ -14,7 +14,7 @@ from auth.jwt_rules import Key, check_size, expires_at_unix_ms, public_key_algor
 from auth.state import AuthenticationProvider, ClientContext, Identity
 from proxy.config.errors import ConfigError
 from proxy.config.types import TokenAuthentication
-from proxy.runtime.reloading_file import Watched
+from proxy.runtime.reloading_file import ReloadingFile
 
 _HMAC_KEY_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
 """RFC 7518, section 3.2: a shorter secret than the hash can be guessed."""
@@ -31,7 +31,7 @@ class TokenProvider(AuthenticationProvider):
             *_files(config.secret_key, config.further_secret_keys),
             *_files(config.public_key, config.further_public_keys),
         )
-        self._keys = Watched("authentication.token", files, lambda: _all_keys(config))
+        self._keys = ReloadingFile("authentication.token", files, lambda: _all_keys(config))
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
         """Judge a token."""

@@ -5,7 +5,7 @@ import hmac
 
 from proxy.config.admin_token import read_admin_token
 from proxy.config.types import Admin
-from proxy.runtime.reloading_file import Watched
+from proxy.runtime.reloading_file import ReloadingFile
 
 _KEY = "admin.token_file"
 
@@ -17,7 +17,7 @@ class Access:
 
     def __init__(self, config: Admin) -> None:
         file = config.token_file
-        self._token = Watched(_KEY, (file,), lambda: read_admin_token(file)) if file else None
+        self._token = ReloadingFile(_KEY, (file,), lambda: read_admin_token(file)) if file else None
 
     async def allows(self, authorization: list[bytes]) -> bool:
         """Whether a request with these values of the header may read everything."""

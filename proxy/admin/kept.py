@@ -11,7 +11,7 @@ from proxy.runtime.rpc.client import RpcError
 ValueT = TypeVar("ValueT")
 
 
-class Kept(Generic[ValueT]):
+class CoalescingCache(Generic[ValueT]):
     """``make`` is never run twice at a time, and not again until ``keep_s`` seconds after its end, however many ask.
 
     From its end, not from its beginning: what takes longer than it is kept would otherwise never pause.

@@ -22,11 +22,11 @@ SILENCE_S_MAX = 15.0
 """A supervisor that has answered nothing for so long is not well. Shorter ones are a busy machine's."""
 
 
-class LineLost(Exception):
+class ChannelLost(Exception):
     """The supervisor has closed the line."""
 
 
-class Questions:
+class SupervisorClient:
     """The line. ``take_listener`` comes first, then ``run`` beside all calls."""
 
     def __init__(self, descriptor: int) -> None:
@@ -36,12 +36,12 @@ class Questions:
         self._heard = float("-inf")
 
     async def take_listener(self) -> trio.SocketListener:
-        """The operators' port. Raises LineLost."""
+        """The operators' port. Raises ChannelLost."""
         self._socket.send(LISTENER_WANTED)  # the line is empty: it does not wait
         await trio.lowlevel.wait_readable(self._socket)
         _data, descriptors, _flags, _address = socket.recv_fds(self._socket, 1, 1)
         if len(descriptors) != 1:
-            raise LineLost("the supervisor gave no listener")
+            raise ChannelLost("the supervisor gave no listener")
         self._heard = trio.current_time()
         return trio.SocketListener(trio.socket.from_stdlib_socket(adopt_socket(descriptors[0])))
 

@@ -11,8 +11,8 @@ import trio
 from proxy.admin.access import Access
 from proxy.admin.application import AdminApplication
 from proxy.admin.http import HttpServer
-from proxy.admin.kept import Kept
-from proxy.admin.questions import LineLost, Questions
+from proxy.admin.kept import CoalescingCache
+from proxy.admin.questions import ChannelLost, SupervisorClient
 from proxy.admin.scrape import Scrape
 from proxy.config.errors import ConfigError
 from proxy.config.types import Config
@@ -33,16 +33,16 @@ class Knowledge:
 
     def __init__(
         self,
-        questions: Questions,
+        questions: SupervisorClient,
         scrape: Scrape,
         nursery: trio.Nursery,
         *,
         readiness_kept_s: float = READINESS_KEPT_S,
     ) -> None:
-        self.metrics = Kept(nursery, scrape.collect, METRICS_KEPT_S).current
+        self.metrics = CoalescingCache(nursery, scrape.collect, METRICS_KEPT_S).current
         self.is_well = questions.is_well
-        self.not_ready_reasons = Kept(nursery, questions.not_ready_reasons, readiness_kept_s).current
-        self.status = Kept(nursery, questions.status, STATUS_KEPT_S).current
+        self.not_ready_reasons = CoalescingCache(nursery, questions.not_ready_reasons, readiness_kept_s).current
+        self.status = CoalescingCache(nursery, questions.status, STATUS_KEPT_S).current
 
 
 class AdminService:
@@ -51,7 +51,7 @@ class AdminService:
     def __init__(self, context: WorkerContext) -> None:
         self._nursery = context.nursery
         self._access = Access(context.config.admin)
-        self._questions = Questions(context.descriptors.questions)
+        self._questions = SupervisorClient(context.descriptors.questions)
         scrape = Scrape(context.config.cluster.name, self._questions, context.registry)
         knowledge = Knowledge(self._questions, scrape, context.nursery)
         self._server = HttpServer(AdminApplication(knowledge, self._allows, context.registry).answer)
@@ -68,7 +68,7 @@ class AdminService:
         """Take the port over, and serve it. Raises ConfigError."""
         try:
             listener = await self._questions.take_listener()
-        except (LineLost, OSError) as error:
+        except (ChannelLost, OSError) as error:
             raise ConfigError(f"admin.bind: {error}") from None
         self._nursery.start_soon(self._keep_line)
         self._nursery.start_soon(self._serve, listener)

@@ -15,7 +15,7 @@ from proxy.admin.access import Access
 from proxy.config.errors import ConfigError
 from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
-from proxy.forwarder.listen.transports import doors
+from proxy.forwarder.listen.transports import listener_transports
 from proxy.runtime.network.dialing import Dialer
 from proxy.supervisor.startup.sockets import StartFailed, runtime_dir_obstacle
 
@@ -25,7 +25,7 @@ async def prove(config: Config) -> BrokerAuthentication | None:
     ConfigError.
     """
     await trio.lowlevel.checkpoint()
-    doors(config)
+    listener_transports(config)
     Dialer(config.brokers)
     Access(config.admin)
     registry = ProviderRegistry(config.authentication, configured_providers)

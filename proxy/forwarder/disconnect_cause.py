@@ -3,7 +3,7 @@
 import enum
 
 
-class Cause(enum.StrEnum):
+class DisconnectCause(enum.StrEnum):
     """A cause; its value is the label of pulsar_proxy_ended_connections_total."""
 
     CLIENT_CLOSED = "client_closed"

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationMetrics
 from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
@@ -38,7 +38,7 @@ class ForwarderMetrics:
         ended_connections = Counter(
             "pulsar_proxy_ended_connections", "Clients' connections that ended, by cause.", ["cause"], registry=registry
         )
-        self.ended_connections = {cause: ended_connections.labels(cause=cause.value) for cause in Cause}
+        self.ended_connections = {cause: ended_connections.labels(cause=cause.value) for cause in DisconnectCause}
         handshake_seconds = Histogram(
             "pulsar_proxy_handshake_seconds",
             "Time of a client's handshake, by stage: authentication, broker (dialling and its handshake), total.",

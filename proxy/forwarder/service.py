@@ -18,21 +18,21 @@ from proto.roles import Role
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.load import forwarder_count
 from proxy.config.types import Config
-from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.accepting import accept_clients
 from proxy.forwarder.listen.admission import Admission, Place, Refusal
-from proxy.forwarder.listen.transports import Door, doors
+from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
-from proxy.forwarder.relay.expiring.session import Closing
-from proxy.forwarder.relay.fd_store_client import RelayKeeper
-from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.expiring.session import CloseReason
+from proxy.forwarder.relay.fd_store_client import FdStoreClient
+from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.sockets import ip_of
 from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.session.lifetime import recall
 from proxy.forwarder.workers.authentication import ClientEnd
-from proxy.forwarder.workers.clients import Backends
+from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlight, close_at_once, close_politely, seconds
 from proxy.runtime.network.congestion import use_for_accepted
@@ -52,7 +52,7 @@ TURNED_AWAY_AT_ONCE_MAX = 100
 HANDSHAKES_GRACE_S = 1.0
 """How long a hand-over waits for handshakes under way."""
 
-_CAUSES = {Closing.MAX_AGE: Cause.MAX_AGE, Closing.SHUT_DOWN: Cause.SHUT_DOWN}
+_CAUSES = {CloseReason.MAX_AGE: DisconnectCause.MAX_AGE, CloseReason.SHUT_DOWN: DisconnectCause.SHUT_DOWN}
 
 
 class ForwarderService:
@@ -71,11 +71,11 @@ class ForwarderService:
         self._admission = Admission(context.config.limits, counters, context.index, self._address_tables)
         self._auth = context.rpc_pool(Role.AUTH)
         self._lookup = context.rpc_pool(Role.LOOKUP)
-        self._backends = Backends(context.config, self._auth, self._lookup)
-        self._doors = doors(context.config)
+        self._backends = WorkerClients(context.config, self._auth, self._lookup)
+        self._doors = listener_transports(context.config)
         self._deadlines = Deadlines()
         self._clients: trio.Nursery
-        self._relays: Relays
+        self._relays: RelayManager
         self._listeners: list[socket.socket]
         self._sessions: set[ClientSession] = set()
         self._in_flight = InFlight()
@@ -115,11 +115,11 @@ class ForwarderService:
 
     async def _start_relays(self) -> None:
         context, config = self._context, self._context.config.relay
-        keeper = RelayKeeper(adopt_socket(context.descriptors.store), keeps=config.crash_safe)
+        keeper = FdStoreClient(adopt_socket(context.descriptors.store), keeps=config.crash_safe)
         left = await keeper.inherit()
         self._listeners = [adopt_socket(descriptor) for descriptor in left.listeners]
         self._tune_listeners()
-        self._relays = Relays(
+        self._relays = RelayManager(
             keeper,
             left,
             self._relay_ended,
@@ -156,10 +156,10 @@ class ForwarderService:
 
     def _relay_ended(self, about: StoredRelay) -> None:
         self._admission.leave(ip_of(about))
-        cause = _CAUSES.get(self._relays.left_because(about), Cause.RELAY_ENDED)
+        cause = _CAUSES.get(self._relays.left_because(about), DisconnectCause.RELAY_ENDED)
         self._metrics.ended_connections[cause].inc()
 
-    def _connection_ended(self, place: Place, cause: Cause) -> None:
+    def _connection_ended(self, place: Place, cause: DisconnectCause) -> None:
         place.leave()
         self._metrics.ended_connections[cause].inc()
 
@@ -169,9 +169,9 @@ class ForwarderService:
         """
         if self._accepting.cancel_called:  # that it could not use the rest would keep nobody from his end
             self._relays.enforcement.configure(config)
-        backends = Backends(config, self._auth, self._lookup)  # may raise
+        backends = WorkerClients(config, self._auth, self._lookup)  # may raise
         if not self._accepting.cancel_called:
-            self._doors = doors(config)  # may raise
+            self._doors = listener_transports(config)  # may raise
             self._admission.limits = config.limits
             self._relays.enforcement.configure(config)
             self._tune_listeners()
@@ -272,11 +272,16 @@ class ForwarderService:
             self._begin(stream, client, place)
 
     async def _enter_by_tls(
-        self, door: Door, transport: trio.SocketStream, client: ClientEnd, place: Place, handshake: trio.CancelScope
+        self,
+        door: ListenerTransport,
+        transport: trio.SocketStream,
+        client: ClientEnd,
+        place: Place,
+        handshake: trio.CancelScope,
     ) -> None:
         """Begin a client's session behind its TLS handshake, which ``handshake`` cancels."""
         timeout_s = seconds(self._backends.config.limits.handshake_timeout_ms)
-        cause = Cause.SHUT_DOWN
+        cause = DisconnectCause.SHUT_DOWN
         entered = False
         try:
             with handshake:
@@ -286,14 +291,14 @@ class ForwarderService:
                 if not entered:
                     await close_at_once(stream)
             if handshake.cancel_called:
-                cause = Cause.GAVE_WAY
+                cause = DisconnectCause.GAVE_WAY
                 self._log_gave_way(client.address)
         except TlsFailed as error:
             get_logger().warning("no TLS with a client", client=client.address, reason=str(error))
-            cause = Cause.TLS_FAILED
+            cause = DisconnectCause.TLS_FAILED
         except Exception as error:  # noqa: BLE001 -- a defect that one client meets must not end all the others
             get_logger().error("a client's connection met a defect", client=client.address, exc_info=error)
-            cause = Cause.DEFECT
+            cause = DisconnectCause.DEFECT
         finally:
             if not entered:
                 self._connection_ended(place, cause)
@@ -323,7 +328,7 @@ class ForwarderService:
             place.becomes_relay()
         else:
             self._connection_ended(place, session.cause)
-            if session.cause is Cause.GAVE_WAY:
+            if session.cause is DisconnectCause.GAVE_WAY:
                 self._log_gave_way(session.address)
         self._in_flight.end()
 

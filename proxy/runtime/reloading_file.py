@@ -15,7 +15,7 @@ ValueT = TypeVar("ValueT")
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
 
 
-class Watched(Generic[ValueT]):
+class ReloadingFile(Generic[ValueT]):
     """A value made by ``build`` from files; it looks for changes when it is asked for, at most once a second.
 
     ``key`` is the configuration's, for errors. ``build`` runs in a thread but for the first time; it raises

@@ -21,8 +21,8 @@ from proxy.runtime.observability.logs import configure_logs, get_logger
 from proxy.runtime.process.hardening import adopt_orphans, harden_process
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.config_watch import ConfigWatch, ReloadMetrics
-from proxy.supervisor.handover.exec_handover import SIGNALS, Legacy, State, become_next_program, check_command
-from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminLine
+from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, State, become_next_program, check_command
+from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
 from proxy.supervisor.operators.control import Control, UpgradeRefused
 from proxy.supervisor.operators.report import Report
 from proxy.supervisor.processes.children import children
@@ -45,14 +45,14 @@ NOT_RELOADED = "the configuration was not reloaded; the old one stays"
 class Supervisor:
     """One running cluster."""
 
-    def __init__(self, config: Config, config_file: Path, legacy: Legacy) -> None:
+    def __init__(self, config: Config, config_file: Path, legacy: HandoverState) -> None:
         self._config_file = config_file
         self._directory = RuntimeDirectory(config.cluster.runtime_dir, legacy.runtime_lock)
         self._admin = _bind_admin(config, legacy)
         self._control = legacy.control
         self._cluster = Cluster(config, self._directory, legacy, self._serve_admin)
         self._report = Report(self._cluster)
-        self._admin_line = AdminLine(self._report, self._admin.fileno)
+        self._admin_line = AdminChannel(self._report, self._admin.fileno)
         self._reload_metrics = ReloadMetrics(self._cluster.registry, time.time)
         self._watch = ConfigWatch(
             config_file, lambda: self._cluster.config.reload.watch_interval_ms, self._take_over_change
@@ -334,7 +334,7 @@ def serve(plan: MemoryPlan, config_file: Path, legacy_descriptor: int | None, fa
         return
     allow_open_files(config)
     try:
-        legacy = Legacy() if legacy_descriptor is None else Legacy.read(legacy_descriptor)
+        legacy = HandoverState() if legacy_descriptor is None else HandoverState.read(legacy_descriptor)
         supervisor = Supervisor(_with_runtime_dir(config, legacy), config_file, legacy)
     except StartFailed as error:
         fail(str(error))
@@ -347,7 +347,7 @@ def serve(plan: MemoryPlan, config_file: Path, legacy_descriptor: int | None, fa
         fail("ended at once, as asked")
 
 
-def _bind_admin(config: Config, legacy: Legacy) -> socket.socket:
+def _bind_admin(config: Config, legacy: HandoverState) -> socket.socket:
     """The operators' port; after an upgrade the old one, where the new one cannot be had. Raises StartFailed."""
     inherited = legacy.take_admin(config.admin.bind)
     if inherited is not None:
@@ -361,7 +361,7 @@ def _bind_admin(config: Config, legacy: Legacy) -> socket.socket:
         return legacy.admin.popitem()[1]
 
 
-def _with_runtime_dir(config: Config, legacy: Legacy) -> Config:
+def _with_runtime_dir(config: Config, legacy: HandoverState) -> Config:
     """The folder stays: the sockets in it are in use."""
     if legacy.runtime_dir in {"", config.cluster.runtime_dir}:
         return config

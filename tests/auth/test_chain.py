@@ -5,7 +5,7 @@ The same cases as the broker's (4.0.8, ``AuthorizationService.isValidOriginalPri
 
 import pytest
 
-from auth.chain import Behind, Claim, principal_behind
+from auth.chain import Claim, EffectivePrincipal, principal_behind
 from auth.state import ROLE_CHARACTERS_MAX, AuthenticationDenied
 from proto.connect_rules import INVALID_ROLES, NOT_A_PROXY
 from proxy.config.proxy_roles import ProxyRoles
@@ -26,13 +26,13 @@ def denial(role: str, claim: Claim, proxies: ProxyRoles = PROXIES, method: str =
 
 @pytest.mark.parametrize("proxies", [PROXIES, NO_PROXIES], ids=["some", "none"])
 def test_a_client_is_who_it_is(proxies: ProxyRoles) -> None:
-    assert principal_behind("alice", "token", Claim(), proxies) == Behind("alice", proxy="")
+    assert principal_behind("alice", "token", Claim(), proxies) == EffectivePrincipal("alice", proxy="")
 
 
 @pytest.mark.parametrize("blank", [" ", "\t\n", "\u3000"])
 def test_a_client_that_names_nobody(blank: str) -> None:
     """As the broker: what is blank is not there."""
-    assert principal_behind("alice", "token", Claim(original_principal=blank), PROXIES) == Behind("alice")
+    assert principal_behind("alice", "token", Claim(original_principal=blank), PROXIES) == EffectivePrincipal("alice")
 
 
 @pytest.mark.conforms("pip-1.31")
@@ -68,7 +68,7 @@ def test_what_a_stranger_writes_does_not_flood_or_forge_the_log() -> None:
 @pytest.mark.parametrize("through_proxy", [True, False])
 @pytest.mark.parametrize("original", ["alice", "bob", "Ünïcödé 角色", "Proxy-A", "r" * ROLE_CHARACTERS_MAX])
 def test_a_proxy_says_whose_the_connection_is(original: str, through_proxy: bool) -> None:
-    assert principal_behind("proxy-a", "token", Claim(original, through_proxy), PROXIES) == Behind(
+    assert principal_behind("proxy-a", "token", Claim(original, through_proxy), PROXIES) == EffectivePrincipal(
         original, proxy="proxy-a"
     )
 
@@ -107,18 +107,20 @@ BOUND = ProxyRoles(["tls:proxy-a", "proxy-b", "*:system:proxy-c"])
 def test_a_role_that_is_a_proxys_by_one_method_alone() -> None:
     """Security: whoever can make a token for the role (or a user of the name) is not the proxy with the certificate."""
     claim = Claim("alice", through_proxy=True)
-    assert principal_behind("proxy-a", "tls", claim, BOUND) == Behind("alice", proxy="proxy-a")
+    assert principal_behind("proxy-a", "tls", claim, BOUND) == EffectivePrincipal("alice", proxy="proxy-a")
     for method in ("token", "basic", "sasl", "none", "", "TLS", "*"):
         assert denial("proxy-a", claim, BOUND, method).reason == NOT_A_PROXY
         assert denial("proxy-a", Claim("alice"), BOUND, method).reason == INVALID_ROLES
-        assert principal_behind("proxy-a", method, Claim(), BOUND) == Behind("proxy-a"), "a client like any other"
+        assert principal_behind("proxy-a", method, Claim(), BOUND) == EffectivePrincipal("proxy-a"), (
+            "a client like any other"
+        )
 
 
 @pytest.mark.parametrize("method", ["token", "tls", "sasl"])
 def test_a_role_that_is_a_proxys_by_any_method(method: str) -> None:
     claim = Claim("alice", through_proxy=True)
     for role in ("proxy-b", "system:proxy-c"):
-        assert principal_behind(role, method, claim, BOUND) == Behind("alice", proxy=role)
+        assert principal_behind(role, method, claim, BOUND) == EffectivePrincipal("alice", proxy=role)
 
 
 @pytest.mark.parametrize("role", ["tls:proxy-a", "*:system:proxy-c", "proxy-c", "system", ":proxy-c"])

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from auth.http import HttpFailed
-from auth.renewed import Fetched, NotAvailable, Renewed
+from auth.renewed import Fetched, NotAvailable, RefreshingCache
 
 Clock = trio.testing.MockClock
 FRESH_S, USABLE_S, RETRY_S = 100.0, 200.0, 10.0
@@ -22,7 +22,7 @@ class Source:
         self.finished = 0
         self.delay_s = 1.0
         self.error: Exception | None = None
-        self.renewed = Renewed("a number", self.fetch, retry_interval_s=RETRY_S)
+        self.renewed = RefreshingCache("a number", self.fetch, retry_interval_s=RETRY_S)
 
     async def fetch(self) -> Fetched[int]:
         self.fetches += 1

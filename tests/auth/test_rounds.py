@@ -5,17 +5,17 @@ import trio
 import trio.testing
 
 from auth import rounds
-from auth.rounds import ROUNDS_MAX, Rounds
+from auth.rounds import ROUNDS_MAX, ExchangeStore
 from auth.state import AuthenticationDenied
 
 KEY, OTHER_KEY = (100, 1), (100, 2)
 
 
-def new_rounds() -> Rounds[str]:
-    return Rounds(lifetime_s=10.0)
+def new_rounds() -> ExchangeStore[str]:
+    return ExchangeStore(lifetime_s=10.0)
 
 
-def denial(kept: Rounds[str], key: tuple[int, int] = KEY, method: str = "sasl") -> str:
+def denial(kept: ExchangeStore[str], key: tuple[int, int] = KEY, method: str = "sasl") -> str:
     with pytest.raises(AuthenticationDenied) as denied:
         kept.take(key, method)
     return denied.value.reason

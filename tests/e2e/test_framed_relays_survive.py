@@ -15,7 +15,7 @@ from local.tokens import make_token
 
 from .lab.certificates import Authority
 from .lab.cluster import HOST, merged
-from .lab.framed_streams import FramedStreams
+from .lab.framed_streams import FramedCopyLoop
 from .test_relays_survive import ADOPTED, Scene, assert_whole, kill_forwarder, scene, wait_until_empty
 
 KEY = b"a shared secret of thirty-two by"
@@ -48,12 +48,12 @@ def authentication(directory: Path) -> dict[str, dict[str, object]]:
     return {"authentication": {"enabled": True}, "authentication.token": {"secret_key": str(key)}}
 
 
-def streams_on(on: Scene, lifetime_s: float, tls: ssl.SSLContext | None = None) -> FramedStreams:
+def streams_on(on: Scene, lifetime_s: float, tls: ssl.SSLContext | None = None) -> FramedCopyLoop:
     """Not yet running."""
-    return FramedStreams(on.cluster.port, STREAMS, tokens(lifetime_s), on.broker_port, tls)
+    return FramedCopyLoop(on.cluster.port, STREAMS, tokens(lifetime_s), on.broker_port, tls)
 
 
-def assert_renewed(streams: FramedStreams, on: Scene, *, each: int) -> None:
+def assert_renewed(streams: FramedCopyLoop, on: Scene, *, each: int) -> None:
     """Everybody was asked so often, and nobody failed to answer."""
     asked = [count for number, count in enumerate(streams.challenges) if number not in streams.expired]
     assert min(asked) >= each, streams.challenges

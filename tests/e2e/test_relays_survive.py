@@ -31,7 +31,7 @@ from .conftest import running
 from .lab.cluster import ProxyCluster, Tables, merged
 from .lab.crowd import AT_ONCE, Crowd, Ends, many_open_files
 from .lab.fakes import FakeBroker, LookupBroker
-from .lab.framed_streams import FramedStreams
+from .lab.framed_streams import FramedCopyLoop
 from .lab.processes import Use, children, memory_kib
 from .lab.schema import LOOKUP_CONNECT
 from .lab.streams import OneWay, Streams
@@ -177,7 +177,7 @@ def cluster_memory_kib(cluster: ProxyCluster) -> int:
     return sum(memory_kib(pid) for pid in (cluster.pid, *children(cluster.pid)))
 
 
-def assert_whole(streams: Streams | FramedStreams) -> None:
+def assert_whole(streams: Streams | FramedCopyLoop) -> None:
     """No connection was lost, and every byte came."""
     assert streams.errors == []
     assert len(streams.ways) == 2 * streams.count

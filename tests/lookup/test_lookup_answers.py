@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lookup.answers import PART_BYTES_MAX, Answers
 from proto.rpc_pb2 import EnvelopeResponse
-from proxy.runtime.loop.tick import Turn, current_turn
+from proxy.runtime.loop.tick import Tick, current_tick
 
 
 class Reply:
@@ -40,8 +40,8 @@ class Reply:
 
 
 @pytest.fixture
-async def turn() -> Turn:
-    return current_turn()
+async def turn() -> Tick:
+    return current_tick()
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def reply() -> Reply:
     return Reply()
 
 
-async def test_answers_of_one_turn_travel_together(turn: Turn, reply: Reply) -> None:
+async def test_answers_of_one_turn_travel_together(turn: Tick, reply: Reply) -> None:
     answers = Answers(4, reply)
     with turn:
         answers.put(2, b"two")
@@ -67,7 +67,7 @@ async def test_answers_of_one_turn_travel_together(turn: Turn, reply: Reply) -> 
     assert len(reply.parts) == 3
 
 
-async def test_outside_of_a_turn_an_answer_leaves_at_once(turn: Turn, reply: Reply) -> None:
+async def test_outside_of_a_turn_an_answer_leaves_at_once(turn: Tick, reply: Reply) -> None:
     answers = Answers(3, reply)
     answers.put(2, b"two")
     answers.refuse(0, "INVALID_REQUEST", "why")
@@ -75,7 +75,7 @@ async def test_outside_of_a_turn_an_answer_leaves_at_once(turn: Turn, reply: Rep
     assert (reply.indices, reply.more) == ([[2], [], [1]], [True, True, False])
 
 
-async def test_one_bad_request_is_refused_among_good_ones(turn: Turn, reply: Reply) -> None:
+async def test_one_bad_request_is_refused_among_good_ones(turn: Tick, reply: Reply) -> None:
     answers = Answers(3, reply)
     with turn:
         answers.put(0, b"zero")
@@ -89,7 +89,7 @@ async def test_one_bad_request_is_refused_among_good_ones(turn: Turn, reply: Rep
     assert (bad.index, bad.error, bad.error_message) == (1, EnvelopeResponse.INVALID_REQUEST, "why")
 
 
-async def test_a_part_holds_as_much_as_it_may(turn: Turn, reply: Reply) -> None:
+async def test_a_part_holds_as_much_as_it_may(turn: Tick, reply: Reply) -> None:
     answers = Answers(5, reply)
     with turn:
         for index in range(5):
@@ -97,7 +97,7 @@ async def test_a_part_holds_as_much_as_it_may(turn: Turn, reply: Reply) -> None:
     assert (reply.indices, reply.more) == ([[0, 1], [2, 3], [4]], [True, True, False])
 
 
-async def test_a_large_answer_travels_alone(turn: Turn, reply: Reply) -> None:
+async def test_a_large_answer_travels_alone(turn: Tick, reply: Reply) -> None:
     answers = Answers(4, reply)
     with turn:
         for index, size in enumerate((1, 10 * PART_BYTES_MAX, 1, 1)):
@@ -105,7 +105,7 @@ async def test_a_large_answer_travels_alone(turn: Turn, reply: Reply) -> None:
     assert (reply.indices, reply.more) == ([[0], [1], [2, 3]], [True, True, False])
 
 
-async def test_where_answers_are_missing_the_last_part_of_a_turn_is_not_the_last(turn: Turn, reply: Reply) -> None:
+async def test_where_answers_are_missing_the_last_part_of_a_turn_is_not_the_last(turn: Tick, reply: Reply) -> None:
     answers = Answers(3, reply)
     with turn:
         for index in range(2):
@@ -117,7 +117,7 @@ async def test_where_answers_are_missing_the_last_part_of_a_turn_is_not_the_last
 @given(turns=st.lists(st.lists(st.integers(0, PART_BYTES_MAX * 2), min_size=1, max_size=5), min_size=1, max_size=4))
 def test_whatever_sizes_come_when_all_arrive_once_in_order_and_in_bounds(turns: list[list[int]]) -> None:
     async def main() -> None:
-        turn, reply = current_turn(), Reply()
+        turn, reply = current_tick(), Reply()
         sizes = [size for one in turns for size in one]
         answers = Answers(len(sizes), reply)
         numbered = iter(enumerate(sizes))

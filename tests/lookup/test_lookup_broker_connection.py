@@ -23,7 +23,7 @@ from proto.frames import Frame
 from proto.lookup_answers import AnswerShapes, BrokerAnswer
 from proto.lookup_requests import number_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proxy.runtime.loop.tick import Turn, current_turn
+from proxy.runtime.loop.tick import Tick, current_tick
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.rpc.client import RpcError
 
@@ -38,7 +38,7 @@ class Line:
 
     connection: BrokerConnection
     broker: BrokerEnd
-    turn: Turn
+    turn: Tick
     fresh: list[tuple[str, bytes]] = field(default_factory=list)
     results: list[object] = field(default_factory=list)
     ended: trio.Event = field(default_factory=trio.Event)
@@ -80,7 +80,7 @@ async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
         rest: bytes = b"", *, refuse_credentials: bool = False, streams: tuple[Any, Any] | None = None
     ) -> Line:
         ours, theirs = streams or trio.testing.memory_stream_pair()
-        turn = current_turn()
+        turn = current_tick()
         greeting = connected()
         link = BrokerLink(
             host_port("b0"), ours, Connected(Frame(greeting.SerializeToString()), greeting.connected, rest)
@@ -457,7 +457,7 @@ async def test_a_turn_ends_with_each_chunk_of_answers(line: Line) -> None:
 
     def on_answer(_answer: BrokerAnswer | None) -> None:
         heard.append("answer")
-        line.turn.touch(speaker)
+        line.turn.schedule_flush(speaker)
 
     for _ in range(3):
         ask(line, "t", on_answer)

@@ -25,7 +25,7 @@ from lookup_fakes import (
 )
 
 from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
-from lookup.broker_pool import RENEWAL_RETRY_S, Askers, BrokerPool
+from lookup.broker_pool import RENEWAL_RETRY_S, BrokerPool, LookupPrincipals
 from lookup.targets import Target
 from proto import commands
 from proto.connect_rules import OriginalCredentials
@@ -56,7 +56,7 @@ class Pools:
         self.auth = FakeAuth()
         self.broker = network.add("broker", "10.0.0.1", FakeBroker(connect_to("pulsar://x:1")))
         self.pool = BrokerPool(config, Dialer(config.brokers), self.auth, nursery)  # type: ignore[arg-type]
-        self.askers = Askers()
+        self.askers = LookupPrincipals()
         self.anybody = self.askers.get("")
 
     async def get(self, principal: str = "", host: str = "broker", token: str = "") -> BrokerConnection:
@@ -155,7 +155,7 @@ async def test_credentials_are_not_shown(network: Network, nursery: trio.Nursery
 
 def test_an_asker_is_the_same_as_long_as_somebody_holds_it() -> None:
     """Found by what it is; and what nobody holds any more is forgotten, with its credentials."""
-    askers = Askers()
+    askers = LookupPrincipals()
     alice = askers.get("alice")
     assert askers.get("alice") is alice
     assert askers.get("alice", OriginalCredentials("token", "x")) is not alice

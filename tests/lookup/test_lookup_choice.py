@@ -23,7 +23,7 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.broker_pool import Asker, BrokerPool
+from lookup.broker_pool import BrokerPool, LookupPrincipal
 from lookup.brokers import Brokers
 from lookup.lookups import TO_BLAME, Lookups
 from lookup.losses import Trial
@@ -54,13 +54,13 @@ class Worker:
         nursery.start_soon(self.brokers.discovery.run)
         self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
         self.lookups = Lookups(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
-        self.asker = Asker("alice")
+        self.asker = LookupPrincipal("alice")
 
     def broker(self, number: int, script: Script | None = None) -> FakeBroker:
         broker = FakeBroker(script or connect_to("pulsar://b9:6650"))
         return self.network.add(f"b{number}", f"10.0.0.{number + 1}", broker)
 
-    async def ask(self, asker: Asker | None = None, timeout_s: float = 10) -> Any:
+    async def ask(self, asker: LookupPrincipal | None = None, timeout_s: float = 10) -> Any:
         """As the desk does: the short way, or else the long one."""
         command, kind, trial = lookup(), kind_of(lookup()), Trial()
         answers: list[BaseCommand | None] = []
@@ -195,7 +195,7 @@ async def test_no_answer_in_time_is_reported_once_a_connection(
     assert worker.failures() == {"b0": 1}, "the long way"
     await worker.ask(timeout_s=1)
     assert worker.failures() == {"b0": 1}, "the short way, over the same connection"
-    await worker.ask(Asker("bob"), timeout_s=1)
+    await worker.ask(LookupPrincipal("bob"), timeout_s=1)
     assert worker.failures() == {"b0": 2}
     broker.script = connect_to("pulsar://b9:6650")
     await worker.ask()

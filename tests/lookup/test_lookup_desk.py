@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from lookup_fakes import CONNECT, REDIRECT, lookup, lookup_response, make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.broker_pool import Asker, Askers
-from lookup.desk import OVERDUE_LOOK_S, Desk, Question, Sender
+from lookup.broker_pool import LookupPrincipal, LookupPrincipals
+from lookup.desk import OVERDUE_LOOK_S, LookupScheduler, PendingLookup, RequestBatch
 from lookup.lookups import Lookups
 from lookup.metrics import LookupMetrics
 from proto.connect_rules import OriginalCredentials
@@ -26,7 +26,7 @@ from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_requests import Request, parse_request
 from proto.lookups import error_of, failure, response_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 
 METADATA = BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 8})
 SCHEMA = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 9})
@@ -57,7 +57,7 @@ class Asked:
     heard_at = 0.0
     loss = None
 
-    def __init__(self, lookups: FakeLookups, request: Request, asker: Asker, question: Question) -> None:
+    def __init__(self, lookups: FakeLookups, request: Request, asker: LookupPrincipal, question: PendingLookup) -> None:
         self.command = request.command()
         self.asker = asker
         self.forgotten = False
@@ -85,7 +85,7 @@ class FakeLookups:
         self.gate = trio.Event()
         self.failure: Exception | None = None
 
-    def ask_now(self, request: Request, asker: Asker, question: Question, _now: float) -> Any:
+    def ask_now(self, request: Request, asker: LookupPrincipal, question: PendingLookup, _now: float) -> Any:
         if not self.open:
             return None
         asked = Asked(self, request, asker, question)
@@ -96,12 +96,12 @@ class FakeLookups:
         self.heard_of.append((connection.broker, answer is not None))
 
     @staticmethod
-    def forget(connection: Asked, question: Question) -> None:
+    def forget(connection: Asked, question: PendingLookup) -> None:
         assert connection.question is question
         connection.forgotten = True
 
     @staticmethod
-    def ready(answer: BrokerAnswer, kind: Any, _asker: Asker, _client: str) -> ClientAnswer | None:
+    def ready(answer: BrokerAnswer, kind: Any, _asker: LookupPrincipal, _client: str) -> ClientAnswer | None:
         if not Lookups.is_final(answer.command, kind):
             return None
         copy = BaseCommand()
@@ -109,7 +109,15 @@ class FakeLookups:
         return ClientAnswer(copy)
 
     async def answer(
-        self, command: BaseCommand, kind: Any, _asker: Asker, _client: str, answer: Any, *, deadline: float, trial: Any
+        self,
+        command: BaseCommand,
+        kind: Any,
+        _asker: LookupPrincipal,
+        _client: str,
+        answer: Any,
+        *,
+        deadline: float,
+        trial: Any,
     ) -> BaseCommand:
         self.long_way.append((command, answer, deadline))
         self.lost.append(None if trial is None else trial.lost_at)
@@ -130,8 +138,8 @@ class Setup:
 
     def __init__(self, nursery: trio.Nursery, **limits: int) -> None:
         self.lookups = FakeLookups()
-        self.turn = current_turn()
-        self.askers = Askers()
+        self.turn = current_tick()
+        self.askers = LookupPrincipals()
         self.registry = CollectorRegistry()
         self.nursery = nursery
         self.sent = trio.Event()
@@ -140,17 +148,17 @@ class Setup:
         self.heard: list[tuple[str, int, int | None]] = []
         """Whose request, its id, and the error."""
         config = make_config(limits={"lookup_timeout_ms": int(TIMEOUT_S * 1000), **limits})
-        self.desk = Desk(config, self.lookups, LookupMetrics(self.registry), nursery)  # type: ignore[arg-type]
+        self.desk = LookupScheduler(config, self.lookups, LookupMetrics(self.registry), nursery)  # type: ignore[arg-type]
 
     def ask(
         self,
         command: BaseCommand | None = None,
-        who: str | Asker = "alice",
+        who: str | LookupPrincipal = "alice",
         name: str = "",
         address: str = "192.0.2.7:4000",
     ) -> None:
         request, request_id = parse_request((command or lookup()).SerializeToString())
-        asker = who if isinstance(who, Asker) else self.askers.get(who)
+        asker = who if isinstance(who, LookupPrincipal) else self.askers.get(who)
 
         def put(index: int, frame: bytes) -> None:
             assert index == INDEX
@@ -168,7 +176,7 @@ class Setup:
 
         answers: Any = SimpleNamespace(put=put, until_sent=until_sent)
         with self.turn:
-            self.desk.ask(request, request_id, INDEX, Sender(asker, address, answers))
+            self.desk.ask(request, request_id, INDEX, RequestBatch(asker, address, answers))
 
     def reload(self, **limits: int) -> FakeLookups:
         """Another configuration; gives the old brokers."""
@@ -546,7 +554,7 @@ async def test_what_nobody_answers_is_ended_in_time_and_forgotten(
 
     while not it.heard:
         with it.turn:
-            it.turn.touch(Speaker())
+            it.turn.schedule_flush(Speaker())
         await trio.sleep(0.01)
     assert it.heard == [("alice", 1, ServerError.ServiceNotReady), ("alice", 2, ServerError.ServiceNotReady)]
     assert TIMEOUT_S <= trio.current_time() - started <= TIMEOUT_S + OVERDUE_LOOK_S + 0.02

@@ -12,7 +12,7 @@ import trio.testing
 from lookup_fakes import FakeAuth, FakeBroker, Network, make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.broker_pool import Asker, BrokerPool
+from lookup.broker_pool import BrokerPool, LookupPrincipal
 from lookup.brokers import Brokers
 from lookup.discovery import ENDPOINTS_MAX, Endpoint, Verdict
 from lookup.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, Login, log_in
@@ -188,7 +188,7 @@ class Ring:
             await trio.lowlevel.checkpoint()
             return Target(endpoint, endpoint.addresses)
 
-        await self.pool.connection(endpoint, locate, Asker("alice", credentials))
+        await self.pool.connection(endpoint, locate, LookupPrincipal("alice", credentials))
 
 
 async def test_at_a_calm_rate(network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:

@@ -26,7 +26,7 @@ from lookup_fakes import (
 from prometheus_client import CollectorRegistry
 
 from lookup.broker_connection import BrokerConnection, BrokerConnectionLost
-from lookup.broker_pool import Askers, BrokerPool
+from lookup.broker_pool import BrokerPool, LookupPrincipals
 from lookup.brokers import Brokers
 from lookup.lookups import REDIRECTS_MAX, TO_BLAME, Lookups
 from lookup.metrics import BrokerMetrics
@@ -52,7 +52,7 @@ class Setup:
         self.network = network
         dialer = Dialer(config.brokers)
         dialer._tls = None  # the fake network speaks none, whatever the URL says
-        self.askers = Askers()
+        self.askers = LookupPrincipals()
         self.timeout_s = seconds(config.limits.lookup_timeout_ms)
 
         def resolver() -> Resolver:
@@ -703,7 +703,7 @@ def test_of_other_requests_every_answer_is_final(command: BaseCommand) -> None:
 async def test_a_success_is_made_ready_once_and_the_brokers_word_stays_as_it_was(make: Make) -> None:
     lookups = make().lookups
     answer = BrokerAnswer(lookup_response(lookup(), CONNECT, "pulsar://b5:6650"))
-    kind, asker = kind_of(lookup()), Askers().get("alice")
+    kind, asker = kind_of(lookup()), LookupPrincipals().get("alice")
     ready = lookups.ready(answer, kind, asker, "192.0.2.7:4000")
     assert ready is not None
     assert answer.ready is ready
@@ -727,7 +727,7 @@ async def test_what_is_logged_or_may_be_followed_is_looked_at_each_time(
     make: Make, answer: BaseCommand, request_: BaseCommand, final: bool
 ) -> None:
     broker_answer = BrokerAnswer(answer)
-    ready = make().lookups.ready(broker_answer, kind_of(request_), Askers().get("alice"), "192.0.2.7:4000")
+    ready = make().lookups.ready(broker_answer, kind_of(request_), LookupPrincipals().get("alice"), "192.0.2.7:4000")
     assert (ready is not None) is final
     assert broker_answer.ready is None
 

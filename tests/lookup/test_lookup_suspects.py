@@ -25,9 +25,9 @@ from lookup_fakes import (
 from prometheus_client import CollectorRegistry
 
 from lookup.answers import Answers
-from lookup.broker_pool import Askers, BrokerPool
+from lookup.broker_pool import BrokerPool, LookupPrincipals
 from lookup.brokers import Brokers
-from lookup.desk import Desk, Sender
+from lookup.desk import LookupScheduler, RequestBatch
 from lookup.lookups import TO_BLAME, Lookups
 from lookup.losses import Company, Loss, Trial
 from lookup.metrics import BrokerMetrics, LookupMetrics
@@ -40,7 +40,7 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
 
@@ -80,9 +80,9 @@ class Worker:
         nursery.start_soon(self.brokers.discovery.run)
         self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
         lookups = Lookups(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
-        self.desk = Desk(config, lookups, LookupMetrics(self.registry), nursery)
+        self.desk = LookupScheduler(config, lookups, LookupMetrics(self.registry), nursery)
         nursery.start_soon(self.desk.run)
-        self.askers = Askers()
+        self.askers = LookupPrincipals()
         self.told: dict[int, tuple[int, int, str]] = {}
 
     def _add(self, number: int) -> DyingBroker:
@@ -101,8 +101,8 @@ class Worker:
                 assert answer.request_id not in self.told, "answered twice"
                 self.told[answer.request_id] = answer.response, answer.error, answer.message
 
-        sender = Sender(self.askers.get(principal), "192.0.2.7:4000", Answers(len(requests), heard))
-        with current_turn():
+        sender = RequestBatch(self.askers.get(principal), "192.0.2.7:4000", Answers(len(requests), heard))
+        with current_tick():
             for index, (request_id, topic) in enumerate(requests):
                 asked, number = parse_request(lookup(topic, request_id).SerializeToString())
                 self.desk.ask(asked, number, index, sender)

@@ -9,7 +9,7 @@ import pytest
 
 from proto.errors import LocalProtocolError
 from proto.rpc_pb2 import Principal
-from proto.session_clock import NEVER, Failure, Phase, SessionClock, Use
+from proto.session_clock import NEVER, CommandDecision, Failure, Phase, SessionClock
 
 UNIX_MS = 1_700_000_000_000.0
 
@@ -64,8 +64,8 @@ def test_the_shorter_of_both(lives_s: float | None, at_most_s: float, lifetime_s
     assert session.expires_at_s == 50 + lifetime_s
     assert session.expires == (lifetime_s != NEVER)
     if session.expires:
-        assert session.use(50 + lifetime_s) is Use.CLOSE
-    assert session.use(session.expires_at_s - 0.001 if session.expires else 1e9) is Use.GO_ON
+        assert session.use(50 + lifetime_s) is CommandDecision.CLOSE
+    assert session.use(session.expires_at_s - 0.001 if session.expires else 1e9) is CommandDecision.GO_ON
 
 
 @pytest.mark.conforms("kip-368.13")
@@ -98,17 +98,17 @@ def test_nobody_is_asked_faster_than_once_a_second() -> None:
 @pytest.mark.conforms("kip-368.20")
 def test_use_ends_what_has_expired() -> None:
     session = clock(100)
-    assert session.use(149) is Use.GO_ON
-    assert session.use(150) is Use.CLOSE
+    assert session.use(149) is CommandDecision.GO_ON
+    assert session.use(150) is CommandDecision.CLOSE
 
 
 def test_what_comes_while_an_answer_is_judged_waits_or_goes_on() -> None:
     session = clock(100)
     session.challenged(140)
-    assert session.use(160) is Use.CLOSE, "asked is not answered"
+    assert session.use(160) is CommandDecision.CLOSE, "asked is not answered"
     session.answered(160)
-    assert session.use(149) is Use.GO_ON
-    assert session.use(161) is Use.HOLD
+    assert session.use(149) is CommandDecision.GO_ON
+    assert session.use(161) is CommandDecision.HOLD
 
 
 # ---- authenticating again
@@ -229,7 +229,7 @@ def test_recalled_as_it_was(lives_s: float | None) -> None:
     session = clock(lives_s)
     again = SessionClock.recalled(alice(lives_s), lifetime_ms_max=0, memo=session.memo, now_s=99)
     assert again.memo == session.memo
-    assert again.use(149) is Use.GO_ON
+    assert again.use(149) is CommandDecision.GO_ON
 
 
 def test_whoever_was_being_judged_is_asked_again_at_once() -> None:

@@ -9,7 +9,7 @@ import enum
 from collections import Counter
 
 from proxy.config.types import Limits
-from proxy.forwarder.listen.pre_auth import Stranger, Strangers
+from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
 from proxy.runtime.shared.address_tables import AddressTables, network_of
 from proxy.runtime.shared.connection_count import ConnectionCounters
 
@@ -25,12 +25,12 @@ class Refusal(enum.StrEnum):
     UNAUTHENTICATED = "max_unauthenticated_connections"
 
 
-class Place(Stranger):
+class Place(PreAuthConnection):
     """A client's place among the connections, from accept until ``leave``."""
 
     __slots__ = ("_admission",)
 
-    def __init__(self, admission: "Admission", all_: Strangers, address: str) -> None:
+    def __init__(self, admission: "Admission", all_: PreAuthConnections, address: str) -> None:
         super().__init__(all_, address)
         self._admission: Admission | None = admission
 
@@ -55,7 +55,7 @@ class Admission:
     ) -> None:
         self.connections = 0
         self._by_address: Counter[str] = Counter()
-        self._strangers = Strangers()
+        self._strangers = PreAuthConnections()
         self._counters = counters
         self._forwarder = forwarder
         self._retired = False

@@ -15,7 +15,7 @@ def _nobody() -> None:
     """What is done to a connection before it is known how it can be closed."""
 
 
-class Stranger:
+class PreAuthConnection:
     """One connection. It is silent from the beginning. ``evict`` closes it, once somebody has set it.
 
     ``all_``: where it is counted; None: nowhere.
@@ -23,7 +23,7 @@ class Stranger:
 
     __slots__ = ("_all", "_is_silent", "address", "evict")
 
-    def __init__(self, all_: "Strangers | None" = None, address: str = "") -> None:
+    def __init__(self, all_: "PreAuthConnections | None" = None, address: str = "") -> None:
         self.address = address
         self.evict: Callable[[], None] = _nobody
         self._all = all_
@@ -53,17 +53,17 @@ class Stranger:
         self.evict = _nobody  # nobody asks for it any more, and it holds on to its session
 
 
-class Strangers:
+class PreAuthConnections:
     """All of one forwarder."""
 
     def __init__(self) -> None:
         self.count = 0
         self._by_address: Counter[str] = Counter()
-        self._silent: dict[str, dict[Stranger, None]] = {}
+        self._silent: dict[str, dict[PreAuthConnection, None]] = {}
         self._addresses_with: dict[int, dict[str, None]] = {}
         self._most = 0
 
-    def add(self, stranger: Stranger) -> None:
+    def add(self, stranger: PreAuthConnection) -> None:
         """Count one more."""
         self.count += 1
         self._by_address[stranger.address] += 1
@@ -78,7 +78,7 @@ class Strangers:
         """Whether one could give way."""
         return self._most > 0
 
-    def longest_silent(self, address: str = "") -> Stranger | None:
+    def longest_silent(self, address: str = "") -> PreAuthConnection | None:
         """The one that may be closed: of an address, or else of the one that has most silent ones."""
         if not address and self._most:
             address = next(iter(self._addresses_with[self._most]))
@@ -86,7 +86,7 @@ class Strangers:
 
     # ---- for Stranger only
 
-    def remove(self, stranger: Stranger) -> None:
+    def remove(self, stranger: PreAuthConnection) -> None:
         """Count one less."""
         address = stranger.address
         self.count -= 1
@@ -94,14 +94,14 @@ class Strangers:
         if not self._by_address[address]:
             del self._by_address[address]
 
-    def add_silent(self, stranger: Stranger) -> None:
+    def add_silent(self, stranger: PreAuthConnection) -> None:
         """Note that one is silent from now on."""
         address = stranger.address
         silent = self._silent.setdefault(address, {})
         silent[stranger] = None
         self._moves(address, len(silent) - 1, len(silent))
 
-    def remove_silent(self, stranger: Stranger) -> None:
+    def remove_silent(self, stranger: PreAuthConnection) -> None:
         """Note that one is silent no more."""
         address = stranger.address
         silent = self._silent[address]

@@ -7,7 +7,7 @@ from proxy.runtime.loop.tasks import close_politely
 from proxy.runtime.network.tls import ListenerContexts, TlsFailed, TlsStream
 
 
-class Door:
+class ListenerTransport:
     """One listener's. Raises ConfigError where its certificate cannot be used."""
 
     def __init__(self, key: str, config: Listener) -> None:
@@ -43,6 +43,6 @@ class Door:
         return stream, stream.peer_certificate()
 
 
-def doors(config: Config) -> tuple[Door, ...]:
+def listener_transports(config: Config) -> tuple[ListenerTransport, ...]:
     """The doors of all listeners, in their order."""
-    return tuple(Door(f"listener[{index}]", listener) for index, listener in enumerate(config.listener))
+    return tuple(ListenerTransport(f"listener[{index}]", listener) for index, listener in enumerate(config.listener))

@@ -19,7 +19,7 @@ import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER
-from proxy.forwarder.relay.expiring.session import Closing
+from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.runtime.observability.logs import get_logger
 
 LEAVE_S_MAX = 10.0
@@ -45,31 +45,31 @@ async def until_quiet(position: Callable[[], object], *, quiet_s: float = QUIET_
         await trio.sleep(quiet_s)
 
 
-class Departing(Protocol):
+class Closable(Protocol):
     """A relay, as it is scheduled here. ``leaving``: why it is being ended; ``is_over``: whether it has ended."""
 
     about: StoredRelay
-    leaving: Closing
+    leaving: CloseReason
 
     @property
     def is_over(self) -> bool:
         """Whether it has ended."""
 
 
-RelayT = TypeVar("RelayT", bound=Departing)
+RelayT = TypeVar("RelayT", bound=Closable)
 
 
-class Departures(Generic[RelayT]):
+class CloseSchedule(Generic[RelayT]):
     """The schedule of one forwarder. ``leave`` begins to end a relay; ``drop`` ends it at once. ``now``: see Relays."""
 
     def __init__(
-        self, leave: Callable[[RelayT, Closing], None], drop: Callable[[RelayT], None], now: Callable[[], float]
+        self, leave: Callable[[RelayT, CloseReason], None], drop: Callable[[RelayT], None], now: Callable[[], float]
     ) -> None:
         self.fraction: Callable[[], float] = random.random  # no secret
         self._leave = leave
         self._drop = drop
         self._now = now
-        self._due: list[tuple[float, int, RelayT, Closing]] = []
+        self._due: list[tuple[float, int, RelayT, CloseReason]] = []
         self._due_max = DUE_MIN
         self._numbers = itertools.count()
         self._drain_until_s = NEVER
@@ -78,13 +78,13 @@ class Departures(Generic[RelayT]):
     def watch(self, relay: RelayT) -> None:
         """Schedule the end of a relay that has begun, or was taken over."""
         if relay.leaving:  # a predecessor began it
-            self._push(self._now() + LEAVE_S_MAX, relay, Closing.NO)
+            self._push(self._now() + LEAVE_S_MAX, relay, CloseReason.NO)
             return
         if relay.about.leave_at_ms:
-            self._push(relay.about.leave_at_ms / 1000, relay, Closing.MAX_AGE)
+            self._push(relay.about.leave_at_ms / 1000, relay, CloseReason.MAX_AGE)
         if self._drain_until_s < NEVER:  # it was still being opened when the drain began
             left_s = max(0.0, self._drain_until_s - self._now())
-            self._push(self._now() + left_s * self.fraction(), relay, Closing.SHUT_DOWN)
+            self._push(self._now() + left_s * self.fraction(), relay, CloseReason.SHUT_DOWN)
 
     def spread(self, relays: Iterable[RelayT], timeout_s: float) -> None:
         """End all relays, evenly spread over SPREAD_SHARE of this time, in random order, the first one not at once."""
@@ -94,7 +94,7 @@ class Departures(Generic[RelayT]):
         for number, relay in enumerate(shuffled):
             # In the second half of its own part: a few relays, with all of the time for them, need not hurry.
             at_s = now + window_s * (number + 0.5 + self.fraction() / 2) / len(shuffled)
-            self._push(at_s, relay, Closing.SHUT_DOWN)
+            self._push(at_s, relay, CloseReason.SHUT_DOWN)
 
     def forget(self, relays: Iterable[RelayT]) -> None:
         """Schedule nothing more for these relays, which are a successor's."""
@@ -102,7 +102,7 @@ class Departures(Generic[RelayT]):
         self._due = [entry for entry in self._due if id(entry[2]) not in gone]
         heapq.heapify(self._due)
 
-    def _push(self, at_s: float, relay: RelayT, why: Closing) -> None:
+    def _push(self, at_s: float, relay: RelayT, why: CloseReason) -> None:
         """``why``: NO stands for the end of patience."""
         if not self._due or at_s < self._due[0][0]:
             self._earlier.set()
@@ -128,11 +128,11 @@ class Departures(Generic[RelayT]):
             _, _, relay, why = heapq.heappop(self._due)
             if relay.is_over:
                 continue
-            if why is Closing.NO:
+            if why is CloseReason.NO:
                 self._end(partial(self._drop, relay), relay)
             elif not relay.leaving:
                 relay.leaving = why
-                self._push(now + LEAVE_S_MAX, relay, Closing.NO)
+                self._push(now + LEAVE_S_MAX, relay, CloseReason.NO)
                 if not self._end(partial(self._leave, relay, why), relay):
                     self._end(partial(self._drop, relay), relay)
 

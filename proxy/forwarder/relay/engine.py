@@ -23,11 +23,11 @@ from collections.abc import Callable
 
 import trio
 
-from proxy.forwarder.relay.expiring.splice_pump import Framer
+from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
-from proxy.forwarder.relay.splice_pump import Mover
-from proxy.runtime.loop.timer_fd import Alarm
+from proxy.forwarder.relay.splice_pump import SplicePump
+from proxy.runtime.loop.timer_fd import TimerFd
 from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.shared.relay_table import PIPE, RelayTable
 
@@ -58,13 +58,13 @@ class RelayEngine:
         may_linger: Callable[[], bool],
     ) -> None:
         self._epoll = select.epoll()
-        self._alarm = Alarm()
+        self._alarm = TimerFd()
         self._epoll.register(self._alarm, select.EPOLLIN | select.EPOLLET)
         self._cells = table.cells
         self._pool = pool
         self._on_end = on_end
         self._may_linger = may_linger
-        self.mover = Mover(table.cells, pool, self._finish, self._alarm.ring)
+        self.mover = SplicePump(table.cells, pool, self._finish, self._alarm.ring)
         self._line = self.mover.line
         self._without_pipe = self.mover.without_pipe
         self._by_source: dict[int, Direction] = {}
@@ -100,7 +100,7 @@ class RelayEngine:
             self._leave(relay)
             raise
 
-    def adopt(self, relay: Relay, pipes: dict[int, Pipe], framer: Framer) -> None:
+    def adopt(self, relay: Relay, pipes: dict[int, Pipe], framer: FramedSplicePump) -> None:
         """Go on with a relay of a predecessor's; or end it, where a pipe did not come. Those of ``pipes`` bound
         to it are taken out. ``framer`` knows what to make of relays whose frames are followed. Raises OSError, and then
         has not begun.
@@ -252,20 +252,20 @@ class RelayEngine:
     def _serve_line(self) -> None:
         for _ in range(min(len(self._line), EVENTS_PER_POLL)):
             direction = self._line.popleft()
-            direction.in_line = False
+            direction.queued = False
             direction.pump(direction)
 
     def _serve_those_without_pipe(self) -> None:
         """Their edge has passed, so they must be called: as soon as a pipe is free again."""
         while self._without_pipe and self.mover.has_pipe:
             direction = self._without_pipe.popleft()
-            direction.in_line = False
+            direction.queued = False
             self.mover.stand_in_line(direction)
             if len(self._line) >= EVENTS_PER_POLL:
                 return
 
     def _note_end(self, outgoing: Direction, mask: int) -> None:
-        outgoing.ends = True
+        outgoing.eof_seen = True
         # The end may stand behind bytes that the sink does not take: from now on they must move.
         self.mover.must_move(outgoing.relay)
         if mask & select.EPOLLHUP and outgoing.done and not outgoing.opposite.done:
@@ -320,7 +320,7 @@ class RelayEngine:
             direction.pump(direction)
         for _ in range(len(self._without_pipe)):
             direction = self._without_pipe.popleft()
-            direction.in_line = False
+            direction.queued = False
             direction.pump(direction)
         if self._line:
             self._alarm.ring()  # the loop waits for the epoll alone

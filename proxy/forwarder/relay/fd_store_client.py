@@ -28,7 +28,7 @@ DROPPED_PER_MESSAGE_MAX = 5_000
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRelay:
+class InheritedRelay:
     """A relay that a predecessor left; the descriptors are ours now."""
 
     about: StoredRelay
@@ -36,7 +36,7 @@ class KeptRelay:
     broker: int
 
 
-class RelayKeeper:
+class FdStoreClient:
     """See the module. ``keeps``: whether anything is kept (``relay.crash_safe``)."""
 
     def __init__(self, sock: socket.socket, *, keeps: bool) -> None:
@@ -49,9 +49,9 @@ class RelayKeeper:
 
     # ---- what a predecessor left
 
-    async def inherit(self) -> "Inheritance":
+    async def inherit(self) -> "RelayHandover":
         """The clients' listeners, and all that the store keeps for this forwarder. Raises StoreLost."""
-        left = Inheritance()
+        left = RelayHandover()
         while not left.complete:
             received = await self._channel.receive()
             if received is None:
@@ -164,7 +164,7 @@ class RelayKeeper:
         self._channel.close()
 
 
-class Inheritance:
+class RelayHandover:
     """What comes with a START: listeners; and what a predecessor left: the table, pipes, relays."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Inheritance:
         self.table = -1
         self.listeners: list[int] = []
         self.pipes: list[Pipe] = []
-        self.relays: list[KeptRelay] = []
+        self.relays: list[InheritedRelay] = []
         self._ended_predecessors: set[int] = set()
         self.left_behind: dict[int, dict[int, str]] = {}
         """By the process id of the predecessor that has them: ids of relays, and their clients' IP addresses."""
@@ -188,7 +188,7 @@ class Inheritance:
             self.table = descriptors[0]
         self.listeners += descriptors[int(message.table) : single]
         ends = zip(descriptors[single::2], descriptors[single + 1 :: 2], strict=True)
-        self.relays += [KeptRelay(about, *next(ends)) for about in message.relays]
+        self.relays += [InheritedRelay(about, *next(ends)) for about in message.relays]
         self.pipes += [Pipe(about.id, *next(ends), about.wanted_bytes) for about in message.pipes]
         self._ended_predecessors.update(message.ended_predecessor_pids)
         if message.left_behind:

@@ -22,20 +22,24 @@ from prometheus_client.registry import Collector
 from proto.command_heads import FrameWrong
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay.close_schedule import Departures, until_quiet
+from proxy.forwarder.relay.close_schedule import CloseSchedule, until_quiet
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.reauthentication import Reauthentication, ReauthenticationMetrics
-from proxy.forwarder.relay.expiring.relay_session import Recall, RelaySession, nobody_judges
-from proxy.forwarder.relay.expiring.session import LEAVING, Closing, Followed
-from proxy.forwarder.relay.expiring.splice_pump import Framer
-from proxy.forwarder.relay.fd_store_client import Inheritance, RelayKeeper
+from proxy.forwarder.relay.expiring.relay_session import (
+    ReauthenticatorFactory,
+    RelaySession,
+    reauthentication_unavailable,
+)
+from proxy.forwarder.relay.expiring.session import LEAVING, CloseReason, ExpiringSession
+from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
+from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
 from proxy.forwarder.relay.left_behind import RelaysLeftBehind
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay.relay import Relay, shut_down
 from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, transport_of, tune_for_relay
-from proxy.forwarder.relay.usage import Principals
+from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.forwarder.relay.user_space import Stream, UserSpaceRelay, UserSpaceRelays
 from proxy.runtime.loop.tasks import InFlight, seconds
 from proxy.runtime.observability.logs import get_logger
@@ -55,11 +59,11 @@ _NOT_BEGUN = (
 )
 
 
-class RelayNotBegun(Exception):
+class RelayStartFailed(Exception):
     """A relay could not begin; both streams are still the caller's."""
 
 
-class Relays(Collector):
+class RelayManager(Collector):
     """See the module. As a collector it reads the relay table, so that no event has to touch a metric.
 
     ``judge`` and ``now`` are lookup mode's, too: one place asks clients in time, and judges what they answer.
@@ -76,8 +80,8 @@ class Relays(Collector):
 
     def __init__(
         self,
-        keeper: RelayKeeper,
-        inheritance: Inheritance,
+        keeper: FdStoreClient,
+        inheritance: RelayHandover,
         on_end: Callable[[StoredRelay], None],
         nursery: trio.Nursery,
         *,
@@ -85,7 +89,7 @@ class Relays(Collector):
         may_linger: Callable[[], bool],
         on_moved: Callable[[StoredRelay], None] = lambda _about: None,
         on_left_behind_gone: Callable[[str], None] = lambda _ip: None,
-        recall: Recall = nobody_judges,
+        recall: ReauthenticatorFactory = reauthentication_unavailable,
         enforcement: Enforcement | None = None,
         brokers: BrokerReauthentication | None = None,
         reauthentication_metrics: ReauthenticationMetrics | None = None,
@@ -108,14 +112,14 @@ class Relays(Collector):
         self.enforcement = enforcement or Enforcement()
         self.judge = Reauthentication(nursery, reauthentication_metrics or ReauthenticationMetrics(None), now)
         self._brokers = brokers or BrokerReauthentication(nursery)
-        self._framer = Framer(self._table, self._engine.mover, self.judge, now)
+        self._framer = FramedSplicePump(self._table, self._engine.mover, self.judge, now)
         self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end, self._release_rows)
         self.left_behind = RelaysLeftBehind(self._table, self._left_behind_ended)
         """Those that predecessors still have; of this forwarder's own, when it is replaced, see ``hand_over``."""
         self._stay_behind: frozenset[int] | None = None
-        self._principals = Principals(self._table, principals_max)
-        self.departures: Departures[Relay | UserSpaceRelay] = Departures(self._leave, self._drop, now)
-        self._left_because: dict[int, Closing] = {}
+        self._principals = PrincipalUsage(self._table, principals_max)
+        self.departures: CloseSchedule[Relay | UserSpaceRelay] = CloseSchedule(self._leave, self._drop, now)
+        self._left_because: dict[int, CloseReason] = {}
 
     async def run(self) -> None:
         """Move bytes until cancelled; relays are left as they are. After a hand-over, look after those that stay."""
@@ -131,7 +135,7 @@ class Relays(Collector):
 
     # ---- a predecessor's
 
-    def adopt(self, left: Inheritance, config: RelayConfig) -> None:
+    def adopt(self, left: RelayHandover, config: RelayConfig) -> None:
         """Go on with what a predecessor left."""
         taken = {kept.about.id for kept in left.relays}
         self.left_behind.adopt(left.left_behind, taken)
@@ -143,7 +147,7 @@ class Relays(Collector):
             relay = Relay(kept.about, kept.client, kept.broker, seconds(config.half_close_timeout_ms))
             if kept.about.HasField("session") and self._table.is_followed(kept.about.id):
                 clock = self._framer.journal.recalled_clock(kept.about)
-                relay.followed = Followed(kept.about, clock, self._recall(kept.about), self.enforcement)
+                relay.followed = ExpiringSession(kept.about, clock, self._recall(kept.about), self.enforcement)
                 self._brokers.follow(relay.followed)
             self.in_flight.begin()
             try:
@@ -217,19 +221,19 @@ class Relays(Collector):
         the beginning of a frame on.
 
         The client is told nothing before its relay is safe in the fd store. ``session``: None for a blind relay.
-        Raises RelayNotBegun.
+        Raises RelayStartFailed.
         """
         if self._closing:
-            raise RelayNotBegun(REPLACED)
+            raise RelayStartFailed(REPLACED)
         try:
             about.id = self._table.take()
         except OverflowError as error:
-            raise RelayNotBegun(str(error)) from None
+            raise RelayStartFailed(str(error)) from None
         followed = None
         if session is not None and (session.is_followed or about.leave_at_ms):
             about.session.CopyFrom(session.stored())
             clock = session.clock if session.expires else None
-            followed = Followed(about, clock, session.reauthenticate, self.enforcement)
+            followed = ExpiringSession(about, clock, session.reauthenticate, self.enforcement)
             self._brokers.follow(followed)
         self._table.belongs(about.id, self._principals.number_of(about.principal))
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
@@ -240,7 +244,7 @@ class Relays(Collector):
                 tune_for_relay(transport_of(stream), config)
         except OSError as error:  # it has gone again
             self._table.give(about.id)
-            raise RelayNotBegun(f"a relay cannot begin: {error}") from error
+            raise RelayStartFailed(f"a relay cannot begin: {error}") from error
         self.in_flight.begin()
         self._principals.add_session(about.principal)
         relay = UserSpaceRelay(about, followed)
@@ -255,7 +259,7 @@ class Relays(Collector):
         first_to_broker: bytes,
         first_to_client: bytes,
         config: RelayConfig,
-        followed: Followed | None,
+        followed: ExpiringSession | None,
     ) -> None:
         sockets = client.socket.fileno(), broker.socket.fileno()
         relay = Relay(about, *sockets, seconds(config.half_close_timeout_ms))
@@ -273,7 +277,7 @@ class Relays(Collector):
                 self._engine.start(relay)
             begun = True
         except _NOT_BEGUN as error:
-            raise RelayNotBegun(f"a relay cannot begin: {error}") from error
+            raise RelayStartFailed(f"a relay cannot begin: {error}") from error
         finally:
             if not begun:
                 self._abandon(relay)
@@ -319,14 +323,16 @@ class Relays(Collector):
             with trio.move_on_after(relay.half_close_timeout_s) as patience:
                 await broker.send_all(first_to_broker[:ahead])
             if patience.cancelled_caught:
-                raise RelayNotBegun("the broker does not take what the client sent first")
+                raise RelayStartFailed("the broker does not take what the client sent first")
             if self._closing:
-                raise RelayNotBegun(REPLACED)
+                raise RelayStartFailed(REPLACED)
             self._table.cells[relay.to_broker.row + BYTES] += ahead
         # No waiting from here on: a pipe that is lent must not be a successor's.
         if first_to_client:
             if len(first_to_client) > self._engine.room_ahead(relay.to_client):
-                raise RelayNotBegun(f"the broker said {len(first_to_client)} bytes with CONNECTED, which is too much")
+                raise RelayStartFailed(
+                    f"the broker said {len(first_to_client)} bytes with CONNECTED, which is too much"
+                )
             self._engine.preload(relay.to_client, first_to_client)
         if first_to_broker:
             self._engine.room_ahead(relay.to_broker)
@@ -334,7 +340,7 @@ class Relays(Collector):
 
     # ---- ends
 
-    def _leave(self, relay: Relay | UserSpaceRelay, why: Closing) -> None:
+    def _leave(self, relay: Relay | UserSpaceRelay, why: CloseReason) -> None:
         """Begin to end a relay gently."""
         about = relay.about
         get_logger().debug(
@@ -373,9 +379,9 @@ class Relays(Collector):
         elif not self._engine.frozen:
             self._engine.drop(relay)
 
-    def left_because(self, about: StoredRelay) -> Closing:
+    def left_because(self, about: StoredRelay) -> CloseReason:
         """Why the proxy itself has ended a relay of which it is being told that it has ended; NO: it has not."""
-        return self._left_because.get(about.id, Closing.NO)
+        return self._left_because.get(about.id, CloseReason.NO)
 
     def _relay_ended(self, relay: Relay) -> None:
         """Tell of it, and close both sides; where one broke, only once the other has read what it was sent."""
@@ -441,7 +447,7 @@ class Relays(Collector):
 
     # ---- for those who look
 
-    def followed(self) -> list[Followed]:
+    def followed(self) -> list[ExpiringSession]:
         """The relays that live here whose frames are followed, whichever way they go; none that is a successor's."""
         spliced = () if self._engine.frozen else (relay.followed for relay in self._engine.relays)
         return [*(one for one in spliced if one is not None), *self._in_user_space.followed]

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.forwarder.relay.expiring.session import Closing, Followed, Framing
+from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession, FrameCursor
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT, row
 
@@ -19,13 +19,13 @@ class Direction:
 
     __slots__ = (
         "done",
-        "ends",
+        "eof_seen",
         "framing",
-        "in_line",
         "in_pipe",
         "opposite",
         "pipe",
         "pump",
+        "queued",
         "relay",
         "row",
         "sink",
@@ -42,8 +42,8 @@ class Direction:
         self.row = table_row
         self.pipe: Pipe | None = None
         self.in_pipe = 0
-        self.ends = self.done = self.in_line = False
-        self.framing: Framing | None = None
+        self.eof_seen = self.done = self.queued = False
+        self.framing: FrameCursor | None = None
 
     def let_go(self) -> None:
         """Forget the source, which is about to be closed, or to be another process's."""
@@ -65,8 +65,8 @@ class Relay:
         self.about = about
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = self.moved = False
-        self.followed: Followed | None = None
-        self.leaving = Closing.NO
+        self.followed: ExpiringSession | None = None
+        self.leaving = CloseReason.NO
         there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))
         back = self.to_client = Direction(broker, client, row(about.id, TO_CLIENT))
         there.opposite, back.opposite = back, there

@@ -1,6 +1,6 @@
 """The engine's hands: the bytes of one direction at a time, socket → pipe → socket, and how a direction ends.
 
-``Mover.pump`` is a blind direction's turn, which is all that most relays ever need; one whose frames are followed has
+``SplicePump.pump`` is a blind direction's turn, which is all that most relays ever need; one whose frames are followed has
 another turn (proxy.forwarder.relay.expiring.splice_pump), made of the same parts. A direction knows which one is its own.
 """
 
@@ -39,7 +39,7 @@ PEER_GONE = frozenset(
 _NO_PIPE_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETOOMANYREFS})
 
 
-class Mover:
+class SplicePump:
     """See the module.
 
     ``finish`` ends a relay of which both directions are done, or that is defective; ``ring`` makes the loop look at the
@@ -67,8 +67,8 @@ class Mover:
 
     def stand_in_line(self, direction: Direction) -> None:
         """Give a direction another turn."""
-        if not direction.in_line:
-            direction.in_line = True
+        if not direction.queued:
+            direction.queued = True
             self.line.append(direction)
 
     def wake(self, direction: Direction) -> None:
@@ -84,7 +84,7 @@ class Mover:
 
         A defect ends its relay and no other.
         """
-        if direction.in_line or direction.done:
+        if direction.queued or direction.done:
             return
         try:
             if direction.in_pipe and not self.drain(direction):
@@ -117,7 +117,7 @@ class Mover:
                 # So few bytes are all that there was, and more will raise an edge; an end that was seen already will
                 # not. (Where they lay in more pieces than a splice takes at a time, that is wrong: see the engine's
                 # _look_again.)
-                if moved < FEW_BYTES and not direction.ends:
+                if moved < FEW_BYTES and not direction.eof_seen:
                     self.unsure.add(direction)
                     return
             else:
@@ -130,7 +130,7 @@ class Mover:
         """Give its turn to a direction of a relay that is being ended: what has left the source is delivered, nothing
         else.
         """
-        if direction.in_line or direction.done:
+        if direction.queued or direction.done:
             return
         try:
             if direction.in_pipe:
@@ -155,7 +155,7 @@ class Mover:
             self.lend(direction, pipe)
         else:
             cells[row + PIPE] = 0
-            if is_all and not direction.ends:
+            if is_all and not direction.eof_seen:
                 self.unsure.add(direction)
                 return
         self.stand_in_line(direction)
@@ -194,7 +194,7 @@ class Mover:
         except OSError as error:
             if error.errno not in _NO_PIPE_NOW:
                 raise
-            direction.in_line = True
+            direction.queued = True
             self.without_pipe.append(direction)
         return self._ready
 

@@ -32,7 +32,7 @@ def label_of(role: str) -> str:
     return f"{_QUOTE}{role}" if role in {OTHER, ANONYMOUS} or role.startswith(_QUOTE) else role
 
 
-class Principals:
+class PrincipalUsage:
     """See the module. ``max``: how many are counted by name."""
 
     def __init__(self, table: RelayTable, principals_max: int) -> None:

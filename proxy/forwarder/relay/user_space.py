@@ -13,9 +13,9 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.close_schedule import until_quiet
 from proxy.forwarder.relay.copy_loop import relay as blind_relay
-from proxy.forwarder.relay.expiring.copy_loop import FramedStreams
+from proxy.forwarder.relay.expiring.copy_loop import FramedCopyLoop
 from proxy.forwarder.relay.expiring.reauthentication import Reauthentication
-from proxy.forwarder.relay.expiring.session import Closing, Followed
+from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
 from proxy.runtime.loop.tasks import close_politely, seconds
 from proxy.runtime.shared.relay_table import (
     BYTES,
@@ -40,10 +40,10 @@ LINGER_S = 5.0
 class UserSpaceRelay:
     """One relay. ``leaving``: why the proxy ends it by itself; ``is_over``: whether it has ended."""
 
-    def __init__(self, about: StoredRelay, followed: Followed | None) -> None:
+    def __init__(self, about: StoredRelay, followed: ExpiringSession | None) -> None:
         self.about = about
         self.followed = followed
-        self.leaving = Closing.NO
+        self.leaving = CloseReason.NO
         self.is_over = False
         self.moving = trio.CancelScope()
         self.reading_client = trio.CancelScope()
@@ -83,7 +83,7 @@ class UserSpaceRelays:
         move: Move = partial(blind_relay, reading_client=relay.reading_client)
         if followed is not None:
             self._table.follow(about.id)
-            move = FramedStreams(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
+            move = FramedCopyLoop(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
             self._judge.watch(followed)
         self._living[about.id] = relay
         self._nursery.start_soon(self._relay, move, client, broker, relay, first_to_broker, first_to_client, config)
@@ -94,13 +94,13 @@ class UserSpaceRelays:
         return [*self._living.values()]
 
     @property
-    def followed(self) -> list[Followed]:
+    def followed(self) -> list[ExpiringSession]:
         """The sessions of those that live whose frames are followed."""
         return [relay.followed for relay in self._living.values() if relay.followed is not None]
 
     # ---- ends
 
-    def leave(self, relay: UserSpaceRelay, why: Closing) -> None:
+    def leave(self, relay: UserSpaceRelay, why: CloseReason) -> None:
         """Begin to end one gently."""
         if relay.followed is not None:
             relay.followed.line.close(why)

@@ -5,11 +5,11 @@ import trio
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import CommandConnect, ServerError
 from proto.rpc_pb2 import Status, StoredRelay
-from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.relay.expiring.relay_session import RelaySession
-from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import ClientIdentity
-from proxy.forwarder.workers.clients import Backends, TargetRefused
+from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
 from proxy.runtime.loop.tasks import close_at_once
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.client import RpcCallRefused, RpcError
@@ -23,12 +23,12 @@ RELAY_NOT_BEGUN = "The proxy cannot relay at the moment"
 """What it learns where no relay could begin."""
 
 
-class BrokerSideFailed(Exception):
+class BrokerConnectFailed(Exception):
     """There is none. Pulsar's ``code`` and ``message`` are for the client, ``reason`` is a metric's label, the text is
     for the log.
     """
 
-    def __init__(self, cause: Cause, reason: str, code: int, message: str, detail: str) -> None:
+    def __init__(self, cause: DisconnectCause, reason: str, code: int, message: str, detail: str) -> None:
         super().__init__(detail)
         self.cause = cause
         self.reason = reason
@@ -36,10 +36,10 @@ class BrokerSideFailed(Exception):
         self.message = message
 
 
-class BrokerSide:
+class BrokerConnector:
     """``open`` it once; ``link`` is there then. ``close`` where no relay has begun."""
 
-    def __init__(self, backends: Backends, client_address: str) -> None:
+    def __init__(self, backends: WorkerClients, client_address: str) -> None:
         self._backends = backends
         self._client_address = client_address
         self._link: BrokerLink | None = None
@@ -57,37 +57,39 @@ class BrokerSide:
         return self._link
 
     async def open(self, connect: CommandConnect, identity: ClientIdentity) -> None:
-        """Have the target checked, dial it, and shake hands in the client's name. Raises BrokerSideFailed."""
+        """Have the target checked, dial it, and shake hands in the client's name. Raises BrokerConnectFailed."""
         try:
             self._link = await self._backends.open_broker(connect, identity, self._client_address)
         except TargetRefused as refused:
             code = ServerError.ServiceNotReady
-            raise BrokerSideFailed(Cause.TARGET_DENIED, refused.reason, code, TARGET_REFUSED, str(refused)) from None
+            raise BrokerConnectFailed(
+                DisconnectCause.TARGET_DENIED, refused.reason, code, TARGET_REFUSED, str(refused)
+            ) from None
         except BrokerLinkFailed as failed:
-            raise BrokerSideFailed(
-                Cause.BROKER_FAILED, failed.reason, failed.code, failed.message, str(failed)
+            raise BrokerConnectFailed(
+                DisconnectCause.BROKER_FAILED, failed.reason, failed.code, failed.message, str(failed)
             ) from None
         except RpcError as error:
             if isinstance(error, RpcCallRefused) and error.status == Status.PRINCIPAL_DESERIALIZATION_FAILURE:
                 code = ServerError.AuthenticationError
-                raise BrokerSideFailed(
-                    Cause.AUTHENTICATION_FAILED, "bad_principal", code, AUTHENTICATION_FAILED, str(error)
+                raise BrokerConnectFailed(
+                    DisconnectCause.AUTHENTICATION_FAILED, "bad_principal", code, AUTHENTICATION_FAILED, str(error)
                 ) from None
             detail = f"no answer from the lookup worker: {error}"
-            raise BrokerSideFailed(
-                Cause.LOOKUP_UNAVAILABLE, "lookup_worker", ServerError.ServiceNotReady, CANNOT_CHECK, detail
+            raise BrokerConnectFailed(
+                DisconnectCause.LOOKUP_UNAVAILABLE, "lookup_worker", ServerError.ServiceNotReady, CANNOT_CHECK, detail
             ) from None
 
     async def begin_relay(
         self,
-        relays: Relays,
+        relays: RelayManager,
         client: trio.abc.HalfCloseableStream,
         about: StoredRelay,
         *,
         first_to_broker: bytes,
         session: RelaySession | None,
     ) -> None:
-        """From now on both connections are a relay's. Raises RelayNotBegun."""
+        """From now on both connections are a relay's. Raises RelayStartFailed."""
         link = self.link
         # Connected goes out as the relay's first bytes, so nothing can come before it.
         await relays.begin(

@@ -18,27 +18,27 @@ from proto.commands import NO_REQUEST_ID, command_name
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
-from proto.session_clock import Use
-from proxy.forwarder.disconnect_cause import Cause
-from proxy.forwarder.listen.pre_auth import Stranger
+from proto.session_clock import CommandDecision
+from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.manager import RelayNotBegun, Relays
-from proxy.forwarder.session.broker_connector import RELAY_NOT_BEGUN, BrokerSide
-from proxy.forwarder.session.closing import Farewell
+from proxy.forwarder.relay.manager import RelayManager, RelayStartFailed
+from proxy.forwarder.session.broker_connector import RELAY_NOT_BEGUN, BrokerConnector
+from proxy.forwarder.session.closing import ConnectionCloser
 from proxy.forwarder.session.connection_age import ConnectionAge
 from proxy.forwarder.session.handshake import Handshake
-from proxy.forwarder.session.lifetime import Renewal
+from proxy.forwarder.session.lifetime import SessionLifetime
 from proxy.forwarder.session.lookup_mode import LookupMode, budget_owner
-from proxy.forwarder.session.timeouts import Patience
-from proxy.forwarder.session.transport import ClientSlow, ClientWire
+from proxy.forwarder.session.timeouts import ClientTimeouts
+from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
-from proxy.forwarder.workers.clients import Backends
+from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import Holding
 from proxy.runtime.fairness.fair_room import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.scoped_tasks import OwnedTasks
+from proxy.runtime.loop.scoped_tasks import ScopedTasks
 from proxy.runtime.loop.tasks import InFlight, seconds
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.observability.logs import get_logger
 
 UNFINISHED_BYTES_MIN = 16 * 1024
@@ -57,19 +57,19 @@ class ClientSession:
         self,
         stream: trio.abc.HalfCloseableStream,
         client: ClientEnd,
-        backends: Backends,
-        relays: Relays,
+        backends: WorkerClients,
+        relays: RelayManager,
         metrics: ForwarderMetrics,
         *,
         handshakes: InFlight,
         nursery: trio.Nursery,
         deadlines: Deadlines,
         on_end: Callable[["ClientSession"], None],
-        stranger: Stranger | None = None,
+        stranger: PreAuthConnection | None = None,
     ) -> None:
         self.address = client.address
         self.became_relay = False
-        self.cause = Cause.SHUT_DOWN
+        self.cause = DisconnectCause.SHUT_DOWN
         self.identity = ANONYMOUS
         self.is_over = False
         self._backends = backends
@@ -77,20 +77,20 @@ class ClientSession:
         self._limits = limits = backends.config.limits
         self._metrics = metrics
         self._nursery = nursery
-        self._stranger = stranger or Stranger()
+        self._stranger = stranger or PreAuthConnection()
         self._stranger.evict = self.give_way
         self._on_end = on_end
-        self._turn = current_turn()
-        self._tasks = tasks = OwnedTasks(nursery, self._met_defect)
-        self._wire = wire = ClientWire(
+        self._turn = current_tick()
+        self._tasks = tasks = ScopedTasks(nursery, self._met_defect)
+        self._wire = wire = ClientTransport(
             stream,
             tasks,
             max_frame_bytes=limits.max_command_bytes,
             write_timeout_ms=limits.keep_alive_interval_ms,
         )
-        self._farewell = Farewell(wire)
+        self._farewell = ConnectionCloser(wire)
         self._machine = machine = ClientMachine()
-        self._broker = BrokerSide(backends, client.address)
+        self._broker = BrokerConnector(backends, client.address)
         self._handshake = Handshake(
             self,
             client,
@@ -103,14 +103,14 @@ class ClientSession:
             handshakes=handshakes,
             stranger=self._stranger,
         )
-        self.renewal = Renewal(backends, client, relays, metrics)
+        self.renewal = SessionLifetime(backends, client, relays, metrics)
         self._lookup_mode = LookupMode(
             backends, metrics, client.address, tasks, wire, self._take_frames, self._client_corrupt
         )
         self._unfinished = Holding(backends.budget, owner_of("", client.address))
         self._accepted_at = client.accepted_at
         self._age = ConnectionAge(deadlines, limits, client.accepted_at, self._reached_age)
-        self._patience = Patience(deadlines, wire, limits, give_up=self._give_up, is_unheard=self._is_unheard)
+        self._patience = ClientTimeouts(deadlines, wire, limits, give_up=self._give_up, is_unheard=self._is_unheard)
         self._waits = False
         self._is_full = False
         self._has_said_all = False
@@ -138,13 +138,13 @@ class ClientSession:
         """Leave as soon as nothing is under way. A relay goes on: its client decides when it ends."""
         self._draining = True
         if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
-            self._tasks.start_soon(self._leave, Cause.SHUT_DOWN)
+            self._tasks.start_soon(self._leave, DisconnectCause.SHUT_DOWN)
 
     def _reached_age(self) -> None:
         get_logger().debug("a lookup connection is being ended", client=self.address, reason="max_age")
-        self._tasks.start_soon(self._leave, Cause.MAX_AGE)
+        self._tasks.start_soon(self._leave, DisconnectCause.MAX_AGE)
 
-    async def _leave(self, cause: Cause) -> None:
+    async def _leave(self, cause: DisconnectCause) -> None:
         """End the connection at a moment when nothing is asked; where there is none, answer what was, and no more."""
         under_way, timeout_s = self._lookup_mode.under_way, self._backends.answer_timeout_s
         if not await under_way.wait_until_empty(timeout_s=timeout_s):
@@ -159,19 +159,19 @@ class ClientSession:
         """Leave now."""
         if not self.is_over:
             self._machine.handle(Event.SHUT_DOWN)
-            self._end(Cause.SHUT_DOWN)
+            self._end(DisconnectCause.SHUT_DOWN)
 
     def give_way(self) -> None:
         """Close at once, since others need the place: this client has been silent before it was known."""
         if not self.is_over:
             self._machine.handle(Event.SHUT_DOWN)
-            self._end(Cause.GAVE_WAY)
+            self._end(DisconnectCause.GAVE_WAY)
         else:
             self._farewell.cut_short()
 
     # ---- endings
 
-    def _end(self, cause: Cause) -> None:
+    def _end(self, cause: DisconnectCause) -> None:
         """Note why, and read no more."""
         self.cause = cause
         self._stop()
@@ -184,12 +184,12 @@ class ClientSession:
             self.is_over = True
             if self.state is not State.RELAYING:
                 self._stranger.is_silent()  # until it is closed, which may take its time
-            self._turn.touch(self)  # whoever noticed the end may still be in the middle of something
+            self._turn.schedule_flush(self)  # whoever noticed the end may still be in the middle of something
 
     def _met_defect(self, error: Exception) -> None:
         """What one client meets must not end all the others."""
         get_logger().error("a client's connection met a defect", client=self.address, exc_info=error)
-        self._end(Cause.DEFECT)
+        self._end(DisconnectCause.DEFECT)
 
     def push(self) -> None:
         """The turn in which it ended is over: close, or become a relay."""
@@ -224,7 +224,7 @@ class ClientSession:
         self.renewal.end()
 
     def fail(
-        self, event: Event, cause: Cause, code: int, message: str, detail: str = "", *, delay_s: float = 0.0
+        self, event: Event, cause: DisconnectCause, code: int, message: str, detail: str = "", *, delay_s: float = 0.0
     ) -> None:
         """End the connection with an error that the client is told. ``message`` is for it, ``detail`` for the log."""
         action = self._machine.handle(event)
@@ -248,7 +248,7 @@ class ClientSession:
 
     def _client_corrupt(self, error: RemoteProtocolError) -> None:
         too_large = isinstance(error, FrameTooLarge)
-        cause = Cause.FRAME_TOO_LARGE if too_large else Cause.PROTOCOL_ERROR
+        cause = DisconnectCause.FRAME_TOO_LARGE if too_large else DisconnectCause.PROTOCOL_ERROR
         text = f"{'Too large' if too_large else 'Not Pulsar'}: {error}"
         self.fail(Event.CLIENT_CORRUPT, cause, ServerError.NotAllowedError, text)
 
@@ -258,15 +258,15 @@ class ClientSession:
                 self._has_said_all = True
                 self._tasks.start_soon(self._client_has_said_all)
             case None:
-                self._client_gone(Cause.CLIENT_CLOSED)
+                self._client_gone(DisconnectCause.CLIENT_CLOSED)
             case trio.BrokenResourceError():
-                self._client_gone(Cause.CLIENT_BROKE_OFF)
+                self._client_gone(DisconnectCause.CLIENT_BROKE_OFF)
             case ClientSlow():
-                self._client_gone(Cause.CLIENT_DOES_NOT_READ)
+                self._client_gone(DisconnectCause.CLIENT_DOES_NOT_READ)
             case _:
                 self._met_defect(error)
 
-    def _client_gone(self, cause: Cause) -> None:
+    def _client_gone(self, cause: DisconnectCause) -> None:
         if self._machine.handle(Event.CLIENT_CLOSED) is not Action.IGNORE:
             self._end(cause)
 
@@ -275,16 +275,16 @@ class ClientSession:
         timeout_s = seconds(self._limits.lookup_timeout_ms)
         await self._lookup_mode.under_way.wait_until_empty(timeout_s=timeout_s)
         await self._wire.until_sent()
-        self._client_gone(Cause.CLIENT_CLOSED)
+        self._client_gone(DisconnectCause.CLIENT_CLOSED)
 
     def _give_up(self) -> None:
         if self.state is State.LOOKUP:
             self._machine.handle(Event.DEADLINE)
-            self._end(Cause.KEEP_ALIVE_TIMEOUT)
+            self._end(DisconnectCause.KEEP_ALIVE_TIMEOUT)
             return
         self.fail(
             Event.DEADLINE,
-            Cause.HANDSHAKE_TIMEOUT,
+            DisconnectCause.HANDSHAKE_TIMEOUT,
             ServerError.ServiceNotReady,
             "The handshake took too long",
             f"the handshake was not finished within {self._limits.handshake_timeout_ms} ms ({self.state.value})",
@@ -329,7 +329,7 @@ class ClientSession:
         if not (self._is_full or self._waits):
             text = "The proxy has no memory for a frame of this size now"
             detail = f"{text} (limits.max_lookup_bytes)"
-            self.fail(Event.CLIENT_CORRUPT, Cause.NO_MEMORY, ServerError.ServiceNotReady, text, detail)
+            self.fail(Event.CLIENT_CORRUPT, DisconnectCause.NO_MEMORY, ServerError.ServiceNotReady, text, detail)
 
     def _has_room(self) -> bool:
         """Whether more may be taken from this client; else it goes on with an answer that leaves."""
@@ -385,7 +385,7 @@ class ClientSession:
         get_logger().warning(
             "a client sent a command out of turn", client=self.address, principal=self.identity.role, reason=text
         )
-        self._end(Cause.NOT_ALLOWED)
+        self._end(DisconnectCause.NOT_ALLOWED)
 
     # ---- a handshake's session (proxy.forwarder.session.handshake.HandshakeSession)
 
@@ -414,10 +414,10 @@ class ClientSession:
     def _may_pass(self, frame: Frame) -> bool:
         """Whether a frame may be taken now that the session has expired: it may come too late, or too early."""
         use = self.renewal.use(frame)
-        if use is Use.HOLD:
+        if use is CommandDecision.HOLD:
             self._postponed = frame
             self.wait()
-        return use is Use.GO_ON
+        return use is CommandDecision.GO_ON
 
     def ask_again(self, challenge: bytes) -> None:
         """Send a challenge. A command that waits for the verdict has waited in vain: the answer stands behind it."""
@@ -433,12 +433,12 @@ class ClientSession:
         if self._postponed is not None:
             self.go_on()
 
-    def say_farewell(self, cause: Cause, frame: bytes) -> None:
+    def say_farewell(self, cause: DisconnectCause, frame: bytes) -> None:
         """End the connection with this frame, once everything under way has been answered."""
         if not self.is_over:
             self._tasks.start_soon(self._say_farewell, cause, frame)
 
-    async def _say_farewell(self, cause: Cause, frame: bytes) -> None:
+    async def _say_farewell(self, cause: DisconnectCause, frame: bytes) -> None:
         await self._lookup_mode.under_way.wait_until_empty(timeout_s=self._backends.answer_timeout_s)
         if self._machine.handle(Event.DENIED) is Action.FAIL:
             self._farewell.prepare(frame)
@@ -449,7 +449,7 @@ class ClientSession:
     async def _relay(self) -> None:
         rest = await self._wire.end_reading()
         if not await self._wire.until_sent():  # Connected would be read as the other half of something
-            self.cause = Cause.CLIENT_DOES_NOT_READ
+            self.cause = DisconnectCause.CLIENT_DOES_NOT_READ
             return
         link = self._broker.link
         session = self.renewal.for_relay(
@@ -461,9 +461,9 @@ class ClientSession:
             await self._broker.begin_relay(
                 self._relays, self._wire.stream, about, first_to_broker=self._held + rest, session=session
             )
-        except RelayNotBegun as error:
+        except RelayStartFailed as error:
             self._farewell.prepare(commands.error(NO_REQUEST_ID, ServerError.ServiceNotReady, RELAY_NOT_BEGUN))
-            self.cause = Cause.RELAY_NOT_BEGUN
+            self.cause = DisconnectCause.RELAY_NOT_BEGUN
             self._log_failure(str(error))
             await self._farewell.say()
         else:

@@ -2,14 +2,14 @@
 
 import trio
 
-from proxy.forwarder.session.transport import ClientWire
+from proxy.forwarder.session.transport import ClientTransport
 from proxy.runtime.loop.tasks import close_at_once, close_now, close_politely
 
 
-class Farewell:
+class ConnectionCloser:
     """How a connection is closed: with a frame that says why, once there is one to say; else at once."""
 
-    def __init__(self, wire: ClientWire) -> None:
+    def __init__(self, wire: ClientTransport) -> None:
         self._wire = wire
         self._frame: bytes | None = None
         self._delay_s = 0.0

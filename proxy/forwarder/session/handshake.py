@@ -14,11 +14,11 @@ from proto.client_machine import Action, ClientMachine, Event
 from proto.connect_rules import AUTHENTICATION_UNAVAILABLE, check_connect, lookup_mode_connected, wants_broker
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.rpc_pb2 import StoredRelay
-from proxy.forwarder.disconnect_cause import Cause
-from proxy.forwarder.listen.pre_auth import Stranger
+from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.session.broker_connector import BrokerSide, BrokerSideFailed
-from proxy.forwarder.session.transport import ClientWire
+from proxy.forwarder.session.broker_connector import BrokerConnectFailed, BrokerConnector
+from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import (
     ANONYMOUS,
     SERVER_VERSION,
@@ -28,8 +28,8 @@ from proxy.forwarder.workers.authentication import (
     ClientIdentity,
     Denial,
 )
-from proxy.forwarder.workers.clients import Backends
-from proxy.runtime.loop.scoped_tasks import Starts
+from proxy.forwarder.workers.clients import WorkerClients
+from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import InFlight, seconds
 from proxy.runtime.rpc.client import RpcError
 
@@ -43,7 +43,7 @@ class HandshakeSession(Protocol):
     """A session, as its handshake needs it."""
 
     def fail(
-        self, event: Event, cause: Cause, code: int, message: str, detail: str = "", *, delay_s: float = 0.0
+        self, event: Event, cause: DisconnectCause, code: int, message: str, detail: str = "", *, delay_s: float = 0.0
     ) -> None:
         """End the connection with an error that the client is told. ``message`` is for it, ``detail`` for the log."""
 
@@ -74,15 +74,15 @@ class Handshake:
         self,
         session: HandshakeSession,
         client: ClientEnd,
-        backends: Backends,
+        backends: WorkerClients,
         metrics: ForwarderMetrics,
         *,
-        broker: BrokerSide,
+        broker: BrokerConnector,
         machine: ClientMachine,
-        wire: ClientWire,
-        tasks: Starts,
+        wire: ClientTransport,
+        tasks: TaskSpawner,
         handshakes: InFlight,
-        stranger: Stranger | None = None,
+        stranger: PreAuthConnection | None = None,
     ) -> None:
         self.target = ""
         """Which broker the client wants, for logs: as it was said, or, where it takes any, which one it got."""
@@ -95,7 +95,7 @@ class Handshake:
         self._wire = wire
         self._tasks = tasks
         self._handshakes = handshakes
-        self._stranger = stranger or Stranger()
+        self._stranger = stranger or PreAuthConnection()
         self._is_counted = False
         self._started = client.accepted_at
         self._started_at_unix_ms = int(time.time() * 1000)
@@ -148,7 +148,7 @@ class Handshake:
         proxies_allowed = authentication.enabled and bool(authentication.proxy_roles)
         refusal = check_connect(command, proxies_allowed=proxies_allowed)
         if refusal is not None:
-            self._session.fail(Event.DENIED, Cause.NOT_ALLOWED, refusal.code, refusal.message)
+            self._session.fail(Event.DENIED, DisconnectCause.NOT_ALLOWED, refusal.code, refusal.message)
             return False
         self._connect = command.connect
         if wants_broker(self._connect):
@@ -164,7 +164,7 @@ class Handshake:
         except RpcError as error:
             self._session.fail(
                 Event.DENIED,
-                Cause.AUTHENTICATION_UNAVAILABLE,
+                DisconnectCause.AUTHENTICATION_UNAVAILABLE,
                 ServerError.ServiceNotReady,
                 AUTHENTICATION_UNAVAILABLE,
                 f"no verdict from the auth worker: {error}",
@@ -180,7 +180,7 @@ class Handshake:
             case Denial():
                 self._session.fail(
                     Event.DENIED,
-                    Cause.AUTHENTICATION_FAILED,
+                    DisconnectCause.AUTHENTICATION_FAILED,
                     verdict.refusal.code,
                     verdict.refusal.message,
                     f"authentication denied: {verdict.reason}",
@@ -222,7 +222,7 @@ class Handshake:
         started = trio.current_time()
         try:
             await self._broker.open(self._connect, identity)
-        except BrokerSideFailed as failed:
+        except BrokerConnectFailed as failed:
             self._metrics.broker_failures.labels(reason=failed.reason).inc()
             self._session.fail(Event.BROKER_FAILED, failed.cause, failed.code, failed.message, str(failed))
             return

@@ -16,26 +16,34 @@ from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 from proto.relay_frames import frame_bytes_max
 from proto.rpc_pb2 import Principal, StoredClient, StoredRelay
-from proto.session_clock import SessionClock, Use
+from proto.session_clock import CommandDecision, SessionClock
 from proxy.config.session import max_reauth_ms
 from proxy.config.types import Config
-from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.expiring.reauthentication import NoReauth
-from proxy.forwarder.relay.expiring.relay_session import MayBeAsked, Reauthenticate, Recall, RelaySession, may_be_asked
-from proxy.forwarder.relay.expiring.session import Closing, Followed
-from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.expiring.relay_session import (
+    MayBeAsked,
+    Reauthenticate,
+    ReauthenticatorFactory,
+    RelaySession,
+    may_be_asked,
+)
+from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
+from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEnd, ClientIdentity, Reauthenticator
-from proxy.forwarder.workers.clients import Backends
+from proxy.forwarder.workers.clients import WorkerClients
 
 LISTENER_BIND_MAX = 300
 """Characters of a listener's `bind` that fit a relay's record: a host name has 253 at most, and there is a port."""
 
 
-class Renewal:
+class SessionLifetime:
     """One client's. ``begin`` when it has authenticated itself; then either ``follow``, or ``for_relay``."""
 
-    def __init__(self, backends: Backends, client: ClientEnd, relays: Relays, metrics: ForwarderMetrics) -> None:
+    def __init__(
+        self, backends: WorkerClients, client: ClientEnd, relays: RelayManager, metrics: ForwarderMetrics
+    ) -> None:
         self._backends = backends
         self._client = client
         self._relays = relays
@@ -43,7 +51,7 @@ class Renewal:
         self._session: RelaySession | None = None
         self._make_session: Callable[[], RelaySession]
         self._reauthenticator: Reauthenticator | None = None
-        self.followed: Followed | None = None
+        self.followed: ExpiringSession | None = None
         """In lookup mode, where the session can expire."""
 
     def begin(self, connect: CommandConnect, principal: Principal) -> None:
@@ -121,8 +129,8 @@ class Renewal:
             return
         about = tell_about()
         about.session.CopyFrom(session.stored())
-        self.followed = Followed(about, session.clock, session.reauthenticate, self._relays.enforcement)
-        self.followed.line = LookupLine(client, self.followed, self._relays, reauthenticator)
+        self.followed = ExpiringSession(about, session.clock, session.reauthenticate, self._relays.enforcement)
+        self.followed.line = LookupSessionControl(client, self.followed, self._relays, reauthenticator)
         self._relays.judge.watch(self.followed)
 
     @property
@@ -133,7 +141,7 @@ class Renewal:
             return False
         return not (_clock(followed).observed and followed.observes)
 
-    def use(self, frame: Frame) -> Use:
+    def use(self, frame: Frame) -> CommandDecision:
         """What may become of a command, now that the session has expired. Begins to close it, where that is due.
         Raises CommandCorrupt.
         """
@@ -143,10 +151,10 @@ class Renewal:
             or frame.encode() in KEEP_ALIVE_FRAMES
             or commands.parse_command(frame.command).type == BaseCommand.AUTH_RESPONSE
         ):
-            return Use.GO_ON
+            return CommandDecision.GO_ON
         use = self._relays.judge.use(followed)
-        if use is Use.CLOSE:
-            followed.line.close(Closing.EXPIRED)
+        if use is CommandDecision.CLOSE:
+            followed.line.close(CloseReason.EXPIRED)
         return use
 
     def answered(self, frame: Frame) -> bool:
@@ -162,7 +170,7 @@ class Renewal:
         return True
 
 
-def _clock(followed: Followed) -> SessionClock:
+def _clock(followed: ExpiringSession) -> SessionClock:
     assert followed.clock is not None  # only sessions that can expire are followed here
     return followed.clock
 
@@ -183,7 +191,7 @@ def _context(client: ClientEnd, connect: CommandConnect) -> bytes:
     return stored.SerializeToString()
 
 
-def recall(backends: Callable[[], Backends]) -> Recall:
+def recall(backends: Callable[[], WorkerClients]) -> ReauthenticatorFactory:
     """What judges the answers of a predecessor's clients, by the settings that are in force then."""
 
     def recalled(relay: StoredRelay) -> Reauthenticate:
@@ -207,7 +215,7 @@ class LookupClient(Protocol):
     def wait(self) -> None:
         """Take nothing more from the client, until there is a verdict."""
 
-    def say_farewell(self, cause: Cause, frame: bytes) -> None:
+    def say_farewell(self, cause: DisconnectCause, frame: bytes) -> None:
         """End the connection with this frame, once everything under way has been answered."""
 
     @property
@@ -215,13 +223,13 @@ class LookupClient(Protocol):
         """Whether it has ended."""
 
 
-class LookupLine:
+class LookupSessionControl:
     """A session in lookup mode, as its judge needs it (proxy.forwarder.relay.expiring.splice_pump.Line)."""
 
     has_producer = False
 
     def __init__(
-        self, client: LookupClient, followed: Followed, relays: Relays, reauthenticator: Reauthenticator
+        self, client: LookupClient, followed: ExpiringSession, relays: RelayManager, reauthenticator: Reauthenticator
     ) -> None:
         self._client = client
         self._followed = followed
@@ -248,7 +256,7 @@ class LookupLine:
     def note_observed(self) -> None:
         """Nothing to write down: the connection ends with its process."""
 
-    def close(self, why: Closing, frame: bytes = b"") -> None:
+    def close(self, why: CloseReason, frame: bytes = b"") -> None:
         """Take nothing more; what is under way is answered before the client is told."""
         if not self._followed.closing:
             self._followed.closing, self._followed.closing_frame = why, frame
@@ -257,8 +265,10 @@ class LookupLine:
 
     def say_farewell(self, frame: bytes) -> None:
         """Tell the client, and end."""
-        expired = self._followed.closing is Closing.EXPIRED
-        self._client.say_farewell(Cause.SESSION_EXPIRED if expired else Cause.REAUTHENTICATION_FAILED, frame)
+        expired = self._followed.closing is CloseReason.EXPIRED
+        self._client.say_farewell(
+            DisconnectCause.SESSION_EXPIRED if expired else DisconnectCause.REAUTHENTICATION_FAILED, frame
+        )
 
     @property
     def bytes_to_client(self) -> int:

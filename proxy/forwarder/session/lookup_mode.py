@@ -18,14 +18,14 @@ from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
 from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.session.transport import ClientWire
+from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
-from proxy.forwarder.workers.clients import Backends
+from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, Holding
 from proxy.runtime.fairness.fair_room import Loan, owner_of
-from proxy.runtime.loop.scoped_tasks import Starts
+from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import InFlight
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 
@@ -79,11 +79,11 @@ class LookupMode:
 
     def __init__(  # noqa: PLR0917 -- what belongs to one session
         self,
-        backends: Backends,
+        backends: WorkerClients,
         metrics: ForwarderMetrics,
         client_address: str,
-        tasks: Starts,
-        wire: ClientWire,
+        tasks: TaskSpawner,
+        wire: ClientTransport,
         on_room: Callable[[], None],
         on_corrupt: Callable[[RemoteProtocolError], None],
     ) -> None:
@@ -96,7 +96,7 @@ class LookupMode:
         self._on_room = on_room
         self._on_corrupt = on_corrupt
         self._most = backends.config.limits.max_concurrent_lookups_per_connection
-        self._turn = current_turn()
+        self._turn = current_tick()
         self._closed = False
         self._full = False
         self._bytes = 0

@@ -6,12 +6,12 @@ import trio
 
 from proto import commands
 from proxy.config.types import Limits
-from proxy.forwarder.session.transport import ClientWire
+from proxy.forwarder.session.transport import ClientTransport
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import seconds
 
 
-class Patience:
+class ClientTimeouts:
     """One client's. ``begin`` when it has come, ``keep_alive`` once it is in lookup mode, ``end``.
 
     ``give_up`` is called when it has been waited for long enough. While ``is_unheard`` says that nothing is read from
@@ -21,7 +21,7 @@ class Patience:
     def __init__(
         self,
         deadlines: Deadlines,
-        wire: ClientWire,
+        wire: ClientTransport,
         limits: Limits,
         *,
         give_up: Callable[[], None],

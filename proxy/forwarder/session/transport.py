@@ -12,9 +12,9 @@ import trio
 
 from proto.frames import Frame, FrameDecoder
 from proxy.runtime.loop.reactor import OnEnd, Reading, current_reactor
-from proxy.runtime.loop.scoped_tasks import Starts
+from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 
 RECEIVE_BYTES = 16_384
 
@@ -30,7 +30,7 @@ class ClientSlow(Exception):
     """The client does not take what is sent to it."""
 
 
-class ClientWire:
+class ClientTransport:
     """See the module. ``begin`` first; ``on_frames`` is called whenever there may be frames to take.
 
     ``tasks``: for those that read or write, where there must be some.
@@ -39,14 +39,14 @@ class ClientWire:
     """
 
     def __init__(
-        self, stream: trio.abc.HalfCloseableStream, tasks: Starts, *, max_frame_bytes: int, write_timeout_ms: int
+        self, stream: trio.abc.HalfCloseableStream, tasks: TaskSpawner, *, max_frame_bytes: int, write_timeout_ms: int
     ) -> None:
         self.stream = stream
         self._tasks = tasks
         self.heard_at = trio.current_time()
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._write_timeout_s = seconds(write_timeout_ms)
-        self._turn = current_turn()
+        self._turn = current_tick()
         self._unsent = bytearray()
         self._sending = 0
         self._pongs = 0
@@ -155,7 +155,7 @@ class ClientWire:
         """Send whole frames, at the end of the turn or as soon as the client takes them; nobody waits for it."""
         if not self._broken:
             self._unsent += frames
-            self._turn.touch(self)
+            self._turn.schedule_flush(self)
 
     def push(self) -> None:
         """Send what is there, as far as that goes at once; a task sends the rest."""

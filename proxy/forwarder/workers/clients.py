@@ -57,7 +57,7 @@ class TargetRefused(Exception):
         self.reason = reason
 
 
-class Backends:
+class WorkerClients:
     """Calls to the auth and lookup workers, in the words of a session."""
 
     def __init__(self, config: Config, auth: RpcPool, lookup: RpcPool) -> None:

@@ -26,7 +26,7 @@ import trio
 from proto.addresses import AddressInvalid, parse_host_port
 from proxy.runtime.dns.answers import Addresses, Answer, ResolutionFailed, Service, Services
 from proxy.runtime.dns.questions import FAILED_TTL_S, Questions
-from proxy.runtime.reloading_file import Watched
+from proxy.runtime.reloading_file import ReloadingFile
 
 __all__ = [
     "Addresses",
@@ -77,8 +77,8 @@ class Resolver:
         self._timeout_s = timeout_s
         self._ttl_max_s = ttl_max_s
         self._knows_more = knows_more
-        self._servers = Watched("dns", (RESOLV_CONF,), _read_resolv_conf)
-        self._hosts = Watched("hosts", (HOSTS,), _read_hosts)
+        self._servers = ReloadingFile("dns", (RESOLV_CONF,), _read_resolv_conf)
+        self._hosts = ReloadingFile("hosts", (HOSTS,), _read_hosts)
         self._questions = Questions(nursery, self._ask, timeout_s=timeout_s, on_failure=on_failure)
         self._threads = trio.CapacityLimiter(THREADS_MAX)
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import trio
 
-from proxy.runtime.loop.tick import current_turn
-from proxy.runtime.loop.timer_fd import Alarm
+from proxy.runtime.loop.tick import current_tick
+from proxy.runtime.loop.timer_fd import TimerFd
 
 RECEIVE_BYTES = 65_536
 EVENTS_PER_ROUND = 64
@@ -99,7 +99,7 @@ class Reactor:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._epoll = select.epoll()
-        self._alarm = Alarm()
+        self._alarm = TimerFd()
         self._epoll.register(self._alarm, select.EPOLLIN | select.EPOLLET)
         self.may_linger: Callable[[], bool] = lambda: True
         self._readings: dict[int, Reading] = {}
@@ -136,7 +136,7 @@ class Reactor:
         lingers = now - self._served_at < BUSY_GAP_S and self.may_linger()
         if lingers:
             self._alarm.set(LINGER_S)
-        turn, readings = current_turn(), self._readings
+        turn, readings = current_tick(), self._readings
         events = self._epoll.poll(0, EVENTS_PER_ROUND)
         while events:
             with turn:
@@ -168,7 +168,7 @@ async def read_all(stream: trio.abc.ReceiveStream, on_data: OnData) -> None:
     if reactor is not None and isinstance(stream, trio.SocketStream):
         await _until_end(reactor, stream.socket.fileno(), on_data)
         return
-    turn = current_turn()
+    turn = current_tick()
     while data := await stream.receive_some(RECEIVE_BYTES):
         with turn:
             on_data(data)

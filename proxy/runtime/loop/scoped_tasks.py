@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import trio
 
 
-class Starts(Protocol):
+class TaskSpawner(Protocol):
     """A nursery, or what stands for one."""
 
     def start_soon(self, async_fn: Callable[..., Awaitable[Any]], /, *args: Any) -> None:
@@ -14,7 +14,7 @@ class Starts(Protocol):
         ...
 
 
-class OwnedTasks:
+class ScopedTasks:
     """Tasks that are cancelled together. What one of them raises is its owner's matter: ``on_defect`` gets it."""
 
     __slots__ = ("_cancelled", "_nursery", "_on_defect", "_scopes")

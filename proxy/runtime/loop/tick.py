@@ -11,7 +11,7 @@ import trio
 from proxy.runtime.observability.logs import get_logger
 
 
-class Pushable(Protocol):
+class Flushable(Protocol):
     """Something that holds back what it has to say."""
 
     def push(self) -> None:
@@ -19,11 +19,11 @@ class Pushable(Protocol):
         ...
 
 
-class Turn:
+class Tick:
     """As a context it is a turn: whoever is touched in it speaks at its end. Outside of one they speak at once."""
 
     def __init__(self) -> None:
-        self._touched: dict[Pushable, None] = {}
+        self._touched: dict[Flushable, None] = {}
         self._depth = 0
         self._now: float | None = None
 
@@ -46,7 +46,7 @@ class Turn:
             self._now = now
         return now
 
-    def touch(self, who: Pushable) -> None:
+    def schedule_flush(self, who: Flushable) -> None:
         """Remember somebody for the end of the turn."""
         self._touched[who] = None
         if not self._depth:
@@ -63,14 +63,14 @@ class Turn:
                     get_logger().error("what was to be said at the end of a turn met a defect", exc_info=error)
 
 
-_current: trio.lowlevel.RunVar[Turn] = trio.lowlevel.RunVar("turn")
+_current: trio.lowlevel.RunVar[Tick] = trio.lowlevel.RunVar("turn")
 
 
-def current_turn() -> Turn:
+def current_tick() -> Tick:
     """The turn of this event loop: there is one, since all that happens in it happens in one thread."""
     try:
         return _current.get()
     except LookupError:
-        turn = Turn()
+        turn = Tick()
         _current.set(turn)
         return turn

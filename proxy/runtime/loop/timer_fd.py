@@ -20,7 +20,7 @@ class _ITimerSpec(ctypes.Structure):
     _fields_ = (("interval", _TimeSpec), ("value", _TimeSpec))
 
 
-class Alarm:
+class TimerFd:
     """Becomes readable some time after it was set, or when rung. Raises OSError where the kernel has no such thing."""
 
     def __init__(self) -> None:

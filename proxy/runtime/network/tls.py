@@ -17,7 +17,7 @@ from cryptography.x509 import load_pem_x509_certificates
 
 from proxy.config.errors import ConfigError
 from proxy.config.types import BrokerTls, ListenerTls
-from proxy.runtime.reloading_file import Watched
+from proxy.runtime.reloading_file import ReloadingFile
 
 RECEIVE_BYTES = 65536
 RECORD_BYTES = 16384
@@ -218,10 +218,10 @@ def _reason(error: ssl.SSLError) -> str:
 # ---- contexts
 
 
-def listener_context(key: str, config: ListenerTls) -> Watched[ssl.SSLContext]:
+def listener_context(key: str, config: ListenerTls) -> ReloadingFile[ssl.SSLContext]:
     """The context of a listener; raises ConfigError."""
     files = (config.certificate, config.key, config.client_ca)
-    return Watched(key, files, lambda: _new_listener_context(key, config))
+    return ReloadingFile(key, files, lambda: _new_listener_context(key, config))
 
 
 def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
@@ -289,10 +289,10 @@ def _front(loaded: ssl.SSLContext) -> ssl.SSLContext:
     return front
 
 
-def broker_context(config: BrokerTls) -> Watched[ssl.SSLContext]:
+def broker_context(config: BrokerTls) -> ReloadingFile[ssl.SSLContext]:
     """The context for connections to brokers; raises ConfigError."""
     files = (config.trust, config.certificate, config.key)
-    return Watched("brokers.tls", files, lambda: _new_broker_context(config))
+    return ReloadingFile("brokers.tls", files, lambda: _new_broker_context(config))
 
 
 def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:

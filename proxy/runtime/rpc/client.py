@@ -86,7 +86,7 @@ class Pending(Protocol):
         ...
 
 
-class Listening:
+class CallbackReply:
     """Somebody without a task: ``on_reply`` gets each part, or None where nothing will come any more."""
 
     __slots__ = ("deadline", "on_reply")
@@ -320,12 +320,12 @@ class RpcClient:
             writer.write(encode_call(Call(correlation_id, method, timeout_ms, body)))
         except WriterFull:
             return False
-        self._pending[correlation_id] = Listening(on_reply, deadline)
+        self._pending[correlation_id] = CallbackReply(on_reply, deadline)
         return True
 
     async def _drop_overdue(self) -> None:
         now = trio.current_time()
-        overdue = [one for one in self._pending.items() if isinstance(one[1], Listening) and one[1].deadline <= now]
+        overdue = [one for one in self._pending.items() if isinstance(one[1], CallbackReply) and one[1].deadline <= now]
         for correlation_id, pending in overdue:
             self.suspect = True
             if self._pending.pop(correlation_id, None) is not None:

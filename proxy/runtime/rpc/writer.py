@@ -4,7 +4,7 @@ import os
 
 import trio
 
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 
 
 class WriterFull(Exception):
@@ -28,7 +28,7 @@ class BatchedWriter:
         self._under_way_bytes = 0
         self._sent_bytes = 0
         self._over = False
-        self._turn = current_turn()
+        self._turn = current_tick()
 
     @property
     def is_empty(self) -> bool:
@@ -40,7 +40,7 @@ class BatchedWriter:
         if self._buffer and len(self._buffer) + len(data) > self._max_buffered_bytes:
             raise WriterFull
         self._buffer += data
-        self._turn.touch(self)
+        self._turn.schedule_flush(self)
 
     def push(self) -> None:
         """Send what is queued, as far as that goes at once."""

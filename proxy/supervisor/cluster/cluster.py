@@ -26,11 +26,11 @@ from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.process_metrics import measure_process
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
-from proxy.supervisor.cluster.slot import KeepShelf, Life, Slot, SlotState, Spawn
+from proxy.supervisor.cluster.slot import KeepShelf, SlotState, Spawn, WorkerRun, WorkerSlot
 from proxy.supervisor.cluster.standby import Standby
 from proxy.supervisor.handover.address_tables import AddressTableExchange
-from proxy.supervisor.handover.exec_handover import Legacy, place_name, shelf_state
-from proxy.supervisor.handover.fd_store import Shelf
+from proxy.supervisor.handover.exec_handover import HandoverState, place_name, shelf_state
+from proxy.supervisor.handover.fd_store import FdStoreSlot
 from proxy.supervisor.processes.configure import (
     ReloadRefused,
     config_for,
@@ -56,7 +56,7 @@ class Cluster:
     """All workers of one supervisor, and what they share. ``serve_admin`` answers what an admin worker asks."""
 
     def __init__(
-        self, config: Config, directory: RuntimeDirectory, legacy: Legacy, serve_admin: KeepShelf | None = None
+        self, config: Config, directory: RuntimeDirectory, legacy: HandoverState, serve_admin: KeepShelf | None = None
     ) -> None:
         self.config = config
         self.begun = trio.Event()
@@ -80,7 +80,7 @@ class Cluster:
         }
         # An upgrade cannot take forwarders away: somebody has to go on with their relays.
         forwarders = max(forwarder_count(config), len(legacy.shelves))
-        self.shelves = [*legacy.shelves, *(Shelf() for _ in range(forwarders - len(legacy.shelves)))]
+        self.shelves = [*legacy.shelves, *(FdStoreSlot() for _ in range(forwarders - len(legacy.shelves)))]
         as_before = len(legacy.shelves) == forwarders
         self._connections = legacy.connections if as_before else new_shared_counters(forwarders)
         if legacy.connections not in {-1, self._connections}:
@@ -108,7 +108,7 @@ class Cluster:
         """Whether every place has been filled once."""
         return self.begun.is_set()
 
-    def _bind(self, key: str, bind: str, legacy: Legacy) -> None:
+    def _bind(self, key: str, bind: str, legacy: HandoverState) -> None:
         sock = legacy.take_listener(bind)
         if sock is None:
             try:
@@ -137,18 +137,18 @@ class Cluster:
         )
         info.labels(version=__version__).set(1)
 
-    def _slot(self, role: Role, index: int) -> Slot:
+    def _slot(self, role: Role, index: int) -> WorkerSlot:
         if role is Role.FORWARDER:
             keep_shelf = partial(self._keep_shelf, index)
             process_ended = self.shelves[index].process_ended
-            return Slot(
+            return WorkerSlot(
                 role, index, self._next_forwarder, self._start_worker, self._worker_ended, keep_shelf, process_ended
             )
 
         service = self._services[role, index].fileno() if role in KEY_HOLDERS else -1
         spawn: Spawn = lambda: WorkerProcess.spawn(role, service=service)  # noqa: E731
         keep = self._serve_admin if role is Role.ADMIN else None
-        return Slot(role, index, spawn, self._start_worker, self._worker_ended, keep)
+        return WorkerSlot(role, index, spawn, self._start_worker, self._worker_ended, keep)
 
     async def _next_forwarder(self) -> WorkerProcess:
         return self._standby.take() or await self._spawn_forwarder()
@@ -176,7 +176,7 @@ class Cluster:
         if not orderly:
             worker.kill()
 
-    def of(self, role: Role) -> list[Slot]:
+    def of(self, role: Role) -> list[WorkerSlot]:
         """The places of one role."""
         return [slot for slot in self.slots if slot.role is role]
 
@@ -214,7 +214,7 @@ class Cluster:
         for listener in self.listeners:
             listener.listen(BACKLOG)
 
-    async def _start_worker(self, slot: Slot, worker: WorkerProcess) -> None:
+    async def _start_worker(self, slot: WorkerSlot, worker: WorkerProcess) -> None:
         """Tell the workers who the new one is, and the new one all it needs. Raises RpcError."""
         if slot.role is Role.ADMIN:  # the others need not wait for its imports
             await slot.wait_until_awake(worker)
@@ -256,7 +256,7 @@ class Cluster:
         """Forwarders that were replaced and still have relays."""
         return [life.worker for slot in self.of(Role.FORWARDER) for life in slot.leaving]
 
-    def _worker_ended(self, slot: Slot) -> None:
+    def _worker_ended(self, slot: WorkerSlot) -> None:
         if slot.role is Role.FORWARDER:
             self._counters.set(slot.index, 0)
         if not self.draining:
@@ -303,7 +303,7 @@ class Cluster:
         async with self._workers_lock:  # the configuration may be newer than the processes that were replaced
             await configure_leaving(self._leaving_forwarders(), self.config)
 
-    async def _replace(self, slot: Slot) -> None:
+    async def _replace(self, slot: WorkerSlot) -> None:
         try:
             # A forwarder at least leaves its counters: two cannot write the same table.
             hand_over = slot.role is Role.FORWARDER
@@ -326,7 +326,7 @@ class Cluster:
 
         A worker that does not come to rest is ended: whoever comes next begins with another.
         """
-        at_rest: dict[Life, Inherited] = {}
+        at_rest: dict[WorkerRun, Inherited] = {}
         async with contextlib.AsyncExitStack() as locks:
             for slot in self.slots:
                 await locks.enter_async_context(slot.unchanging())
@@ -376,7 +376,7 @@ class Cluster:
                     nursery.start_soon(self._drain_slot, slot, until)
             get_logger().info("drained", who=role.value)
 
-    async def _drain_slot(self, slot: Slot, until: float) -> None:
+    async def _drain_slot(self, slot: WorkerSlot, until: float) -> None:
         if slot.role is not Role.FORWARDER:
             await slot.drain(until)
             return

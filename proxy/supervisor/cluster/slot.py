@@ -49,7 +49,7 @@ class SlotState(enum.StrEnum):
     STOPPED = "stopped"
 
 
-class Life:
+class WorkerRun:
     """One process in a place. ``left``: it has ended, or its place is another's; ``shelf_free``: nothing more comes
     from it that its successor would have to know. ``retired``: it was replaced, and finishes what it has by
     ``leaves_until`` (Trio's time).
@@ -66,11 +66,11 @@ class Life:
 
 
 Spawn = Callable[[], Awaitable[WorkerProcess]]
-Start = Callable[["Slot", WorkerProcess], Awaitable[None]]
+Start = Callable[["WorkerSlot", WorkerProcess], Awaitable[None]]
 KeepShelf = Callable[[WorkerProcess], Awaitable[None]]
 
 
-class Slot:
+class WorkerSlot:
     """One role and number.
 
     ``spawn`` makes a process; ``start`` tells it all it needs to be ready, and makes it this place's worker.
@@ -86,7 +86,7 @@ class Slot:
         index: int,
         spawn: Spawn,
         start: Start,
-        on_end: Callable[["Slot"], None],
+        on_end: Callable[["WorkerSlot"], None],
         keep_shelf: KeepShelf | None = None,
         process_ended: Callable[[int], None] = lambda _pid: None,
     ) -> None:
@@ -95,7 +95,7 @@ class Slot:
         self.state = SlotState.STARTING
         self.restarts = 0
         self.worker: WorkerProcess | None = None
-        self.lives: list[Life] = []
+        self.lives: list[WorkerRun] = []
         self.ready = trio.Event()
         self.must_start = True
         self._spawn = spawn
@@ -108,7 +108,7 @@ class Slot:
         self._needs_successor: Callable[[], bool] = lambda: False
         self._came_up = trio.Event()
         self._backoff = Backoff(first_s=0.1, most_s=PAUSE_MAX_S[role])
-        self._next: Life | None = None
+        self._next: WorkerRun | None = None
         self._changing = trio.Lock()
         self._nursery: trio.Nursery
         self._inherited: WorkerProcess | None = None
@@ -119,7 +119,7 @@ class Slot:
         return f"{self.role}-{self.index}"
 
     @property
-    def leaving(self) -> list[Life]:
+    def leaving(self) -> list[WorkerRun]:
         """Workers that were replaced and finish what they have, the oldest first."""
         return [life for life in self.lives if life.retired and life.worker is not self.worker]
 
@@ -171,7 +171,7 @@ class Slot:
         else:
             await trio.sleep(self._backoff.next_pause_s())
 
-    async def _next_life(self) -> Life:
+    async def _next_life(self) -> WorkerRun:
         async with self._changing:  # not while ``replace`` is about it
             if self._next is not None:
                 life, self._next = self._next, None
@@ -188,13 +188,13 @@ class Slot:
                 await self._bring_up(life)
             return life
 
-    def _begin(self, worker: WorkerProcess) -> Life:
-        life = Life(worker)
+    def _begin(self, worker: WorkerProcess) -> WorkerRun:
+        life = WorkerRun(worker)
         self.lives.append(life)
         self._nursery.start_soon(self._live, life)
         return life
 
-    async def _live(self, life: Life) -> None:
+    async def _live(self, life: WorkerRun) -> None:
         """Talk to a process until it has ended and has been heard to the end."""
         worker = life.worker
         try:
@@ -213,16 +213,16 @@ class Slot:
             life.left.set()
             life.ended.set()
 
-    async def _serve_shelf(self, life: Life) -> None:
+    async def _serve_shelf(self, life: WorkerRun) -> None:
         if self._keep_shelf is not None:
             await self._keep_shelf(life.worker)
         life.shelf_free.set()
 
-    def _failed(self, life: Life) -> None:
+    def _failed(self, life: WorkerRun) -> None:
         self._on_end(self)
         get_logger().error("a worker ended; starting another", who=self.name, pid=life.worker.pid, code=life.code)
 
-    async def _bring_up(self, life: Life) -> bool:
+    async def _bring_up(self, life: WorkerRun) -> bool:
         """Have a new worker start; whether it runs."""
         worker = life.worker
         if self.worker is None:
@@ -243,7 +243,7 @@ class Slot:
         self._nursery.start_soon(self._watch, life)
         return True
 
-    async def _watch(self, life: Life) -> None:
+    async def _watch(self, life: WorkerRun) -> None:
         """End a worker that hangs: it would keep its clients waiting for ever."""
         missed = 0
         while missed < LOOKS_MISSED_MAX:
@@ -289,7 +289,7 @@ class Slot:
                 old.left.set()
             return up
 
-    async def come_to_rest(self, at_rest: dict[Life, Inherited], timeout_s: float) -> None:
+    async def come_to_rest(self, at_rest: dict[WorkerRun, Inherited], timeout_s: float) -> None:
         """Prepare the place's workers to be inherited, and note how; end those that do not come to rest in time."""
         for life in list(self.lives):
             one = await life.worker.prepare_to_be_inherited(self.index, timeout_s=timeout_s)
@@ -325,7 +325,7 @@ class Slot:
             await self.wait_until_awake(worker)
             nursery.cancel_scope.cancel()
 
-    async def _take_leave(self, old: Life, drain_timeout_ms: int) -> None:
+    async def _take_leave(self, old: WorkerRun, drain_timeout_ms: int) -> None:
         """Until an old forwarder has left its relays to the store."""
         self._retire(old, drain_timeout_ms)
         with trio.move_on_after(HAND_OVER_TIMEOUT_S):
@@ -347,13 +347,13 @@ class Slot:
             )
             self._nursery.start_soon(life.worker.stop)
 
-    def _retire(self, old: Life, drain_timeout_ms: int) -> None:
+    def _retire(self, old: WorkerRun, drain_timeout_ms: int) -> None:
         self._make_room_for_leaving()  # not earlier: its successor might not start
         old.retired = True
         old.leaves_until = trio.current_time() + seconds(drain_timeout_ms)
         self._nursery.start_soon(self._finish, old, drain_timeout_ms)
 
-    async def _finish(self, old: Life, drain_timeout_ms: int) -> None:
+    async def _finish(self, old: WorkerRun, drain_timeout_ms: int) -> None:
         request = DrainRequest(timeout_ms=drain_timeout_ms, hand_over=True)
         await self._ask_to_drain(old.worker, request, "a replaced worker did not drain")
         await old.worker.stop()
@@ -392,7 +392,7 @@ class Slot:
             await self.wait_for_retired()
         await self.stop()
 
-    async def _drain_leaving(self, life: Life, until: float) -> None:
+    async def _drain_leaving(self, life: WorkerRun, until: float) -> None:
         """Have a replaced worker end its connections in order, within the time that it has anyway."""
         left_ms = max(0, round((min(until, life.leaves_until) - trio.current_time()) * 1000))
         await self._ask_to_drain(life.worker, DrainRequest(timeout_ms=left_ms), "a replaced worker did not drain")

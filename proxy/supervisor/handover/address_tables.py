@@ -18,19 +18,19 @@ class AddressTableExchange:
 
     def __init__(self) -> None:
         self._tables: dict[int, int] = {}
-        self._lines: list[AddressTableLine] = []
+        self._lines: list[AddressTableChannel] = []
 
-    def line(self, place: int) -> "AddressTableLine":
+    def line(self, place: int) -> "AddressTableChannel":
         """A forwarder's part in it."""
-        return AddressTableLine(self, place)
+        return AddressTableChannel(self, place)
 
-    def join(self, line: "AddressTableLine") -> None:
+    def join(self, line: "AddressTableChannel") -> None:
         """Tell a line of the other places' tables, now and from now on."""
         self._lines.append(line)
         for place, table in self._tables.items():
             line.tell(place, table)
 
-    def leave(self, line: "AddressTableLine") -> None:
+    def leave(self, line: "AddressTableChannel") -> None:
         """Tell a line of nothing more."""
         if line in self._lines:
             self._lines.remove(line)
@@ -50,7 +50,7 @@ class AddressTableExchange:
         self._tables.clear()
 
 
-class AddressTableLine:
+class AddressTableChannel:
     """One forwarder's line to the fd store, as far as tables go over it."""
 
     def __init__(self, exchange: AddressTableExchange, place: int) -> None:

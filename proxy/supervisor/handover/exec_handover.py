@@ -20,7 +20,7 @@ import trio
 from proto.roles import Role
 from proto.sealed_principal import SEAL_KEY_BYTES
 from proxy.runtime.process.descriptors import adopt_socket
-from proxy.supervisor.handover.fd_store import Kept, Shelf
+from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
 from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
 
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -31,7 +31,7 @@ _WRITE_BYTES = 1 << 20
 _PROGRAM = (sys.executable, "-P", "-m", "proxy")
 
 
-class ShelfState(msgspec.Struct, frozen=True):
+class FdStoreSlotState(msgspec.Struct, frozen=True):
     """A shelf of the fd store: its table, and about each relay and pipe what is known and two descriptors."""
 
     table: int
@@ -52,7 +52,7 @@ class State(msgspec.Struct, frozen=True):
     listeners: dict[str, int]
     services: dict[str, int]
     connections: int
-    shelves: list[ShelfState]
+    shelves: list[FdStoreSlotState]
     workers: list[Inherited]
     drain: bool = False
 
@@ -74,7 +74,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Legacy:
+class HandoverState:
     """What a supervisor begins with; of the very first one, nothing but a new key."""
 
     generation: int = 1
@@ -86,13 +86,13 @@ class Legacy:
     listeners: dict[str, socket.socket] = field(default_factory=dict)
     services: dict[tuple[Role, int], socket.socket] = field(default_factory=dict)
     connections: int = -1
-    shelves: list[Shelf] = field(default_factory=list)
+    shelves: list[FdStoreSlot] = field(default_factory=list)
     workers: dict[tuple[Role, int], WorkerProcess] = field(default_factory=dict)
     drain: bool = False
     """Whether an operator asked for the end while one program became the other."""
 
     @classmethod
-    def read(cls, descriptor: int) -> "Legacy":
+    def read(cls, descriptor: int) -> "HandoverState":
         """Take over what the program before this one left."""
         with os.fdopen(descriptor, "rb") as memory:
             memory.seek(0)
@@ -146,9 +146,9 @@ async def _end(worker: WorkerProcess) -> None:
     await worker.wait()
 
 
-def shelf_state(shelf: Shelf) -> ShelfState:
+def shelf_state(shelf: FdStoreSlot) -> FdStoreSlotState:
     """A shelf in numbers."""
-    return ShelfState(
+    return FdStoreSlotState(
         table=shelf.table,
         relays={number: (kept.about, kept.first, kept.second) for number, kept in shelf.relays.items()},
         pipes={number: (kept.about, kept.first, kept.second) for number, kept in shelf.pipes.items()},
@@ -156,11 +156,11 @@ def shelf_state(shelf: Shelf) -> ShelfState:
     )
 
 
-def _shelf(state: ShelfState) -> Shelf:
-    return Shelf(
+def _shelf(state: FdStoreSlotState) -> FdStoreSlot:
+    return FdStoreSlot(
         state.table,
-        {number: Kept(*kept) for number, kept in state.relays.items()},
-        {number: Kept(*kept) for number, kept in state.pipes.items()},
+        {number: StoredFds(*kept) for number, kept in state.relays.items()},
+        {number: StoredFds(*kept) for number, kept in state.pipes.items()},
         state.left_behind,
     )
 

@@ -29,7 +29,7 @@ from proxy.runtime.shared.fd_store_channel import (
     close_all,
 )
 from proxy.runtime.shared.relay_table import RELAYS_MAX, new_table, table_of_this_form
-from proxy.supervisor.handover.address_tables import AddressTableLine
+from proxy.supervisor.handover.address_tables import AddressTableChannel
 
 PIPES_MAX = 2 * RELAYS_MAX + 1024
 """One for each direction, and those in hand."""
@@ -49,7 +49,7 @@ numbers may be anybody's.
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredFds:
     """Two descriptors, and what was said about them: a serialized StoredRelay or StoredPipe."""
 
     about: bytes
@@ -67,12 +67,12 @@ def _log_lost(error: Exception) -> None:
 
 
 @dataclass(slots=True)
-class Shelf:
+class FdStoreSlot:
     """What is kept for one place."""
 
     table: int = field(default_factory=new_table)
-    relays: dict[int, Kept] = field(default_factory=dict)
-    pipes: dict[int, Kept] = field(default_factory=dict)
+    relays: dict[int, StoredFds] = field(default_factory=dict)
+    pipes: dict[int, StoredFds] = field(default_factory=dict)
     left_behind: dict[int, dict[int, str]] = field(default_factory=dict)
     """By the process id of the forwarder that has them: ids of relays, and their clients' IP addresses."""
     _listener: StoreChannel | None = field(default=None, init=False)
@@ -91,7 +91,7 @@ class Shelf:
         *,
         pid: int,
         new: bool,
-        tables: AddressTableLine,
+        tables: AddressTableChannel,
         keeps_relays: bool = True,
     ) -> bool:
         """Keep what the forwarder with this process id says until its line has ended; a new one first gets the clients'
@@ -118,7 +118,7 @@ class Shelf:
         return True
 
     async def keep(
-        self, channel: StoreChannel, tables: AddressTableLine, pid: int = 0, *, keeps_relays: bool = True
+        self, channel: StoreChannel, tables: AddressTableChannel, pid: int = 0, *, keeps_relays: bool = True
     ) -> None:
         """Do what a forwarder says, until its line has ended and all of it was read."""
         while (received := await channel.receive()) is not None:
@@ -151,7 +151,7 @@ class Shelf:
             self._drop_pipe(pipe.id)
             # Not the message itself: it may hold fields that nobody knows, as long as a whole packet.
             about = StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes).SerializeToString()
-            self.pipes[pipe.id] = Kept(about, *next(ends))
+            self.pipes[pipe.id] = StoredFds(about, *next(ends))
         if message.left_behind:
             self._take_left_behind(message.left_behind, pid)
 
@@ -188,7 +188,7 @@ class Shelf:
         record = relay.SerializeToString()
         too_long = len(record) > RECORD_BYTES_MAX
         if not too_long and self._record_bytes + len(record) <= RECORDS_BYTES_MAX:
-            self.relays[relay.id] = Kept(record, client, broker)
+            self.relays[relay.id] = StoredFds(record, client, broker)
             self._record_bytes += len(record)
             return
         close_all((client, broker))
@@ -239,13 +239,13 @@ class Shelf:
         self._record_bytes = 0
 
 
-def _ends(batch: Iterable[Kept]) -> list[int]:
+def _ends(batch: Iterable[StoredFds]) -> list[int]:
     return [end for kept in batch for end in (kept.first, kept.second)]
 
 
-def _batches(shelf: Iterable[Kept]) -> Iterator[list[Kept]]:
+def _batches(shelf: Iterable[StoredFds]) -> Iterator[list[StoredFds]]:
     """As many at a time as one message may hold."""
-    batch: list[Kept] = []
+    batch: list[StoredFds] = []
     size = 0
     for kept in shelf:
         more = len(kept.about) + RECORD_BYTES_OVERHEAD

@@ -17,7 +17,7 @@ from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.process.process_place import ProcessPlace
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
-from proxy.supervisor.operators.paced import Paced
+from proxy.supervisor.operators.paced import RateLimitedAnswer
 from proxy.supervisor.operators.report import MetricsTooLarge, Report
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
@@ -34,7 +34,7 @@ INTERVAL_S = 0.2
 """Between the beginnings of two answers to the same question: each makes every forwarder look at all its sessions."""
 
 
-class AdminLine:
+class AdminChannel:
     """Serves admin workers, each on its own line. ``listener``: the descriptor of the operators' port."""
 
     def __init__(self, report: Report, listener: Callable[[], int], interval_s: float = INTERVAL_S) -> None:
@@ -42,9 +42,9 @@ class AdminLine:
         self._listener = listener
         self._interval_s = interval_s
         self._under_way = 0
-        self._reasons = Paced(report.not_ready_reasons, interval_s)
-        self._status_json = Paced(report.status_json, interval_s)
-        self._metrics_of: dict[ProcessPlace, Paced[str]] = {}
+        self._reasons = RateLimitedAnswer(report.not_ready_reasons, interval_s)
+        self._status_json = RateLimitedAnswer(report.status_json, interval_s)
+        self._metrics_of: dict[ProcessPlace, RateLimitedAnswer[str]] = {}
 
     async def serve(self, worker: WorkerProcess) -> None:
         """Give a worker the port when it wants it, and answer its questions, until it has ended."""
@@ -130,5 +130,5 @@ class AdminLine:
         if paced is None:
             for ended in self._metrics_of.keys() - set(places):
                 del self._metrics_of[ended]
-            paced = self._metrics_of[place] = Paced(partial(self._report.metrics, place), self._interval_s)
+            paced = self._metrics_of[place] = RateLimitedAnswer(partial(self._report.metrics, place), self._interval_s)
         return await paced.current()

@@ -17,7 +17,7 @@ class _Run(Generic[ValueT]):
         self.error: Exception | None = None
 
 
-class Paced(Generic[ValueT]):
+class RateLimitedAnswer(Generic[ValueT]):
     """Runs ``make`` once for all who ask at the same time, and begins at most once in ``interval_s`` seconds.
 
     Nothing is kept: who asks after a run waits for the next one, and is told nothing that is older than the question.

@@ -24,7 +24,7 @@ from proxy.runtime.observability.near_expiry import NearExpiry, merged
 from proxy.runtime.process.process_place import ProcessPlace
 from proxy.runtime.rpc.client import RpcError
 from proxy.supervisor.cluster.cluster import Cluster
-from proxy.supervisor.cluster.slot import Slot, SlotState
+from proxy.supervisor.cluster.slot import SlotState, WorkerSlot
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
 ASK_TIMEOUT_S = 2.0
@@ -212,7 +212,7 @@ class Report:
             self._complained.add(process.slot.name)
             get_logger().error("a worker's status is not shown in full", who=process.name, reason=reason)
 
-    def _worker_status(self, slot: Slot, told: dict[str, Any] | None) -> dict[str, Any]:
+    def _worker_status(self, slot: WorkerSlot, told: dict[str, Any] | None) -> dict[str, Any]:
         known: dict[str, Any] = {
             "role": slot.role.value,
             "worker": slot.index,
@@ -251,7 +251,7 @@ class Report:
 class _Process:
     """A worker that can be asked. ``is_leaving``: it was replaced, and finishes what it has."""
 
-    slot: Slot
+    slot: WorkerSlot
     worker: WorkerProcess
     is_leaving: bool
 

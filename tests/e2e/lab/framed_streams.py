@@ -33,7 +33,7 @@ _LAST = b"the last one"
 
 
 @dataclass
-class FramedStreams:
+class FramedCopyLoop:
     """So many relays through a proxy, to a broker of our own in this process; ``token`` makes a fresh one each time."""
 
     proxy_port: int

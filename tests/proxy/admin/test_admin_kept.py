@@ -7,7 +7,7 @@ import structlog.testing
 import trio
 import trio.testing
 
-from proxy.admin.kept import Kept
+from proxy.admin.kept import CoalescingCache
 from proxy.runtime.rpc.client import RpcError
 
 
@@ -36,7 +36,7 @@ async def test_all_who_ask_at_the_same_time_get_the_same(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     maker = Maker()
-    kept = Kept(nursery, maker.make, 5)
+    kept = CoalescingCache(nursery, maker.make, 5)
     got: list[int] = []
 
     async def ask() -> None:
@@ -51,7 +51,7 @@ async def test_all_who_ask_at_the_same_time_get_the_same(
 async def test_it_is_kept_for_a_moment(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     """From the end of its making: there is a pause between two, however long one takes."""
     maker = Maker()
-    kept = Kept(nursery, maker.make, 5)
+    kept = CoalescingCache(nursery, maker.make, 5)
     values = []
     for _ in range(8):
         values.append(await kept.current())
@@ -64,7 +64,7 @@ async def test_there_is_a_pause_also_where_making_takes_longer_than_it_is_kept(
 ) -> None:
     """Security: one process's metrics can take as long as it likes to make them take."""
     maker = Maker()
-    kept = Kept(nursery, maker.make, 0.5)
+    kept = CoalescingCache(nursery, maker.make, 0.5)
     for _ in range(2):
         assert await kept.current() == 1
     await trio.sleep(0.5)
@@ -75,7 +75,7 @@ async def test_one_that_goes_away_does_not_disturb_the_others(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     maker = Maker()
-    kept = Kept(nursery, maker.make, 5)
+    kept = CoalescingCache(nursery, maker.make, 5)
     with trio.move_on_after(0.5):
         await kept.current()
     assert await kept.current() == 1
@@ -88,7 +88,7 @@ async def test_an_error_is_kept_as_long(
     """And is over as soon as an answer can be made again."""
     maker = Maker()
     maker.error = error
-    kept = Kept(nursery, maker.make, 5)
+    kept = CoalescingCache(nursery, maker.make, 5)
     with structlog.testing.capture_logs() as logs:
         for _ in range(2):
             with pytest.raises(RpcError, match=r"no answer|nobody answered"):

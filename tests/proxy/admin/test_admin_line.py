@@ -14,11 +14,11 @@ import trio.testing
 
 from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Place, Text
-from proxy.admin.questions import HEALTH_INTERVAL_S, SILENCE_S_MAX, LineLost, Questions
+from proxy.admin.questions import HEALTH_INTERVAL_S, SILENCE_S_MAX, ChannelLost, SupervisorClient
 from proxy.runtime.process.process_place import ProcessPlace
 from proxy.runtime.rpc.client import RpcCallRefused
 from proxy.runtime.rpc.peers import Caller
-from proxy.supervisor.operators.admin_channel import INTERVAL_S, UNDER_WAY_MAX, AdminLine
+from proxy.supervisor.operators.admin_channel import INTERVAL_S, UNDER_WAY_MAX, AdminChannel
 from proxy.supervisor.operators.report import MetricsTooLarge
 
 FORWARDER = ProcessPlace("forwarder", 1)
@@ -68,8 +68,8 @@ class Setup:
         self.port.bind("")
         self.port.listen(1)
         self.report = FakeReport()
-        self.line = AdminLine(self.report, self.port.fileno)  # type: ignore[arg-type]
-        self.questions = Questions(theirs.detach())
+        self.line = AdminChannel(self.report, self.port.fileno)  # type: ignore[arg-type]
+        self.questions = SupervisorClient(theirs.detach())
         self.ended = trio.Event()
         self.worker = SimpleNamespace(questions=self.ours, pid=77, wait=self.ended.wait)
         self.served = trio.Event()
@@ -91,7 +91,7 @@ async def setup(nursery: trio.Nursery) -> AsyncIterator[Setup]:
 
 
 @pytest.fixture
-async def questions(setup: Setup, nursery: trio.Nursery) -> Questions:
+async def questions(setup: Setup, nursery: trio.Nursery) -> SupervisorClient:
     listener = await setup.questions.take_listener()
     assert same_file(listener.socket.fileno(), setup.port.fileno())
     await listener.aclose()
@@ -99,7 +99,7 @@ async def questions(setup: Setup, nursery: trio.Nursery) -> Questions:
     return setup.questions
 
 
-async def test_questions_and_answers(setup: Setup, questions: Questions) -> None:
+async def test_questions_and_answers(setup: Setup, questions: SupervisorClient) -> None:
     assert questions.is_well()
     assert await questions.not_ready_reasons() == ["draining"]
     assert await questions.status() == '{"cluster":"prod"}'
@@ -112,14 +112,14 @@ async def test_questions_and_answers(setup: Setup, questions: Questions) -> None
 
 def test_it_serves_an_admin_worker_and_nothing_else() -> None:
     """Security: what it may call is only what the line serves, and nobody else may call that."""
-    line = AdminLine(FakeReport(), lambda: -1)  # type: ignore[arg-type]
+    line = AdminChannel(FakeReport(), lambda: -1)  # type: ignore[arg-type]
     served = set(line._handlers())
     assert served == {method for method, roles in MAY_CALL.items() if Role.ADMIN in roles}
     assert all(MAY_CALL[method] == {Role.ADMIN} for method in served)
 
 
 @pytest.mark.parametrize("method", [Method.CLUSTER_DRAIN, Method.CLUSTER_UPGRADE, Method.START, Method.AUTHENTICATE])
-async def test_what_an_admin_worker_may_not(questions: Questions, method: int) -> None:
+async def test_what_an_admin_worker_may_not(questions: SupervisorClient, method: int) -> None:
     """Security: one that was taken over."""
     with pytest.raises(RpcCallRefused, match="CLUSTER_AUTHORIZATION_FAILED"):
         await questions._rpc.call(method, Empty(), Text, timeout_s=60)
@@ -201,7 +201,7 @@ async def test_places_that_have_ended_are_forgotten(setup: Setup) -> None:
     assert set(setup.line._metrics_of) == {FORWARDER, another}
 
 
-async def test_the_line_ends_with_the_worker(setup: Setup, questions: Questions, nursery: trio.Nursery) -> None:
+async def test_the_line_ends_with_the_worker(setup: Setup, questions: SupervisorClient, nursery: trio.Nursery) -> None:
     """Also where something that it has started holds the other end open."""
     setup.ended.set()
     await setup.served.wait()
@@ -217,13 +217,13 @@ async def test_a_worker_that_never_wants_its_port(setup: Setup) -> None:
 
 async def test_a_supervisor_that_gives_no_port(setup: Setup) -> None:
     setup.port.close()
-    with pytest.raises(LineLost):
+    with pytest.raises(ChannelLost):
         await setup.questions.take_listener()
     setup.questions._socket.close()
 
 
 async def test_a_supervisor_that_falls_silent_is_not_well(
-    setup: Setup, questions: Questions, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, questions: SupervisorClient, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not at once: a machine may be busy."""
     await trio.sleep(20 * HEALTH_INTERVAL_S)

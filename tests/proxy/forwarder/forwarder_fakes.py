@@ -33,7 +33,7 @@ from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.workers.authentication import Authentication, ClientEnd, ClientIdentity
-from proxy.forwarder.workers.clients import Backends
+from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_room import FairRoom
 from proxy.runtime.loop.deadlines import Deadlines
@@ -308,7 +308,7 @@ class FakeBackends:
 
     def envelope_head(self, identity: ClientIdentity, client_address: str) -> bytes:
         self._identity = identity
-        return Backends.envelope_head(identity, client_address)
+        return WorkerClients.envelope_head(identity, client_address)
 
     answer_timeout_s = property(lambda self: seconds(self.config.limits.lookup_timeout_ms) + 1.0)
 

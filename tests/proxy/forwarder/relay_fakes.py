@@ -24,15 +24,19 @@ from proxy.forwarder.relay.expiring.broker_reauthentication import (
     BrokerReauthenticationMetrics,
 )
 from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
-from proxy.forwarder.relay.expiring.relay_session import Recall, RelaySession, nobody_judges
-from proxy.forwarder.relay.fd_store_client import Inheritance, KeptRelay, RelayKeeper
-from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.expiring.relay_session import (
+    ReauthenticatorFactory,
+    RelaySession,
+    reauthentication_unavailable,
+)
+from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
+from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.runtime.network.credentials import NoCredentials
 from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
 from proxy.runtime.shared.relay_table import PIPE, RelayTable, row
 from proxy.supervisor.handover.address_tables import AddressTableExchange
-from proxy.supervisor.handover.fd_store import Shelf
+from proxy.supervisor.handover.fd_store import FdStoreSlot
 
 DEFAULTS = RelayConfig()
 PATIENCE_S = 60
@@ -151,15 +155,15 @@ def about_relay(**fields: Any) -> StoredRelay:
     return StoredRelay(**(known | fields))
 
 
-def keeps_nothing() -> RelayKeeper:
+def keeps_nothing() -> FdStoreClient:
     """A keeper as ``relay.crash_safe = false`` makes it."""
     with socket.socket() as unused:
-        return RelayKeeper(unused, keeps=False)
+        return FdStoreClient(unused, keeps=False)
 
 
-def new_relays(nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None) -> Relays:
+def new_relays(nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None) -> RelayManager:
     """Relays that no store keeps."""
-    return Relays(keeps_nothing(), Inheritance(), on_end, nursery, forwarders=1, may_linger=lambda: True)
+    return RelayManager(keeps_nothing(), RelayHandover(), on_end, nursery, forwarders=1, may_linger=lambda: True)
 
 
 def value(registry: CollectorRegistry, name: str, direction: str) -> float:
@@ -173,14 +177,14 @@ class Killed(BaseException):
     """Where a process would be gone."""
 
 
-class WatchedKeeper(RelayKeeper):
+class WatchedKeeper(FdStoreClient):
     """Writes down, in order, what is said to the store; knows what its forwarder has open.
 
     Forwarder and store are one process here: what the store gets is another descriptor of the same socket or pipe, and
     may have the very number that the forwarder has just closed.
     """
 
-    def __init__(self, sock: socket.socket, shelf: Shelf, *, keeps: bool = True) -> None:
+    def __init__(self, sock: socket.socket, shelf: FdStoreSlot, *, keeps: bool = True) -> None:
         super().__init__(sock, keeps=keeps)
         self.sock = sock
         self._shelf = shelf
@@ -234,7 +238,7 @@ class WatchedKeeper(RelayKeeper):
 
 
 @asynccontextmanager
-async def busy_line(keeper: RelayKeeper) -> AsyncIterator[Callable[[], None]]:
+async def busy_line(keeper: FdStoreClient) -> AsyncIterator[Callable[[], None]]:
     """A line on which somebody else is sending, until what this gives is called."""
     over = trio.Event()
 
@@ -257,9 +261,9 @@ class Forwarder:
     def __init__(  # noqa: PLR0917 -- called once
         self,
         sock: socket.socket,
-        shelf: Shelf,
+        shelf: FdStoreSlot,
         config: RelayConfig,
-        recall: Recall,
+        recall: ReauthenticatorFactory,
         now: Callable[[], float],
         broker_credentials: BeginExchange,
         *,
@@ -276,8 +280,8 @@ class Forwarder:
         self.adopted: list[StoredRelay] = []
         self.moved_away: list[StoredRelay] = []
         self.gone_behind: list[str] = []
-        self.left: Inheritance
-        self.relays: Relays
+        self.left: RelayHandover
+        self.relays: RelayManager
         self.registry = CollectorRegistry()
         self.gone = trio.Event()
         self.has_begun = False
@@ -293,7 +297,7 @@ class Forwarder:
                         self.keeper.note("relay", kept.about.id, kept.client, kept.broker)
                     for pipe in self.left.pipes:
                         self.keeper.note("pipe", pipe.id, pipe.reading, pipe.writing)
-                    self.relays = Relays(
+                    self.relays = RelayManager(
                         self.keeper,
                         self.left,
                         self.ended.append,
@@ -401,10 +405,10 @@ class Place:
         self._nursery = nursery
         self._keeps = keeps
         self._config = config
-        self.recall: Recall = nobody_judges
+        self.recall: ReauthenticatorFactory = reauthentication_unavailable
         self.broker_credentials: BeginExchange = lambda _host: NoCredentials()
         self.now: Callable[[], float] = time.monotonic
-        self.shelf = Shelf()
+        self.shelf = FdStoreSlot()
         self.forwarders: list[Forwarder] = []
 
     async def forwarder(self, config: RelayConfig | None = None) -> Forwarder:
@@ -456,8 +460,8 @@ async def open_place(config: RelayConfig = DEFAULTS, *, keeps: bool = True) -> A
             nursery.cancel_scope.cancel()
 
 
-def kept_relay(lane: Lane, relay_id: int) -> KeptRelay:
+def kept_relay(lane: Lane, relay_id: int) -> InheritedRelay:
     """A relay as a store hands it over, with descriptors of its own."""
-    return KeptRelay(
+    return InheritedRelay(
         about_relay(id=relay_id), os.dup(lane.our_client.socket.fileno()), os.dup(lane.our_broker.socket.fileno())
     )

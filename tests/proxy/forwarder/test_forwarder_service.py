@@ -27,13 +27,13 @@ from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
 from proxy.config.errors import ConfigError
 from proxy.forwarder import service as service_module
-from proxy.forwarder.disconnect_cause import Cause
+from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.admission import Admission
 from proxy.forwarder.service import ForwarderService
 from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.session.handshake import Handshake
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
-from proxy.forwarder.workers.clients import Backends
+from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket
@@ -42,7 +42,7 @@ from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared
 from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
 from proxy.runtime.shared.relay_table import RelayTable
 from proxy.supervisor.handover.address_tables import AddressTableExchange
-from proxy.supervisor.handover.fd_store import Shelf
+from proxy.supervisor.handover.fd_store import FdStoreSlot
 
 
 class FakeListener:
@@ -77,7 +77,7 @@ class Served:
         listener: FakeListener,
         nursery: trio.Nursery,
         tables: dict[str, Any],
-        shelf: Shelf,
+        shelf: FdStoreSlot,
         counters: int,
     ) -> None:
         self.listener = listener
@@ -130,7 +130,7 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
         return adopted[-1]
 
     monkeypatch.setattr(service_module, "adopt_socket", adopt)
-    shelf = Shelf()
+    shelf = FdStoreSlot()
     counters = new_shared_counters(2)
 
     async def start(*, real: bool = False, **tables: Any) -> Served:
@@ -210,11 +210,11 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
     served = await serve(listener=[{}, {}, {}], authentication={"enabled": True, "anonymous_role": "nobody"})
     told: list[ClientEnd] = []
 
-    def new_authentication(_backends: Backends, client: ClientEnd, _connect: CommandConnect) -> Any:
+    def new_authentication(_backends: WorkerClients, client: ClientEnd, _connect: CommandConnect) -> Any:
         told.append(client)
         return NobodysRounds()
 
-    monkeypatch.setattr(Backends, "new_authentication", new_authentication)
+    monkeypatch.setattr(WorkerClients, "new_authentication", new_authentication)
     if tls:
         served.service._doors = (*served.service._doors[:number], TlsDoor(), *served.service._doors[number + 1 :])  # type: ignore[assignment]
     ours, theirs = trio.testing.memory_stream_pair()
@@ -401,7 +401,7 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
     served = await serve(**tables)
     relays = served.service._relays
     relays.now = relays.judge.now = trio.current_time
-    monkeypatch.setattr(Backends, "new_authentication", lambda *_: NobodysRounds())
+    monkeypatch.setattr(WorkerClients, "new_authentication", lambda *_: NobodysRounds())
     before = await served.in_lookup_mode()
     maximum = {"session": {"connections_max_reauth_ms": 5000}, "limits": {"keep_alive_interval_ms": 10**9}}
     await served.service.configure(make_config(**tables, **maximum))
@@ -476,14 +476,14 @@ async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: tr
 
 async def test_every_cause_is_a_series_from_the_start(serve: Serve) -> None:
     served = await serve()
-    for cause in Cause:
+    for cause in DisconnectCause:
         assert served.value("pulsar_proxy_ended_connections_total", cause=cause.value) == 0
 
 
 # ---- relays that a predecessor left
 
 
-async def leave_relays(shelf: Shelf, *lanes: Lane, ip: str = "192.0.2.9") -> None:
+async def leave_relays(shelf: FdStoreSlot, *lanes: Lane, ip: str = "192.0.2.9") -> None:
     """As a forwarder that was killed."""
     table = RelayTable(shelf.table)
     for lane in lanes:

@@ -10,11 +10,11 @@ from test_forwarder_service import Serve, serve  # noqa: F401 -- a fixture
 from proto.client_machine import State
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
-from proxy.forwarder.relay.expiring.relay_session import nobody_judges
-from proxy.forwarder.relay.expiring.session import Closing, Followed
+from proxy.forwarder.relay.expiring.relay_session import reauthentication_unavailable
+from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
 
 
-def followed(client: str, lives_s: float | None, *, closing: Closing = Closing.NO) -> Followed:
+def followed(client: str, lives_s: float | None, *, closing: CloseReason = CloseReason.NO) -> ExpiringSession:
     """A session that began at second 1000."""
     relay = StoredRelay(client_address=client, principal="alice")
     clock = None
@@ -26,7 +26,7 @@ def followed(client: str, lives_s: float | None, *, closing: Closing = Closing.N
             now_unix_ms=0,
             fraction=0,
         )
-    one = Followed(relay, clock, nobody_judges(relay))
+    one = ExpiringSession(relay, clock, reauthentication_unavailable(relay))
     one.closing = closing
     return one
 
@@ -36,7 +36,7 @@ class InLookupMode:
 
     state = State.LOOKUP
 
-    def __init__(self, one: Followed | None) -> None:
+    def __init__(self, one: ExpiringSession | None) -> None:
         self.renewal = SimpleNamespace(followed=one)
 
 
@@ -47,7 +47,7 @@ async def test_sessions_near_expiry(serve: Serve, monkeypatch: pytest.MonkeyPatc
         followed("relay:1", 70),
         followed("relay:2", 50),  # expired, and idle
         followed("relay:3", None),  # its messages are counted, no more
-        followed("relay:4", 75, closing=Closing.FAILED),
+        followed("relay:4", 75, closing=CloseReason.FAILED),
         followed("relay:5", 0),  # never
         followed("relay:6", 10_000),
     ]

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from proxy.config.errors import ConfigError
-from proxy.runtime.reloading_file import LOOK_INTERVAL_S, Watched
+from proxy.runtime.reloading_file import LOOK_INTERVAL_S, ReloadingFile
 
 KEY = "table.key"
 
@@ -48,23 +48,23 @@ def value(file: Path) -> Value:
     return Value(file)
 
 
-async def a_second_later(watched: Watched[str]) -> str:
+async def a_second_later(watched: ReloadingFile[str]) -> str:
     await trio.sleep(LOOK_INTERVAL_S)
     return await watched.current()
 
 
 def test_it_is_made_at_once(file: Path, value: Value) -> None:
-    assert Watched(KEY, [str(file)], value).value == "first"
+    assert ReloadingFile(KEY, [str(file)], value).value == "first"
     assert value.threads == [threading.current_thread()]
 
 
 def test_what_cannot_be_made_at_first_is_an_error_of_the_configuration(file: Path, value: Value) -> None:
     file.write_text("bad")
     with pytest.raises(ConfigError, match=f"^{KEY}: .*{file.name} is bad$"):
-        Watched(KEY, [str(file)], value)
+        ReloadingFile(KEY, [str(file)], value)
     file.unlink()
     with pytest.raises(ConfigError, match=f"^{KEY}: {file}: No such file or directory$"):
-        Watched(KEY, [str(file)], value)
+        ReloadingFile(KEY, [str(file)], value)
 
 
 def test_an_error_without_a_name_names_all_files(file: Path) -> None:
@@ -74,13 +74,13 @@ def test_an_error_without_a_name_names_all_files(file: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     with pytest.raises(ConfigError, match=f"^{KEY}: {file}, other: Permission denied$"):
-        Watched(KEY, [str(file), "", "other"], build)
+        ReloadingFile(KEY, [str(file), "", "other"], build)
 
 
 async def test_a_change_is_taken_over_within_a_second(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock
 ) -> None:
-    watched = Watched(KEY, [str(file)], value)
+    watched = ReloadingFile(KEY, [str(file)], value)
     assert await watched.current() == "first"
     file.write_text("second")
     assert await watched.current() == "first", "it was looked at a moment ago"
@@ -94,7 +94,7 @@ async def test_a_change_is_taken_over_within_a_second(
 async def test_what_has_not_changed_is_not_made_anew(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock
 ) -> None:
-    watched = Watched(KEY, [str(file)], value)
+    watched = ReloadingFile(KEY, [str(file)], value)
     for _ in range(5):
         assert await a_second_later(watched) == "first"
     assert value.builds == 1
@@ -103,7 +103,7 @@ async def test_what_has_not_changed_is_not_made_anew(
 async def test_it_is_looked_at_no_more_than_once_a_second(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched(KEY, [str(file)], value)
+    watched = ReloadingFile(KEY, [str(file)], value)
     looks = 0
     real = watched._look
 
@@ -123,7 +123,7 @@ async def test_a_change_of_any_of_the_files(
     file: Path, value: Value, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     other = tmp_path / "other"
-    watched = Watched(KEY, [str(file), "", str(other)], value)
+    watched = ReloadingFile(KEY, [str(file), "", str(other)], value)
     other.write_text("it is there now")
     await a_second_later(watched)
     assert value.builds == 2
@@ -136,7 +136,7 @@ async def test_what_is_the_same_but_for_its_time_or_its_place(
     file: Path, value: Value, tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Another content may have the same size, and a copied one the same time."""
-    watched = Watched(KEY, [str(file)], value)
+    watched = ReloadingFile(KEY, [str(file)], value)
     before = file.stat()
     file.write_text("1st!!")
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
@@ -155,7 +155,7 @@ async def test_the_links_of_kubernetes(tmp_path: Path, autojump_clock: trio.test
         (tmp_path / name / "file").write_text(name)
     (tmp_path / "..data").symlink_to("one")
     (tmp_path / "file").symlink_to("..data/file")
-    watched = Watched(KEY, [str(tmp_path / "file")], Value(tmp_path / "file"))
+    watched = ReloadingFile(KEY, [str(tmp_path / "file")], Value(tmp_path / "file"))
     (tmp_path / "new").symlink_to("two")
     os.replace(tmp_path / "new", tmp_path / "..data")
     assert await a_second_later(watched) == "two"
@@ -165,7 +165,7 @@ async def test_the_links_of_kubernetes(tmp_path: Path, autojump_clock: trio.test
 async def test_a_broken_change_keeps_what_was_and_is_said_once(
     file: Path, value: Value, how: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    watched = Watched(KEY, [str(file)], value)
+    watched = ReloadingFile(KEY, [str(file)], value)
     file.write_text("bad") if how == "bad" else file.unlink()
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
@@ -186,7 +186,7 @@ async def test_it_is_tried_again_while_nothing_has_changed(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock
 ) -> None:
     """What stands in the way may be elsewhere: a mount, a right."""
-    watched = Watched(KEY, [str(file)], value)
+    watched = ReloadingFile(KEY, [str(file)], value)
     file.write_text("later")
     broken = True
     build = watched._build
@@ -205,7 +205,7 @@ async def test_it_is_tried_again_while_nothing_has_changed(
 async def test_a_change_while_it_is_being_made_is_not_missed(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock
 ) -> None:
-    watched = Watched(KEY, [str(file)], value)
+    watched = ReloadingFile(KEY, [str(file)], value)
     build = watched._build
 
     def build_too_early() -> str:
@@ -221,7 +221,7 @@ async def test_a_change_while_it_is_being_made_is_not_missed(
 
 
 async def test_while_one_makes_it_others_have_the_one_before(file: Path, value: Value) -> None:
-    watched = Watched(KEY, [str(file)], value)
+    watched = ReloadingFile(KEY, [str(file)], value)
     file.write_text("second")
     going, go = threading.Event(), threading.Event()
     build = watched._build
@@ -251,7 +251,7 @@ async def test_while_one_makes_it_others_have_the_one_before(file: Path, value: 
 async def test_a_defect_does_not_end_the_looking(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock
 ) -> None:
-    watched = Watched(KEY, [str(file)], value)
+    watched = ReloadingFile(KEY, [str(file)], value)
     build = watched._build
 
     def defect() -> str:

@@ -24,7 +24,7 @@ from proxy.config.cgroups import ContainerLimits
 from proxy.config.memory import MemoryPlan, fit
 from proxy.config.types import Config
 from proxy.supervisor import main
-from proxy.supervisor.handover.exec_handover import SIGNALS, Legacy, State
+from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, State
 from proxy.supervisor.main import (
     DRAIN_END_S_MAX,
     PREFLIGHT_TIMEOUT_S,
@@ -124,7 +124,7 @@ class Setup:
         self.config = make_config()
         self.cluster = FakeCluster(self.config, self.log)
         self.keys: list[bytes] = []
-        self.legacy = Legacy()
+        self.legacy = HandoverState()
         self.masks: list[tuple[int, Any]] = []
         self.hardened: list[str] = []
         self._send, self._receive = trio.open_memory_channel[int](10)
@@ -147,7 +147,7 @@ class Setup:
         self.log.append((path, lock))
         return self.directory
 
-    def _cluster(self, config: Config, _directory: Any, legacy: Legacy, _serve_admin: Any) -> FakeCluster:
+    def _cluster(self, config: Config, _directory: Any, legacy: HandoverState, _serve_admin: Any) -> FakeCluster:
         self.keys.append(legacy.seal_key)
         self.cluster.config = config
         return self.cluster
@@ -416,7 +416,7 @@ async def test_a_reload_that_is_refused_is_logged(setup: Setup, nursery: trio.Nu
 async def test_the_seal_key_is_new_with_every_start(setup: Setup) -> None:
     """Security."""
     for _ in range(2):
-        Supervisor(setup.config, setup.config_file, Legacy())
+        Supervisor(setup.config, setup.config_file, HandoverState())
     assert len(set(setup.keys)) == 2
     assert {len(key) for key in setup.keys} == {32}
 
@@ -687,14 +687,14 @@ async def test_an_exec_that_fails(
 
 
 async def test_nobody_could_have_asked(setup: Setup, upgrades: Upgrades) -> None:
-    supervisor = Supervisor(setup.config, setup.config_file, Legacy())
+    supervisor = Supervisor(setup.config, setup.config_file, HandoverState())
     with pytest.raises(RuntimeError, match="without a way to ask"):
         await supervisor._become_next_program()
 
 
 async def test_what_an_earlier_program_left_is_used(setup: Setup, nursery: trio.Nursery) -> None:
     control, admin = FakeSocket("left control", setup.log), FakeSocket("left admin", setup.log)
-    setup.legacy = Legacy(runtime_lock=77, control=control, admin={"127.0.0.1:8080": admin})  # type: ignore[arg-type, dict-item]
+    setup.legacy = HandoverState(runtime_lock=77, control=control, admin={"127.0.0.1:8080": admin})  # type: ignore[arg-type, dict-item]
     await setup.run(nursery)
     assert setup.log[0] == (setup.config.cluster.runtime_dir, 77)
     assert ("left admin", "listen") in setup.log
@@ -738,7 +738,7 @@ def test_a_container_that_is_too_small_is_said_before_anything_is_bound(setup: S
 def test_what_another_program_left_goes_on_in_a_container_that_is_too_small(
     setup: Setup, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Legacy, "read", lambda _descriptor: Legacy())
+    monkeypatch.setattr(HandoverState, "read", lambda _descriptor: HandoverState())
     setup.signal(signal.SIGTERM)
     with structlog.testing.capture_logs() as logs:
         serve(setup.plan(64), setup.config_file, 17, failures.append)
@@ -806,11 +806,11 @@ def test_serve_what_an_earlier_program_left(
     """Its folder stays, whatever the file says by now: the sockets in it are in use."""
     read: list[int] = []
 
-    def left(descriptor: int) -> Legacy:
+    def left(descriptor: int) -> HandoverState:
         read.append(descriptor)
-        return Legacy(runtime_dir=runtime_dir, seal_key=b"s" * 32, runtime_lock=5)
+        return HandoverState(runtime_dir=runtime_dir, seal_key=b"s" * 32, runtime_lock=5)
 
-    monkeypatch.setattr(Legacy, "read", left)
+    monkeypatch.setattr(HandoverState, "read", left)
     setup.signal(signal.SIGTERM)
     with structlog.testing.capture_logs() as logs:
         serve(setup.plan(), setup.config_file, 17, failures.append)

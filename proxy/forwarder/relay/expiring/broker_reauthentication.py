@@ -18,7 +18,13 @@ from proto import commands
 from proto.broker_exchange import UNANSWERED, BrokerExchange, ChallengeOutOfTurn, ExchangePhase
 from proto.commands import CommandCorrupt
 from proto.pulsar_pb2 import BaseCommand
-from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, Closing, Followed, RelayLine, command_in
+from proxy.forwarder.relay.expiring.session import (
+    BROKER_ANSWER_BYTES_MAX,
+    CloseReason,
+    ExpiringSession,
+    RelaySessionControl,
+    command_in,
+)
 from proxy.forwarder.workers.authentication import SERVER_VERSION
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.observability.logs import get_logger
@@ -72,7 +78,7 @@ class BrokerReauthentication:
         self.metrics = metrics or BrokerReauthenticationMetrics(None)
         self.begin = begin
 
-    def follow(self, followed: Followed) -> None:
+    def follow(self, followed: ExpiringSession) -> None:
         """Answer the challenges of this relay's broker, if that is for the proxy to do."""
         if followed.about.broker_host:
             followed.broker = BrokerChallenges(self, followed)
@@ -83,9 +89,9 @@ class BrokerChallenges:
 
     __slots__ = ("_begun_at", "_complete", "_credentials", "_exchange", "_followed", "_shared", "discards", "line")
 
-    line: RelayLine
+    line: RelaySessionControl
 
-    def __init__(self, shared: BrokerReauthentication, followed: Followed) -> None:
+    def __init__(self, shared: BrokerReauthentication, followed: ExpiringSession) -> None:
         self.discards = False
         self._shared = shared
         self._followed = followed
@@ -137,7 +143,7 @@ class BrokerChallenges:
         except (ChallengeOutOfTurn, CommandCorrupt) as error:
             self._shared.metrics.failure[OUT_OF_TURN].inc()
             self._log("a broker asks the proxy itself for credentials out of turn", str(error))
-            self.line.close(Closing.OUT_OF_TURN)
+            self.line.close(CloseReason.OUT_OF_TURN)
             return
         if not is_known:
             self._give_up(LOST_ROUNDS, "the rounds died with another process")

@@ -1,12 +1,12 @@
 """What the judge of a followed relay says to it, where the engine moves its bytes (proxy.forwarder.relay.expiring.splice_pump)."""
 
 from proxy.forwarder.relay.expiring.journal import FramedJournal
-from proxy.forwarder.relay.expiring.session import Closing, Judge, Putting
+from proxy.forwarder.relay.expiring.session import CloseReason, Injection, ReauthenticationCoordinator
 from proxy.forwarder.relay.relay import Relay
-from proxy.forwarder.relay.splice_pump import Mover
+from proxy.forwarder.relay.splice_pump import SplicePump
 
 
-class SplicedLine:
+class SplicedSessionControl:
     """One relay's (proxy.forwarder.relay.expiring.session.Line). All that it says is done at boundaries, in its directions' turns.
 
     Verdicts and credentials may arrive after the relay has moved to a successor. Then it is over for this process, and
@@ -15,7 +15,9 @@ class SplicedLine:
 
     __slots__ = ("_journal", "_judge", "_mover", "_relay")
 
-    def __init__(self, relay: Relay, mover: Mover, journal: FramedJournal, judge: Judge) -> None:
+    def __init__(
+        self, relay: Relay, mover: SplicePump, journal: FramedJournal, judge: ReauthenticationCoordinator
+    ) -> None:
         self._relay = relay
         self._mover = mover
         self._journal = journal
@@ -46,7 +48,7 @@ class SplicedLine:
             return
         framing = self._relay.to_client.framing
         assert framing is not None
-        framing.to_put_in = (challenge, Putting.CHALLENGE)
+        framing.to_put_in = (challenge, Injection.CHALLENGE)
         self._mover.wake(self._relay.to_client)
 
     def go_on(self) -> None:
@@ -74,7 +76,7 @@ class SplicedLine:
             return
         framing = self._relay.to_broker.framing
         assert framing is not None
-        framing.to_put_in = (frame, Putting.ANSWER)
+        framing.to_put_in = (frame, Injection.ANSWER)
         self._mover.wake(self._relay.to_broker)
 
     def note_exchange(self) -> None:
@@ -83,7 +85,7 @@ class SplicedLine:
         if not self._relay.moved and followed is not None and followed.broker is not None:
             self._journal.note_exchange(self._relay, followed.broker.phase)
 
-    def close(self, why: Closing, frame: bytes = b"") -> None:
+    def close(self, why: CloseReason, frame: bytes = b"") -> None:
         """Begin to close: nothing passes to the broker from the next boundary on. ``frame``: what to tell the client;
         empty: the usual.
         """
@@ -105,13 +107,13 @@ class SplicedLine:
             direction.framing.stopped = direction is self._relay.to_broker
         self._relay.broken = True
 
-    def go_on_closing(self, why: Closing) -> None:
+    def go_on_closing(self, why: CloseReason) -> None:
         """A predecessor had begun to close."""
         followed = self._relay.followed
         assert followed is not None
         followed.closing = why
         self._stop()
-        if why is Closing.SAID:
+        if why is CloseReason.SAID:
             self._end_at_boundaries()
 
     def say_farewell(self, frame: bytes) -> None:
@@ -120,7 +122,7 @@ class SplicedLine:
         assert framing is not None
         if framing.over or self._relay.moved:
             return
-        framing.to_put_in = (frame, Putting.FAREWELL)
+        framing.to_put_in = (frame, Injection.FAREWELL)
         self._end_at_boundaries()
 
     def _end_at_boundaries(self) -> None:

@@ -16,21 +16,30 @@ import trio
 from proto.command_heads import PART, FrameWrong
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import GOES_ON, FrameCutter
-from proto.session_clock import Failure, Phase, Use
+from proto.session_clock import CommandDecision, Failure, Phase
 from proxy.forwarder.relay.copy_loop import CHUNK_BYTES, Count
-from proxy.forwarder.relay.expiring.session import Closing, Followed, Judge, check_challenge_size
+from proxy.forwarder.relay.expiring.session import (
+    CloseReason,
+    ExpiringSession,
+    ReauthenticationCoordinator,
+    check_challenge_size,
+)
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 Stream = trio.abc.HalfCloseableStream
 
 
-class FramedStreams:
+class FramedCopyLoop:
     """One relay; a Line for its judge, also before ``relay``, which is called once. ``count_messages`` hears of a way
     and how many went there.
     """
 
     def __init__(
-        self, followed: Followed, count_messages: Callable[[int, int], None], judge: Judge, now: Callable[[], float]
+        self,
+        followed: ExpiringSession,
+        count_messages: Callable[[int, int], None],
+        judge: ReauthenticationCoordinator,
+        now: Callable[[], float],
     ) -> None:
         followed.line = self
         if followed.broker is not None:
@@ -196,17 +205,17 @@ class FramedStreams:
     async def _stopped_at(self, command_type: int) -> bytes:
         """Do what a command is stopped for; its frame's bytes where it may pass."""
         use = self._judge.use(self._followed)
-        if use is Use.GO_ON:
+        if use is CommandDecision.GO_ON:
             if command_type == BaseCommand.PRODUCER and not self.has_producer:
                 self.has_producer = True
                 self._stops -= {BaseCommand.PRODUCER}
                 self._judge.spared(self._followed)
             return self._to_broker.one_frame()
-        if use is Use.HOLD:
+        if use is CommandDecision.HOLD:
             self._verdict = trio.Event()
             await self._verdict.wait()
         else:
-            self.close(Closing.EXPIRED)
+            self.close(CloseReason.EXPIRED)
             await trio.lowlevel.checkpoint()
         return b""
 
@@ -340,7 +349,7 @@ class FramedStreams:
     def note_exchange(self) -> None:
         """Nothing to write down: the relay ends with its process."""
 
-    def close(self, why: Closing, frame: bytes = b"") -> None:
+    def close(self, why: CloseReason, frame: bytes = b"") -> None:
         """Begin to close: nothing passes to the broker from the next boundary on."""
         if self._followed.closing:
             return

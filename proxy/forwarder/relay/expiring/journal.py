@@ -24,8 +24,8 @@ from proto.command_heads import PART, FrameWrong
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_STOPS, GOES_ON
 from proto.rpc_pb2 import StoredRelay
-from proto.session_clock import NEVER, Memo, Phase, SessionClock
-from proxy.forwarder.relay.expiring.session import Closing, Framing, Putting
+from proto.session_clock import NEVER, ClockSnapshot, Phase, SessionClock
+from proxy.forwarder.relay.expiring.session import CloseReason, FrameCursor, Injection
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.runtime.network.stream_position import consumed_bytes
@@ -50,7 +50,7 @@ from proxy.runtime.shared.relay_table import (
     framed_row,
 )
 
-SAYS = {Putting.HELD: BOUNDARY, Putting.CHALLENGE: PHASE, Putting.FAREWELL: CLOSING, Putting.ANSWER: EXCHANGE}
+SAYS = {Injection.HELD: BOUNDARY, Injection.CHALLENGE: PHASE, Injection.FAREWELL: CLOSING, Injection.ANSWER: EXCHANGE}
 """Which store says that something was put in."""
 
 _NS_PER_S = 1_000_000_000
@@ -103,23 +103,25 @@ class FramedJournal:
         return first[:passing]
 
     @staticmethod
-    def _framing(direction: Direction, *, has_producer: bool) -> Framing:
+    def _framing(direction: Direction, *, has_producer: bool) -> FrameCursor:
         way = _way(direction)
         followed = direction.relay.followed
         assert followed is not None
         walk = followed.walk(way, has_producer=has_producer)
-        direction.framing = Framing(framed_row(direction.relay.about.id, way), direction.source, followed, way, walk)
+        direction.framing = FrameCursor(
+            framed_row(direction.relay.about.id, way), direction.source, followed, way, walk
+        )
         return direction.framing
 
     # ---- what is written down
 
-    def hold(self, framing: Framing, head: bytes) -> None:
+    def hold(self, framing: FrameCursor, head: bytes) -> None:
         """The beginning of a frame, which may be taken out of the socket from now on."""
         for cell, at in enumerate(range(0, len(head), 8)):
             self._cells[framing.row + HEAD + cell] = as_cell(head[at : at + 8])
         framing.head = head
 
-    def note_producer(self, relay: Relay, framing: Framing) -> None:
+    def note_producer(self, relay: Relay, framing: FrameCursor) -> None:
         """The client has opened a producer; ``framing``: of the way to the broker, which need not look for it again."""
         self._cells[framed_row(relay.about.id, TO_CLIENT) + HAS_PRODUCER] = 1
         framing.walk.stops = framing.stops = framing.stops - {BaseCommand.PRODUCER}
@@ -132,7 +134,7 @@ class FramedJournal:
         """Write down where the proxy's own exchange with the broker stands."""
         self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE] = phase
 
-    def note_closing(self, relay: Relay, why: Closing) -> None:
+    def note_closing(self, relay: Relay, why: CloseReason) -> None:
         """The relay is being closed."""
         self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING] = why
 
@@ -167,13 +169,13 @@ class FramedJournal:
         return True
 
     def _is_said(self, direction: Direction, row: int, putting: int) -> bool:
-        if putting == Putting.HELD:
+        if putting == Injection.HELD:
             return bool(self._cells[row + BOUNDARY] >= consumed_bytes(direction.source))
-        if putting == Putting.CHALLENGE:
+        if putting == Injection.CHALLENGE:
             return self._cells[row + PHASE] in {Phase.CHALLENGED, Phase.CHALLENGED_AGAIN}
-        if putting == Putting.ANSWER:
+        if putting == Injection.ANSWER:
             return self._cells[row + EXCHANGE] not in UNANSWERED
-        return bool(self._cells[row + CLOSING] == Closing.SAID)
+        return bool(self._cells[row + CLOSING] == CloseReason.SAID)
 
     def recalled_clock(self, relay: StoredRelay) -> SessionClock | None:
         """The clock of a predecessor's relay; one that began rounds with the client has taken them with it."""
@@ -185,7 +187,7 @@ class FramedJournal:
         )
         # Of a phase that is not known the next answer may belong to it: it is dropped, and the client is asked again.
         phase, observed = _meaning(Phase, cells[row + PHASE], Phase.CHALLENGED_AGAIN), bool(cells[row + OBSERVED])
-        memo = Memo(expires_at_s, challenge_at_s, last_at_s, phase, observed)
+        memo = ClockSnapshot(expires_at_s, challenge_at_s, last_at_s, phase, observed)
         return SessionClock.recalled(
             relay.session.principal,
             lifetime_ms_max=relay.session.lifetime_ms_max,
@@ -193,7 +195,7 @@ class FramedJournal:
             now_s=self._now(),
         )
 
-    def recall(self, relay: Relay) -> Closing:
+    def recall(self, relay: Relay) -> CloseReason:
         """Find where the frames of a predecessor's relay begin, wherever it stood; whether it was being closed. What of
         its pipes is not to be sent was taken back. Raises OSError.
         """
@@ -204,9 +206,9 @@ class FramedJournal:
         if relay.followed is not None and relay.followed.broker is not None:
             exchange = self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE]
             relay.followed.broker.recall(_meaning(ExchangePhase, exchange, ExchangePhase.QUIET))
-        return _meaning(Closing, self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING], Closing.EXPIRED)
+        return _meaning(CloseReason, self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING], CloseReason.EXPIRED)
 
-    def _recall_framing(self, direction: Direction) -> Framing:
+    def _recall_framing(self, direction: Direction) -> FrameCursor:
         followed = direction.relay.followed
         assert followed is not None
         framing = self._framing(direction, has_producer=self.has_producer(direction.relay))

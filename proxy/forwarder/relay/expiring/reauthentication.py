@@ -25,9 +25,9 @@ from proto.commands import NO_REQUEST_ID, CommandCorrupt
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
-from proto.session_clock import NEVER, Failure, SessionClock, Use
+from proto.session_clock import NEVER, CommandDecision, Failure, SessionClock
 from proxy.forwarder.relay.close_schedule import until_quiet
-from proxy.forwarder.relay.expiring.session import LEAVING, PUT_IN_BYTES_MAX, Closing, Followed, command_in
+from proxy.forwarder.relay.expiring.session import LEAVING, PUT_IN_BYTES_MAX, CloseReason, ExpiringSession, command_in
 from proxy.forwarder.workers.authentication import Challenge, ClientIdentity, Denial, Verdict
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import get_logger
@@ -49,13 +49,13 @@ DUE_MIN = 1_000
 """Entries that may always wait; above, at most as many are out of date as are not."""
 
 _TEXTS = {
-    Closing.EXPIRED: (ServerError.AuthenticationError, SESSION_EXPIRED),
-    Closing.FAILED: (ServerError.AuthenticationError, AUTHENTICATION_FAILED),
-    Closing.STILL_SERVED: (ServerError.AuthenticationError, SESSION_EXPIRED),
-    Closing.CORRUPT: (ServerError.UnknownError, STREAM_CORRUPT),
-    Closing.MAX_AGE: (ServerError.ServiceNotReady, MAX_AGE_REACHED),
-    Closing.SHUT_DOWN: (ServerError.ServiceNotReady, SHUTTING_DOWN),
-    Closing.OUT_OF_TURN: (ServerError.ServiceNotReady, BROKER_OUT_OF_TURN),
+    CloseReason.EXPIRED: (ServerError.AuthenticationError, SESSION_EXPIRED),
+    CloseReason.FAILED: (ServerError.AuthenticationError, AUTHENTICATION_FAILED),
+    CloseReason.STILL_SERVED: (ServerError.AuthenticationError, SESSION_EXPIRED),
+    CloseReason.CORRUPT: (ServerError.UnknownError, STREAM_CORRUPT),
+    CloseReason.MAX_AGE: (ServerError.ServiceNotReady, MAX_AGE_REACHED),
+    CloseReason.SHUT_DOWN: (ServerError.ServiceNotReady, SHUTTING_DOWN),
+    CloseReason.OUT_OF_TURN: (ServerError.ServiceNotReady, BROKER_OUT_OF_TURN),
 }
 
 
@@ -144,21 +144,21 @@ class Reauthentication:
         self.fraction: Callable[[], float] = random.random  # no secret
         self._nursery = nursery
         self._metrics = metrics
-        self._due: list[tuple[float, int, Followed]] = []
+        self._due: list[tuple[float, int, ExpiringSession]] = []
         self._due_max = DUE_MIN
         self._numbers = itertools.count()
         self._earlier = trio.Event()
 
     # ---- when to ask
 
-    def watch(self, followed: Followed) -> None:
+    def watch(self, followed: ExpiringSession) -> None:
         """A relay has begun, or was taken over."""
-        if followed.closing > Closing.SAID:  # counted by the predecessor who began it
+        if followed.closing > CloseReason.SAID:  # counted by the predecessor who began it
             self._nursery.start_soon(self._see_off, followed)
         elif not followed.closing:
             self._schedule(followed)
 
-    def _schedule(self, followed: Followed) -> None:
+    def _schedule(self, followed: ExpiringSession) -> None:
         if followed.clock is None or not followed.about.challenge:
             return
         at = followed.clock.challenge_at_s
@@ -170,7 +170,7 @@ class Reauthentication:
         if len(self._due) > self._due_max:
             self._forget_what_is_over()
 
-    def forget(self, sessions: Iterable[Followed]) -> None:
+    def forget(self, sessions: Iterable[ExpiringSession]) -> None:
         """Ask nothing more in these sessions, whose relays are a successor's."""
         gone = {id(followed) for followed in sessions}
         self._due = [entry for entry in self._due if id(entry[2]) not in gone]
@@ -208,15 +208,15 @@ class Reauthentication:
 
     # ---- answers
 
-    def answered(self, followed: Followed, frame: bytes) -> None:
+    def answered(self, followed: ExpiringSession, frame: bytes) -> None:
         """The client's answer; it is being judged from now on."""
         self._nursery.start_soon(self._judge, followed, frame)
 
-    def lost(self, followed: Followed) -> None:
+    def lost(self, followed: ExpiringSession) -> None:
         """An answer to a predecessor."""
         self._schedule(followed)
 
-    async def _judge(self, followed: Followed, frame: bytes) -> None:
+    async def _judge(self, followed: ExpiringSession, frame: bytes) -> None:
         principal = followed.about.principal
         if _is_over(followed):
             return
@@ -240,12 +240,12 @@ class Reauthentication:
             if not _is_over(followed):
                 self._take(followed, verdict)
 
-    def _not_judged(self, followed: Followed) -> None:
+    def _not_judged(self, followed: ExpiringSession) -> None:
         self._clock(followed).lost(self.now())
         followed.line.go_on()
         self._schedule(followed)
 
-    def _take(self, followed: Followed, verdict: Verdict) -> None:
+    def _take(self, followed: ExpiringSession, verdict: Verdict) -> None:
         if isinstance(verdict, ClientIdentity):
             self._accept(followed, verdict.principal)
         elif isinstance(verdict, Challenge):
@@ -258,7 +258,7 @@ class Reauthentication:
         else:
             self.failed(followed, Failure.DENIED, verdict)
 
-    def _accept(self, followed: Followed, principal: Principal) -> None:
+    def _accept(self, followed: ExpiringSession, principal: Principal) -> None:
         clock, now = self._clock(followed), self.now()
         took_s = clock.seconds_since_asked(now)
         failure = clock.accepted(principal, now_s=now, now_unix_ms=self.unix_ms(), fraction=self.fraction())
@@ -270,12 +270,12 @@ class Reauthentication:
         self._schedule(followed)
 
     @staticmethod
-    def _clock(followed: Followed) -> SessionClock:
+    def _clock(followed: ExpiringSession) -> SessionClock:
         assert followed.clock is not None  # or nobody was asked
         return followed.clock
 
     def failed(
-        self, followed: Followed, failure: Failure, denial: Denial | None = None, *, over_limit: bool = False
+        self, followed: ExpiringSession, failure: Failure, denial: Denial | None = None, *, over_limit: bool = False
     ) -> None:
         """A client has not authenticated itself again: it is closed, unless that is only observed."""
         observes = followed.observes and not over_limit  # a limit holds all the same
@@ -287,9 +287,9 @@ class Reauthentication:
         frame = (
             commands.error(NO_REQUEST_ID, denial.refusal.code, denial.refusal.message) if denial is not None else b""
         )
-        followed.line.close(Closing.FAILED, frame)
+        followed.line.close(CloseReason.FAILED, frame)
 
-    def _tell_of_failure(self, followed: Followed, failure: Failure, denial: Denial | None) -> None:
+    def _tell_of_failure(self, followed: ExpiringSession, failure: Failure, denial: Denial | None) -> None:
         self._metrics.failure.labels(method=followed.about.principal.method).inc()
         get_logger().warning(
             "a client has failed to authenticate itself again",
@@ -298,32 +298,32 @@ class Reauthentication:
             reason=denial.reason if denial is not None else failure.value,
         )
 
-    def _go_on_after(self, followed: Followed, failure: Failure) -> None:
+    def _go_on_after(self, followed: ExpiringSession, failure: Failure) -> None:
         """Drop an answer that failed; another one that is being judged keeps its verdict."""
         if failure not in {Failure.ANSWERED_TWICE, Failure.TOO_SOON}:
             self._clock(followed).failed(self.now())
-        self._observe(followed, Closing.FAILED)
+        self._observe(followed, CloseReason.FAILED)
         followed.line.go_on()
 
     # ---- ends
 
-    def use(self, followed: Followed) -> Use:
+    def use(self, followed: ExpiringSession) -> CommandDecision:
         """Decide what may become of a command, and count an end that is only observed."""
         use = self._clock(followed).use(self.now())
-        if use is Use.GO_ON or not followed.observes:
+        if use is CommandDecision.GO_ON or not followed.observes:
             return use
-        if use is Use.CLOSE:
-            self._observe(followed, Closing.EXPIRED)
-        return Use.GO_ON
+        if use is CommandDecision.CLOSE:
+            self._observe(followed, CloseReason.EXPIRED)
+        return CommandDecision.GO_ON
 
-    def still_served(self, followed: Followed) -> None:
+    def still_served(self, followed: ExpiringSession) -> None:
         """End a session, or count its end, over which the broker still sends past its grace."""
         if followed.observes:
-            self._observe(followed, Closing.STILL_SERVED)
+            self._observe(followed, CloseReason.STILL_SERVED)
         else:
-            followed.line.close(Closing.STILL_SERVED)
+            followed.line.close(CloseReason.STILL_SERVED)
 
-    def _observe(self, followed: Followed, why: Closing) -> None:
+    def _observe(self, followed: ExpiringSession, why: CloseReason) -> None:
         """Count and log a session that enforcement would close, once in each of its lives."""
         clock = self._clock(followed)
         if clock.observed:
@@ -344,13 +344,13 @@ class Reauthentication:
             reason=reason,
         )
 
-    def spared(self, followed: Followed) -> None:
+    def spared(self, followed: ExpiringSession) -> None:
         """Count a client that is not asked any more, since it has opened its first producer."""
         if followed.about.spares_producers and followed.about.challenge:
             self._metrics.cannot_renew(followed.about.principal.method, NoReauth.HAS_PRODUCER)
 
     @staticmethod
-    def corrupt(followed: Followed, error: FrameWrong) -> None:
+    def corrupt(followed: ExpiringSession, error: FrameWrong) -> None:
         """What the client or the broker has sent is no frame: the relay is closed."""
         if not followed.closing:
             get_logger().warning(
@@ -360,11 +360,11 @@ class Reauthentication:
                 target=followed.relay.target,
                 reason=str(error),
             )
-        followed.line.close(Closing.CORRUPT)
+        followed.line.close(CloseReason.CORRUPT)
 
-    def closing(self, followed: Followed) -> None:
+    def closing(self, followed: ExpiringSession) -> None:
         """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""
-        if followed.closing in {Closing.EXPIRED, Closing.STILL_SERVED}:
+        if followed.closing in {CloseReason.EXPIRED, CloseReason.STILL_SERVED}:
             self._metrics.expired_killed.inc()
         if followed.closing not in LEAVING:  # of which proxy.forwarder.relay.manager tells
             get_logger().info(
@@ -375,20 +375,20 @@ class Reauthentication:
             )
         self._nursery.start_soon(self._see_off, followed)
 
-    async def _see_off(self, followed: Followed) -> None:
+    async def _see_off(self, followed: ExpiringSession) -> None:
         deadline = trio.current_time() + GRACE_S
-        if followed.closing is Closing.FAILED:
+        if followed.closing is CloseReason.FAILED:
             await trio.sleep(seconds(followed.about.failure_delay_ms))
         left_s = deadline - trio.current_time()
         await until_quiet(lambda: followed.line.bytes_to_client, quiet_s=QUIET_S, most_s=left_s)
         followed.line.say_farewell(self.farewell(followed))
 
-    def farewell(self, followed: Followed) -> bytes:
+    def farewell(self, followed: ExpiringSession) -> bytes:
         """The frame that tells a client why its relay is being closed."""
         return followed.closing_frame or commands.error(NO_REQUEST_ID, *_TEXTS[followed.closing])
 
 
-def _is_over(followed: Followed) -> bool:
+def _is_over(followed: ExpiringSession) -> bool:
     """Whether its client is told nothing more than why it is closed, or is a successor's to talk to."""
     return bool(followed.closing) or followed.line.is_over
 

@@ -1,6 +1,6 @@
 """What a relay has to know of the session that it belongs to, where that session can expire (KIP-368).
 
-``Relays.begin(..., session=...)`` takes a RelaySession, or None: then nobody looks at the relay's frames. Who makes
+``RelayManager.begin(..., session=...)`` takes a RelaySession, or None: then nobody looks at the relay's frames. Who makes
 one says with it how answers of the client are judged:
 
     async def reauthenticate(command: BaseCommand) -> Verdict
@@ -9,7 +9,7 @@ It is given each AUTH_RESPONSE, one at a time. The first one, and the first afte
 exception, begins the rounds of the mechanism anew (the client was asked with ``PulsarAuthRefresh``); after a Challenge
 it is the client's answer to that. It says RpcError where nobody could judge: the client is then asked once more.
 
-A relay outlives its process, a callable does not. ``Relays`` therefore takes a ``Recall``, which makes it again from
+A relay outlives its process, a callable does not. ``RelayManager`` therefore takes a ``ReauthenticatorFactory``, which makes it again from
 what the store kept: the principal, and whatever RelaySession put into ``context``.
 """
 
@@ -25,7 +25,7 @@ from proxy.forwarder.workers.authentication import Verdict
 from proxy.runtime.rpc.client import RpcError
 
 Reauthenticate = Callable[[BaseCommand], Awaitable[Verdict]]
-Recall = Callable[[StoredRelay], Reauthenticate]
+ReauthenticatorFactory = Callable[[StoredRelay], Reauthenticate]
 
 GRACE_MS = 60_000
 """Of relays that began before there was `session.grace_ms`."""
@@ -121,7 +121,7 @@ def grace_ms_of(session: StoredSession) -> int:
     return session.grace_ms if session.HasField("grace_ms") else GRACE_MS
 
 
-def nobody_judges(_relay: StoredRelay) -> Reauthenticate:
+def reauthentication_unavailable(_relay: StoredRelay) -> Reauthenticate:
     """The Recall of relays whose sessions nobody knows how to go on with: they end when they expire."""
 
     async def reauthenticate(_command: BaseCommand) -> Verdict:

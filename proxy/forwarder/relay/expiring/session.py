@@ -15,14 +15,14 @@ from proto.commands import parse_command
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_STOPS, NO_STOPS, ClientFrameWalk, FrameWalk
 from proto.rpc_pb2 import StoredRelay
-from proto.session_clock import Failure, SessionClock, Use
+from proto.session_clock import CommandDecision, Failure, SessionClock
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.relay_session import Reauthenticate, grace_ms_of
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 
-class Putting(enum.IntEnum):
+class Injection(enum.IntEnum):
     """What is being put into a pipe. The numbers are what a successor reads."""
 
     HELD = 1
@@ -44,7 +44,7 @@ BROKER_CHALLENGE_BYTES_MAX = 1 << 16
 """Of a broker's challenge to the proxy; those that there are have some hundred bytes."""
 
 
-class Closing(enum.IntEnum):
+class CloseReason(enum.IntEnum):
     """Why a followed relay is being closed. The numbers are what a successor reads."""
 
     NO = 0
@@ -65,7 +65,7 @@ class Closing(enum.IntEnum):
     """The broker asks the proxy itself for credentials as no broker does."""
 
 
-LEAVING = frozenset({Closing.MAX_AGE, Closing.SHUT_DOWN})
+LEAVING = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})
 """Why a relay is closed although nothing is wrong with it."""
 
 
@@ -76,7 +76,7 @@ LOOK_BYTES = 1 << 20
 """How much is looked at at a time, if it is there: to look costs a copy, but each further call costs more."""
 
 
-class Framing:
+class FrameCursor:
     """Where the frames of one direction begin.
 
     ``boundary``: the next one that is known, as an offset in the source's stream; ``left``: bytes up to there;
@@ -105,7 +105,7 @@ class Framing:
         "way",
     )
 
-    def __init__(self, row: int, source: int, followed: "Followed", way: int, walk: FrameWalk) -> None:
+    def __init__(self, row: int, source: int, followed: "ExpiringSession", way: int, walk: FrameWalk) -> None:
         self.row = row
         self.followed = followed
         self.way = way
@@ -117,7 +117,7 @@ class Framing:
         self.boundary = self.left = self.seen = 0
         self.head = b""
         self.taken: bytearray | None = None
-        self.to_put_in: tuple[bytes, Putting] | None = None
+        self.to_put_in: tuple[bytes, Injection] | None = None
         self.stopped = self.over = self.waits = False
 
     def passed(self, moved: int, *, few: bool) -> bool:
@@ -129,7 +129,7 @@ class Framing:
         return seen <= moved if seen else few
 
 
-class Followed:
+class ExpiringSession:
     """A session whose frames a relay follows: what never changes, its clock, and how it ends.
 
     ``clock``: None where nothing expires; ``closing_frame``: the client's last word, where it is not the usual one;
@@ -153,7 +153,7 @@ class Followed:
         "relay",
     )
 
-    line: "Line"
+    line: "SessionControl"
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Followed:
         self.about = relay.session
         self.clock = clock
         self.reauthenticate = reauthenticate
-        self.closing = Closing.NO
+        self.closing = CloseReason.NO
         self.closing_frame = b""
         self.discards = False
         self.broker: BrokerSession | None = None
@@ -207,11 +207,15 @@ class Followed:
         if way == TO_BROKER:
             return ALL_STOPS
         # What the broker says while the relay is being closed, or before the verdict on an answer, is delivered.
-        is_over = now_s >= clock.expires_at_s + self.grace_s and clock.use(now_s) is Use.CLOSE and not self.closing
+        is_over = (
+            now_s >= clock.expires_at_s + self.grace_s
+            and clock.use(now_s) is CommandDecision.CLOSE
+            and not self.closing
+        )
         return ALL_STOPS if is_over else stops
 
 
-class Line(Protocol):
+class SessionControl(Protocol):
     """A followed relay, as its judge needs it, whichever way its bytes go."""
 
     def ask(self, challenge: bytes) -> None:
@@ -220,7 +224,7 @@ class Line(Protocol):
     def go_on(self) -> None:
         """There is a verdict, and the clock knows it."""
 
-    def close(self, why: Closing, frame: bytes = b"") -> None:
+    def close(self, why: CloseReason, frame: bytes = b"") -> None:
         """Begin to close: nothing passes to the broker from the next boundary on. ``frame``: what to tell the client;
         empty: the usual.
         """
@@ -244,7 +248,7 @@ class Line(Protocol):
         """Whether the client can be told nothing any more."""
 
 
-class RelayLine(Line, Protocol):
+class RelaySessionControl(SessionControl, Protocol):
     """The same, as the answers to the broker's challenges need it."""
 
     def answer_broker(self, frame: bytes) -> None:
@@ -261,7 +265,7 @@ class BrokerSession(Protocol):
     died with a predecessor.
     """
 
-    line: RelayLine
+    line: RelaySessionControl
     discards: bool
 
     @property
@@ -285,34 +289,34 @@ class BrokerSession(Protocol):
         """Note that the answer is on its way to the broker."""
 
 
-class Judge(Protocol):
+class ReauthenticationCoordinator(Protocol):
     """Who is told of what is found in followed relays."""
 
-    def answered(self, followed: Followed, frame: bytes) -> None:
+    def answered(self, followed: ExpiringSession, frame: bytes) -> None:
         """The client's answer; it is being judged from now on."""
 
-    def use(self, followed: Followed) -> Use:
+    def use(self, followed: ExpiringSession) -> CommandDecision:
         """Decide what may become of a command, and count an observed end. The session must have a clock."""
 
-    def still_served(self, followed: Followed) -> None:
+    def still_served(self, followed: ExpiringSession) -> None:
         """End a session, or count its end, over which the broker still sends past its grace."""
 
-    def spared(self, followed: Followed) -> None:
+    def spared(self, followed: ExpiringSession) -> None:
         """Count a client that is not asked any more, since it has opened its first producer."""
 
-    def failed(self, followed: Followed, failure: Failure, *, over_limit: bool = False) -> None:
+    def failed(self, followed: ExpiringSession, failure: Failure, *, over_limit: bool = False) -> None:
         """An answer that is none; ``over_limit``: nor can it be taken out of the stream, so the relay ends."""
 
-    def lost(self, followed: Followed) -> None:
+    def lost(self, followed: ExpiringSession) -> None:
         """An answer to a predecessor."""
 
-    def corrupt(self, followed: Followed, error: FrameWrong) -> None:
+    def corrupt(self, followed: ExpiringSession, error: FrameWrong) -> None:
         """What the client or the broker has sent is no frame: the relay is closed."""
 
-    def closing(self, followed: Followed) -> None:
+    def closing(self, followed: ExpiringSession) -> None:
         """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""
 
-    def farewell(self, followed: Followed) -> bytes:
+    def farewell(self, followed: ExpiringSession) -> bytes:
         """The frame that tells a client why its relay is being closed."""
 
 

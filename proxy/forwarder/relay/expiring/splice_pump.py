@@ -22,22 +22,22 @@ from collections.abc import Set as AbstractSet
 from proto.command_heads import PART, FrameWrong
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import COUNTED_BYTES
-from proto.session_clock import Failure, Phase, Use
-from proxy.forwarder.relay.expiring.control import SplicedLine
+from proto.session_clock import CommandDecision, Failure, Phase
+from proxy.forwarder.relay.expiring.control import SplicedSessionControl
 from proxy.forwarder.relay.expiring.journal import SAYS, FramedJournal
 from proxy.forwarder.relay.expiring.session import (
     LOOK_BYTES,
     PUT_IN_BYTES_MAX,
-    Closing,
-    Followed,
-    Framing,
-    Judge,
-    Putting,
+    CloseReason,
+    ExpiringSession,
+    FrameCursor,
+    Injection,
+    ReauthenticationCoordinator,
     check_challenge_size,
 )
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.relay import Direction, Relay
-from proxy.forwarder.relay.splice_pump import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, Mover
+from proxy.forwarder.relay.splice_pump import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, SplicePump
 from proxy.runtime.shared.relay_table import BOUNDARY, MESSAGES, PIPE, PUTTING, TO_CLIENT, RelayTable
 
 HEADER_LOOK_BYTES = 64
@@ -48,10 +48,12 @@ FILL_BYTES = 1 << 20
 _TAKE_BYTES = 65536
 
 
-class Framer:
+class FramedSplicePump:
     """See the module: the turn of a direction whose frames are followed, as the mover has one for all others."""
 
-    def __init__(self, table: RelayTable, mover: Mover, judge: Judge, now: Callable[[], float]) -> None:
+    def __init__(
+        self, table: RelayTable, mover: SplicePump, judge: ReauthenticationCoordinator, now: Callable[[], float]
+    ) -> None:
         self.journal = FramedJournal(table, now)
         self._now = now
         self._mover = mover
@@ -78,9 +80,9 @@ class Framer:
             if direction.framing is not None and direction.framing.taken is not None:
                 self._mover.stand_in_line(direction)  # it may be complete
 
-    def _take_over(self, relay: Relay) -> SplicedLine:
+    def _take_over(self, relay: Relay) -> SplicedSessionControl:
         assert relay.followed is not None  # the caller's reason to call
-        relay.followed.line = line = SplicedLine(relay, self._mover, self.journal, self._judge)
+        relay.followed.line = line = SplicedSessionControl(relay, self._mover, self.journal, self._judge)
         if relay.followed.broker is not None:
             relay.followed.broker.line = line
         for direction in (relay.to_broker, relay.to_client):
@@ -91,7 +93,7 @@ class Framer:
 
     def pump(self, direction: Direction) -> None:
         """As Mover.pump: a portion of what may pass, after whatever else there is to do at the boundary before it."""
-        if direction.in_line or direction.done:
+        if direction.queued or direction.done:
             return
         mover, framing = self._mover, direction.framing
         assert framing is not None
@@ -107,7 +109,7 @@ class Framer:
         except Exception as error:  # noqa: BLE001 -- as Mover.pump
             mover.defect(direction, error)
 
-    def _move(self, direction: Direction, framing: Framing, pipe: Pipe, passing: int) -> None:
+    def _move(self, direction: Direction, framing: FrameCursor, pipe: Pipe, passing: int) -> None:
         self._cells[direction.row + PIPE] = pipe.id
         try:
             moved = os.splice(direction.source, pipe.writing, passing, None, None, SPLICE_FLAGS)
@@ -122,10 +124,10 @@ class Framer:
         is_all = framing.passed(moved, few=moved < FEW_BYTES) or self._fill_up(direction, framing, pipe)
         self._mover.deliver(direction, pipe, is_all=is_all)
 
-    def _at_boundary(self, direction: Direction, framing: Framing) -> int:
+    def _at_boundary(self, direction: Direction, framing: FrameCursor) -> int:
         """How much may pass from here; 0: nothing now, all was done that could be."""
         may_say = True
-        while not (direction.done or direction.in_line or direction.in_pipe):
+        while not (direction.done or direction.queued or direction.in_pipe):
             # Of a frame that is being taken out nothing has passed: the sink is at a boundary, however long it takes.
             if framing.to_put_in is not None and may_say:
                 may_say = self._say(direction, framing, *framing.to_put_in)
@@ -141,7 +143,7 @@ class Framer:
                 return passing
         return 0
 
-    def _fill_up(self, direction: Direction, framing: Framing, pipe: Pipe) -> bool:
+    def _fill_up(self, direction: Direction, framing: FrameCursor, pipe: Pipe) -> bool:
         """Let more pass into the pipe, which a turn empties only once: to follow frames makes small portions, and a
         splice to the sink costs the same for small and large ones. Whether the source was taken for dry.
 
@@ -161,7 +163,7 @@ class Framer:
             pass
         return is_all
 
-    def _more_that_may_pass(self, direction: Direction, framing: Framing) -> int:
+    def _more_that_may_pass(self, direction: Direction, framing: FrameCursor) -> int:
         if framing.left or framing.stopped or framing.over or framing.waits or framing.to_put_in is not None:
             return 0
         try:
@@ -174,10 +176,10 @@ class Framer:
             return 0  # it will be met again
         return self._let_pass(direction, framing, passing, size) if passing else 0
 
-    def _stops(self, framing: Framing) -> AbstractSet[int]:
+    def _stops(self, framing: FrameCursor) -> AbstractSet[int]:
         return framing.followed.stops_now(framing.way, framing.stops, self._now())
 
-    def _look(self, direction: Direction, framing: Framing) -> int:
+    def _look(self, direction: Direction, framing: FrameCursor) -> int:
         """How many bytes there are to be seen; 0: none for now, or none any more."""
         try:
             size = framing.sock.recv_into(self._looked, framing.look_bytes, socket.MSG_PEEK)
@@ -196,11 +198,11 @@ class Framer:
             raise error
         direction.relay.broken = True
 
-    def _source_ended(self, direction: Direction, framing: Framing) -> None:
+    def _source_ended(self, direction: Direction, framing: FrameCursor) -> None:
         followed, line = _known(direction)
         if framing.head:
             # In the middle of a frame: what is there of it is delivered, as ever.
-            if self._put(direction, framing, framing.head, Putting.HELD, framing.boundary + len(framing.head)):
+            if self._put(direction, framing, framing.head, Injection.HELD, framing.boundary + len(framing.head)):
                 framing.boundary += len(framing.head)
                 framing.head = b""
             if direction.in_pipe or framing.head or direction.done:
@@ -210,7 +212,7 @@ class Framer:
             return
         self._mover.end(direction)
 
-    def _judge_frames(self, direction: Direction, framing: Framing, size: int) -> int:
+    def _judge_frames(self, direction: Direction, framing: FrameCursor, size: int) -> int:
         """How much of what is seen may pass; 0: nothing now, or something else was done."""
         buffer: bytes | bytearray = self._looked
         if framing.head:
@@ -228,10 +230,10 @@ class Framer:
                 return 0
         return self._let_pass(direction, framing, passing, size)
 
-    def _let_pass(self, direction: Direction, framing: Framing, passing: int, size: int) -> int:
+    def _let_pass(self, direction: Direction, framing: FrameCursor, passing: int, size: int) -> int:
         boundary, held = framing.boundary + passing, len(framing.head)
         if held:
-            if not self._put(direction, framing, framing.head, Putting.HELD, boundary):
+            if not self._put(direction, framing, framing.head, Injection.HELD, boundary):
                 framing.walk.take_messages()  # they are counted when there is a pipe
                 return 0
             framing.head = b""
@@ -248,12 +250,12 @@ class Framer:
         return 0 if held and (direction.in_pipe or direction.done) else framing.left
 
     @staticmethod
-    def _adapt(framing: Framing, passing: int, size: int) -> None:
+    def _adapt(framing: FrameCursor, passing: int, size: int) -> None:
         """Choose the next look's size by the last frame's, as far as it is known."""
         is_large = (passing if framing.look_bytes == HEADER_LOOK_BYTES else passing - size) >= LARGE_FRAME_BYTES
         framing.look_bytes = HEADER_LOOK_BYTES if is_large else LOOK_BYTES
 
-    def _hold(self, framing: Framing, head: bytes) -> None:
+    def _hold(self, framing: FrameCursor, head: bytes) -> None:
         """Take the beginning of a frame out of the socket; ``head`` begins with what is held already."""
         before = len(framing.head)
         self.journal.hold(framing, head)
@@ -261,7 +263,7 @@ class Framer:
 
     # ---- commands that are stopped at
 
-    def _stopped_at(self, direction: Direction, framing: Framing, buffer: bytes | bytearray, size: int) -> int:
+    def _stopped_at(self, direction: Direction, framing: FrameCursor, buffer: bytes | bytearray, size: int) -> int:
         """Do what a command is stopped for; its frame's length where it may pass."""
         followed, line = _known(direction)
         length, command_type = framing.walk.first(buffer, size)
@@ -276,18 +278,18 @@ class Framer:
             self._begin_to_take(direction, framing, length)
             return 0
         use = self._judge.use(followed)
-        if use is Use.GO_ON:
+        if use is CommandDecision.GO_ON:
             if command_type == BaseCommand.PRODUCER and not line.has_producer:
                 self.journal.note_producer(direction.relay, framing)
                 self._judge.spared(followed)
             return length
-        if use is Use.HOLD:
+        if use is CommandDecision.HOLD:
             framing.waits = True
         else:
-            line.close(Closing.EXPIRED)
+            line.close(CloseReason.EXPIRED)
         return 0
 
-    def _begin_to_take(self, direction: Direction, framing: Framing, length: int) -> None:
+    def _begin_to_take(self, direction: Direction, framing: FrameCursor, length: int) -> None:
         followed = _known(direction)[0]
         if framing.way == TO_CLIENT:
             check_challenge_size(length)
@@ -300,7 +302,7 @@ class Framer:
         framing.taken = bytearray(framing.head)
         framing.head = b""
 
-    def _take(self, direction: Direction, framing: Framing, taken: bytearray) -> bool:
+    def _take(self, direction: Direction, framing: FrameCursor, taken: bytearray) -> bool:
         """Take what is there of a frame out of the stream; whether all of it is."""
         while framing.left:
             try:
@@ -318,7 +320,7 @@ class Framer:
         self._taken(direction, framing, bytes(taken))
         return True
 
-    def _taken(self, direction: Direction, framing: Framing, frame: bytes) -> None:
+    def _taken(self, direction: Direction, framing: FrameCursor, frame: bytes) -> None:
         followed = _known(direction)[0]
         if framing.way == TO_CLIENT:
             assert followed.broker is not None  # or nothing is taken out
@@ -346,7 +348,7 @@ class Framer:
 
     # ---- frames that are put in
 
-    def _put(self, direction: Direction, framing: Framing, data: bytes, what: Putting, value: int) -> bool:
+    def _put(self, direction: Direction, framing: FrameCursor, data: bytes, what: Injection, value: int) -> bool:
         """Put bytes of ours into the direction's pipe, which is empty, and say so by the one store that makes it true;
         False where there is no pipe now. What the sink takes at once has left it.
         """
@@ -368,14 +370,14 @@ class Framer:
         self._mover.drain(direction)
         return True
 
-    def _say(self, direction: Direction, framing: Framing, frame: bytes, what: Putting) -> bool:
+    def _say(self, direction: Direction, framing: FrameCursor, frame: bytes, what: Injection) -> bool:
         """Say what is to be said, or drop what is not to be said any more; False where there is no pipe for it now."""
         followed, line = _known(direction)
-        if what is Putting.FAREWELL:
-            if self._put(direction, framing, frame, what, Closing.SAID):
+        if what is Injection.FAREWELL:
+            if self._put(direction, framing, frame, what, CloseReason.SAID):
                 framing.to_put_in = None
             return framing.to_put_in is None
-        if what is Putting.ANSWER:
+        if what is Injection.ANSWER:
             return self._answer_broker(direction, framing, frame)
         clock = followed.clock
         assert clock is not None  # or nobody asks
@@ -390,19 +392,19 @@ class Framer:
         line.judge_anew()  # a command that waited for this round's verdict came too late
         return True
 
-    def _answer_broker(self, direction: Direction, framing: Framing, frame: bytes) -> bool:
+    def _answer_broker(self, direction: Direction, framing: FrameCursor, frame: bytes) -> bool:
         followed = _known(direction)[0]
         assert followed.broker is not None  # or nobody answers
         if not followed.closing:  # else nothing more passes to the broker
-            if not self._put(direction, framing, frame, Putting.ANSWER, followed.broker.phase_when_answered):
+            if not self._put(direction, framing, frame, Injection.ANSWER, followed.broker.phase_when_answered):
                 return False
             followed.broker.answered()
         framing.to_put_in = None
         return True
 
 
-def _known(direction: Direction) -> tuple[Followed, SplicedLine]:
+def _known(direction: Direction) -> tuple[ExpiringSession, SplicedSessionControl]:
     followed = direction.relay.followed
     assert followed is not None  # or nobody looks
-    assert isinstance(followed.line, SplicedLine)  # Framer made it
+    assert isinstance(followed.line, SplicedSessionControl)  # Framer made it
     return followed, followed.line

@@ -7,17 +7,17 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.forwarder.listen.pre_auth import Stranger, Strangers
+from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
 
 
-def come(strangers: Strangers, address: str) -> Stranger:
-    stranger = Stranger(strangers, address)
+def come(strangers: PreAuthConnections, address: str) -> PreAuthConnection:
+    stranger = PreAuthConnection(strangers, address)
     strangers.add(stranger)
     return stranger
 
 
 def test_the_address_with_most_gives_way_and_of_it_the_oldest() -> None:
-    strangers = Strangers()
+    strangers = PreAuthConnections()
     come(strangers, "a")
     first, second = come(strangers, "b"), come(strangers, "b")
     assert strangers.longest_silent() is first
@@ -27,7 +27,7 @@ def test_the_address_with_most_gives_way_and_of_it_the_oldest() -> None:
 
 
 def test_one_that_is_served_is_not_closed() -> None:
-    strangers = Strangers()
+    strangers = PreAuthConnections()
     busy = come(strangers, "a")
     busy.is_served()
     assert (strangers.longest_silent(), strangers.any_silent, strangers.count) == (None, False, 1)
@@ -35,7 +35,7 @@ def test_one_that_is_served_is_not_closed() -> None:
 
 
 def test_one_that_was_served_stands_behind_those_that_said_nothing_meanwhile() -> None:
-    strangers = Strangers()
+    strangers = PreAuthConnections()
     asked, silent = come(strangers, "a"), come(strangers, "a")
     asked.is_served()
     asked.is_silent()
@@ -43,7 +43,7 @@ def test_one_that_was_served_stands_behind_those_that_said_nothing_meanwhile() -
 
 
 def test_one_that_is_counted_nowhere() -> None:
-    stranger = Stranger()
+    stranger = PreAuthConnection()
     stranger.is_served()
     stranger.is_silent()
     stranger.is_known()
@@ -52,7 +52,7 @@ def test_one_that_is_counted_nowhere() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["come", "served", "silent", "known"]))))
 def test_what_is_counted_is_what_is_there(steps: list[tuple[str, str]]) -> None:
-    strangers, there = Strangers(), dict[Stranger, bool]()
+    strangers, there = PreAuthConnections(), dict[PreAuthConnection, bool]()
     for address, step in steps:
         if step == "come":
             there[come(strangers, address)] = True

@@ -16,7 +16,7 @@ from e2e.lab.certificates import Authority, Pair
 
 from proxy.config.errors import ConfigError
 from proxy.config.types import Config
-from proxy.forwarder.listen.transports import Door, doors
+from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.runtime import reloading_file as watched
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 
@@ -35,16 +35,16 @@ def server(authority: Authority) -> Pair:
     return authority.server("server")
 
 
-def some_doors(*listeners: dict[str, Any]) -> tuple[Door, ...]:
-    return doors(msgspec.convert({"listener": listeners}, Config))
+def some_doors(*listeners: dict[str, Any]) -> tuple[ListenerTransport, ...]:
+    return listener_transports(msgspec.convert({"listener": listeners}, Config))
 
 
-def tls_door(pair: Pair, **tls: Any) -> Door:
+def tls_door(pair: Pair, **tls: Any) -> ListenerTransport:
     [door] = some_doors({"tls": {"certificate": pair.certificate, "key": pair.key, **tls}})
     return door
 
 
-async def looked_at(door: Door) -> Door:
+async def looked_at(door: ListenerTransport) -> ListenerTransport:
     """A door whose files were looked at a moment ago: that is done in a thread, of which the test's clock knows
     nothing.
     """
@@ -60,7 +60,7 @@ def client_stream(stream: Stream, authority: Authority, pair: Pair | None = None
     return TlsStream(stream, context, server_side=False, host="localhost")  # type: ignore[arg-type]
 
 
-async def enter(door: Door, client: Callable[[Stream], Awaitable[None]]) -> tuple[Stream, bytes]:
+async def enter(door: ListenerTransport, client: Callable[[Stream], Awaitable[None]]) -> tuple[Stream, bytes]:
     """A client comes; all in memory."""
     here, there = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -68,7 +68,7 @@ async def enter(door: Door, client: Callable[[Stream], Awaitable[None]]) -> tupl
         return await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
 
 
-async def refused(door: Door, client: Callable[[Stream], Awaitable[None]]) -> str:
+async def refused(door: ListenerTransport, client: Callable[[Stream], Awaitable[None]]) -> str:
     """What the log says of a client that does not come in; its connection is closed."""
     here, there = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
@@ -217,7 +217,9 @@ door_streams: list[Stream] = []
 """The server's ends: OpenSSL forgets the session of a connection that goes without a close_notify."""
 
 
-async def meet(door: Door, context: ssl.SSLContext, session: ssl.SSLSession | None) -> tuple[TlsStream, str]:
+async def meet(
+    door: ListenerTransport, context: ssl.SSLContext, session: ssl.SSLSession | None
+) -> tuple[TlsStream, str]:
     """A client that wants to resume a session; its stream, and why it did not come in."""
     here, there = trio.testing.memory_stream_pair()
     client = TlsStream(there, context, server_side=False, host="localhost")  # type: ignore[arg-type]

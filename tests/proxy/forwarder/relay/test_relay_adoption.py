@@ -30,8 +30,8 @@ from relay_fakes import (
 )
 
 from proxy.forwarder.relay import manager as relays_module
-from proxy.forwarder.relay.fd_store_client import Inheritance
-from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.fd_store_client import RelayHandover
+from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
 from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, RelayTable, row
 
@@ -557,7 +557,7 @@ async def test_no_relay_begins_any_more(place: Place, lane: Lane) -> None:
     first = await place.forwarder()
     await first.relays.hand_over()
     before = descriptors()
-    with pytest.raises(relays_module.RelayNotBegun, match="being replaced"):
+    with pytest.raises(relays_module.RelayStartFailed, match="being replaced"):
         await first.begin(lane)
     assert descriptors() == before
 
@@ -567,12 +567,12 @@ async def test_no_relay_begins_any_more(place: Place, lane: Lane) -> None:
 
 async def test_a_relay_without_its_row_and_pipes_goes_on(nursery: trio.Nursery, lane: Lane) -> None:
     """A successor with a table of its own, as after a change of the table's form."""
-    left = Inheritance()
+    left = RelayHandover()
     left.relays.append(kept_relay(lane, 7))
     pipe = Pipe.make(3, SMALL_PIPE_BYTES)
     left.pipes.append(pipe)
     ended: list[Any] = []
-    relays = Relays(keeps_nothing(), left, ended.append, nursery, forwarders=1, may_linger=lambda: True)
+    relays = RelayManager(keeps_nothing(), left, ended.append, nursery, forwarders=1, may_linger=lambda: True)
     relays.adopt(left, relays_module.RelayConfig())
     nursery.start_soon(relays.run)
     await lane.client.send_all(b"x")

@@ -34,12 +34,12 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay import close_schedule as departures
 from proxy.forwarder.relay import manager as relays_module
 from proxy.forwarder.relay import user_space
-from proxy.forwarder.relay.close_schedule import DUE_MIN, LEAVE_S_MAX, SPREAD_SHARE, Departures, until_quiet
+from proxy.forwarder.relay.close_schedule import DUE_MIN, LEAVE_S_MAX, SPREAD_SHARE, CloseSchedule, until_quiet
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
-from proxy.forwarder.relay.expiring.session import Closing
-from proxy.forwarder.relay.fd_store_client import Inheritance
-from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.expiring.session import CloseReason
+from proxy.forwarder.relay.fd_store_client import RelayHandover
+from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.session import connection_age as age
 from proxy.forwarder.session.connection_age import ConnectionAge
 from proxy.runtime.loop.deadlines import Deadlines
@@ -55,7 +55,7 @@ LONG_AGO_MS = 1
 @dataclass(eq=False)
 class FakeRelay:
     about: StoredRelay = field(default_factory=StoredRelay)
-    leaving: Closing = Closing.NO
+    leaving: CloseReason = CloseReason.NO
     is_over: bool = False
 
 
@@ -64,11 +64,11 @@ class Schedule:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.left: list[tuple[float, FakeRelay, Closing]] = []
+        self.left: list[tuple[float, FakeRelay, CloseReason]] = []
         self.dropped: list[tuple[float, FakeRelay]] = []
-        self.departures: Departures[FakeRelay] = Departures(self._leave, self._drop, lambda: self.now)
+        self.departures: CloseSchedule[FakeRelay] = CloseSchedule(self._leave, self._drop, lambda: self.now)
 
-    def _leave(self, relay: FakeRelay, why: Closing) -> None:
+    def _leave(self, relay: FakeRelay, why: CloseReason) -> None:
         self.left.append((self.now, relay, why))
 
     def _drop(self, relay: FakeRelay) -> None:
@@ -88,7 +88,7 @@ def test_a_drain_ends_relays_evenly(count: int) -> None:
     schedule.departures.spread(relays, 30)
     schedule.pass_s(31)
     assert {id(relay) for _, relay, _ in schedule.left} == {id(relay) for relay in relays}
-    assert {why for _, _, why in schedule.left} == {Closing.SHUT_DOWN}
+    assert {why for _, _, why in schedule.left} == {CloseReason.SHUT_DOWN}
     times = [at - 1000 for at, _, _ in schedule.left]
     assert max(times) <= 30 * SPREAD_SHARE + 0.02
     assert min(times) >= 30 * SPREAD_SHARE / count / 2
@@ -122,7 +122,7 @@ def test_who_becomes_a_relay_in_the_drain_is_ended_in_it() -> None:
     schedule.departures.watch(late)
     schedule.pass_s(20)
     [(at, relay, why)] = schedule.left
-    assert (relay, why) == (late, Closing.SHUT_DOWN)
+    assert (relay, why) == (late, CloseReason.SHUT_DOWN)
     assert at - 1000 <= 30 * SPREAD_SHARE + 0.02
 
 
@@ -152,7 +152,7 @@ def test_a_maximum_age() -> None:
         schedule.departures.watch(relay)
     schedule.pass_s(100)
     [(at, relay, why)] = schedule.left
-    assert (relay, why) == (old, Closing.MAX_AGE)
+    assert (relay, why) == (old, CloseReason.MAX_AGE)
     assert at == pytest.approx(1005, abs=0.1)
 
 
@@ -163,7 +163,7 @@ def test_one_that_has_reached_its_age_is_not_ended_once_more_by_a_drain() -> Non
     schedule.departures.end_those_due()
     schedule.departures.spread([old], 5)
     schedule.pass_s(6)
-    assert [why for _, _, why in schedule.left] == [Closing.MAX_AGE]
+    assert [why for _, _, why in schedule.left] == [CloseReason.MAX_AGE]
 
 
 def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
@@ -171,7 +171,7 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
     bad, good = (FakeRelay(StoredRelay(leave_at_ms=LONG_AGO_MS)) for _ in range(2))
     leave = schedule._leave
 
-    def fails(relay: FakeRelay, why: Closing) -> None:
+    def fails(relay: FakeRelay, why: CloseReason) -> None:
         if relay is bad:
             raise AttributeError("line")
         leave(relay, why)
@@ -194,8 +194,8 @@ def test_relays_that_have_ended_are_forgotten() -> None:
 
 
 async def test_it_wakes_up_for_the_earliest(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
-    ended: list[tuple[float, Closing]] = []
-    schedule: Departures[FakeRelay] = Departures(
+    ended: list[tuple[float, CloseReason]] = []
+    schedule: CloseSchedule[FakeRelay] = CloseSchedule(
         lambda _relay, why: ended.append((trio.current_time(), why)), lambda _relay: None, trio.current_time
     )
     nursery.start_soon(schedule.run)
@@ -203,7 +203,7 @@ async def test_it_wakes_up_for_the_earliest(nursery: trio.Nursery, autojump_cloc
     await trio.sleep(1)
     schedule.watch(FakeRelay(StoredRelay(leave_at_ms=7_000)))
     await trio.sleep(10)
-    assert ended == [(pytest.approx(7), Closing.MAX_AGE)]
+    assert ended == [(pytest.approx(7), CloseReason.MAX_AGE)]
     nursery.cancel_scope.cancel()
 
 
@@ -415,7 +415,7 @@ async def test_a_blind_relay_handed_over_while_it_is_being_ended_is_the_successo
 
 async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: Now) -> None:
     forwarder = await place.forwarder()
-    causes: list[Closing] = []
+    causes: list[CloseReason] = []
     forwarder.relays._on_end = lambda about: causes.append(forwarder.relays.left_because(about))
     for end in (lambda: reach_age(forwarder, now), lambda: None):
         async with open_lane() as lane:
@@ -427,7 +427,7 @@ async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: 
             await lane.broker.send_eof()
             await until(lambda: len(causes) == 1 or forwarder.relays.in_flight.count == 0)
         now.s = 1000.0
-    assert causes == [Closing.MAX_AGE, Closing.NO], "also where a number is used again"
+    assert causes == [CloseReason.MAX_AGE, CloseReason.NO], "also where a number is used again"
 
 
 async def test_a_relay_without_an_age_stays_blind(place: Place, lane: Lane, now: Now) -> None:
@@ -458,8 +458,8 @@ async def test_a_broker_that_goes_on_is_waited_for_no_longer_than_a_second(
 async def in_memory(nursery: trio.Nursery) -> AsyncIterator[Any]:
     now = Now()
     ended: list[StoredRelay] = []
-    relays = Relays(
-        keeps_nothing(), Inheritance(), ended.append, nursery, forwarders=1, may_linger=lambda: True, now=now
+    relays = RelayManager(
+        keeps_nothing(), RelayHandover(), ended.append, nursery, forwarders=1, may_linger=lambda: True, now=now
     )
 
     async def begun(

@@ -15,7 +15,7 @@ from relay_fakes import about_relay, descriptors, keeps_nothing
 
 from proto.rpc_pb2 import StoredPipe, StoreMessage
 from proxy.forwarder.relay import fd_store_client as keeping
-from proxy.forwarder.relay.fd_store_client import Inheritance, RelayKeeper
+from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
 from proxy.runtime.shared.fd_store_channel import (
     DESCRIPTORS_MAX,
@@ -35,7 +35,7 @@ class Line:
     def __init__(self) -> None:
         ours, theirs = store_sockets()
         self.store = StoreChannel(ours)
-        self.keeper = RelayKeeper(theirs, keeps=True)
+        self.keeper = FdStoreClient(theirs, keeps=True)
         self.sock = theirs
 
     async def hear(self) -> StoreMessage:
@@ -260,7 +260,7 @@ def test_descriptors_that_are_missing(message: StoreMessage, given: int) -> None
     """This process may open no more files: none of them is mistaken for another, and none stays open."""
     before = descriptors()
     ends = [os.open("/dev/null", os.O_RDONLY) for _ in range(given)]
-    left = Inheritance()
+    left = RelayHandover()
     with pytest.raises(StoreLost, match=r"raise ulimit -n"):
         left.take(message, ends)
     assert (left.table, left.pipes, left.relays, left.listeners) == (-1, [], [], [])

@@ -14,7 +14,7 @@ from relay_fakes import Forwarder, Lane, Place, about_relay, open_lane, open_pla
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay, StoreMessage
 from proxy.forwarder.relay import left_behind as module
 from proxy.forwarder.relay import user_space
-from proxy.forwarder.relay.fd_store_client import Inheritance
+from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.left_behind import RelaysLeftBehind
 from proxy.runtime.shared.relay_table import BYTES, TO_BROKER, RelayTable, row
 
@@ -309,7 +309,7 @@ def test_a_predecessor_that_ends_while_its_relays_are_named(said_first: str) -> 
     ]
     if said_first == "that it has ended":
         messages.reverse()
-    left = Inheritance()
+    left = RelayHandover()
     for message in (*messages, StoreMessage(complete=True)):
         left.take(message, [])
     assert left.left_behind == {}

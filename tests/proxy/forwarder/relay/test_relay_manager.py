@@ -39,7 +39,7 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay import engine as engine_module
 from proxy.forwarder.relay import manager as relays_module
 from proxy.forwarder.relay import sockets as relay_sockets
-from proxy.forwarder.relay.manager import RelayNotBegun, Relays
+from proxy.forwarder.relay.manager import RelayManager, RelayStartFailed
 from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relay.sockets import splice_works
 from proxy.runtime.network.tls import TlsStream, broker_context, listener_context
@@ -138,7 +138,7 @@ async def test_a_connected_that_is_too_large(place: Place, lane: Lane) -> None:
     it = await place.forwarder()
     await place.settle()
     before = descriptors()
-    with pytest.raises(RelayNotBegun, match="too much"):
+    with pytest.raises(RelayStartFailed, match="too much"):
         await it.begin(lane, to_client=bytes(HUGE_PIPE_BYTES + 1), to_broker=b"held")
     assert descriptors() <= before
     assert it.relays.in_flight.count == 0
@@ -151,7 +151,7 @@ async def test_a_broker_that_does_not_take_what_came_first(place: Place, narrow_
     it = await place.forwarder(RelayConfig(half_close_timeout_ms=100))
     await place.settle()
     before = descriptors()
-    with pytest.raises(RelayNotBegun, match="does not take"):
+    with pytest.raises(RelayStartFailed, match="does not take"):
         await it.begin(narrow_lane, to_broker=bytes(8 << 20))
     assert descriptors() <= before
     assert (narrow_lane.our_client.socket.fileno(), narrow_lane.our_broker.socket.fileno()) != (-1, -1)
@@ -162,7 +162,7 @@ async def test_a_broker_that_is_gone_before_what_came_first(place: Place, lane: 
     it = await place.forwarder()
     reset(lane.broker)
     await trio.sleep(0.01)
-    with pytest.raises(RelayNotBegun):
+    with pytest.raises(RelayStartFailed):
         await it.begin(lane, to_broker=bytes(8 << 20))
     await lane.our_client.send_all(b"sorry")
     assert await read(lane.client, 5) == b"sorry"
@@ -221,7 +221,7 @@ async def test_what_cannot_begin_leaves_nothing_behind(
     before = descriptors()
     with monkeypatch.context() as patch:
         trouble(it, patch)
-        with pytest.raises(RelayNotBegun):
+        with pytest.raises(RelayStartFailed):
             await it.begin(lane, to_client=b"connected", to_broker=b"held")
     await place.settle()
     assert descriptors() <= before
@@ -254,7 +254,7 @@ async def other_lane(place: Place) -> Lane:
 
 async def test_a_record_that_is_too_long_for_the_store(place: Place, lane: Lane) -> None:
     it = await place.forwarder()
-    with pytest.raises(RelayNotBegun, match=f"more than {RECORD_BYTES_MAX}"):
+    with pytest.raises(RelayStartFailed, match=f"more than {RECORD_BYTES_MAX}"):
         await it.begin(lane, to_client=b"connected", about=about_relay(principal="x" * RECORD_BYTES_MAX))
     await still_the_callers(lane)
     await it.begin(lane)
@@ -265,7 +265,7 @@ async def test_a_table_that_is_full(place: Place, lane: Lane, monkeypatch: pytes
     monkeypatch.setattr(relay_table, "RELAYS_MAX", 1)
     async with open_lane() as only:
         await it.begin(only)
-        with pytest.raises(RelayNotBegun, match="at most 1 relays"):
+        with pytest.raises(RelayStartFailed, match="at most 1 relays"):
             await it.begin(lane)
         await still_the_callers(lane)
     await until(lambda: it.ended)
@@ -337,7 +337,7 @@ async def test_a_put_that_comes_after_the_hand_over(place: Place, lane: Lane) ->
     async with trio.open_nursery() as nursery:
 
         async def begin() -> None:
-            with pytest.raises(RelayNotBegun):
+            with pytest.raises(RelayStartFailed):
                 await it.begin(lane, to_client=b"connected")
 
         nursery.start_soon(begin)
@@ -357,7 +357,7 @@ async def test_what_waits_for_its_broker_at_a_hand_over_touches_no_pipe_of_the_s
     async with trio.open_nursery() as nursery:
 
         async def begin() -> None:
-            with pytest.raises(RelayNotBegun):
+            with pytest.raises(RelayStartFailed):
                 await it.begin(narrow_lane, to_broker=bytes(4 << 20))
             over.set()
 
@@ -691,7 +691,7 @@ async def test_tls_on_any_side_goes_through_user_space(
     place: Place, lane: Lane, certificates: Contexts, sides: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel would move the records as they are: never. The store is told nothing: it could keep no keys."""
-    monkeypatch.setattr(Relays, "_begin_to_splice", None)
+    monkeypatch.setattr(RelayManager, "_begin_to_splice", None)
     it = await place.forwarder()
     tls = await open_tls(lane, certificates, sides)
     about = await tls.begin(it, to_broker=b"held ", to_client=b"connected ")
@@ -850,7 +850,7 @@ async def test_a_tls_client_that_is_gone_before_its_relay(place: Place, lane: La
     it = await place.forwarder()
     tls = await open_tls(lane, certificates, "client")
     lane.our_client.socket.close()
-    with pytest.raises(RelayNotBegun, match="cannot begin"):
+    with pytest.raises(RelayStartFailed, match="cannot begin"):
         await tls.begin(it)
     assert it.relays.in_flight.count == 0
     async with open_lane() as another:
@@ -890,7 +890,7 @@ async def test_a_relay_of_tls_is_served_to_the_end_of_a_drain(place: Place, lane
     assert it.relays.in_flight.count == 1
     await tls.client.send_all(b"still here")
     assert await read(tls.broker, 10) == b"still here"
-    with pytest.raises(RelayNotBegun):
+    with pytest.raises(RelayStartFailed):
         async with open_lane() as another:
             await (await open_tls(another, certificates, "client")).begin(it)
     async with open_lane() as another:

@@ -35,7 +35,7 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.session_clock import Failure
 from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import NO_CREDENTIALS, TOO_LARGE
-from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, Closing
+from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, CloseReason
 from proxy.forwarder.workers.authentication import Challenge, Verdict
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.shared.relay_table import CLOSING, TO_CLIENT, framed_row
@@ -130,7 +130,7 @@ async def test_a_late_verdict_is_none(
     third = await replaced(place)
     await lane.client.send_all(send_frame())
     assert await read(lane.broker, len(send_frame())) == send_frame()
-    assert third.relays.followed()[0].closing is Closing.NO
+    assert third.relays.followed()[0].closing is CloseReason.NO
 
 
 async def test_a_late_verdict_does_not_lengthen_another_relays_session(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.forwarder.relay.usage import ANONYMOUS, OTHER, Principals
+from proxy.forwarder.relay.usage import ANONYMOUS, OTHER, PrincipalUsage
 from proxy.runtime.shared import relay_table
 from proxy.runtime.shared.relay_table import (
     BYTES,
@@ -29,7 +29,7 @@ def memory() -> Iterator[int]:
     os.close(descriptor)
 
 
-def begin(table: RelayTable, principals: Principals, name: str) -> int:
+def begin(table: RelayTable, principals: PrincipalUsage, name: str) -> int:
     relay_id = table.take()
     table.belongs(relay_id, principals.number_of(name))
     principals.add_session(name)
@@ -41,7 +41,7 @@ def use(table: RelayTable, relay_id: int, to_broker: int, to_client: int = 0) ->
     table.cells[row(relay_id, TO_CLIENT) + BYTES] += to_client
 
 
-def found(principals: Principals, kind: str = "bytes") -> dict[str, tuple[float, ...]]:
+def found(principals: PrincipalUsage, kind: str = "bytes") -> dict[str, tuple[float, ...]]:
     """Principal to its values."""
     values: dict[str, dict[str, float]] = {}
     for family in principals.collect():
@@ -53,7 +53,7 @@ def found(principals: Principals, kind: str = "bytes") -> dict[str, tuple[float,
 
 def test_by_name_of_those_that_live_and_those_that_ended() -> None:
     table = RelayTable()
-    principals = Principals(table, 100)
+    principals = PrincipalUsage(table, 100)
     first, second = begin(table, principals, "alice"), begin(table, principals, "bob")
     use(table, first, 10, 1)
     use(table, second, 20, 2)
@@ -72,32 +72,32 @@ def test_by_name_of_those_that_live_and_those_that_ended() -> None:
 
 def test_no_more_names_than_wanted_and_nobody_moves() -> None:
     table = RelayTable()
-    principals = Principals(table, 2)
+    principals = PrincipalUsage(table, 2)
     for number, name in enumerate(["a", "b", "c", "d", "a"]):
         use(table, begin(table, principals, name), 10**number)
     assert {name: values[0] for name, values in found(principals).items()} == {"a": 10_001, "b": 10, OTHER: 1100}
     assert found(principals, "sessions")[OTHER] == (2,)
-    more = Principals(table, 3)  # after a restart with a larger number
+    more = PrincipalUsage(table, 3)  # after a restart with a larger number
     use(table, begin(table, more, "c"), 7)
     assert found(more)["c"] == (7, 0), "what was counted as other stays there"
     assert found(more)[OTHER] == (1100, 0)
-    fewer = Principals(table, 0)
+    fewer = PrincipalUsage(table, 0)
     assert found(fewer) == found(more), "who has a name keeps it"
 
 
 def test_names_that_are_ours() -> None:
     table = RelayTable()
-    principals = Principals(table, 10)
+    principals = PrincipalUsage(table, 10)
     for name in ("", ANONYMOUS, OTHER, f"principal:{OTHER}"):
         use(table, begin(table, principals, name), 1)
     expected = {"principal:other": (1, 0), "principal:anonymous": (1, 0), "principal:principal:other": (1, 0)}
     assert found(principals) == {ANONYMOUS: (1, 0), **expected}
-    assert found(Principals(table, 10)) == {ANONYMOUS: (1, 0), **expected}, "a successor reads the same names"
+    assert found(PrincipalUsage(table, 10)) == {ANONYMOUS: (1, 0), **expected}, "a successor reads the same names"
 
 
 def test_a_role_named_other_is_billed_apart_from_those_beyond_the_bound() -> None:
     table = RelayTable()
-    principals = Principals(table, 1)
+    principals = PrincipalUsage(table, 1)
     for name, size in ((OTHER, 5), ("somebody", 7)):
         use(table, begin(table, principals, name), size)
     assert found(principals) == {"principal:other": (5, 0), OTHER: (7, 0)}
@@ -106,21 +106,21 @@ def test_a_role_named_other_is_billed_apart_from_those_beyond_the_bound() -> Non
 @pytest.mark.parametrize("name", ["ä" * 5, "x" * relay_table.NAME_BYTES_MAX, "1234567", "12345678", "123456789", "\0"])
 def test_names_survive(memory: int, name: str) -> None:
     first = RelayTable(memory)
-    use(first, begin(first, Principals(first, 5), name), 3)
+    use(first, begin(first, PrincipalUsage(first, 5), name), 3)
     second = RelayTable(memory)
-    principals = Principals(second, 5)
+    principals = PrincipalUsage(second, 5)
     assert found(principals) == {name: (3, 0)}
     assert principals.number_of(name) == 2
 
 
 def test_a_name_that_is_too_long() -> None:
     table = RelayTable()
-    assert Principals(table, 5).number_of("x" * (relay_table.NAME_BYTES_MAX + 1)) == 0
+    assert PrincipalUsage(table, 5).number_of("x" * (relay_table.NAME_BYTES_MAX + 1)) == 0
 
 
 def test_messages() -> None:
     table = RelayTable()
-    principals = Principals(table, 5)
+    principals = PrincipalUsage(table, 5)
     relay_id = begin(table, principals, "alice")
     table.follow(relay_id)
     table.cells[framed_row(relay_id, TO_BROKER) + MESSAGES] = 7
@@ -132,7 +132,7 @@ def test_messages() -> None:
             table.give(relay_id)
 
 
-def created(principals: Principals) -> dict[str, set[float]]:
+def created(principals: PrincipalUsage) -> dict[str, set[float]]:
     """Principal to the moments from which its counters count."""
     moments: dict[str, set[float]] = {}
     for family in principals.collect():
@@ -146,21 +146,21 @@ def test_counters_tell_since_when_they_count_and_a_successor_the_same(
     memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = RelayTable(memory)
-    principals = Principals(first, 5)
+    principals = PrincipalUsage(first, 5)
     for second, name in ((1000.5, "alice"), (1001.25, "bob"), (1002.0, "alice"), (1003.0, OTHER)):
         monkeypatch.setattr(relay_table.time, "time", lambda second=second: second)
         relay_id = begin(first, principals, name)
     expected = {"alice": {1000.5}, "bob": {1001.25}, f"principal:{OTHER}": {1003.0}}
     assert created(principals) == expected
     first.give(relay_id)
-    assert created(Principals(RelayTable(memory), 5)) == expected
+    assert created(PrincipalUsage(RelayTable(memory), 5)) == expected
     families = {sample.name for family in principals.collect() for sample in family.samples}
     assert {f"pulsar_proxy_principal_{kind}_created" for kind in ("bytes", "messages", "sessions")} <= families
 
 
 def test_a_registry_takes_it() -> None:
     table = RelayTable()
-    principals = Principals(table, 5)
+    principals = PrincipalUsage(table, 5)
     begin(table, principals, 'quo"te\n')
     registry = CollectorRegistry()
     registry.register(principals)  # type: ignore[arg-type]

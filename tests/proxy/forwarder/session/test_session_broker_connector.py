@@ -15,8 +15,8 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.frames import Frame
 from proto.pulsar_pb2 import CommandConnected, ServerError
 from proto.rpc_pb2 import Status, StoredRelay
-from proxy.forwarder.disconnect_cause import Cause
-from proxy.forwarder.session.broker_connector import CANNOT_CHECK, TARGET_REFUSED, BrokerSide, BrokerSideFailed
+from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.session.broker_connector import CANNOT_CHECK, TARGET_REFUSED, BrokerConnectFailed, BrokerConnector
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
@@ -32,7 +32,7 @@ class Side:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.play = Play(nursery)
         self.backends = self.play.backends
-        self.side = BrokerSide(self.backends, CLIENT)  # type: ignore[arg-type]
+        self.side = BrokerConnector(self.backends, CLIENT)  # type: ignore[arg-type]
 
     async def open(self, failure: Exception | None = None) -> None:
         self.backends.broker_failure = failure
@@ -61,7 +61,7 @@ async def test_before_it_is_open_there_is_no_link(broker: Side) -> None:
     [
         (
             TargetRefused("allowed_ports", "port 22 is not in brokers.allowed_ports"),
-            Cause.TARGET_DENIED,
+            DisconnectCause.TARGET_DENIED,
             "allowed_ports",
             ServerError.ServiceNotReady,
             TARGET_REFUSED,
@@ -69,7 +69,7 @@ async def test_before_it_is_open_there_is_no_link(broker: Side) -> None:
         ),
         (
             RpcConnectionLost("the lookup worker has gone"),
-            Cause.LOOKUP_UNAVAILABLE,
+            DisconnectCause.LOOKUP_UNAVAILABLE,
             "lookup_worker",
             ServerError.ServiceNotReady,
             CANNOT_CHECK,
@@ -77,7 +77,7 @@ async def test_before_it_is_open_there_is_no_link(broker: Side) -> None:
         ),
         (
             RpcCallRefused(Status.PRINCIPAL_DESERIALIZATION_FAILURE, "the sealed principal is expired"),
-            Cause.AUTHENTICATION_FAILED,
+            DisconnectCause.AUTHENTICATION_FAILED,
             "bad_principal",
             ServerError.AuthenticationError,
             AUTHENTICATION_FAILED,
@@ -85,7 +85,7 @@ async def test_before_it_is_open_there_is_no_link(broker: Side) -> None:
         ),
         (
             RpcCallRefused(Status.TOO_MANY_REQUESTS, "busy"),
-            Cause.LOOKUP_UNAVAILABLE,
+            DisconnectCause.LOOKUP_UNAVAILABLE,
             "lookup_worker",
             ServerError.ServiceNotReady,
             CANNOT_CHECK,
@@ -95,10 +95,10 @@ async def test_before_it_is_open_there_is_no_link(broker: Side) -> None:
     ids=["denied", "nobody can say", "bad principal", "busy"],
 )
 async def test_what_a_failure_means(  # noqa: PLR0917 -- the table
-    broker: Side, failure: Exception, cause: Cause, reason: str, code: int, message: str, detail: str
+    broker: Side, failure: Exception, cause: DisconnectCause, reason: str, code: int, message: str, detail: str
 ) -> None:
     """The client learns no more than it must; the log has the rest."""
-    with pytest.raises(BrokerSideFailed) as failed:
+    with pytest.raises(BrokerConnectFailed) as failed:
         await broker.open(failure)
     assert (failed.value.cause, failed.value.reason, failed.value.code) == (cause, reason, code)
     assert failed.value.message == message
@@ -108,9 +108,9 @@ async def test_what_a_failure_means(  # noqa: PLR0917 -- the table
 
 async def test_what_a_brokers_own_refusal_means(broker: Side) -> None:
     refusal = BrokerLinkFailed("refused", "for the log", code=ServerError.AuthorizationError, message="for the client")
-    with pytest.raises(BrokerSideFailed) as failed:
+    with pytest.raises(BrokerConnectFailed) as failed:
         await broker.open(refusal)
-    assert failed.value.cause is Cause.BROKER_FAILED
+    assert failed.value.cause is DisconnectCause.BROKER_FAILED
     assert (failed.value.reason, failed.value.code) == ("refused", ServerError.AuthorizationError)
     assert (failed.value.message, str(failed.value)) == ("for the client", "for the log")
 

@@ -19,7 +19,7 @@ from proto.client_machine import State
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
-from proxy.forwarder.relay.manager import RelayNotBegun
+from proxy.forwarder.relay.manager import RelayStartFailed
 from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.forwarder.workers.clients import TargetRefused
 from proxy.runtime.loop.reactor import Reactor
@@ -159,7 +159,7 @@ async def test_a_relay_that_does_not_begin(play: Start, monkeypatch: pytest.Monk
 
     async def refuse(*_: Any, **__: Any) -> None:
         await trio.lowlevel.checkpoint()
-        raise RelayNotBegun("for the log")
+        raise RelayStartFailed("for the log")
 
     monkeypatch.setattr(it.relays, "begin", refuse)
     with structlog.testing.capture_logs() as logs:

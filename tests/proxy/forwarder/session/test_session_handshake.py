@@ -13,11 +13,11 @@ import trio.testing
 from forwarder_fakes import CLIENT, Play, authenticated, challenge, connect
 
 from proto.client_machine import ClientMachine, State
-from proxy.forwarder.listen.pre_auth import Stranger, Strangers
-from proxy.forwarder.session.broker_connector import BrokerSide
-from proxy.forwarder.session.closing import Farewell
+from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
+from proxy.forwarder.session.broker_connector import BrokerConnector
+from proxy.forwarder.session.closing import ConnectionCloser
 from proxy.forwarder.session.handshake import Handshake
-from proxy.forwarder.session.transport import ClientWire
+from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import ClientEnd
 from proxy.runtime.loop.tasks import InFlight
 
@@ -28,20 +28,20 @@ class Shaking:
     def __init__(self, nursery: trio.Nursery, **tables: Any) -> None:
         self.backends = Play(nursery, **tables).backends
         ours, self.theirs = trio.testing.memory_stream_pair()
-        self.wire = ClientWire(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
+        self.wire = ClientTransport(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
         self.wire.begin(lambda: None, lambda _error: None)
         self.machine = ClientMachine()
         self.told: list[str] = []
         self.handshakes = InFlight()
-        self.strangers = Strangers()
-        self.stranger = Stranger(self.strangers, CLIENT)
+        self.strangers = PreAuthConnections()
+        self.stranger = PreAuthConnection(self.strangers, CLIENT)
         self.strangers.add(self.stranger)
         self.handshake = Handshake(
             self,
             ClientEnd(CLIENT, trio.current_time(), b"the client's certificate"),
             self.backends,  # type: ignore[arg-type]
             Play(nursery).metrics,
-            broker=BrokerSide(self.backends, CLIENT),  # type: ignore[arg-type]
+            broker=BrokerConnector(self.backends, CLIENT),  # type: ignore[arg-type]
             machine=self.machine,
             wire=self.wire,
             tasks=nursery,
@@ -139,11 +139,11 @@ async def test_without_authentication_it_is_a_stranger_until_it_has_what_it_came
 # ---- the last word
 
 
-async def last_word(stream: trio.abc.HalfCloseableStream, nursery: trio.Nursery) -> Farewell:
+async def last_word(stream: trio.abc.HalfCloseableStream, nursery: trio.Nursery) -> ConnectionCloser:
     """Said, as far as the client takes it; nothing more is read from it."""
-    wire = ClientWire(stream, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
+    wire = ClientTransport(stream, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
     wire.begin(lambda: None, lambda _error: None)
-    farewell = Farewell(wire)
+    farewell = ConnectionCloser(wire)
     farewell.prepare(b"the last word")
     await farewell.say()
     await wire.end_reading()

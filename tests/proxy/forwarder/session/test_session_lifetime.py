@@ -39,8 +39,8 @@ from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSe
 from proto.session_clock import Phase
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED
 from proxy.forwarder.relay.expiring.relay_session import RelaySession, grace_ms_of
-from proxy.forwarder.relay.expiring.session import Closing
-from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, Renewal, recall
+from proxy.forwarder.relay.expiring.session import CloseReason
+from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, recall
 from proxy.forwarder.workers.authentication import Challenge, ClientEnd, ClientIdentity, Denial
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
 
@@ -879,7 +879,7 @@ class Told:
         self.principal = Principal()
         self.principal.CopyFrom(principal)
         self.client = ClientEnd(CLIENT, trio.current_time(), CERTIFICATE)
-        self.renewal = Renewal(self.play.backends, self.client, self.play.relays, self.play.metrics)  # type: ignore[arg-type]
+        self.renewal = SessionLifetime(self.play.backends, self.client, self.play.relays, self.play.metrics)  # type: ignore[arg-type]
 
     def expiring(self, lives_s: float = 100) -> Told:
         self.principal.expires_at_unix_ms = round(unix_ms() + lives_s * 1000)
@@ -1099,7 +1099,7 @@ async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
     listeners = [{"connections_max_reauth_ms": 0}, {"bind": "127.0.0.1:6651", "connections_max_reauth_ms": 7000}]
     it = told(listener=listeners)
     client = ClientEnd(CLIENT, 0.0, CERTIFICATE, listener=1)
-    renewal = Renewal(it.play.backends, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
+    renewal = SessionLifetime(it.play.backends, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
     renewal.begin(connect(TARGET).connect, it.principal)
     session = renewal.for_relay(BROKER, ClientIdentity(it.principal))
     assert session is not None
@@ -1119,7 +1119,7 @@ async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
 async def test_a_listener_whose_name_is_too_long_is_not_kept(told: Tell) -> None:
     """Its sessions' ends are enforced."""
     it = told(listener=[{"bind": f"{'a' * LISTENER_BIND_MAX}:6650", "connections_max_reauth_ms": 7000}])
-    renewal = Renewal(it.play.backends, ClientEnd(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
+    renewal = SessionLifetime(it.play.backends, ClientEnd(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
     renewal.begin(connect(TARGET).connect, it.principal)
     session = renewal.for_relay(BROKER, ClientIdentity(it.principal))
     assert session is not None
@@ -1141,8 +1141,8 @@ async def test_a_verdict_that_comes_while_it_is_being_closed_changes_nothing(
     await it.at(101)
     await it.client.say(lookup())
     await it.settle()
-    followed.line.close(Closing.FAILED)
-    followed.line.close(Closing.EXPIRED)
+    followed.line.close(CloseReason.FAILED)
+    followed.line.close(CloseReason.EXPIRED)
     assert followed.clock is not None
     followed.clock.accepted(ALICE, now_s=trio.current_time(), now_unix_ms=unix_ms(), fraction=0)
     followed.line.go_on()

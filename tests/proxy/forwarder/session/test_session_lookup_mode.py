@@ -23,7 +23,7 @@ from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session import lookup_mode
 from proxy.forwarder.session.lookup_mode import LookupMode
-from proxy.forwarder.session.transport import ClientSlow, ClientWire
+from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
 from proxy.runtime.rpc.client import RETRIES_MAX, RpcCallRefused
 
@@ -49,7 +49,7 @@ class Desk:
         self.backends.answer_by, self.backends.short_way = None, short_way
         ours, theirs = streams
         self.client = Peer(theirs)
-        self.wire = ClientWire(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=5000)
+        self.wire = ClientTransport(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=5000)
         self.metrics = ForwarderMetrics(CollectorRegistry())
         self.told: list[bool] = []
         self.corrupt: list[RemoteProtocolError] = []

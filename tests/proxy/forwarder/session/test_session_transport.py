@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameDecoder, FrameTooLarge, encode_frame
-from proxy.forwarder.session.transport import ClientSlow, ClientWire
+from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.runtime.loop.reactor import Reactor
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 
 PATIENCE_S = 5
 LARGE = encode_frame(b"x" * 100_000)
@@ -30,7 +30,7 @@ class Line:
 
     def __init__(self, nursery: trio.Nursery, ours: Any, theirs: Any, *, begins: bool = True) -> None:
         self.nursery = nursery
-        self.wire = ClientWire(ours, nursery, max_frame_bytes=1024, write_timeout_ms=PATIENCE_S * 1000)
+        self.wire = ClientTransport(ours, nursery, max_frame_bytes=1024, write_timeout_ms=PATIENCE_S * 1000)
         self.client = theirs
         self.frames: list[Frame] = []
         self.calls = 0
@@ -344,7 +344,7 @@ async def test_outside_of_a_turn_it_leaves_at_once_in_a_turn_at_its_end(
     monkeypatch.setattr("proxy.forwarder.session.transport.os.write", count)
     line.wire.send(b"at once")
     assert received(line.client) == b"at once"
-    with current_turn():
+    with current_tick():
         line.wire.send(b"one, ")
         line.wire.send(b"two")
         assert received(line.client) == b""
@@ -484,7 +484,7 @@ async def test_who_is_paused_is_told_when_something_has_left(nursery: trio.Nurse
     line.take = lambda: seen.append(line.wire.unsent_bytes)
     line.wire.pause()
     data = LARGE if task else b"x"
-    with current_turn():
+    with current_tick():
         line.wire.send(data)
         assert line.wire.unsent_bytes == len(data)
     if task:
@@ -660,7 +660,7 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
                         case "send":
                             say(command)
                         case "turn":
-                            with current_turn():
+                            with current_tick():
                                 say(command)
                                 say(b"and more")
                         case "wait":

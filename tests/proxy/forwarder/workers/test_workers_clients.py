@@ -27,7 +27,7 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
 )
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
-from proxy.forwarder.workers.clients import Backends, TargetRefused
+from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
 from proxy.runtime.network.broker_link import BrokerGreeter, BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.client import PendingCall, RpcConnectionLost, RpcError
 
@@ -82,7 +82,7 @@ class FakePool:
 class Setup:
     def __init__(self, **tables: dict[str, Any]) -> None:
         self.auth, self.lookup = FakePool(), FakePool()
-        self.backends = Backends(make_config(**tables), self.auth, self.lookup)  # type: ignore[arg-type]
+        self.backends = WorkerClients(make_config(**tables), self.auth, self.lookup)  # type: ignore[arg-type]
 
 
 IDENTITY = ClientIdentity(ALICE, b"sealed")

@@ -21,7 +21,7 @@ from proxy.runtime.loop.reactor import (
     current_reactor,
     read_all,
 )
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 
 
 class Ear:
@@ -232,11 +232,11 @@ async def test_several_in_one_round_are_one_turn(reactor: Reactor, sockets: Sock
         def push(self) -> None:
             order.append("push")
 
-    speaker, turn = Speaker(), current_turn()
+    speaker, turn = Speaker(), current_tick()
 
     def on_data(data: bytes | bytearray) -> None:
         order.append(bytes(data).decode())
-        turn.touch(speaker)
+        turn.schedule_flush(speaker)
 
     theirs = []
     for _ in range(3):
@@ -387,7 +387,7 @@ async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
     reactor.may_linger = lambda: True
     order: list[str] = []
     ours, theirs = pair(sockets)
-    turn = current_turn()
+    turn = current_tick()
 
     class Answer:
         """A peer that asks again as soon as it is answered."""
@@ -401,7 +401,7 @@ async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
 
     def on_data(_data: bytes | bytearray) -> None:
         order.append("data")
-        turn.touch(answer)
+        turn.schedule_flush(answer)
 
     reactor.reading(ours.fileno(), on_data, Ear().on_end)
     reactor._served_at = clock.now
@@ -534,7 +534,7 @@ async def test_a_cancelled_reader_is_heard_of_no_more(reactor: Reactor) -> None:
 async def test_a_stream_in_memory_has_a_turn_for_each_chunk(nursery: trio.Nursery) -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     order: list[str] = []
-    turn = current_turn()
+    turn = current_tick()
 
     class Speaker:
         def push(self) -> None:
@@ -545,7 +545,7 @@ async def test_a_stream_in_memory_has_a_turn_for_each_chunk(nursery: trio.Nurser
     def on_data(data: bytes | bytearray) -> None:
         order.append(bytes(data).decode())
         for _ in range(2):
-            turn.touch(speaker)
+            turn.schedule_flush(speaker)
         order.append("still in the turn")
 
     nursery.start_soon(read_all, ours, on_data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from proxy.runtime.loop.scoped_tasks import OwnedTasks
+from proxy.runtime.loop.scoped_tasks import ScopedTasks
 
 
 async def test_they_end_together_and_nobody_elses(nursery: trio.Nursery) -> None:
@@ -17,7 +17,7 @@ async def test_they_end_together_and_nobody_elses(nursery: trio.Nursery) -> None
         finally:
             ended.append(name)
 
-    mine, others = OwnedTasks(nursery, lambda _: None), OwnedTasks(nursery, lambda _: None)
+    mine, others = ScopedTasks(nursery, lambda _: None), ScopedTasks(nursery, lambda _: None)
     for name in ("a", "b"):
         mine.start_soon(work, name)
     others.start_soon(work, "other")
@@ -37,7 +37,7 @@ async def test_a_defect_is_the_owners(nursery: trio.Nursery) -> None:
         await trio.lowlevel.checkpoint()
         raise ZeroDivisionError
 
-    tasks = OwnedTasks(nursery, defects.append)
+    tasks = ScopedTasks(nursery, defects.append)
     tasks.start_soon(broken)
     await trio.testing.wait_all_tasks_blocked()
     assert [type(defect) for defect in defects] == [ZeroDivisionError]
@@ -45,7 +45,7 @@ async def test_a_defect_is_the_owners(nursery: trio.Nursery) -> None:
 
 async def test_a_task_may_end_its_owner(nursery: trio.Nursery) -> None:
     reached: list[bool] = []
-    tasks = OwnedTasks(nursery, lambda _: None)
+    tasks = ScopedTasks(nursery, lambda _: None)
 
     async def last() -> None:
         tasks.cancel()

@@ -7,7 +7,7 @@ import structlog.testing
 import trio
 import trio.testing
 
-from proxy.runtime.loop.tick import Turn, current_turn
+from proxy.runtime.loop.tick import Tick, current_tick
 
 
 class Speaker:
@@ -21,86 +21,86 @@ class Speaker:
 
 def test_each_speaks_once_a_turn_in_the_order_of_the_first_touch() -> None:
     said: list[str] = []
-    turn, a, b = Turn(), Speaker(said, "a"), Speaker(said, "b")
+    turn, a, b = Tick(), Speaker(said, "a"), Speaker(said, "b")
     with turn:
         for who in (b, a, b, b):
-            turn.touch(who)
+            turn.schedule_flush(who)
         assert said == []
     assert said == ["b", "a"]
     with turn:
         pass
     assert said == ["b", "a"], "said once"
     with turn:
-        turn.touch(a)
+        turn.schedule_flush(a)
     assert said == ["b", "a", "a"]
 
 
 def test_outside_of_a_turn_they_speak_at_once() -> None:
     said: list[str] = []
-    turn, a, b = Turn(), Speaker(said, "a"), Speaker(said, "b")
-    turn.touch(a)
+    turn, a, b = Tick(), Speaker(said, "a"), Speaker(said, "b")
+    turn.schedule_flush(a)
     assert said == ["a"]
-    turn.touch(b)
-    turn.touch(a)
+    turn.schedule_flush(b)
+    turn.schedule_flush(a)
     assert said == ["a", "b", "a"]
     with turn:
-        turn.touch(b)
+        turn.schedule_flush(b)
         assert said == ["a", "b", "a"], "and a turn that follows is one"
     assert said == ["a", "b", "a", "b"]
 
 
 def test_a_turn_within_a_turn_is_part_of_it() -> None:
     said: list[str] = []
-    turn, a, b = Turn(), Speaker(said, "a"), Speaker(said, "b")
+    turn, a, b = Tick(), Speaker(said, "a"), Speaker(said, "b")
     with turn:
-        turn.touch(a)
+        turn.schedule_flush(a)
         with turn:
-            turn.touch(b)
+            turn.schedule_flush(b)
             with turn:
-                turn.touch(a)
+                turn.schedule_flush(a)
         assert said == []
     assert said == ["a", "b"]
-    turn.touch(a)
+    turn.schedule_flush(a)
     assert said == ["a", "b", "a"], "the turn is over"
 
 
 def test_who_is_touched_by_another_ones_speech_speaks_in_the_same_turn() -> None:
     said: list[str] = []
-    turn, last = Turn(), Speaker(said, "last")
+    turn, last = Tick(), Speaker(said, "last")
 
     class Chained(Speaker):
         def push(self) -> None:
             super().push()
-            turn.touch(last)
+            turn.schedule_flush(last)
 
     with turn:
-        turn.touch(Chained(said, "first"))
-        turn.touch(Chained(said, "second"))
+        turn.schedule_flush(Chained(said, "first"))
+        turn.schedule_flush(Chained(said, "second"))
     assert said == ["first", "second", "last"]
-    turn.touch(Chained(said, "alone"))
+    turn.schedule_flush(Chained(said, "alone"))
     assert said == ["first", "second", "last", "alone", "last"]
 
 
 def test_a_turn_within_a_speech_keeps_the_order() -> None:
     """A push may read frames that waited for room, which is a turn, too."""
     said: list[str] = []
-    turn, last = Turn(), Speaker(said, "last")
+    turn, last = Tick(), Speaker(said, "last")
 
     class Reading(Speaker):
         def push(self) -> None:
             with turn:
-                turn.touch(last)
+                turn.schedule_flush(last)
             super().push()
 
     with turn:
-        turn.touch(Reading(said, "first"))
-        turn.touch(Speaker(said, "second"))
+        turn.schedule_flush(Reading(said, "first"))
+        turn.schedule_flush(Speaker(said, "second"))
     assert said == ["first", "second", "last"]
 
 
 def test_a_defect_of_one_keeps_no_other_from_speaking() -> None:
     said: list[str] = []
-    turn = Turn()
+    turn = Tick()
 
     class Broken(Speaker):
         def push(self) -> None:
@@ -108,33 +108,33 @@ def test_a_defect_of_one_keeps_no_other_from_speaking() -> None:
 
     with structlog.testing.capture_logs() as logs, turn:
         for who in (Speaker(said, "before"), Broken(said, ""), Speaker(said, "behind")):
-            turn.touch(who)
+            turn.schedule_flush(who)
     assert said == ["before", "behind"]
     assert [entry["log_level"] for entry in logs] == ["error"]
     with structlog.testing.capture_logs() as logs:
-        turn.touch(Broken(said, ""))
+        turn.schedule_flush(Broken(said, ""))
     assert [entry["log_level"] for entry in logs] == ["error"], "nor is it raised to who spoke outside of a turn"
 
 
 def test_a_turn_that_ends_with_an_exception_is_a_turn() -> None:
     """What one connection's callback raises must not keep back what others have to say."""
     said: list[str] = []
-    turn = Turn()
+    turn = Tick()
 
     def fail() -> None:
         with turn:
-            turn.touch(Speaker(said, "a"))
+            turn.schedule_flush(Speaker(said, "a"))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     assert said == ["a"]
-    turn.touch(Speaker(said, "b"))
+    turn.schedule_flush(Speaker(said, "b"))
     assert said == ["a", "b"]
 
 
 async def test_in_a_turn_the_clock_is_looked_at_once(autojump_clock: trio.testing.MockClock) -> None:
-    turn = Turn()
+    turn = Tick()
     assert turn.now == trio.current_time()
     autojump_clock.jump(1)
     assert turn.now == trio.current_time()
@@ -151,13 +151,13 @@ async def test_in_a_turn_the_clock_is_looked_at_once(autojump_clock: trio.testin
 
 
 def test_there_is_one_for_each_event_loop() -> None:
-    async def main() -> Turn:
-        first = current_turn()
-        seen: list[Turn] = []
+    async def main() -> Tick:
+        first = current_tick()
+        seen: list[Tick] = []
 
         async def another_task() -> None:
             await trio.lowlevel.checkpoint()
-            seen.append(current_turn())
+            seen.append(current_tick())
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(another_task)
@@ -169,4 +169,4 @@ def test_there_is_one_for_each_event_loop() -> None:
 
 def test_where_there_is_no_event_loop_there_is_no_turn() -> None:
     with pytest.raises(RuntimeError):
-        current_turn()
+        current_tick()

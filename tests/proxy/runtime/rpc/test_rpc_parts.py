@@ -15,7 +15,7 @@ from runtime_fakes import FRAME_BYTES_MAX, RawServer, Wires, outcome
 from proto.roles import Role
 from proto.rpc_frames import Call, Reply, RpcDecoder, encode_call, encode_reply
 from proto.rpc_pb2 import Empty, Method, Status, Text
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc import server as rpc_server
 from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcConnectionLost, RpcResponseCorrupt
 from proxy.runtime.rpc.peers import Caller
@@ -100,7 +100,7 @@ async def test_what_is_asked_in_one_turn_leaves_at_its_end_in_one_go(raw: RawSer
     client = RpcClient(connect, max_frame_bytes=FRAME_BYTES_MAX)
     nursery.start_soon(client.run)
     await trio.testing.wait_all_tasks_blocked()
-    with current_turn():
+    with current_tick():
         ask_now(client, [], b"one")
         ask_now(client, [], b"two")
         with pytest.raises(BlockingIOError):

@@ -12,7 +12,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.runtime.loop.tick import current_turn
+from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc import writer as rpc_writer
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
@@ -146,7 +146,7 @@ async def test_in_a_turn_it_leaves_at_its_end_in_one_go(monkeypatch: pytest.Monk
             return write(descriptor, data)
 
         monkeypatch.setattr(rpc_writer.os, "write", count)
-        with current_turn():
+        with current_tick():
             writer.write(b"held, ")
             writer.write(b"held, ")
             assert received(theirs) == b"", "what is said waits for the turn's end"
@@ -160,7 +160,7 @@ async def test_in_a_turn_it_leaves_at_its_end_in_one_go(monkeypatch: pytest.Monk
 async def test_the_bound_holds_within_a_turn() -> None:
     async with socket_pair() as (ours, theirs):
         writer = BatchedWriter(ours, max_buffered_bytes=10)
-        with current_turn():
+        with current_tick():
             writer.write(b"x" * 10)
             with pytest.raises(WriterFull):
                 writer.write(b"y")
@@ -260,7 +260,7 @@ def test_whatever_is_said_in_whatever_way_arrives_in_order_and_once(steps: list[
                 word = b"<%d:%s>" % (number, b"x" * size)
                 match step:
                     case "write" | "twice":
-                        with current_turn():
+                        with current_tick():
                             for part in (word, b"!")[: 2 if step == "twice" else 1]:
                                 try:
                                     writer.write(part)

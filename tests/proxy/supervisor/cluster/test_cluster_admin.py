@@ -17,7 +17,7 @@ from proxy.config.load import decode_config
 from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost
 from proxy.supervisor.cluster import cluster as module
 from proxy.supervisor.cluster.cluster import QUIESCE_TIMEOUT_S, Cluster
-from proxy.supervisor.handover.exec_handover import Legacy
+from proxy.supervisor.handover.exec_handover import HandoverState
 from proxy.supervisor.processes.configure import ReloadRefused
 
 KEY = b"s" * 32
@@ -43,7 +43,7 @@ class Setup:
         config = make_config(
             cluster={"forwarders": 1}, relay={"crash_safe": False}, brokers={"credentials": credentials}
         )
-        legacy = Legacy(generation=generation, seal_key=KEY)
+        legacy = HandoverState(generation=generation, seal_key=KEY)
         cluster = Cluster(config, FakeDirectory(self.log), legacy, self._serve)  # type: ignore[arg-type]
         self._clusters.append(cluster)
         ready = trio.Event()

@@ -24,8 +24,8 @@ from proxy.supervisor.cluster import cluster as module
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import SlotState
 from proxy.supervisor.cluster.standby import PAUSE_S
-from proxy.supervisor.handover.exec_handover import Legacy, State
-from proxy.supervisor.handover.fd_store import Kept, Shelf
+from proxy.supervisor.handover.exec_handover import HandoverState, State
+from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import StartFailed
 
@@ -66,14 +66,14 @@ class Setup:
         monkeypatch.setattr(module, "WorkerProcess", self.workshop)
         monkeypatch.setattr(module, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
 
-    def make(self, legacy: Legacy | None = None, **tables: Any) -> Cluster:
+    def make(self, legacy: HandoverState | None = None, **tables: Any) -> Cluster:
         """A cluster without a standby forwarder, unless a test wants one."""
-        legacy = legacy or Legacy(seal_key=KEY)
+        legacy = legacy or HandoverState(seal_key=KEY)
         cluster = Cluster(config_with(**tables), self.directory, legacy)  # type: ignore[arg-type]
         self._clusters.append(cluster)
         return cluster
 
-    async def started(self, nursery: trio.Nursery, legacy: Legacy | None = None, **tables: Any) -> Cluster:
+    async def started(self, nursery: trio.Nursery, legacy: HandoverState | None = None, **tables: Any) -> Cluster:
         cluster = self.make(legacy, **tables)
         ready = trio.Event()
         nursery.start_soon(cluster.run, ready)
@@ -1022,11 +1022,11 @@ class Left:
                 worker.open_line()
                 forwarder_like(worker)
             setup.workshop.workers.append(worker)
-        self.shelves = [Shelf(), Shelf()]
+        self.shelves = [FdStoreSlot(), FdStoreSlot()]
         self.connections = new_shared_counters(2)
         self.listeners = {bind: FakeSocket(f"left {bind}", setup.log) for bind in ("0.0.0.0:6650", "0.0.0.0:7")}
         self.services = {place: FakeSocket(f"left {place}", setup.log) for place in self.workers if place[1] == 0}
-        self.legacy = Legacy(
+        self.legacy = HandoverState(
             generation=generation,
             seal_key=KEY,
             listeners=dict(self.listeners),  # type: ignore[arg-type]
@@ -1047,7 +1047,7 @@ async def test_another_program_goes_on(
 ) -> None:
     left = Left(setup)
     ends = os.pipe()
-    left.shelves[1].relays[5] = Kept(StoredRelay(id=5).SerializeToString(), *ends)
+    left.shelves[1].relays[5] = StoredFds(StoredRelay(id=5).SerializeToString(), *ends)
     ConnectionCounters(left.connections).set(1, 9)
     relay(left.workers[Role.FORWARDER, 1], 6)  # on its way while nobody was there
     cluster = setup.make(left.legacy, relay={"crash_safe": True})

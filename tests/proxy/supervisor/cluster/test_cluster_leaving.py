@@ -15,9 +15,9 @@ from proto.roles import Role
 from proto.rpc_pb2 import Method, RelayLeftBehind, StartRequest, StoreMessage
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.shared.fd_store_channel import close_all
-from proxy.supervisor.cluster.slot import LEAVING_MAX, Slot, SlotState
+from proxy.supervisor.cluster.slot import LEAVING_MAX, SlotState, WorkerSlot
 from proxy.supervisor.handover.address_tables import AddressTableExchange
-from proxy.supervisor.handover.fd_store import Shelf
+from proxy.supervisor.handover.fd_store import FdStoreSlot
 
 DRAIN_MS = 100_000
 
@@ -27,12 +27,12 @@ class Place:
 
     def __init__(self, finish_s: float = 1000.0) -> None:
         self.workers = SpawnSequence()
-        self.shelf = Shelf()
+        self.shelf = FdStoreSlot()
         self.spawn_error: OSError | None = None
         self.start_error: RpcError | None = None
         self.awake: trio.Event | None = None
         self._finish_s = finish_s
-        self.slot = Slot(
+        self.slot = WorkerSlot(
             Role.FORWARDER,
             0,
             self._spawn,  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ class Place:
             if received[0].complete:
                 return
 
-    async def _start(self, slot: Slot, worker: FakeWorker) -> None:
+    async def _start(self, slot: WorkerSlot, worker: FakeWorker) -> None:
         """As the cluster does it."""
         if self.start_error is not None:
             raise self.start_error

@@ -25,23 +25,23 @@ from proxy.supervisor.cluster.slot import (
     LOOK_TIMEOUT_S,
     LOOKS_MISSED_MAX,
     STABLE_AFTER_S,
-    Slot,
     SlotState,
+    WorkerSlot,
 )
 from proxy.supervisor.handover.address_tables import AddressTableExchange
-from proxy.supervisor.handover.fd_store import Shelf
+from proxy.supervisor.handover.fd_store import FdStoreSlot
 from proxy.supervisor.startup.sockets import StartFailed
 
 
 class Place:
     def __init__(self) -> None:
         self.workers = SpawnSequence()
-        self.ended: list[Slot] = []
+        self.ended: list[WorkerSlot] = []
         self.spawn_error: OSError | None = None
         self.spawn_gate = trio.Event()
         self.spawn_gate.set()
         self.start_by: Callable[[FakeWorker], Any] | None = None
-        self.slot: Any = Slot(Role.LOOKUP, 1, self._spawn, self._start, self.ended.append)  # type: ignore[arg-type]
+        self.slot: Any = WorkerSlot(Role.LOOKUP, 1, self._spawn, self._start, self.ended.append)  # type: ignore[arg-type]
 
     async def _spawn(self) -> FakeWorker:
         await trio.lowlevel.checkpoint()
@@ -54,7 +54,7 @@ class Place:
             worker.answers[Method.START] = lambda _request: start_by(worker)
         return worker
 
-    async def _start(self, slot: Slot, worker: FakeWorker) -> None:
+    async def _start(self, slot: WorkerSlot, worker: FakeWorker) -> None:
         """As the cluster does it."""
         await worker.command(Method.START, StartRequest(index=slot.index), timeout_s=30)
         slot.worker = worker  # type: ignore[assignment]
@@ -74,9 +74,9 @@ class ForwarderPlace(Place):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shelf = Shelf()
+        self.shelf = FdStoreSlot()
         self.adopted: dict[int, list[int]] = {}
-        self.slot = Slot(Role.FORWARDER, 0, self._spawn, self._start, self.ended.append, self._keep_shelf)  # type: ignore[arg-type]
+        self.slot = WorkerSlot(Role.FORWARDER, 0, self._spawn, self._start, self.ended.append, self._keep_shelf)  # type: ignore[arg-type]
 
     async def _keep_shelf(self, worker: FakeWorker) -> None:
         assert worker.store is not None

@@ -12,8 +12,8 @@ import trio
 from proto.rpc_pb2 import StoreMessage
 from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, close_all, store_sockets
-from proxy.supervisor.handover.address_tables import PUBLISHED_MAX, AddressTableExchange, AddressTableLine
-from proxy.supervisor.handover.fd_store import Shelf
+from proxy.supervisor.handover.address_tables import PUBLISHED_MAX, AddressTableChannel, AddressTableExchange
+from proxy.supervisor.handover.fd_store import FdStoreSlot
 
 
 def new_table() -> int:
@@ -37,7 +37,7 @@ class Forwarder:
     def __init__(self, exchange: AddressTableExchange, place: int) -> None:
         ours, theirs = store_sockets()
         self.ours, self.theirs = StoreChannel(ours), StoreChannel(theirs)
-        self.line = AddressTableLine(exchange, place)
+        self.line = AddressTableChannel(exchange, place)
         self.line.begin(self.ours)
 
     def hear(self) -> list[int]:
@@ -116,7 +116,7 @@ async def test_by_the_line_to_the_fd_store(
 ) -> None:
     other = Forwarder(exchange, 1)
     ours, theirs = (StoreChannel(sock) for sock in store_sockets())
-    shelf = Shelf()
+    shelf = FdStoreSlot()
     ended = trio.Event()
 
     async def keep() -> None:

@@ -27,14 +27,14 @@ from proxy.runtime.shared.fd_store_channel import store_sockets
 from proxy.supervisor.handover import exec_handover as module
 from proxy.supervisor.handover.exec_handover import (
     SIGNALS,
-    Legacy,
+    HandoverState,
     State,
     become_next_program,
     check_command,
     place_name,
     shelf_state,
 )
-from proxy.supervisor.handover.fd_store import Kept, Shelf
+from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
 from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
 
 KEY = bytes(range(100, 100 + SEAL_KEY_BYTES))
@@ -66,11 +66,11 @@ class Estate:
         self.connections = new_shared_counters(1)
         self.client, self.broker = socket.socketpair()
         self.pipe = os.pipe()
-        self.shelf = Shelf()
+        self.shelf = FdStoreSlot()
         relay = StoredRelay(id=3, target="b:6650", principal="me").SerializeToString()
         ends = [os.dup(end) for end in (self.client.fileno(), self.broker.fileno(), *self.pipe)]
-        self.shelf.relays[3] = Kept(relay, *ends[:2])
-        self.shelf.pipes[9] = Kept(StoredPipe(id=9).SerializeToString(), *ends[2:])
+        self.shelf.relays[3] = StoredFds(relay, *ends[:2])
+        self.shelf.pipes[9] = StoredFds(StoredPipe(id=9).SerializeToString(), *ends[2:])
         self.channel, self.channel_theirs = socket.socketpair()
         self.store, self.store_theirs = store_sockets()
         self.liveness_theirs, self.liveness = os.pipe()
@@ -152,7 +152,7 @@ async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.Mon
     for number in state.descriptors():
         os.set_inheritable(number, True)
     estate.let_go()
-    legacy = Legacy.read(exec_.legacy)
+    legacy = HandoverState.read(exec_.legacy)
     assert not any(map(is_inheritable, state.descriptors())), "no worker may get them by chance"
     assert (legacy.generation, legacy.runtime_dir, legacy.seal_key) == (2, str(estate.folder), KEY)
     assert (legacy.runtime_lock, legacy.connections, legacy.drain) == (estate.lock, estate.connections, False)
@@ -211,7 +211,7 @@ async def test_the_memory_is_not_left_open(estate: Estate, monkeypatch: pytest.M
     memory = leave(estate.state(workers=[]), monkeypatch, Path("proxy.toml")).legacy
     assert KEY in os.pread(memory, 100_000, 0)
     estate.let_go()
-    legacy = Legacy.read(memory)
+    legacy = HandoverState.read(memory)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory)
     assert repr(KEY) not in repr(legacy)
@@ -263,7 +263,7 @@ async def test_much_is_left(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_WRITE_BYTES", 1000)
     about = StoredRelay(id=1, principal="p" * 3000).SerializeToString()
     ends = estate.client.fileno(), estate.broker.fileno()
-    shelf = Shelf(estate.shelf.table, {number: Kept(about, *ends) for number in range(50)})
+    shelf = FdStoreSlot(estate.shelf.table, {number: StoredFds(about, *ends) for number in range(50)})
     state = estate.state(shelves=[shelf_state(shelf)], drain=True)
     assert state.relays == 50
     memory = leave(state, monkeypatch, Path("x")).legacy
@@ -303,7 +303,7 @@ async def test_a_worker_that_has_gone_in_the_meantime(estate: Estate, monkeypatc
     estate.control.detach()
     channel = socket.socket(fileno=os.dup(estate.channel.detach()))
     with pytest.warns(ResourceWarning):
-        legacy = Legacy.read(memory)
+        legacy = HandoverState.read(memory)
     assert legacy.workers == {}
     assert legacy.control is not None
     legacy.control.close()
@@ -333,7 +333,7 @@ def test_fields_of_another_version() -> None:
 
 def test_the_very_first_has_nothing_but_a_key() -> None:
     """Security: another one with each start."""
-    first, second = Legacy(), Legacy()
+    first, second = HandoverState(), HandoverState()
     assert first.seal_key != second.seal_key
     assert len(first.seal_key) == SEAL_KEY_BYTES
     assert (first.generation, first.control, first.runtime_lock, first.shelves) == (1, None, -1, [])
@@ -346,7 +346,7 @@ def test_places_have_names(role: Role) -> None:
 
 async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -> None:
     """What the configuration of the next cluster has no place for."""
-    legacy = Legacy(
+    legacy = HandoverState(
         admin={"a": estate.admin},
         listeners={"l": estate.listener},
         services={(Role.LOOKUP, 0): estate.service},
@@ -374,7 +374,7 @@ from pathlib import Path
 from proto.rpc_pb2 import StoredRelay
 from proxy.runtime.shared.connection_count import new_shared_counters
 from proxy.supervisor.handover import exec_handover as module
-from proxy.supervisor.handover.fd_store import Kept, Shelf
+from proxy.supervisor.handover.fd_store import Kept, FdStoreSlot
 from proxy.supervisor.handover.exec_handover import State, become_next_program, shelf_state
 from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
 
@@ -385,7 +385,7 @@ control, admin = socket.socket(), socket.socket()
 channel, theirs = socket.socketpair()
 reading, liveness = os.pipe()
 pid = os.posix_spawn("/bin/sleep", ["sleep", "300"], {})
-shelf = Shelf()
+shelf = FdStoreSlot()
 shelf.relays[1] = Kept(StoredRelay(id=1, target="b").SerializeToString(), os.dup(client.fileno()), broker.fileno())
 lock = os.open("/dev/null", os.O_RDONLY)
 for number in range(3):

@@ -30,7 +30,7 @@ from proxy.runtime.shared.fd_store_channel import (
 from proxy.runtime.shared.relay_table import RELAYS_MAX, RelayTable, row
 from proxy.supervisor.handover import fd_store as module
 from proxy.supervisor.handover.address_tables import AddressTableExchange
-from proxy.supervisor.handover.fd_store import Kept, Listeners, Shelf, _batches
+from proxy.supervisor.handover.fd_store import FdStoreSlot, Listeners, StoredFds, _batches
 
 NO_TABLES = AddressTableExchange().line(0)
 PID = 4711
@@ -44,7 +44,7 @@ class Store:
     """A shelf, forwarders' lines to it, and the two sockets that every relay has here."""
 
     def __init__(self) -> None:
-        self.shelf = Shelf()
+        self.shelf = FdStoreSlot()
         self.client, self.broker = socket.socketpair()
         self.reading, self.writing = os.pipe()
         self.before = open_files()
@@ -245,7 +245,7 @@ async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytes
     assert [entry["event"].partition(":")[0] for entry in logs] == ["relays are not crash-safe"], "said once"
     await store.told(long[1], long[1], StoreMessage(dropped_relays=[1], relays=[StoredRelay(id=3, target="t" * 4000)]))
     assert list(store.shelf.relays) == [2, 3], "what is dropped or said again makes room"
-    inherited = Shelf(store.shelf.table, store.shelf.relays)
+    inherited = FdStoreSlot(store.shelf.table, store.shelf.relays)
     ends = os.dup(store.reading), os.dup(store.reading)
     with structlog.testing.capture_logs():
         inherited.take(long[3], list(ends))
@@ -584,7 +584,7 @@ async def test_large_records_are_bounded_by_their_bytes(store: Store, nursery: t
 
 def test_batches() -> None:
     def sizes(*records: int) -> list[int]:
-        return [len(batch) for batch in _batches(Kept(b"x" * size, 0, 0) for size in records)]
+        return [len(batch) for batch in _batches(StoredFds(b"x" * size, 0, 0) for size in records)]
 
     assert sizes() == []
     assert sizes(*[10] * (DESCRIPTORS_MAX // 2)) == [DESCRIPTORS_MAX // 2]

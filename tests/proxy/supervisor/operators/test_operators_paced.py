@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from proxy.supervisor.operators.paced import Paced
+from proxy.supervisor.operators.paced import RateLimitedAnswer
 
 
 class Maker:
@@ -31,7 +31,7 @@ class Maker:
         return made
 
 
-async def answers(paced: Paced[int], count: int) -> list[int]:
+async def answers(paced: RateLimitedAnswer[int], count: int) -> list[int]:
     got: list[int] = []
 
     async def ask() -> None:
@@ -45,7 +45,7 @@ async def answers(paced: Paced[int], count: int) -> list[int]:
 
 async def test_all_who_ask_at_the_same_time_get_the_same(autojump_clock: trio.testing.MockClock) -> None:
     maker = Maker()
-    paced = Paced(maker.make, 5)
+    paced = RateLimitedAnswer(maker.make, 5)
     assert await answers(paced, 100) == [1] * 100
     assert await answers(paced, 100) == [2] * 100
     assert maker.began == pytest.approx([0, 5])
@@ -54,7 +54,7 @@ async def test_all_who_ask_at_the_same_time_get_the_same(autojump_clock: trio.te
 async def test_nothing_old_is_told(autojump_clock: trio.testing.MockClock) -> None:
     """A scrape says when it was collected."""
     maker = Maker()
-    paced = Paced(maker.make, 0.2)
+    paced = RateLimitedAnswer(maker.make, 0.2)
     for expected in (1, 2, 3):
         assert await paced.current() == expected
     assert maker.began == pytest.approx([0, 1, 2]), "no pause where it takes longer"
@@ -64,7 +64,7 @@ async def test_one_that_goes_away_does_not_disturb_the_others(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     maker = Maker()
-    paced = Paced(maker.make, 5)
+    paced = RateLimitedAnswer(maker.make, 5)
     scope = trio.CancelScope()
 
     async def ask_and_go_away() -> None:
@@ -88,7 +88,7 @@ async def cancel_after(scope: trio.CancelScope, seconds: float) -> None:
 async def test_all_who_wait_get_its_error(autojump_clock: trio.testing.MockClock) -> None:
     maker = Maker()
     maker.error = ValueError("too large")
-    paced = Paced(maker.make, 0.2)
+    paced = RateLimitedAnswer(maker.make, 0.2)
     refused = 0
 
     async def ask() -> None:

@@ -27,7 +27,7 @@ from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 from proxy.status_text import status_text
-from proxy.supervisor.cluster.slot import Life, Slot, SlotState
+from proxy.supervisor.cluster.slot import SlotState, WorkerRun, WorkerSlot
 from proxy.supervisor.operators import report as supervisor_report
 from proxy.supervisor.operators.report import (
     CREDENTIALS_REFUSED,
@@ -61,7 +61,7 @@ class Setup:
 
     def _add(self, role: Role) -> None:
         index = len(self.cluster.of(role))
-        slot = Slot(role, index, None, None, lambda _slot: None)  # type: ignore[arg-type]
+        slot = WorkerSlot(role, index, None, None, lambda _slot: None)  # type: ignore[arg-type]
         slot.state = SlotState.RUNNING
         worker = FakeWorker(role, index)
         status: dict[str, Any] = {"ready": True, "brokers": []} if role is Role.LOOKUP else {}
@@ -266,7 +266,7 @@ def leave(setup: Setup, role: Role, index: int = 0) -> FakeWorker:
     old = FakeWorker(role, index)
     old.answers[Method.GET_STATUS] = lambda _request: '{"connections": 5, "ready": false}'
     old.answers[Method.COLLECT_METRICS] = lambda _request: "# HELP g G.\n# TYPE g gauge\ng 77\n"
-    life = Life(old)  # type: ignore[arg-type]
+    life = WorkerRun(old)  # type: ignore[arg-type]
     life.retired = True
     slot.lives.append(life)
     return old
@@ -296,7 +296,7 @@ async def test_replaced_workers_are_shown_until_they_end() -> None:
 async def test_one_that_hands_over_has_its_place_until_another_runs() -> None:
     setup = Setup()
     slot = setup.cluster.of(Role.FORWARDER)[0]
-    life = Life(slot.worker)
+    life = WorkerRun(slot.worker)
     life.retired = True
     slot.lives.append(life)
     assert (await setup.report.status())["leaving_workers"] == []

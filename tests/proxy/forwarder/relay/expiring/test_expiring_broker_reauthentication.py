@@ -34,9 +34,9 @@ from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
     BROKER_CHALLENGE_BYTES_MAX,
     PUT_IN_BYTES_MAX,
-    Closing,
+    CloseReason,
 )
-from proxy.forwarder.relay.manager import RelayNotBegun
+from proxy.forwarder.relay.manager import RelayStartFailed
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay.relay import Direction
 from proxy.runtime.shared.relay_table import EXCHANGE, TO_BROKER, framed_row
@@ -257,7 +257,7 @@ async def test_a_challenge_right_behind_connected_begins_no_relay(
 ) -> None:
     forwarder = await place.forwarder()
     known = session(now, judges, lifetime_ms=0, broker_host=BROKER_HOST)
-    with pytest.raises(RelayNotBegun, match="before the relay began"):
+    with pytest.raises(RelayStartFailed, match="before the relay began"):
         await forwarder.begin(lane, to_client=message_frame() + BROKER_ASKS, session=known)
 
 
@@ -416,7 +416,7 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     (followed,) = forwarder.relays.followed()
     (relay,) = forwarder.relays._engine.relays
     await until(lambda: relay.to_broker.framing is not None and relay.to_broker.framing.to_put_in)
-    followed.line.close(Closing.MAX_AGE)
+    followed.line.close(CloseReason.MAX_AGE)
     await lane.client.send_all(frame[1000:])
     assert await read_all(lane.broker) == frame[1000:]
     assert succeeded(forwarder) == 0

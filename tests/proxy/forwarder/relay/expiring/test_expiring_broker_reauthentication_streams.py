@@ -30,9 +30,9 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
 from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX, Closing
-from proxy.forwarder.relay.fd_store_client import Inheritance
-from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX, CloseReason
+from proxy.forwarder.relay.fd_store_client import RelayHandover
+from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.user_space import LINGER_S
 
 SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")
@@ -44,9 +44,9 @@ class Stage:
     def __init__(self, nursery: trio.Nursery, streams: tuple[Any, Any] | None = None) -> None:
         self.now, self.judges, self.credentials = Now(), Judges(), FakeCredentials()
         self.brokers = BrokerReauthentication(nursery, begin=self.credentials.begin)
-        self.relays = Relays(
+        self.relays = RelayManager(
             keeps_nothing(),
-            Inheritance(),
+            RelayHandover(),
             lambda _about: None,
             nursery,
             forwarders=1,
@@ -338,7 +338,7 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     await trio.testing.wait_all_tasks_blocked()
     assert stage.credentials.begun == 1
     (followed,) = stage.relays.followed()
-    followed.line.close(Closing.MAX_AGE)
+    followed.line.close(CloseReason.MAX_AGE)
     await stage.client.send_all(frame[1000:])
     assert await stage.rest(stage.broker) == frame[1000:]
     assert stage.succeeded() == 0

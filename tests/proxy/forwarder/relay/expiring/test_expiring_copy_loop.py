@@ -33,8 +33,8 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.fd_store_client import Inheritance
-from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.fd_store_client import RelayHandover
+from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import Challenge
 
 PING = commands.ping()
@@ -44,7 +44,7 @@ PING = commands.ping()
 class Stage:
     """A relay through user space, and its far ends."""
 
-    relays: Relays
+    relays: RelayManager
     now: Now
     judges: Judges
     client: trio.testing.MemoryReceiveStream | Any
@@ -79,8 +79,8 @@ class Stage:
 async def begin(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
     now, judges = Now(), Judges()
-    relays = Relays(
-        keeps_nothing(), Inheritance(), lambda _about: None, nursery, forwarders=1, may_linger=lambda: True, now=now
+    relays = RelayManager(
+        keeps_nothing(), RelayHandover(), lambda _about: None, nursery, forwarders=1, may_linger=lambda: True, now=now
     )
     relays.judge.fraction = lambda: 0.0
 

@@ -44,9 +44,9 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.enforcement import UNKNOWN_LISTENER, Enforcement
 from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, ReauthenticationMetrics
-from proxy.forwarder.relay.expiring.session import Closing
-from proxy.forwarder.relay.fd_store_client import Inheritance
-from proxy.forwarder.relay.manager import Relays
+from proxy.forwarder.relay.expiring.session import CloseReason
+from proxy.forwarder.relay.fd_store_client import RelayHandover
+from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
 from proxy.runtime.rpc.client import RpcConnectionLost
@@ -69,7 +69,7 @@ ENFORCING = make_config(listener=[{"bind": BIND}])
 class Stage:
     """A relay whose session ends after 100 s, and its far ends."""
 
-    relays: Relays
+    relays: RelayManager
     metrics: ReauthenticationMetrics
     now: Now
     judges: Judges
@@ -155,9 +155,9 @@ async def begin(
             client, our_client = trio.testing.memory_stream_pair()
             our_broker, broker = trio.testing.memory_stream_pair()
             metrics = ReauthenticationMetrics(None, now)
-            relays = Relays(
+            relays = RelayManager(
                 keeps_nothing(),
-                Inheritance(),
+                RelayHandover(),
                 lambda _about: None,
                 nursery,
                 forwarders=1,
@@ -434,7 +434,7 @@ async def test_an_observed_one_can_leave(begin: Any, was_used: bool) -> None:
     await stage.client.send_all(SEND[:20])  # what ends is in the middle of a frame
     await stage.settle()
     stage.now.s += 101
-    followed.line.close(Closing.MAX_AGE)
+    followed.line.close(CloseReason.MAX_AGE)
     with trio.move_on_after(5):
         await stage.client.send_all(SEND[20:] + SEND * 100)
     await stage.must_end(MAX_AGE_REACHED)

@@ -37,9 +37,9 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.expiring.relay_session import may_be_asked
-from proxy.forwarder.relay.expiring.session import LOOK_BYTES, Followed
+from proxy.forwarder.relay.expiring.session import LOOK_BYTES, ExpiringSession
 from proxy.forwarder.relay.expiring.splice_pump import HEADER_LOOK_BYTES
-from proxy.forwarder.relay.manager import RelayNotBegun
+from proxy.forwarder.relay.manager import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
@@ -314,9 +314,9 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
     judge.fraction = lambda: 0.0
     asked: list[bytes] = []
 
-    def watched(*, is_over: bool) -> Followed:
+    def watched(*, is_over: bool) -> ExpiringSession:
         known = session(now, judges)
-        followed = Followed(about_relay(session=known.stored()), known.clock, judges)
+        followed = ExpiringSession(about_relay(session=known.stored()), known.clock, judges)
         followed.line = SimpleNamespace(is_over=is_over, has_producer=False, ask=asked.append, go_on=lambda: None)  # type: ignore[assignment]
         judge.watch(followed)
         return followed
@@ -456,7 +456,7 @@ async def test_what_came_before_a_relay_whose_session_has_ended_by_then(
     forwarder = await place.forwarder()
     ended = session(now, judges, spares_producers=True)
     now.s += 200
-    with pytest.raises(RelayNotBegun, match="past the session's end"):
+    with pytest.raises(RelayStartFailed, match="past the session's end"):
         await forwarder.begin(lane, to_broker=first, session=ended)
 
 
@@ -754,7 +754,7 @@ async def test_a_session_that_never_ends_is_blind(place: Place, lane: Lane, now:
 async def test_no_relay_begins_with_what_is_no_frame(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
     forwarder = await place.forwarder()
     for first in (bytes(20), answer()):
-        with pytest.raises(RelayNotBegun):
+        with pytest.raises(RelayStartFailed):
             await forwarder.begin(lane, to_broker=first, session=session(now, judges))
     await forwarder.begin(lane)
     await lane.client.send_all(b"blind")
