@@ -207,7 +207,7 @@ def _knows_a_mechanism(module: str) -> bool:
 @pytest.mark.conforms("pip-30.40")
 def test_what_talks_to_clients_knows_no_mechanism() -> None:
     """No module of the forwarder, nor of what it is built on, imports a provider or a mechanism's library."""
-    files = [file for room in ("proxy/forwarder", "proxy/runtime", "proto") for file in (ROOT / room).glob("*.py")]
+    files = [file for room in ("proxy/forwarder", "proxy/runtime", "proto") for file in (ROOT / room).rglob("*.py")]
     assert len(files) > 60
     knowing = {file.name: found for file in files if (found := set(filter(_knows_a_mechanism, _imports(file))))}
     assert knowing == {}

@@ -11,7 +11,7 @@ def network(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Network:
     """The only network that the code under test can reach."""
     fake = Network(nursery)
     monkeypatch.setattr("proxy.runtime.network.dialing._connect", fake.dial)
-    monkeypatch.setattr("proxy.runtime.dns.resolver.Watched", Still)
+    monkeypatch.setattr("proxy.runtime.dns.resolver.ReloadingFile", Still)
     monkeypatch.setattr("proxy.runtime.dns.resolver._read_hosts", dict)
     monkeypatch.setattr("proxy.runtime.dns.resolver._read_resolv_conf", lambda: None)  # so the system's resolver is all
     monkeypatch.setattr("proxy.runtime.dns.resolver.getaddrinfo", fake.getaddrinfo)

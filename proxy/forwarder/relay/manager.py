@@ -1,8 +1,11 @@
 """All relays of a forwarder, from the moment when both sides are connected until both are closed.
 
-Where both sides are plain sockets and the kernel splices, the engine moves the bytes (proxy.forwarder.relay.engine), no task
-belongs to a relay, and the fd store keeps it for this forwarder's successor (proxy.forwarder.relay.fd_store_client). Anything else
-goes the way through user space (proxy.forwarder.relay.user_space), behind the same call; such a relay ends with the process.
+Where both sides are plain sockets and the kernel splices, the engine moves the bytes (proxy.forwarder.relay.engine),
+no task
+belongs to a relay, and the fd store keeps it for this forwarder's successor (proxy.forwarder.relay.fd_store_client).
+Anything else
+goes the way through user space (proxy.forwarder.relay.user_space), behind the same call; such a relay ends with the
+process.
 
 A relay is blind, unless it is given a session that can expire or whose messages are counted
 (proxy.forwarder.relay.expiring.relay_session): then its frames are followed, either way.

@@ -1,7 +1,9 @@
 """The engine's hands: the bytes of one direction at a time, socket → pipe → socket, and how a direction ends.
 
-``SplicePump.pump`` is a blind direction's turn, which is all that most relays ever need; one whose frames are followed has
-another turn (proxy.forwarder.relay.expiring.splice_pump), made of the same parts. A direction knows which one is its own.
+``SplicePump.pump`` is a blind direction's turn, which is all that most relays ever need; one whose frames are
+followed has
+another turn (proxy.forwarder.relay.expiring.splice_pump), made of the same parts. A direction knows which one is its
+own.
 """
 
 import errno

@@ -1,6 +1,7 @@
 """One client's connection, from accept to close: performs what proto.client_machine decides.
 
-Frames come by callback (proxy.forwarder.session.transport), and whatever can be done at once is done there: a client that connects,
+Frames come by callback (proxy.forwarder.session.transport), and whatever can be done at once is done there: a client
+that connects,
 asks and leaves costs no task at all. What takes time (a round of authentication, opening the broker's side, a last word
 before the close) is a task, beside which a PING is answered and a client that leaves is noticed at any moment. Those
 tasks report back with events.

@@ -1,6 +1,7 @@
 """A client's session from its first authentication on: what a relay is told of it, and how it goes on in lookup mode.
 
-Sessions can expire (KIP-368). Relays follow the frames of those (proxy.forwarder.relay.expiring.relay_session). In lookup mode all
+Sessions can expire (KIP-368). Relays follow the frames of those (proxy.forwarder.relay.expiring.relay_session). In
+lookup mode all
 frames are read anyway: there the connection itself is the line on which a client is asked for fresh credentials.
 """
 

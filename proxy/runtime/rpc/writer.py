@@ -14,7 +14,8 @@ class WriterFull(Exception):
 class BatchedWriter:
     """The sending half of an RPC connection. Nothing but ``write_when_there_is_room`` ever waits.
 
-    What is written leaves at the end of the turn (proxy.runtime.loop.tick), since to wake another task costs several times
+    What is written leaves at the end of the turn (proxy.runtime.loop.tick), since to wake another task costs several
+    times
     the system call; what the kernel does not take then is left to ``run``, the one task that waits for it.
     """
 

@@ -2,7 +2,8 @@
 
 The table is memory that outlives the process: the supervisor made it and holds its descriptor. A forwarder that is
 killed in the middle of anything leaves it as it was between two stores of eight bytes. Sockets and pipes themselves are
-in the supervisor's fd store (proxy.supervisor.handover.fd_store); all else of a relay (ends, errors) the kernel says again.
+in the supervisor's fd store (proxy.supervisor.handover.fd_store); all else of a relay (ends, errors) the kernel says
+again.
 
 Four parts, one after the other, all of cells of eight bytes:
 
@@ -10,7 +11,8 @@ Four parts, one after the other, all of cells of eight bytes:
   moved, and one more. The first two rows are no relay's: they sum up the relays that have ended.
   A relay that stays in a forwarder which was replaced keeps its rows, and that process alone writes them until it sets
   ENDED_BEHIND or ends itself. Everything else (sums, journal, names, free rows) is the place's current forwarder's.
-* One row for each direction of a relay whose frames are followed (proxy.forwarder.relay.expiring.splice_pump); the first two sum up again.
+* One row for each direction of a relay whose frames are followed (proxy.forwarder.relay.expiring.splice_pump); the
+first two sum up again.
 * One row for each principal whose use is counted by name (proxy.forwarder.relay.usage): sums of relays that have ended.
 * The journal of a sum: see ``RelayTable.give``.
 

@@ -1,4 +1,6 @@
-"""The forwarders' tables of client addresses (proxy.runtime.shared.address_tables), passed on from each to all others."""
+"""The forwarders' tables of client addresses (proxy.runtime.shared.address_tables), passed on from each to all
+others.
+"""
 
 import errno
 import os

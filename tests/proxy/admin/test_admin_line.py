@@ -1,4 +1,5 @@
-"""proxy.admin.questions and proxy.supervisor.operators.admin_channel: both ends of the line on which the admin worker asks."""
+"""proxy.admin.questions and proxy.supervisor.operators.admin_channel: both ends of the line on which the admin worker
+asks."""
 
 from __future__ import annotations
 

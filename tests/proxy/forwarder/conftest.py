@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 import trio
+from adoption_fakes import fuse  # noqa: F401 -- a fixture
 from forwarder_fakes import Play
 from framed_fakes import FakeCredentials, Judges, Now
+from lifetime_fakes import life  # noqa: F401 -- a fixture
 from relay_fakes import Lane, Place, open_lane, open_place
 
 from proxy.config.types import Relay

@@ -122,7 +122,7 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
     async def no_profile(_self: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    monkeypatch.setattr("proxy.forwarder.workers.clients.Backends.broker_profile", no_profile)
+    monkeypatch.setattr("proxy.forwarder.workers.clients.WorkerClients.broker_profile", no_profile)
     adopted: list[socket.socket] = []
 
     def adopt(descriptor: int) -> socket.socket:
@@ -281,7 +281,7 @@ async def test_clients_that_the_proxy_works_for_do_not_give_way(
     async def slow(_self: object) -> None:
         await gate.wait()
 
-    monkeypatch.setattr("proxy.forwarder.workers.clients.Backends.broker_profile", slow)
+    monkeypatch.setattr("proxy.forwarder.workers.clients.WorkerClients.broker_profile", slow)
     served = await serve(limits={"max_unauthenticated_connections": 8})
     peers = [served.listener.come() for _ in range(2)]
     for peer in peers:
@@ -562,7 +562,7 @@ async def connected(
         frame = Frame(BaseCommand(type=BaseCommand.CONNECTED, connected=greeting).SerializeToString())
         return BrokerLink(HostPort("b0", 6650), our_broker, Connected(frame, greeting, b""))
 
-    monkeypatch.setattr("proxy.forwarder.workers.clients.Backends.open_broker", open_broker)
+    monkeypatch.setattr("proxy.forwarder.workers.clients.WorkerClients.open_broker", open_broker)
     stream = await trio.open_tcp_stream(*served.real_listener.getsockname())
     client = Peer(stream)
     try:

@@ -1,7 +1,8 @@
 """Answers to brokers that ask the proxy itself for fresh credentials, within a relay (KIP-368).
 
 A relay carries the proxy's own credentials towards the broker. Where these end, the relay's frames are followed, and
-what the broker asks is taken out of its stream (proxy.forwarder.relay.expiring.splice_pump, framed_streams) and answered here with
+what the broker asks is taken out of its stream (proxy.forwarder.relay.expiring.splice_pump, framed_streams) and
+answered here with
 credentials from an auth worker; the client never sees it. With forwarded credentials it is the client that the broker
 asks, and nothing is taken out.
 

@@ -1,4 +1,6 @@
-"""What the judge of a followed relay says to it, where the engine moves its bytes (proxy.forwarder.relay.expiring.splice_pump)."""
+"""What the judge of a followed relay says to it, where the engine moves its bytes
+(proxy.forwarder.relay.expiring.splice_pump).
+"""
 
 from proxy.forwarder.relay.expiring.journal import FramedJournal
 from proxy.forwarder.relay.expiring.session import CloseReason, Injection, ReauthenticationCoordinator
@@ -7,7 +9,8 @@ from proxy.forwarder.relay.splice_pump import SplicePump
 
 
 class SplicedSessionControl:
-    """One relay's (proxy.forwarder.relay.expiring.session.Line). All that it says is done at boundaries, in its directions' turns.
+    """One relay's (proxy.forwarder.relay.expiring.session.Line). All that it says is done at boundaries, in its
+    directions' turns.
 
     Verdicts and credentials may arrive after the relay has moved to a successor. Then it is over for this process, and
     nothing that is said has an effect: the relay's rows in the table are the successor's, or another relay's already.

@@ -1,4 +1,5 @@
-"""The framed relay in user space, where TLS is spoken on a side: the same rules as in proxy.forwarder.relay.expiring.splice_pump.
+"""The framed relay in user space, where TLS is spoken on a side: the same rules as in
+proxy.forwarder.relay.expiring.splice_pump.
 
 The bytes are in memory here, so boundaries are cut rather than looked for, and a frame that is put in or taken out
 needs no journal: such a relay ends with its process.

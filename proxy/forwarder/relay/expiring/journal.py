@@ -1,6 +1,8 @@
-"""Where a followed relay stands, as its forwarder writes it down and a successor reads it (proxy.forwarder.relay.expiring.splice_pump).
+"""Where a followed relay stands, as its forwarder writes it down and a successor reads it
+(proxy.forwarder.relay.expiring.splice_pump).
 
-**Killed at any step.** A successor asks the kernel how much of a stream was consumed (proxy.runtime.network.stream_position)
+**Killed at any step.** A successor asks the kernel how much of a stream was consumed
+(proxy.runtime.network.stream_position)
 and finds in the relay table, always written *before* the step that it speaks of, what it needs to know where that is:
 
 * ``BOUNDARY``: less than this was consumed: so much is left of frames that may pass (negative: of a frame that is being

@@ -1,6 +1,7 @@
 """When clients of relays are asked for fresh credentials, what becomes of their answers, how sessions end (KIP-368).
 
-The engine and user space find answers and ends in what they move (proxy.forwarder.relay.expiring.splice_pump, framed_streams) and tell them
+The engine and user space find answers and ends in what they move (proxy.forwarder.relay.expiring.splice_pump,
+framed_streams) and tell them
 here; the session clock decides (proto.session_clock); auth workers judge.
 
 A session that was used past its end, over which the broker still sent something past its grace, or whose client failed

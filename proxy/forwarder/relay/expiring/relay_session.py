@@ -1,6 +1,7 @@
 """What a relay has to know of the session that it belongs to, where that session can expire (KIP-368).
 
-``RelayManager.begin(..., session=...)`` takes a RelaySession, or None: then nobody looks at the relay's frames. Who makes
+``RelayManager.begin(..., session=...)`` takes a RelaySession, or None: then nobody looks at the relay's frames. Who
+makes
 one says with it how answers of the client are judged:
 
     async def reauthenticate(command: BaseCommand) -> Verdict
@@ -9,7 +10,8 @@ It is given each AUTH_RESPONSE, one at a time. The first one, and the first afte
 exception, begins the rounds of the mechanism anew (the client was asked with ``PulsarAuthRefresh``); after a Challenge
 it is the client's answer to that. It says RpcError where nobody could judge: the client is then asked once more.
 
-A relay outlives its process, a callable does not. ``RelayManager`` therefore takes a ``ReauthenticatorFactory``, which makes it again from
+A relay outlives its process, a callable does not. ``RelayManager`` therefore takes a ``ReauthenticatorFactory``,
+which makes it again from
 what the store kept: the principal, and whatever RelaySession put into ``context``.
 """
 

@@ -1,6 +1,7 @@
 """What is known of a relay whose frames are followed: its session, where frames begin, who is told of what is found.
 
-The engine follows frames in the kernel (proxy.forwarder.relay.expiring.splice_pump), user space in memory (proxy.forwarder.relay.expiring.copy_loop);
+The engine follows frames in the kernel (proxy.forwarder.relay.expiring.splice_pump), user space in memory
+(proxy.forwarder.relay.expiring.copy_loop);
 both tell the same judge (proxy.forwarder.relay.expiring.reauthentication).
 """
 

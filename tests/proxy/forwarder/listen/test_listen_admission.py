@@ -1,4 +1,5 @@
-"""proxy.forwarder.listen.admission: limits over the whole cluster, by address, and on those who have not authenticated."""
+"""proxy.forwarder.listen.admission: limits over the whole cluster, by address, and on those who have not
+authenticated."""
 
 from __future__ import annotations
 

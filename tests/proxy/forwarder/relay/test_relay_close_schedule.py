@@ -11,6 +11,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from adoption_fakes import successor
 from framed_fakes import Judges, Now, error_in, message_frame, send_frame, session
 from relay_fakes import (
     Forwarder,
@@ -24,7 +25,6 @@ from relay_fakes import (
     read_all,
     until,
 )
-from test_relay_adoption import successor
 
 from proto.command_heads import HEAD_BYTES
 from proto.pulsar_pb2 import ServerError

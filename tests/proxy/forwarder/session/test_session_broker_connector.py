@@ -1,4 +1,5 @@
-"""proxy.forwarder.session.broker_connector: opening it, what its failures mean to a client, and the relay that it becomes."""
+"""proxy.forwarder.session.broker_connector: opening it, what its failures mean to a client, and the relay that it
+becomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""proxy.forwarder.session.client_session before the relay, as dialogues: what the client says, what it must hear, who is asked."""
+"""proxy.forwarder.session.client_session before the relay, as dialogues: what the client says, what it must hear, who
+is asked."""
 
 from __future__ import annotations
 

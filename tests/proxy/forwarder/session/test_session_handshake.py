@@ -1,4 +1,5 @@
-"""proxy.forwarder.session.handshake and farewell: what comes too late does nothing, and what nobody reads is not waited for.
+"""proxy.forwarder.session.handshake and farewell: what comes too late does nothing, and what nobody reads is not
+waited for.
 
 The ways through a handshake are told as dialogues in test_session_client_session.
 """

@@ -1,4 +1,5 @@
-"""proxy.forwarder.session.lifetime: sessions that expire (KIP-368), in lookup mode as dialogues, and as a relay is told of them.
+"""proxy.forwarder.session.lifetime: sessions that expire (KIP-368), in lookup mode as dialogues, and as a relay is
+told of them.
 
 The clock is the test's: trio's, for what goes forward, and the wall clock behind it.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from forwarder_fakes import (
     CLIENT,
     SECRET,
     Play,
-    auth_response,
     authenticated,
     challenge,
     connect,
@@ -29,6 +29,7 @@ from forwarder_fakes import (
     make_config,
 )
 from framed_fakes import NEARLY_PINGS
+from lifetime_fakes import EXPIRED, FAILED, NEW_SECRET, Begin, Life, answer_again, gated, token, unix_ms
 
 from proto import commands
 from proto.client_machine import State
@@ -37,131 +38,11 @@ from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSession
 from proto.session_clock import Phase
-from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED
 from proxy.forwarder.relay.expiring.relay_session import RelaySession, grace_ms_of
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, recall
 from proxy.forwarder.workers.authentication import Challenge, ClientEnd, ClientIdentity, Denial
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
-
-WALL_CLOCK_S = 1_800_000_000
-
-EXPIRED = (ServerError.AuthenticationError, SESSION_EXPIRED)
-FAILED = (ServerError.AuthenticationError, "Failed to authenticate")
-
-NEW_SECRET = b"fr3sh-t0ken"
-
-Answer = Callable[[], Awaitable[AuthenticateResponse]]
-
-
-def unix_ms() -> float:
-    return (WALL_CLOCK_S + trio.current_time()) * 1000
-
-
-def token(lives_s: float, principal: Principal = ALICE, sealed: bytes = b"sealed") -> Answer:
-    """An auth worker's yes to a token that lives so long from then on; 0: for ever."""
-
-    async def answer() -> AuthenticateResponse:
-        mine = Principal()
-        mine.CopyFrom(principal)
-        if lives_s:
-            mine.expires_at_unix_ms = round(unix_ms() + lives_s * 1000)
-        await trio.lowlevel.checkpoint()
-        return AuthenticateResponse(authenticated={"principal": mine, "sealed_principal": sealed})
-
-    return answer
-
-
-def gated(gate: trio.Event, answer: Any) -> Callable[[], Awaitable[Any]]:
-    """The same, once the gate is open."""
-
-    async def wait() -> Any:
-        await gate.wait()
-        return await answer() if callable(answer) else answer
-
-    return wait
-
-
-def answer_again(data: bytes = NEW_SECRET, method: str = "token") -> BaseCommand:
-    return auth_response(data, method)
-
-
-class Life(Play):
-    """A session whose first token lives so long; ``verdicts``: on the client's answers."""
-
-    def __init__(
-        self,
-        nursery: trio.Nursery,
-        lives_s: float,
-        *verdicts: Any,
-        fraction: float = 0.0,
-        principal: Principal = ALICE,
-        **tables: Any,
-    ) -> None:
-        tables = {"limits": {"keep_alive_interval_ms": 10**9}, **tables}
-        tables["authentication"] = {"enabled": True, "failure_delay_ms": 200, **tables.get("authentication", {})}
-        super().__init__(nursery, **tables)
-        self.began = trio.current_time()
-        judge = self.relays.judge
-        self.relays.now = judge.now = trio.current_time
-        judge.unix_ms, judge.fraction = unix_ms, lambda: fraction
-        judge._metrics = self.metrics.reauthentication
-        self.backends.authentication.answers = [token(lives_s, principal), *verdicts]
-        nursery.start_soon(judge.run)
-
-    async def enter(self, *, refresh: bool = True, **fields: Any) -> Life:
-        """Go through CONNECT."""
-        await self.client.say(connect(feature_flags={"supports_auth_refresh": refresh}, **fields))
-        await self.client.must_hear(BaseCommand.CONNECTED)
-        return self
-
-    async def at(self, second: float) -> None:
-        """Wait for a second of this session's life."""
-        await trio.sleep_until(self.began + second)
-
-    @property
-    def second(self) -> float:
-        return trio.current_time() - self.began
-
-    async def must_be_asked(self, data: bytes = AUTH_REFRESH, method: str = "token") -> float:
-        """Hear a challenge; when."""
-        asked = (await self.client.must_hear(BaseCommand.AUTH_CHALLENGE)).auth_challenge
-        assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == (method, data)
-        return self.second
-
-    async def must_serve(self, request_id: int = 7) -> None:
-        """A lookup is answered."""
-        await self.client.say(lookup(request_id=request_id))
-        answer = await self.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-        assert answer.lookup_topic_response.request_id == request_id
-
-    async def settle(self) -> None:
-        """Let everything happen that needs no time to pass."""
-        await trio.testing.wait_all_tasks_blocked()
-
-    def counted(self) -> tuple[float, float, float]:
-        """Successes, failures, and connections killed."""
-        return (
-            self.value("pulsar_proxy_reauthentication_success_total", method="token") or 0,
-            self.value("pulsar_proxy_reauthentication_failure_total", method="token") or 0,
-            self.value("pulsar_proxy_expired_connections_killed_total") or 0,
-        )
-
-    async def must_be_over(self, cause: str, error: tuple[int, str]) -> float:
-        """It ends, with that error; when it began to."""
-        assert await self.client.must_hear_error() == error
-        second = self.second
-        assert await self.end() == cause
-        return second
-
-
-Begin = Callable[..., Life]
-
-
-@pytest.fixture
-def life(nursery: trio.Nursery) -> Begin:
-    return lambda *args, **kwargs: Life(nursery, *args, **kwargs)
-
 
 # ---- when a session ends, and when its client is asked
 

@@ -1,4 +1,5 @@
-"""proxy.forwarder.session.transport: frames in by callback, frames out at the end of a turn, and what slow clients make of both."""
+"""proxy.forwarder.session.transport: frames in by callback, frames out at the end of a turn, and what slow clients
+make of both."""
 
 from __future__ import annotations
 

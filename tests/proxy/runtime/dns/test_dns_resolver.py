@@ -1,4 +1,5 @@
-"""proxy.runtime.dns.resolver: names to addresses, by files, DNS and the system; bounded, shared, and kept until the TTL is over.
+"""proxy.runtime.dns.resolver: names to addresses, by files, DNS and the system; bounded, shared, and kept until the
+TTL is over.
 
 DNS is dnspython's own resolver over a name server in memory.
 """

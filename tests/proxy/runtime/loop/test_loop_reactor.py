@@ -1,4 +1,5 @@
-"""proxy.runtime.loop.reactor: real sockets, read by callback. Bytes of a socketpair are there at once: nobody sleeps."""
+"""proxy.runtime.loop.reactor: real sockets, read by callback. Bytes of a socketpair are there at once: nobody
+sleeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""proxy.supervisor.cluster.slot and cluster: a forwarder that dies in a drain has a successor, which goes on with the drain."""
+"""proxy.supervisor.cluster.slot and cluster: a forwarder that dies in a drain has a successor, which goes on with the
+drain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""proxy.supervisor.handover.exec_handover: what one supervisor leaves to the next, with real descriptors, children and an exec."""
+"""proxy.supervisor.handover.exec_handover: what one supervisor leaves to the next, with real descriptors, children
+and an exec."""
 
 from __future__ import annotations
 
@@ -374,7 +375,7 @@ from pathlib import Path
 from proto.rpc_pb2 import StoredRelay
 from proxy.runtime.shared.connection_count import new_shared_counters
 from proxy.supervisor.handover import exec_handover as module
-from proxy.supervisor.handover.fd_store import Kept, FdStoreSlot
+from proxy.supervisor.handover.fd_store import StoredFds, FdStoreSlot
 from proxy.supervisor.handover.exec_handover import State, become_next_program, shelf_state
 from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
 
@@ -386,7 +387,7 @@ channel, theirs = socket.socketpair()
 reading, liveness = os.pipe()
 pid = os.posix_spawn("/bin/sleep", ["sleep", "300"], {})
 shelf = FdStoreSlot()
-shelf.relays[1] = Kept(StoredRelay(id=1, target="b").SerializeToString(), os.dup(client.fileno()), broker.fileno())
+shelf.relays[1] = StoredFds(StoredRelay(id=1, target="b").SerializeToString(), os.dup(client.fileno()), broker.fileno())
 lock = os.open("/dev/null", os.O_RDONLY)
 for number in range(3):
     os.set_inheritable(os.open(sys.argv[2], os.O_RDONLY), True)

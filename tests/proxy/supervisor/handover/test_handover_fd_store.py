@@ -1,4 +1,5 @@
-"""proxy.supervisor.handover.fd_store: what a forwarder leaves to its successor, over real lines and with real descriptors."""
+"""proxy.supervisor.handover.fd_store: what a forwarder leaves to its successor, over real lines and with real
+descriptors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""proxy.supervisor.operators.ancestry: who is an operator at control.sock. Real trees of processes: tests/e2e/test_inside.py."""
+"""proxy.supervisor.operators.ancestry: who is an operator at control.sock. Real trees of processes:
+tests/e2e/test_inside.py."""
 
 from __future__ import annotations
 

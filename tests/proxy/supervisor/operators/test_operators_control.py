@@ -1,4 +1,5 @@
-"""proxy.supervisor.operators.control and proxy.cli: what an operator may ask, and what the commands make of the answers."""
+"""proxy.supervisor.operators.control and proxy.cli: what an operator may ask, and what the commands make of the
+answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""proxy.supervisor.processes.children: adopted children are reaped, the supervisor's own are left to whoever waits for them."""
+"""proxy.supervisor.processes.children: adopted children are reaped, the supervisor's own are left to whoever waits
+for them."""
 
 from __future__ import annotations
 

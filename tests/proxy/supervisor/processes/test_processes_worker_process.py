@@ -1,4 +1,5 @@
-"""proxy.supervisor.processes.worker_process: how a worker is started, spoken to and ended, with the process left out."""
+"""proxy.supervisor.processes.worker_process: how a worker is started, spoken to and ended, with the process left
+out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""proxy.forwarder.relay.expiring.splice_pump: relays whose frames are followed, killed anywhere; not a byte lost or doubled, no boundary
+"""proxy.forwarder.relay.expiring.splice_pump: relays whose frames are followed, killed anywhere; not a byte lost or
+doubled, no boundary
 lost, and whoever had to authenticate himself again still has to.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from adoption_fakes import Fuse, successor
 from framed_fakes import (
     BROKER_ASKS,
     BROKER_HOST,
@@ -31,7 +33,6 @@ from framed_fakes import (
     session,
 )
 from relay_fakes import Lane, Place, open_lane, open_place, read, read_all, until
-from test_relay_adoption import Fuse, fuse, successor  # noqa: F401 -- a fixture
 
 from proto import commands
 from proto.command_heads import HEAD_BYTES
@@ -280,7 +281,7 @@ class FusedSocket(socket.socket):
 
 
 @pytest.fixture
-def framed_fuse(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> Fuse:  # noqa: F811
+def framed_fuse(fuse: Fuse, monkeypatch: pytest.MonkeyPatch) -> Fuse:
     write = os.write
 
     def fused_write(descriptor: int, data: bytes) -> int:
@@ -407,7 +408,7 @@ class TalkWithBothAsked(Talk):
         assert found == self.there
 
 
-async def follow(place: Place, fuse: Fuse, steps: Iterator[int]) -> None:  # noqa: F811
+async def follow(place: Place, fuse: Fuse, steps: Iterator[int]) -> None:
     """What the supervisor does: each that dies gets a successor."""
     while True:
         await place.forwarders[-1].gone.wait()
@@ -431,7 +432,7 @@ async def age(place: Place, now: Now) -> None:
 
 
 async def talk_and_die(
-    fuse: Fuse,  # noqa: F811
+    fuse: Fuse,
     steps: list[int],
     seed: int = 1,
     *,

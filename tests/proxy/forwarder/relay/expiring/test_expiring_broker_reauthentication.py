@@ -1,4 +1,5 @@
-"""proxy.forwarder.relay.expiring.broker_reauthentication in spliced relays: the broker asks the proxy, and the client sees nothing."""
+"""proxy.forwarder.relay.expiring.broker_reauthentication in spliced relays: the broker asks the proxy, and the client
+sees nothing."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from adoption_fakes import successor
 from framed_fakes import (
     BROKER_ASKS,
     BROKER_HOST,
@@ -22,7 +24,6 @@ from framed_fakes import (
     session,
 )
 from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, read, read_all, until
-from test_relay_adoption import successor
 
 from proto import commands
 from proto.broker_handshake import ROUNDS_MAX

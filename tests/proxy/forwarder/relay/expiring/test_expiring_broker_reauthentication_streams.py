@@ -1,4 +1,5 @@
-"""proxy.forwarder.relay.expiring.broker_reauthentication in relays through user space, over streams in memory: as behind TLS."""
+"""proxy.forwarder.relay.expiring.broker_reauthentication in relays through user space, over streams in memory: as
+behind TLS."""
 
 from __future__ import annotations
 

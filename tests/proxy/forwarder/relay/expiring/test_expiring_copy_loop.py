@@ -1,4 +1,5 @@
-"""proxy.forwarder.relay.expiring.copy_loop: sessions that expire within a relay through user space, over streams in memory."""
+"""proxy.forwarder.relay.expiring.copy_loop: sessions that expire within a relay through user space, over streams in
+memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""proxy.forwarder.relay.expiring.enforcement: sessions whose ends are only observed, in both kinds of relay and in lookup mode."""
+"""proxy.forwarder.relay.expiring.enforcement: sessions whose ends are only observed, in both kinds of relay and in
+lookup mode."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
+from adoption_fakes import WAYS, successor
 from forwarder_fakes import ALICE, lookup, make_config
 from forwarder_fakes import denied as auth_worker_denies
 from framed_fakes import (
@@ -26,16 +28,9 @@ from framed_fakes import (
     send_frame,
     session,
 )
+from lifetime_fakes import EXPIRED, Begin, answer_again, token
 from prometheus_client import CollectorRegistry
 from relay_fakes import Lane, Place, about_relay, keeps_nothing, read_all
-from test_relay_adoption import WAYS, successor
-from test_session_lifetime import (  # noqa: F401 -- a fixture
-    EXPIRED,
-    Begin,
-    answer_again,
-    life,
-    token,
-)
 
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.rpc_pb2 import Principal
@@ -604,7 +599,7 @@ def observe(it: Any) -> Any:
 
 
 async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
-    life: Begin,  # noqa: F811
+    life: Begin,
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     it = await observe(life(100, **TABLES)).enter(refresh=False)
@@ -624,7 +619,7 @@ async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
 
 
 async def test_in_lookup_mode_nobody_becomes_somebody_else(
-    life: Begin,  # noqa: F811
+    life: Begin,
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """An answer that is another's fails, and its lookups stay the first one's; also where a later one is not judged."""
@@ -657,7 +652,7 @@ async def not_judged() -> Any:
 
 
 async def test_in_lookup_mode_a_failure_is_counted_once(
-    life: Begin,  # noqa: F811
+    life: Begin,
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     it = await observe(life(100, *[auth_worker_denies("bad_token")] * 3, **TABLES)).enter()
