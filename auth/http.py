@@ -16,9 +16,9 @@ import httpx
 import msgspec
 import trio
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.reloading_file import ReloadingFile
 
 ANSWER_BYTES_MAX = 1024 * 1024
 DETAIL_CHARACTERS_MAX = 200

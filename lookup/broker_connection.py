@@ -14,10 +14,10 @@ from proto.lookup_answers import AnswerShapes, BrokerAnswer
 from proto.lookup_requests import Request, number_of, request_numbers
 from proto.lookups import LookupKind, in_short, response_request_id
 from proto.pulsar_pb2 import BaseCommand
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLink
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 

@@ -24,11 +24,11 @@ from lookup.own_brokers import OwnBrokers
 from lookup.own_logins import LogIn, OwnLogins
 from lookup.target_names import BrokerNames
 from proto.addresses import HostPort, parse_broker_url
+from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import repeat, seconds
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.observability.logs import get_logger
 
 PROBES_MAX = 64
 """Looks at a time."""

@@ -16,12 +16,12 @@ from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_requests import Request
 from proto.lookups import LookupKind, failure
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget, owner_by_address
 from proxy.runtime.fairness.fair_room import FairRoom, Loan
 from proxy.runtime.loop.tasks import InFlight, repeat, seconds
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.observability.logs import get_logger
 
 OVERDUE_LOOK_S = 0.25
 

@@ -15,8 +15,8 @@ import trio
 
 from lookup.own_brokers import OwnBrokers, known
 from proto.addresses import BrokerUrl, HostPort
+from proxy.common.logs import get_logger
 from proxy.runtime.dns.resolver import Addresses, ResolutionFailed, Resolver, Service, Services, is_address
-from proxy.runtime.observability.logs import get_logger
 
 ENDPOINTS_MAX = 1024
 """Of more than these, the last ones found do not count."""

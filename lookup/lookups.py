@@ -21,9 +21,9 @@ from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_requests import Request, request_of
 from proto.lookups import LookupKind, error_of, failure, subject_of
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
+from proxy.common.logs import Logger, get_logger
 from proxy.config.types import Config
 from proxy.runtime.network.broker_link import NOT_CONNECTED, OTHER_BROKER_MAY_HELP, BrokerLinkFailed
-from proxy.runtime.observability.logs import Logger, get_logger
 
 REDIRECTS_MAX = 10
 

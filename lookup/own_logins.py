@@ -16,8 +16,8 @@ import trio
 from lookup.discovery import ENDPOINTS_MAX, Endpoint, Verdict, Where
 from lookup.login import Login
 from proto.addresses import HostPort
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.tasks import repeat
-from proxy.runtime.observability.logs import get_logger
 
 LOGINS_MAX = 32
 """Logins at a time."""

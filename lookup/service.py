@@ -33,6 +33,7 @@ from proto.rpc_pb2 import (
 )
 from proto.varints import varint
 from proxy import __version__
+from proxy.common.logs import get_logger
 from proxy.config.session import observed_listeners
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
@@ -41,7 +42,6 @@ from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerGreeter
 from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Answer, Handler, InParts, RpcRefused

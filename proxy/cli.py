@@ -13,10 +13,10 @@ import trio
 
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import did_you_mean
 from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
-from proxy.config.suggestions import did_you_mean
 from proxy.config.types import Config
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcDeadlineExceeded, RpcError, connect_unix

@@ -23,9 +23,9 @@ from passlib.hash import (  # type: ignore[import-untyped]
 
 from auth.checks import Checks
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import BasicAuthentication
-from proxy.runtime.reloading_file import ReloadingFile
 
 KEY = "authentication.basic.file"
 DATA_BYTES_MAX = 1024

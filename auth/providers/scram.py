@@ -21,9 +21,9 @@ from scramp import ScramException, ScramMechanism  # type: ignore[import-untyped
 from scramp.utils import ServerError, saslprep  # type: ignore[import-untyped]
 
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity, is_fit_for_a_role
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import ScramAuthentication
-from proxy.runtime.reloading_file import ReloadingFile
 
 KEY = "authentication.scram.file"
 DIGEST_BYTES = {"SCRAM-SHA-256": hashlib.sha256().digest_size, "SCRAM-SHA-512": hashlib.sha512().digest_size}

@@ -3,9 +3,9 @@
 import hashlib
 import hmac
 
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.admin_token import read_admin_token
 from proxy.config.types import Admin
-from proxy.runtime.reloading_file import ReloadingFile
 
 _KEY = "admin.token_file"
 

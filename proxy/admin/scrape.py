@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proxy.admin.exposition import Exposition
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.observability.metrics import exposition
 from proxy.runtime.process.process_place import ProcessPlace
 from proxy.runtime.rpc.client import RpcCallRefused, RpcError

@@ -14,7 +14,7 @@ from proxy.admin.http import HttpServer
 from proxy.admin.kept import CoalescingCache
 from proxy.admin.questions import ChannelLost, SupervisorClient
 from proxy.admin.scrape import Scrape
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.server import Handler, InParts

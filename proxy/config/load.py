@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
+from proxy.common.errors import ConfigError
 from proxy.config.binds import overlapping
 from proxy.config.cgroups import ContainerLimits, container_limits
 from proxy.config.checks import checked
-from proxy.config.errors import ConfigError
 from proxy.config.memory import MemoryPlan, fit, usable_forwarders
 from proxy.config.shape import convert, fields_of, is_list, unknown_key, without_none
 from proxy.config.types import Authentication, BrokerCredentials, Config, Listener

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.config.errors import ConfigError
-from proxy.config.suggestions import closest, did_you_mean, shown
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import closest, did_you_mean, shown
 
 _WORDS = {
     "int": "an integer",

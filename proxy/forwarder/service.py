@@ -16,6 +16,7 @@ from proto.commands import NO_REQUEST_ID
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoredRelay
+from proxy.common.logs import get_logger
 from proxy.config.load import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
@@ -38,7 +39,6 @@ from proxy.runtime.loop.tasks import InFlight, close_at_once, close_politely, se
 from proxy.runtime.network.congestion import use_for_accepted
 from proxy.runtime.network.dialing import tune_socket
 from proxy.runtime.network.tls import TlsFailed
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.observability.near_expiry import SessionEnd, near_expiry
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.worker import WorkerContext

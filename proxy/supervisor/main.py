@@ -12,12 +12,13 @@ import trio
 
 from proto.roles import Role
 from proxy import __version__
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.logs import get_logger
 from proxy.config.load import changes_that_need_new_processes, load_config, load_plan, new_binds
 from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import configure_logs, get_logger
+from proxy.runtime.observability.logs import configure_logs
 from proxy.runtime.process.hardening import adopt_orphans, harden_process
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.config_watch import ConfigWatch, ReloadMetrics

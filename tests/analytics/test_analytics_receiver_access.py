@@ -14,17 +14,19 @@ import trio.testing
 import trustme
 
 from analytics.receiver import tls as tls_module
-from analytics.receiver.config import Config, ConfigError, Log, Spool, Tls, address, load_config
+from analytics.receiver.config import Config, Log, Spool, Tls, address, load_config
 from analytics.receiver.http import Head
-from analytics.receiver.logs import ENTRIES_PER_SECOND_MAX, Throttle, configure_logs, get_logger
+from analytics.receiver.logs import DROPPED_FIELD, ENTRIES_PER_SECOND_MAX, configure_logs
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.probes import Probes
 from analytics.receiver.service import open_spool
 from analytics.receiver.tls import watch_tls
 from analytics.receiver.tokens import is_authorized, read_tokens, watch_tokens
-from analytics.receiver.watched import Watched
 from analytics.spool.records import SpoolError
 from analytics.spool.writer import Disk
+from proxy.common.errors import ConfigError
+from proxy.common.logs import Throttle, get_logger
+from proxy.common.reloading_file import ReloadingFile
 
 # ---- files that change
 
@@ -87,7 +89,7 @@ async def test_while_one_looks_others_get_what_was(autojump_clock: object) -> No
         built.append(1)
         return len(built)
 
-    watched = Watched("key", [], build)
+    watched = ReloadingFile("key", [], build)
     watched._stamp = (None,)
     values: list[int] = []
 
@@ -283,7 +285,7 @@ def test_logs_are_json_lines_and_a_storm_is_thinned_out(capsys: pytest.CaptureFi
 
 def test_the_entry_after_a_storm_says_how_many_were_left_out() -> None:
     now = 0.0
-    throttle = Throttle(lambda: now)
+    throttle = Throttle(ENTRIES_PER_SECOND_MAX, DROPPED_FIELD, lambda: now)
     for _ in range(ENTRIES_PER_SECOND_MAX):
         throttle(None, "info", {"event": "e"})
     for _ in range(3):

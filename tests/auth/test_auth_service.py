@@ -39,7 +39,8 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.sealed_principal import end_of, unseal
-from proxy.config.errors import ConfigError
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import (
     Authentication,
     BrokerCredentials,
@@ -49,7 +50,6 @@ from proxy.config.types import (
     TlsAuthentication,
     TokenAuthentication,
 )
-from proxy.runtime import reloading_file as watched
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller

@@ -45,7 +45,7 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.sealed_principal import seal
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller

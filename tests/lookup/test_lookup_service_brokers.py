@@ -16,7 +16,7 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Principal, ResolveTargetRequest, ResolveTargetResponse
 from proto.sealed_principal import seal
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.runtime.dns.resolver import Addresses
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext

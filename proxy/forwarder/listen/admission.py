@@ -8,9 +8,10 @@ another takes the client (proxy.forwarder.listen.accepting), so all parts are us
 import enum
 from collections import Counter
 
+from proxy.common.networks import network_of
 from proxy.config.types import Limits
 from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
-from proxy.runtime.shared.address_tables import AddressTables, network_of
+from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters
 
 STRANGERS_MIN = 8

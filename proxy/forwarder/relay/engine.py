@@ -23,12 +23,12 @@ from collections.abc import Callable
 
 import trio
 
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
 from proxy.forwarder.relay.splice_pump import SplicePump
 from proxy.runtime.loop.timer_fd import TimerFd
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.shared.relay_table import PIPE, RelayTable
 
 EVENTS_PER_POLL = 64

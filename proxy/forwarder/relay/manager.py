@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from proto.command_heads import FrameWrong
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
+from proxy.common.logs import get_logger
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.close_schedule import CloseSchedule, until_quiet
 from proxy.forwarder.relay.engine import RelayEngine
@@ -45,7 +46,6 @@ from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, 
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.forwarder.relay.user_space import Stream, UserSpaceRelay, UserSpaceRelays
 from proxy.runtime.loop.tasks import InFlight, seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.process.descriptors import adopt_stream
 from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable

@@ -20,6 +20,7 @@ from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
 from proto.session_clock import CommandDecision
+from proxy.common.logs import get_logger
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
@@ -40,7 +41,6 @@ from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.scoped_tasks import ScopedTasks
 from proxy.runtime.loop.tasks import InFlight, seconds
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.observability.logs import get_logger
 
 UNFINISHED_BYTES_MIN = 16 * 1024
 """What is here of a frame is counted above this size; whoever connects and asks sends less."""

@@ -16,6 +16,7 @@ from proto.lookups import KINDS, LookupKind, client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
+from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.transport import ClientTransport
@@ -26,7 +27,6 @@ from proxy.runtime.fairness.fair_room import Loan, owner_of
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import InFlight
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 
 BYTES_MAX = 4 * 1024 * 1024

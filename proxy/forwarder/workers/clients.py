@@ -22,6 +22,7 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
 )
 from proxy import __version__
+from proxy.common.logs import get_logger
 from proxy.config.methods import one_round_methods
 from proxy.config.types import Config
 from proxy.forwarder.workers.authentication import SERVER_VERSION, Authentication, ClientEnd, ClientIdentity
@@ -37,7 +38,6 @@ from proxy.runtime.network.broker_link import (
 )
 from proxy.runtime.network.credentials import Credentials, credentials_for
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import PendingCall, RpcError, RpcPool
 
 _ENVELOPE = int(Method.ENVELOPE)  # as a name of its enum it would be searched for each time

@@ -24,9 +24,9 @@ import dns.resolver
 import trio
 
 from proto.addresses import AddressInvalid, parse_host_port
+from proxy.common.reloading_file import ReloadingFile
 from proxy.runtime.dns.answers import Addresses, Answer, ResolutionFailed, Service, Services
 from proxy.runtime.dns.questions import FAILED_TTL_S, Questions
-from proxy.runtime.reloading_file import ReloadingFile
 
 __all__ = [
     "Addresses",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 GRAIN_S = 0.1
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 
 class Flushable(Protocol):

@@ -8,7 +8,7 @@ import socket
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 SYSTEM = "system"
 UNPACED = "unpaced"

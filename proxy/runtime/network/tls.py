@@ -15,9 +15,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
-from proxy.runtime.reloading_file import ReloadingFile
 
 RECEIVE_BYTES = 65536
 RECORD_BYTES = 16384

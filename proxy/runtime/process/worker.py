@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, DrainRequest, Empty, Method, SetPeersRequest, StartRequest, Status, Text
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.load import decode_config
 from proxy.config.types import Config
 from proxy.runtime.loop.reactor import Reactor

@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_call, encode_cancel
 from proto.rpc_pb2 import Status
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import Backoff, repeat
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
 QUIESCE_LOOK_S = 0.005

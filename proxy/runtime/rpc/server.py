@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from proto.roles import may_call
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_reply
 from proto.rpc_pb2 import Method, Status
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import InFlight, seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 

@@ -13,6 +13,7 @@ from prometheus_client import Counter, Gauge
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
 from proxy import __version__
+from proxy.common.logs import get_logger
 from proxy.config.load import (
     changes_that_need_a_restart,
     changes_that_need_an_upgrade,
@@ -21,7 +22,6 @@ from proxy.config.load import (
 )
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.process_metrics import measure_process
 from proxy.runtime.rpc.client import RpcError

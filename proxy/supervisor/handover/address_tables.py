@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from proto.rpc_pb2 import StoreMessage
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.shared.address_tables import is_sealed_table
 from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, close_all
 

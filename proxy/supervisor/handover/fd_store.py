@@ -17,7 +17,7 @@ import trio
 from google.protobuf.message import DecodeError
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.shared.fd_store_channel import (
     CLIENT_IP_CHARACTERS_MAX,
     DESCRIPTORS_MAX,

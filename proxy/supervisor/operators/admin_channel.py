@@ -13,7 +13,7 @@ import trio
 
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Status, Text
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.process.process_place import ProcessPlace
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import trio
 
 from proto.roles import Role
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.rpc.peers import Caller, peer_credentials
 
 _SO_PEERPIDFD = 77  # since Linux 6.5

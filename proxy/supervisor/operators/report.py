@@ -16,9 +16,9 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
+from proxy.common.logs import get_logger
 from proxy.config.types import Listener
 from proxy.runtime.fairness.utf8 import utf8_bytes
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.observability.metrics import exposition
 from proxy.runtime.observability.near_expiry import NearExpiry, merged
 from proxy.runtime.process.process_place import ProcessPlace

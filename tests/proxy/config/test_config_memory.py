@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.common.errors import ConfigError
 from proxy.config.cgroups import ContainerLimits
-from proxy.config.errors import ConfigError
 from proxy.config.load import load_plan
 from proxy.config.memory import CONNECTIONS_MIN, STRANGERS_MIN, MemoryPlan, fit
 from proxy.config.types import MIB, Config

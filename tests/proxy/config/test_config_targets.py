@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.common.errors import ConfigError
 from proxy.config.checks import checked
-from proxy.config.errors import ConfigError
 from proxy.config.targets import is_anybodys
 from proxy.config.types import Config
 

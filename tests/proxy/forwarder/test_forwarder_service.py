@@ -25,7 +25,7 @@ from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.forwarder import service as service_module
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.admission import Admission

@@ -19,6 +19,7 @@ from proto import commands
 from proto.broker_exchange import UNANSWERED, BrokerExchange, ChallengeOutOfTurn, ExchangePhase
 from proto.commands import CommandCorrupt
 from proto.pulsar_pb2 import BaseCommand
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
     CloseReason,
@@ -28,7 +29,6 @@ from proxy.forwarder.relay.expiring.session import (
 )
 from proxy.forwarder.workers.authentication import SERVER_VERSION
 from proxy.runtime.network.credentials import Credentials, NoCredentials
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RpcError
 
 EXCHANGE_INTERVAL_S = 1.0

@@ -27,11 +27,11 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
 from proto.session_clock import NEVER, CommandDecision, Failure, SessionClock
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.close_schedule import until_quiet
 from proxy.forwarder.relay.expiring.session import LEAVING, PUT_IN_BYTES_MAX, CloseReason, ExpiringSession, command_in
 from proxy.forwarder.workers.authentication import Challenge, ClientIdentity, Denial, Verdict
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 from proxy.runtime.observability.windowed_maximum import WINDOW_S, WindowedMaximum
 from proxy.runtime.rpc.client import RpcError

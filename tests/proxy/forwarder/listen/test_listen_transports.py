@@ -14,10 +14,10 @@ import trio
 import trio.testing
 from e2e.lab.certificates import Authority, Pair
 
-from proxy.config.errors import ConfigError
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
-from proxy.runtime import reloading_file as watched
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 
 TIMEOUT_S = 3

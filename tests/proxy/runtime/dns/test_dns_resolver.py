@@ -20,7 +20,7 @@ import trio.testing
 from fake_dns import Names
 
 from proto.addresses import HostPort
-from proxy.runtime import reloading_file as watched
+from proxy.common import reloading_file as watched
 from proxy.runtime.dns import questions as dns_questions
 from proxy.runtime.dns import resolver as runtime_dns
 from proxy.runtime.dns.questions import FAILED_TTL_S, QUERIES_MAX, QUERIES_PER_OWNER_MAX

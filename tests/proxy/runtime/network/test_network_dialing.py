@@ -16,9 +16,9 @@ import trio.testing
 from e2e.lab.certificates import OTHER_HOST, Authority, Pair
 
 from proto.addresses import HostPort
-from proxy.config.errors import ConfigError
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import Brokers, ListenerTls
-from proxy.runtime import reloading_file as watched
 from proxy.runtime.network import dialing
 from proxy.runtime.network.congestion import _systems
 from proxy.runtime.network.dialing import ATTEMPT_DELAY_S, Dialer, NotDialled, families_in_turn, tune_socket

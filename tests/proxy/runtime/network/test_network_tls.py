@@ -20,9 +20,9 @@ import trio.testing
 from cryptography.hazmat.primitives import serialization
 from e2e.lab.certificates import Authority, Pair
 
-from proxy.config.errors import ConfigError
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import BrokerTls, ListenerTls
-from proxy.runtime import reloading_file as watched
 from proxy.runtime.network import tls
 from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
 

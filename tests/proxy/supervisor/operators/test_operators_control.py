@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy import cli
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcConnectionLost, connect_unix
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer

@@ -1,4 +1,4 @@
-"""proxy.runtime.reloading_file: looked at once a second, made anew when changed, and never lost."""
+"""proxy.common.reloading_file: looked at once a second, made anew when changed, and never lost."""
 
 # ruff: noqa: ASYNC240 -- what a test writes is small, and the clock stands still meanwhile
 
@@ -13,8 +13,8 @@ import structlog.testing
 import trio
 import trio.testing
 
-from proxy.config.errors import ConfigError
-from proxy.runtime.reloading_file import LOOK_INTERVAL_S, ReloadingFile
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import LOOK_INTERVAL_S, ReloadingFile
 
 KEY = "table.key"
 

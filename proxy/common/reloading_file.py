@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 import trio
 
-from proxy.config.errors import ConfigError
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.errors import ConfigError
+from proxy.common.logs import get_logger
 
 LOOK_INTERVAL_S = 1.0
 
