@@ -27,7 +27,7 @@ class SecretCredentials(OneForAllBrokers):
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The secret."""
-        return await self._secret.current()
+        return await self._secret.current_value()
 
 
 class FixedCredentials(OneForAllBrokers):

@@ -50,7 +50,7 @@ class OAuth2Credentials(OneForAllBrokers):
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The token, for CONNECT and for every challenge."""
-        account = await self._account.current()
+        account = await self._account.current_value()
         if account != self._tokens.account:
             self._tokens = _Tokens(self._config, self._client, account)
         try:

@@ -107,7 +107,7 @@ class Checks:
     @property
     def waiting(self) -> int:
         """How many checks wait."""
-        return self._queue.count
+        return self._queue.waiting_count
 
     async def run(
         self, client: ClientContext, check: Callable[[], Awaitable[ResultT]], *, proved_user: str = ""
@@ -118,7 +118,7 @@ class Checks:
         """
         owner = _Owner(True, proved_user) if proved_user else _Owner(False, client_network(client.address))
         turn = _Turn()
-        dropped = self._queue.put(owner, turn)
+        dropped = self._queue.enqueue(owner, turn)
         if dropped is not None:
             dropped[1].decided.set()
         self._start()
@@ -131,13 +131,13 @@ class Checks:
             raise
         finally:
             if turn.started:
-                self._queue.release(owner)
+                self._queue.release_slot(owner)
             else:
-                self._queue.remove(owner, turn)
+                self._queue.remove_waiting(owner, turn)
             self._start()
 
     def _start(self) -> None:
-        while (taken := self._queue.take()) is not None:
+        while (taken := self._queue.start_next()) is not None:
             _, turn = taken
             turn.started = True
             turn.decided.set()
@@ -149,8 +149,10 @@ class Checks:
 
     async def _refuse(self, owner: _Owner) -> Never:
         whose = "for this user" if owner.is_user else f"from {owner.name}"
-        mine = self._queue.waiting_of(owner)
-        text = f"{self._queue.count} checks wait, {mine} of them {whose}; see {self._key} and cluster.auth_workers"
+        mine = self._queue.count_waiting(owner)
+        text = (
+            f"{self._queue.waiting_count} checks wait, {mine} of them {whose}; see {self._key} and cluster.auth_workers"
+        )
         raise AuthenticationDenied(OVERLOADED, text)
 
     # ---- what is remembered

@@ -72,7 +72,7 @@ class IssuerClient:
     async def _ask(self, method: str, url: str, kind: type[AnswerT], form: dict[str, str] | None) -> AnswerT:
         host = _allowed_host(url, self._plain_http)
         shown = _printable(url)
-        tls = await self._tls.current()
+        tls = await self._tls.current_value()
         try:
             with trio.fail_after(self._timeout_s):
                 client = httpx.AsyncClient(

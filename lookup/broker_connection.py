@@ -122,7 +122,7 @@ class BrokerConnection:
         if len(self._unsent) == 1:
             self._turn.schedule_flush(self)
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """Send what was asked in this turn."""
         requests, self._unsent = self._unsent, []
         try:

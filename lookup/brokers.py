@@ -27,7 +27,7 @@ from proto.addresses import HostPort, parse_broker_url
 from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
-from proxy.runtime.loop.tasks import repeat, seconds
+from proxy.runtime.loop.tasks import run_every, seconds
 from proxy.runtime.network.dialing import Dialer
 
 PROBES_MAX = 64
@@ -93,7 +93,7 @@ class Brokers:
 
                 self.discovery.on_change = look_at_new_ones
                 nursery.start_soon(self.discovery.run)
-                nursery.start_soon(repeat, seconds(self._config.probe_interval_ms), self.look)
+                nursery.start_soon(run_every, seconds(self._config.probe_interval_ms), self.look)
                 if self.logins is not None:
                     nursery.start_soon(self.logins.run)
 

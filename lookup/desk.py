@@ -19,8 +19,8 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget, owner_by_address
-from proxy.runtime.fairness.fair_room import FairRoom, Loan
-from proxy.runtime.loop.tasks import InFlight, repeat, seconds
+from proxy.runtime.fairness.fair_capacity import FairCapacity, Reservation
+from proxy.runtime.loop.tasks import InFlightCounter, run_every, seconds
 from proxy.runtime.loop.tick import current_tick
 
 OVERDUE_LOOK_S = 0.25
@@ -106,13 +106,13 @@ class LookupScheduler:
     """See the module. ``ask`` never waits."""
 
     def __init__(self, config: Config, lookups: Lookups, metrics: LookupMetrics, nursery: trio.Nursery) -> None:
-        self.under_way = InFlight()
+        self.under_way = InFlightCounter()
         self._metrics = metrics
         self._turn = current_tick()
         self._nursery = nursery
         self._questions: dict[Key, PendingLookup] = {}
         self._by_principal: dict[str, int] = {}
-        self._room = FairRoom(0, 0)
+        self._room = FairCapacity(0, 0)
         self._budget = ByteBudget(0)
         self.use(config, lookups)
 
@@ -128,7 +128,7 @@ class LookupScheduler:
 
     async def run(self) -> None:
         """End questions whose time is over, until cancelled."""
-        await repeat(OVERDUE_LOOK_S, self._end_overdue)
+        await run_every(OVERDUE_LOOK_S, self._end_overdue)
 
     def ask(self, request: Request, request_id: bytes, index: int, sender: RequestBatch) -> None:
         """Take a request in: the ``index``-th of its sender's, which gets the answer, now or later, under this id (a
@@ -143,10 +143,10 @@ class LookupScheduler:
             return
         if not sender.owner:
             sender.owner = self._owner(sender)
-        if not self._budget.take(sender.owner, _size(prefix, body)):
+        if not self._budget.reserve_bytes(sender.owner, _size(prefix, body)):
             self._refuse(kind, request_id, index, sender)
             return
-        self.under_way.begin()
+        self.under_way.increment()
         self._by_principal[principal] = self._by_principal.get(principal, 0) + 1
         lookups = self._lookups
         key = lookups, asker, prefix, body
@@ -231,17 +231,17 @@ class LookupScheduler:
     async def _ask_large(self, question: PendingLookup) -> None:
         """The long way, for an answer that may be large: once there is room for it, which is its until it has left."""
         sender, timeout_s = question.sender, self._timeout_s
-        loan: Loan | None = None
+        loan: Reservation | None = None
         with trio.move_on_at(question.deadline):
-            loan = await self._room.lend(sender.owner)
+            loan = await self._room.reserve(sender.owner)
         if loan is None:
             self._end_without_room(question)
             return
         try:
-            loan.shrink(await self._go_the_long_way(question))
+            loan.shrink_to(await self._go_the_long_way(question))
             await sender.answers.until_sent(timeout_s)
         finally:
-            loan.give_back()
+            loan.release()
 
     def _end_without_room(self, question: PendingLookup) -> None:
         sender, kind = question.sender, question.kind
@@ -289,15 +289,15 @@ class LookupScheduler:
         self._metrics.answered(kind, answer.error, now - sender.since)
         _, _, prefix, body = question.key
         size = _size(prefix, body)
-        self._budget.give_back(sender.owner, size)
+        self._budget.release_bytes(sender.owner, size)
         count = 1
         if others is not None:
             count += len(others)
             for other, index, request_id in others:
-                self._budget.give_back(other.owner, size)
+                self._budget.release_bytes(other.owner, size)
                 other.answers.put(index, answer.frame(request_id))
                 self._metrics.answered(kind, answer.error, now - other.since)
-        self.under_way.end(count)
+        self.under_way.decrement(count)
         principal = sender.asker.principal
         left = self._by_principal[principal] - count
         if left:

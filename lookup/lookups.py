@@ -23,7 +23,7 @@ from proto.lookups import LookupKind, error_of, failure, subject_of
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
 from proxy.common.logs import Logger, get_logger
 from proxy.config.types import Config
-from proxy.runtime.network.broker_link import NOT_CONNECTED, OTHER_BROKER_MAY_HELP, BrokerLinkFailed
+from proxy.runtime.network.broker_link import NOT_CONNECTED, REASONS_TO_TRY_ANOTHER_BROKER, BrokerLinkFailed
 
 REDIRECTS_MAX = 10
 
@@ -243,7 +243,7 @@ class Lookups:
         except BrokerConnectionLost as error:
             raise _Lost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
         except BrokerLinkFailed as error:
-            if error.reason not in OTHER_BROKER_MAY_HELP:
+            if error.reason not in REASONS_TO_TRY_ANOTHER_BROKER:
                 raise LookupFailed(error.code, error.message, str(error)) from None
             self._brokers.failed(broker, error.reason, error)
             raise _NextBroker(error.code, error.message, str(error)) from None

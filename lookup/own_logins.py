@@ -17,7 +17,7 @@ from lookup.discovery import ENDPOINTS_MAX, Endpoint, Verdict, Where
 from lookup.login import Login
 from proto.addresses import HostPort
 from proxy.common.logs import get_logger
-from proxy.runtime.loop.tasks import repeat
+from proxy.runtime.loop.tasks import run_every
 
 LOGINS_MAX = 32
 """Logins at a time."""
@@ -119,7 +119,7 @@ class OwnLogins:
                         self._under_way.add(_where(endpoint))
                         nursery.start_soon(self._log_in_at, endpoint)
 
-                await repeat(LOOK_S, look)
+                await run_every(LOOK_S, look)
         finally:
             self._over = True
 

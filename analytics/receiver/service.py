@@ -113,7 +113,7 @@ class Entrance:
         if self._tls is None:
             await self.door.serve(stream, address)
             return
-        context = await self._tls.current()
+        context = await self._tls.current_value()
         secured = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
         try:
             with trio.fail_after(self.door.limits.header_timeout_ms / 1000):

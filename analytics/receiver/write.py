@@ -88,7 +88,7 @@ class WriteEndpoint:
         return None
 
     async def _is_authorized(self, tokens: ReloadingFile[Digests], head: Head) -> bool:
-        return is_authorized(head.headers.get(b"authorization", b""), await tokens.current())
+        return is_authorized(head.headers.get(b"authorization", b""), await tokens.current_value())
 
     def refuse(self, head: Head | None, response: Response) -> Response:
         """Count what was answered without the body, and give it 2.0's headers."""

@@ -83,7 +83,7 @@ class BasicProvider(AuthenticationProvider):
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """Judge ``user:password``."""
         user, password = _user_and_password(data)
-        users = await self._users.current()
+        users = await self._users.current_value()
         proved_user = user if self._checks.was_proved(user, password) else ""
         check = partial(self._check, users, user, password)
         return await self._checks.run(client, check, proved_user=proved_user)

@@ -122,7 +122,7 @@ class ScramAuthState(Identified):
         if self._rounds > 2:  # noqa: PLR2004 -- first and final
             raise AuthenticationDenied("unexpected_round", "data after the client's final message")
         if self._rounds == 1:
-            self._users = (await self._watched.current())[self._mechanism]
+            self._users = (await self._watched.current_value())[self._mechanism]
         text = _text(data)
         try:
             return (self._first(text) if self._rounds == 1 else self._final(text)).encode()

@@ -39,7 +39,7 @@ class TokenProvider(AuthenticationProvider):
         config = self._config
         claims = verified(
             data,
-            await self._keys.current(),
+            await self._keys.current_value(),
             audience_claim=config.audience_claim,
             audiences=(config.audience,) if config.audience else (),
             allowed_clock_skew_ms=config.allowed_clock_skew_ms,

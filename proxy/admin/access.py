@@ -23,7 +23,7 @@ class Access:
         """Whether a request with these values of the header may read everything."""
         if self._token is None:
             return True
-        token = await self._token.current()
+        token = await self._token.current_value()
         if len(authorization) != 1:
             return False
         scheme, _, given = authorization[0].partition(b" ")

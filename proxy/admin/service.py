@@ -17,7 +17,7 @@ from proxy.admin.scrape import Scrape
 from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 from proxy.runtime.process.worker import WorkerContext
-from proxy.runtime.rpc.server import Handler, InParts
+from proxy.runtime.rpc.server import Handler, StreamingHandler
 
 METRICS_KEPT_S = 1.0
 READINESS_KEPT_S = 0.5
@@ -60,7 +60,7 @@ class AdminService:
     async def _allows(self, authorization: list[bytes]) -> bool:
         return await self._access.allows(authorization)
 
-    def handlers(self) -> Mapping[int, Handler | InParts]:
+    def handlers(self) -> Mapping[int, Handler | StreamingHandler]:
         """None: nobody but the supervisor calls it."""
         return {}
 

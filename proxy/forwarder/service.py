@@ -35,11 +35,11 @@ from proxy.forwarder.session.lifetime import recall
 from proxy.forwarder.workers.authentication import ClientEnd
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.tasks import InFlight, close_at_once, close_politely, seconds
-from proxy.runtime.network.congestion import use_for_accepted
+from proxy.runtime.loop.tasks import InFlightCounter, close_forcefully, close_gracefully, seconds
+from proxy.runtime.network.congestion import set_congestion_control_of_accepted
 from proxy.runtime.network.dialing import tune_socket
 from proxy.runtime.network.tls import TlsFailed
-from proxy.runtime.observability.near_expiry import SessionEnd, near_expiry
+from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.server import Handler
@@ -69,8 +69,8 @@ class ForwarderService:
         counters = ConnectionCounters(context.descriptors.connections)
         self._address_tables = AddressTables()
         self._admission = Admission(context.config.limits, counters, context.index, self._address_tables)
-        self._auth = context.rpc_pool(Role.AUTH)
-        self._lookup = context.rpc_pool(Role.LOOKUP)
+        self._auth = context.new_rpc_pool(Role.AUTH)
+        self._lookup = context.new_rpc_pool(Role.LOOKUP)
         self._backends = WorkerClients(context.config, self._auth, self._lookup)
         self._doors = listener_transports(context.config)
         self._deadlines = Deadlines()
@@ -78,8 +78,8 @@ class ForwarderService:
         self._relays: RelayManager
         self._listeners: list[socket.socket]
         self._sessions: set[ClientSession] = set()
-        self._in_flight = InFlight()
-        self._handshakes = InFlight()
+        self._in_flight = InFlightCounter()
+        self._handshakes = InFlightCounter()
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._turning_away = 0
@@ -183,7 +183,7 @@ class ForwarderService:
         for listener, door in zip(self._listeners, self._doors, strict=False):  # a drain has closed them
             if listener.fileno() >= 0:
                 tune_socket(listener)
-                use_for_accepted(listener, door.congestion_control)
+                set_congestion_control_of_accepted(listener, door.congestion_control)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
         """Accept no more; let clients leave in their own time, then close what is left.
@@ -220,7 +220,7 @@ class ForwarderService:
         return {
             "connections": self._connections,
             "connections_by_state": states,
-            "sessions_near_expiry": near_expiry(self._session_ends()),
+            "sessions_near_expiry": summarize_near_expiry(self._session_ends()),
         }
 
     def _session_ends(self) -> Iterator[SessionEnd]:
@@ -262,7 +262,7 @@ class ForwarderService:
             return
         self._metrics.new_connections.inc()
         place = self._admission.enter(ip)
-        self._in_flight.begin()
+        self._in_flight.increment()
         client = ClientEnd(address, trio.current_time(), b"", index)
         if door.speaks_tls:
             handshake = trio.CancelScope()
@@ -289,7 +289,7 @@ class ForwarderService:
                 # A drain that began in the meantime has not seen it.
                 entered = not (self._accepting.cancel_called or handshake.cancel_called)
                 if not entered:
-                    await close_at_once(stream)
+                    await close_forcefully(stream)
             if handshake.cancel_called:
                 cause = DisconnectCause.GAVE_WAY
                 self._log_gave_way(client.address)
@@ -302,7 +302,7 @@ class ForwarderService:
         finally:
             if not entered:
                 self._connection_ended(place, cause)
-                self._in_flight.end()
+                self._in_flight.decrement()
         if entered:
             self._begin(stream, replace(client, certificate=certificate), place)
 
@@ -330,7 +330,7 @@ class ForwarderService:
             self._connection_ended(place, session.cause)
             if session.cause is DisconnectCause.GAVE_WAY:
                 self._log_gave_way(session.address)
-        self._in_flight.end()
+        self._in_flight.decrement()
 
     @staticmethod
     def _log_gave_way(client: str) -> None:
@@ -355,7 +355,7 @@ class ForwarderService:
             code = ServerError.ServiceNotReady if again else ServerError.NotAllowedError
             with trio.move_on_after(1):
                 await stream.send_all(commands.error(NO_REQUEST_ID, code, text))
-            await close_politely(stream)
+            await close_gracefully(stream)
         except trio.BrokenResourceError:
             await trio.aclose_forcefully(stream)
         finally:

@@ -63,7 +63,7 @@ class ChangeDetector:
         self._tried = NOT_WATCHED
         self._seen = NOT_WATCHED
         self._again_at_s = NEVER
-        self._pauses = Backoff(first_s=AGAIN_FIRST_S, most_s=AGAIN_MOST_S)
+        self._pauses = Backoff(initial_s=AGAIN_FIRST_S, max_s=AGAIN_MOST_S)
 
     def tried(self, content: bytes) -> None:
         """This content has been tried, whoever asked for it."""

@@ -19,7 +19,7 @@ from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import configure_logs
-from proxy.runtime.process.hardening import adopt_orphans, harden_process
+from proxy.runtime.process.hardening import become_subreaper, harden_process
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.config_watch import ConfigWatch, ReloadMetrics
 from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, State, become_next_program, check_command
@@ -327,7 +327,7 @@ def serve(plan: MemoryPlan, config_file: Path, legacy_descriptor: int | None, fa
     """
     config = plan.config
     harden_process()
-    adopt_orphans()
+    become_subreaper()
     configure_logs(config.log, Role.SUPERVISOR, 0)
     _log_plan(plan)
     if plan.shortage and legacy_descriptor is None:  # what another program left must not end by this

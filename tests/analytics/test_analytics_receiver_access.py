@@ -36,14 +36,14 @@ async def test_a_changed_token_file_is_taken_over_a_second_later(tmp_path: Path)
     file.write_text("the-first-token-there-is\n\n  and-a-second-one-too  \n")
     watched = watch_tokens([str(file)])
     assert watched is not None
-    digests = await watched.current()
+    digests = await watched.current_value()
     assert is_authorized(b"Bearer the-first-token-there-is", digests)
     assert is_authorized(b"Bearer and-a-second-one-too", digests)
     assert not is_authorized(b"Bearer ", digests)
     file.write_text("a-token-that-is-new-here")
-    assert await watched.current() == digests  # looked at a moment ago
+    assert await watched.current_value() == digests  # looked at a moment ago
     watched._looked_at -= 1.0
-    digests = await watched.current()
+    digests = await watched.current_value()
     assert not is_authorized(b"Bearer the-first-token-there-is", digests)
     assert is_authorized(b"Bearer a-token-that-is-new-here", digests)
 
@@ -53,7 +53,7 @@ async def test_a_change_that_cannot_be_used_leaves_what_was_and_is_said_once(tmp
     file.write_text("the-first-token-there-is")
     watched = watch_tokens([str(file)])
     assert watched is not None
-    digests = await watched.current()
+    digests = await watched.current_value()
     with structlog.testing.capture_logs() as entries:
         for content in ("too-short", "too-short", None, None):
             if content is None:
@@ -62,7 +62,7 @@ async def test_a_change_that_cannot_be_used_leaves_what_was_and_is_said_once(tmp
                 file.write_text(content)
                 os.utime(file, ns=(1, 1))
             watched._looked_at = float("-inf")
-            assert await watched.current() == digests
+            assert await watched.current_value() == digests
     assert [entry["log_level"] for entry in entries] == ["error", "error"]
     assert "too-short" not in repr(entries)
 
@@ -94,7 +94,7 @@ async def test_while_one_looks_others_get_what_was(autojump_clock: object) -> No
     values: list[int] = []
 
     async def ask() -> None:
-        values.append(await watched.current())
+        values.append(await watched.current_value())
 
     async with trio.open_nursery() as nursery:
         for _ in range(3):
@@ -137,12 +137,12 @@ def test_tls_contexts(authority: trustme.CA, tmp_path: Path) -> None:
 async def test_a_new_certificate_is_taken_over(authority: trustme.CA, tmp_path: Path) -> None:
     watched = watch_tls(certificate_files(authority, tmp_path))
     assert watched is not None
-    before = await watched.current()
+    before = await watched.current_value()
     watched._looked_at = float("-inf")
-    assert await watched.current() is before
+    assert await watched.current_value() is before
     certificate_files(authority, tmp_path)
     watched._looked_at = float("-inf")
-    assert await watched.current() is not before
+    assert await watched.current_value() is not before
 
 
 def test_certificates_that_cannot_be_used(authority: trustme.CA, tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ async def test_a_turn_ends_with_each_chunk_of_answers(line: Line) -> None:
     heard: list[Any] = []
 
     class Speaker:
-        def push(self) -> None:
+        def flush(self) -> None:
             heard.append("said")
 
     speaker = Speaker()

@@ -549,7 +549,7 @@ async def test_what_nobody_answers_is_ended_in_time_and_forgotten(
     said: list[float] = []
 
     class Speaker:
-        def push(self) -> None:
+        def flush(self) -> None:
             said.append(trio.current_time() - started)
 
     while not it.heard:

@@ -38,7 +38,7 @@ class Worker:
         config = make_config(brokers={"service_url": service_url, **brokers})
 
         def resolver(*, own: bool) -> Resolver:
-            return Resolver(nursery, timeout_s=5, ttl_max_s=300, knows_more=own)
+            return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=own)
 
         metrics = BrokerMetrics(CollectorRegistry())
         earlier = None if before is None else before.brokers

@@ -68,7 +68,7 @@ class Asked:
     def __init__(self) -> None:
         self.for_whom: list[tuple[str, str, bool]] = []
 
-    async def addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
+    async def resolve_addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
         self.for_whom.append((host, owner, may_be_stale))
         return Addresses(("10.0.0.1",), 0.0)
 
@@ -95,7 +95,7 @@ async def test_an_address_that_has_just_expired_serves_until_a_newer_one_is_know
     )
 
     def resolver() -> Resolver:
-        return Resolver(nursery, timeout_s=5, ttl_max_s=30, knows_more=False)
+        return Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
 
     brokers = Brokers(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
     targets = TargetResolver(brokers.names, configured=resolver(), known=resolver(), others=resolver())
@@ -118,7 +118,7 @@ async def test_names_of_srv_records_are_known(monkeypatch: pytest.MonkeyPatch, n
     dns.server.add("_pulsar._tcp.brokers", "SRV", "0 1 6650 elsewhere.example.")
     dns.server.add("elsewhere.example", "A", "10.0.0.1")
     config = make_config(brokers={"service_url": "pulsar+srv://brokers"})
-    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, knows_more=False)
+    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
     brokers = Brokers(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
     assert not brokers.names.is_known("elsewhere.example")
     nursery.start_soon(brokers.discovery.run)

@@ -32,7 +32,7 @@ def rules(network: Network, nursery: trio.Nursery) -> Rules:
 
         def resolver() -> Resolver:
             timeout_s = config.brokers.connect_timeout_ms / 1000
-            return Resolver(nursery, timeout_s=timeout_s, ttl_max_s=300, knows_more=False)
+            return Resolver(nursery, timeout_s=timeout_s, ttl_max_s=300, use_system_resolver=False)
 
         known = Brokers(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
         if search:

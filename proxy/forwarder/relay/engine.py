@@ -64,7 +64,7 @@ class RelayEngine:
         self._pool = pool
         self._on_end = on_end
         self._may_linger = may_linger
-        self.mover = SplicePump(table.cells, pool, self._finish, self._alarm.ring)
+        self.mover = SplicePump(table.cells, pool, self._finish, self._alarm.fire_now)
         self._line = self.mover.line
         self._without_pipe = self.mover.without_pipe
         self._by_source: dict[int, Direction] = {}
@@ -221,7 +221,7 @@ class RelayEngine:
         until = now + LINGER_S
         lingers = now - self._served_at < BUSY_GAP_S and self._may_linger()
         if lingers:
-            self._alarm.set(LINGER_S)
+            self._alarm.arm(LINGER_S)
         events = self._epoll.poll(0, EVENTS_PER_POLL)
         while events or self._line:
             self._serve_events(events)
@@ -323,4 +323,4 @@ class RelayEngine:
             direction.queued = False
             direction.pump(direction)
         if self._line:
-            self._alarm.ring()  # the loop waits for the epoll alone
+            self._alarm.fire_now()  # the loop waits for the epoll alone

@@ -45,7 +45,7 @@ from proxy.forwarder.relay.relay import Relay, shut_down
 from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, transport_of, tune_for_relay
 from proxy.forwarder.relay.usage import PrincipalUsage
 from proxy.forwarder.relay.user_space import Stream, UserSpaceRelay, UserSpaceRelays
-from proxy.runtime.loop.tasks import InFlight, seconds
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.process.descriptors import adopt_stream
 from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable
@@ -99,7 +99,7 @@ class RelayManager(Collector):
         principals_max: int = 100,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.in_flight = InFlight()
+        self.in_flight = InFlightCounter()
         self._keeper = keeper
         self._on_end = on_end
         self._on_moved = on_moved
@@ -152,7 +152,7 @@ class RelayManager(Collector):
                 clock = self._framer.journal.recalled_clock(kept.about)
                 relay.followed = ExpiringSession(kept.about, clock, self._recall(kept.about), self.enforcement)
                 self._brokers.follow(relay.followed)
-            self.in_flight.begin()
+            self.in_flight.increment()
             try:
                 self._engine.adopt(relay, pipes, self._framer)
                 if relay.followed is not None:
@@ -204,7 +204,7 @@ class RelayManager(Collector):
             return
         self._engine.close_pipes()
         for relay in moved:
-            self.in_flight.end()
+            self.in_flight.decrement()
             self._let_go(relay)
 
     # ---- a new one
@@ -248,7 +248,7 @@ class RelayManager(Collector):
         except OSError as error:  # it has gone again
             self._table.give(about.id)
             raise RelayStartFailed(f"a relay cannot begin: {error}") from error
-        self.in_flight.begin()
+        self.in_flight.increment()
         self._principals.add_session(about.principal)
         relay = UserSpaceRelay(about, followed)
         self._in_user_space.begin(client, broker, relay, first_to_broker, first_to_client, config)
@@ -299,7 +299,7 @@ class RelayManager(Collector):
         self._on_moved(relay.about)
 
     def _watch(self, relay: Relay) -> None:
-        self.in_flight.begin()
+        self.in_flight.increment()
         if relay.followed is not None:
             self.judge.watch(relay.followed)
         self.departures.watch(relay)
@@ -427,7 +427,7 @@ class RelayManager(Collector):
         self._on_left_behind_gone(client_ip)
 
     def _tell_of_end(self, about: StoredRelay, bytes_to_broker: int, bytes_to_client: int) -> None:
-        self.in_flight.end()
+        self.in_flight.decrement()
         get_logger().info(
             "a relay has ended",
             client=about.client_address,

@@ -18,7 +18,7 @@ _NO_LOWAT = 0x7FFFFFFF
 
 
 async def read_to_the_end(stream: trio.SocketStream) -> None:
-    """Read and drop what still comes, for a bounded time: see close_politely. The stream stays open."""
+    """Read and drop what still comes, for a bounded time: see close_gracefully. The stream stays open."""
     with trio.move_on_after(LINGER_S):
         try:
             await stream.send_eof()

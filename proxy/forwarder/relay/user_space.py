@@ -16,7 +16,7 @@ from proxy.forwarder.relay.copy_loop import relay as blind_relay
 from proxy.forwarder.relay.expiring.copy_loop import FramedCopyLoop
 from proxy.forwarder.relay.expiring.reauthentication import Reauthentication
 from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
-from proxy.runtime.loop.tasks import close_politely, seconds
+from proxy.runtime.loop.tasks import close_gracefully, seconds
 from proxy.runtime.shared.relay_table import (
     BYTES,
     MESSAGES,
@@ -147,7 +147,7 @@ class UserSpaceRelays:
             this.is_over = True
             async with trio.open_nursery() as nursery:
                 for stream in (client, broker):
-                    nursery.start_soon(partial(close_politely, stream, linger_s=LINGER_S))
+                    nursery.start_soon(partial(close_gracefully, stream, linger_s=LINGER_S))
         finally:
             this.is_over = True
             with trio.CancelScope(shield=True):

@@ -10,7 +10,7 @@ from proxy.forwarder.relay.expiring.relay_session import RelaySession
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
-from proxy.runtime.loop.tasks import close_at_once
+from proxy.runtime.loop.tasks import close_forcefully
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.client import RpcCallRefused, RpcError
 
@@ -105,4 +105,4 @@ class BrokerConnector:
     async def close(self) -> None:
         """Close it, if it is open."""
         if self._link is not None:
-            await close_at_once(self._link.stream)
+            await close_forcefully(self._link.stream)

@@ -35,11 +35,11 @@ from proxy.forwarder.session.timeouts import ClientTimeouts
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
-from proxy.runtime.fairness.byte_budget import Holding
-from proxy.runtime.fairness.fair_room import owner_of
+from proxy.runtime.fairness.byte_budget import ByteReservation
+from proxy.runtime.fairness.fair_capacity import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.scoped_tasks import ScopedTasks
-from proxy.runtime.loop.tasks import InFlight, seconds
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.loop.tick import current_tick
 
 UNFINISHED_BYTES_MIN = 16 * 1024
@@ -62,7 +62,7 @@ class ClientSession:
         relays: RelayManager,
         metrics: ForwarderMetrics,
         *,
-        handshakes: InFlight,
+        handshakes: InFlightCounter,
         nursery: trio.Nursery,
         deadlines: Deadlines,
         on_end: Callable[["ClientSession"], None],
@@ -108,7 +108,7 @@ class ClientSession:
         self._lookup_mode = LookupMode(
             backends, metrics, client.address, tasks, wire, self._take_frames, self._client_corrupt
         )
-        self._unfinished = Holding(backends.budget, owner_of("", client.address))
+        self._unfinished = ByteReservation(backends.budget, owner_of("", client.address))
         self._accepted_at = client.accepted_at
         self._age = ConnectionAge(deadlines, limits, client.accepted_at, self._reached_age)
         self._patience = ClientTimeouts(deadlines, wire, limits, give_up=self._give_up, is_unheard=self._is_unheard)
@@ -192,7 +192,7 @@ class ClientSession:
         get_logger().error("a client's connection met a defect", client=self.address, exc_info=error)
         self._end(DisconnectCause.DEFECT)
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """The turn in which it ended is over: close, or become a relay."""
         if not self._broker.is_open and self._farewell.close_now():
             self._let_go()
@@ -218,7 +218,7 @@ class ClientSession:
                 self._on_end(self)
 
     def _let_go(self) -> None:
-        self._unfinished.set(0)
+        self._unfinished.resize(0)
         self._lookup_mode.close()
         self._tasks.cancel()
         self._handshake.end()
@@ -325,7 +325,7 @@ class ClientSession:
         unfinished = self._wire.unfinished_bytes
         if unfinished < UNFINISHED_BYTES_MIN:
             unfinished = 0
-        if unfinished == self._unfinished.size_bytes or self.is_over or self._unfinished.set(unfinished):
+        if unfinished == self._unfinished.size_bytes or self.is_over or self._unfinished.resize(unfinished):
             return
         if not (self._is_full or self._waits):
             text = "The proxy has no memory for a frame of this size now"
@@ -393,7 +393,7 @@ class ClientSession:
     def accepted(self, connect: CommandConnect, identity: ClientIdentity) -> None:
         """It is known who the client is."""
         self.identity = identity
-        self._unfinished.belong_to(budget_owner(identity, self.address, self._backends.config))
+        self._unfinished.transfer_to(budget_owner(identity, self.address, self._backends.config))
         self.renewal.begin(connect, identity.principal)
 
     def enter_lookup_mode(self, connected: bytes) -> None:

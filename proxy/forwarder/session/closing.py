@@ -3,7 +3,7 @@
 import trio
 
 from proxy.forwarder.session.transport import ClientTransport
-from proxy.runtime.loop.tasks import close_at_once, close_now, close_politely
+from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, close_socket_now
 
 
 class ConnectionCloser:
@@ -21,7 +21,7 @@ class ConnectionCloser:
 
     def close_now(self) -> bool:
         """Close, if there is nothing to say and nothing to wait for; whether it was so."""
-        return self._frame is None and close_now(self._wire.stream)
+        return self._frame is None and close_socket_now(self._wire.stream)
 
     async def say(self) -> None:
         """Say it."""
@@ -42,10 +42,10 @@ class ConnectionCloser:
     async def close(self) -> None:
         """Close; whoever was told something gets the time to read it."""
         if self._frame is None:
-            await close_at_once(self._wire.stream)
+            await close_forcefully(self._wire.stream)
             return
         with trio.CancelScope(shield=True) as self._scope:
             await self._wire.end_reading()
-            await close_politely(self._wire.stream)
+            await close_gracefully(self._wire.stream)
         if self._scope.cancelled_caught:
-            await close_at_once(self._wire.stream)
+            await close_forcefully(self._wire.stream)

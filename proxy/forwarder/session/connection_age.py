@@ -21,7 +21,7 @@ class ConnectionAge:
     def __init__(
         self, deadlines: Deadlines, limits: Limits, accepted_at: float, on_reached: Callable[[], None]
     ) -> None:
-        self._deadline = deadlines.new(on_reached)
+        self._deadline = deadlines.new_deadline(on_reached)
         age_s = seconds(limits.max_connection_age_ms)
         self._leave_at = accepted_at + age_s * (1 - SPREAD + 2 * SPREAD * fraction()) if age_s else 0.0
 

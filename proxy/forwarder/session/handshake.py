@@ -30,7 +30,7 @@ from proxy.forwarder.workers.authentication import (
 )
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
-from proxy.runtime.loop.tasks import InFlight, seconds
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.rpc.client import RpcError
 
 TARGET_SHOWN_MAX = 300
@@ -81,7 +81,7 @@ class Handshake:
         machine: ClientMachine,
         wire: ClientTransport,
         tasks: TaskSpawner,
-        handshakes: InFlight,
+        handshakes: InFlightCounter,
         stranger: PreAuthConnection | None = None,
     ) -> None:
         self.target = ""
@@ -105,7 +105,7 @@ class Handshake:
     def begin(self) -> None:
         """The client has come."""
         self._is_counted = True
-        self._handshakes.begin()
+        self._handshakes.increment()
 
     def end(self) -> None:
         """The session is over, or a relay: what is kept of rounds under way can be forgotten."""
@@ -116,7 +116,7 @@ class Handshake:
     def _is_decided(self) -> None:
         if self._is_counted:
             self._is_counted = False
-            self._handshakes.end()
+            self._handshakes.decrement()
 
     def about(self, identity: ClientIdentity) -> StoredRelay:
         """What is known of the connection, now that the client is known."""

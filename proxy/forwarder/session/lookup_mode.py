@@ -22,10 +22,10 @@ from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
-from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, Holding
-from proxy.runtime.fairness.fair_room import Loan, owner_of
+from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteReservation
+from proxy.runtime.fairness.fair_capacity import Reservation, owner_of
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
-from proxy.runtime.loop.tasks import InFlight
+from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc.client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 
@@ -87,7 +87,7 @@ class LookupMode:
         on_room: Callable[[], None],
         on_corrupt: Callable[[RemoteProtocolError], None],
     ) -> None:
-        self.under_way = InFlight()
+        self.under_way = InFlightCounter()
         self._backends = backends
         self._metrics = metrics
         self._client_address = client_address
@@ -100,13 +100,13 @@ class LookupMode:
         self._closed = False
         self._full = False
         self._bytes = 0
-        self._loans: set[Loan] = set()
+        self._loans: set[Reservation] = set()
         self._batch: list[bytes] = []
         self._identity = ANONYMOUS
         self._owner = owner_of("", client_address)
         self._budget = backends.budget
         self._taken = 0
-        self._unsent = Holding(backends.budget, self._owner)
+        self._unsent = ByteReservation(backends.budget, self._owner)
         wire.on_unsent = self._unsent_changed
         self._head = b""
 
@@ -115,8 +115,8 @@ class LookupMode:
         self._identity = identity
         owner = budget_owner(identity, self._client_address, self._backends.config)
         if owner != self._owner:
-            self._budget.move(self._owner, owner, self._taken)
-            self._unsent.belong_to(owner)
+            self._budget.transfer_bytes(self._owner, owner, self._taken)
+            self._unsent.transfer_to(owner)
             self._owner = owner
         self._head = self._backends.envelope_head(identity, self._client_address)
 
@@ -124,7 +124,7 @@ class LookupMode:
     def has_room(self) -> bool:
         """Whether more requests may be taken in."""
         kept = self._bytes + self._wire.unsent_bytes
-        self._full = kept >= BYTES_MAX or (kept >= MODEST_BYTES and self._budget.is_short)
+        self._full = kept >= BYTES_MAX or (kept >= MODEST_BYTES and self._budget.shares_enforced)
         return not self._full
 
     def forward(self, request: bytes) -> None:
@@ -135,7 +135,7 @@ class LookupMode:
             return
         if not self._take_bytes(request):
             return
-        self.under_way.begin()
+        self.under_way.increment()
         self._bytes += len(request)
         self._batch.append(request)
 
@@ -146,8 +146,8 @@ class LookupMode:
             return
         if not self._take_bytes(request):
             return
-        self.under_way.begin()
-        loan = self._backends.room.lend_now(self._owner)
+        self.under_way.increment()
+        loan = self._backends.room.try_reserve(self._owner)
         self._bytes += len(request) + (WAITING_BYTES if loan is None else LARGE_ANSWER_BYTES)
         batch = self._new_batch([request])
         if loan is None:
@@ -159,7 +159,7 @@ class LookupMode:
     def _take_bytes(self, request: bytes) -> bool:
         """Count a request, or refuse it where this process keeps as much as it may. Raises CommandCorrupt."""
         size = len(request) + REQUEST_OVERHEAD_BYTES
-        if self._budget.take(self._owner, size):
+        if self._budget.reserve_bytes(self._owner, size):
             self._taken += size
             return True
         self._metrics.refused_commands.labels(reason="too_many_requests").inc()
@@ -173,7 +173,7 @@ class LookupMode:
         if self._closed:
             return
         unsent = max(0, self._wire.unsent_bytes - sum(loan.size_bytes for loan in self._loans))
-        if not self._unsent.set(unsent) and unsent > TOLERATED_BYTES:
+        if not self._unsent.resize(unsent) and unsent > TOLERATED_BYTES:
             get_logger().warning(
                 "a client does not take its answers, and others need the memory",
                 client=self._client_address,
@@ -198,10 +198,10 @@ class LookupMode:
         """The client has gone: what is under way is nobody's business any more."""
         self._closed = True
         for loan in self._loans:  # of which some may belong to tasks that will not begin
-            loan.give_back()
-        self._budget.give_back(self._owner, self._taken)
+            loan.release()
+        self._budget.release_bytes(self._owner, self._taken)
         self._taken = 0
-        self._unsent.set(0)
+        self._unsent.resize(0)
 
     # ---- the short way: no task waits for the answers
 
@@ -233,10 +233,10 @@ class LookupMode:
             self._done(batch.take_all())
 
     async def _wait_for_room(self, batch: "_Batch") -> None:
-        loan: Loan | None = None
+        loan: Reservation | None = None
         try:
             with trio.move_on_at(batch.deadline):
-                loan = await self._backends.room.lend(self._owner)
+                loan = await self._backends.room.reserve(self._owner)
             if loan is None:
                 self._metrics.refused_commands.labels(reason="too_many_requests").inc()
                 self._fail_all(batch, ServerError.TooManyRequests, NO_ROOM, "limits.max_topic_lists_bytes")
@@ -249,16 +249,16 @@ class LookupMode:
                 self._done(batch.take_all())
         await self._ask_large(batch, loan)
 
-    async def _ask_large(self, batch: "_Batch", loan: Loan) -> None:
+    async def _ask_large(self, batch: "_Batch", loan: Reservation) -> None:
         """The answer may be large, and its client slow to take it."""
         try:
             await self._ask_later(batch)
-            loan.shrink(batch.answer_bytes)
+            loan.shrink_to(batch.answer_bytes)
             if self._wire.unsent_bytes:
                 await self._until_taken(self._wire.queued_bytes)
         finally:
             self._loans.discard(loan)
-            loan.give_back()
+            loan.release()
             self._give(LARGE_ANSWER_BYTES)
 
     async def _until_taken(self, position: int) -> None:
@@ -272,7 +272,7 @@ class LookupMode:
                 await self._wire.until_taken(position)
             if not look.cancelled_caught:
                 return
-            if room.is_wanted and trio.current_time() >= is_late_at:
+            if room.has_waiters and trio.current_time() >= is_late_at:
                 get_logger().warning(
                     "a client does not take a large answer, and others wait for room",
                     client=self._client_address,
@@ -367,11 +367,11 @@ class LookupMode:
             count += 1
             size += len(request)
         if count:
-            self.under_way.end(count)
+            self.under_way.decrement(count)
             if not self._closed:
                 taken = size + count * REQUEST_OVERHEAD_BYTES
                 self._taken -= taken
-                self._budget.give_back(self._owner, taken)
+                self._budget.release_bytes(self._owner, taken)
             self._give(size)
 
     def _give(self, size: int) -> None:

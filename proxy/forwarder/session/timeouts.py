@@ -27,7 +27,7 @@ class ClientTimeouts:
         give_up: Callable[[], None],
         is_unheard: Callable[[], bool],
     ) -> None:
-        self._deadline = deadlines.new(self._passed)
+        self._deadline = deadlines.new_deadline(self._passed)
         self._wire = wire
         self._handshake_s = seconds(limits.handshake_timeout_ms)
         self._keep_alive_s = seconds(limits.keep_alive_interval_ms)

@@ -157,7 +157,7 @@ class ClientTransport:
             self._unsent += frames
             self._turn.schedule_flush(self)
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """Send what is there, as far as that goes at once; a task sends the rest."""
         if self._has_sender or self._broken or not self._unsent:
             if self._has_sender:
@@ -236,7 +236,7 @@ class ClientTransport:
 
     async def until_sent(self) -> bool:
         """Wait until everything has left; whether it has, rather than that the client would not take it."""
-        self.push()
+        self.flush()
         while self._has_sender:
             await self._all_sent.wait()
         return not self._broken

@@ -135,7 +135,7 @@ class Reactor:
         until = now + LINGER_S
         lingers = now - self._served_at < BUSY_GAP_S and self.may_linger()
         if lingers:
-            self._alarm.set(LINGER_S)
+            self._alarm.arm(LINGER_S)
         turn, readings = current_tick(), self._readings
         events = self._epoll.poll(0, EVENTS_PER_ROUND)
         while events:

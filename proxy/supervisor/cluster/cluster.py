@@ -23,7 +23,7 @@ from proxy.config.load import (
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.metrics import new_registry
-from proxy.runtime.observability.process_metrics import measure_process
+from proxy.runtime.observability.process_metrics import register_process_metrics
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
 from proxy.supervisor.cluster.slot import KeepShelf, SlotState, Spawn, WorkerRun, WorkerSlot
@@ -70,7 +70,7 @@ class Cluster:
         for index, listener in enumerate(config.listener):
             self._bind(f"listener[{index}].bind", listener.bind, legacy)
         self.registry = new_registry()
-        measure_process(self.registry)
+        register_process_metrics(self.registry)
         self._seal_key = legacy.seal_key
         self._workers_lock = trio.Lock()
         self._services = {

@@ -107,7 +107,7 @@ class WorkerSlot:
         self._stop_begun = trio.Event()
         self._needs_successor: Callable[[], bool] = lambda: False
         self._came_up = trio.Event()
-        self._backoff = Backoff(first_s=0.1, most_s=PAUSE_MAX_S[role])
+        self._backoff = Backoff(initial_s=0.1, max_s=PAUSE_MAX_S[role])
         self._next: WorkerRun | None = None
         self._changing = trio.Lock()
         self._nursery: trio.Nursery

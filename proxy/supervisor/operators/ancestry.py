@@ -2,7 +2,7 @@
 
 All processes of a cluster run as one user, so a worker that was taken over could open control.sock like any operator,
 itself or by way of a process that it starts. It cannot choose its ancestors, though: the supervisor adopts whoever
-loses its parent below it (``adopt_orphans``), so the chain of parents of every process that a worker has begun,
+loses its parent below it (``become_subreaper``), so the chain of parents of every process that a worker has begun,
 directly or not, leads to the supervisor, for as long as that process lives.
 """
 

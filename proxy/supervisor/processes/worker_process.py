@@ -145,7 +145,7 @@ class WorkerProcess:
                     # -P: a folder called "auth" where the operator happens to stand must not become our code.
                     [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=descriptors.all(),
+                    pass_fds=descriptors.inheritable(),
                     env=worker_environment(os.environ),
                     process_group=0,  # Ctrl-C is for the supervisor alone
                 )

@@ -11,7 +11,7 @@ from forwarder_fakes import connect
 from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
 
 from proto.pulsar_pb2 import BaseCommand
-from proxy.runtime.loop.tasks import close_at_once
+from proxy.runtime.loop.tasks import close_forcefully
 from proxy.runtime.network.tls import TlsFailed
 
 
@@ -30,7 +30,7 @@ class FakeDoor:
         try:
             await self.gate.wait()
         except trio.Cancelled:
-            await close_at_once(transport)
+            await close_forcefully(transport)
             raise
         if self._failure is not None:
             await trio.aclose_forcefully(transport)

@@ -179,7 +179,7 @@ class BrokerChallenges:
             self._begun_at = trio.current_time()
             try:
                 self._credentials = self._shared.begin(self._followed.about.broker_host)
-                method, data = await self._credentials.answer(None)
+                method, data = await self._credentials.auth_data_for(None)
             except RpcError as error:
                 why = str(error)
             else:
@@ -197,7 +197,7 @@ class BrokerChallenges:
         credentials = self._credentials
         assert credentials is not None  # or it was given up
         try:
-            method, data = await credentials.answer(challenge)
+            method, data = await credentials.auth_data_for(challenge)
         except RpcError as error:
             if not self._is_over:
                 self._give_up(NO_CREDENTIALS, str(error))

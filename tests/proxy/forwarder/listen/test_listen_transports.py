@@ -49,7 +49,7 @@ async def looked_at(door: ListenerTransport) -> ListenerTransport:
     nothing.
     """
     assert door._tls is not None
-    await door._tls.current()
+    await door._tls.current_context()
     return door
 
 

@@ -43,7 +43,7 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proxy.forwarder.session.transport import PONGS_BYTES_MAX
-from proxy.runtime.fairness.fair_room import owner_of
+from proxy.runtime.fairness.fair_capacity import owner_of
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
 
@@ -1478,7 +1478,7 @@ async def test_what_is_here_of_a_large_frame_is_bounded_over_all_clients(play: S
     """Security: 10,000 connections with 128 KiB each would be more memory than there is."""
     it = play(limits={"max_lookup_bytes": 100 * 1024})
     others = it.backends.budget
-    assert others.take("others", 50 * 1024)
+    assert others.reserve_bytes("others", 50 * 1024)
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.CONNECTED)
     unfinished = encode_frame(bytes(100_000))[: 40 * 1024]

@@ -20,7 +20,7 @@ from proxy.forwarder.session.closing import ConnectionCloser
 from proxy.forwarder.session.handshake import Handshake
 from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import ClientEnd
-from proxy.runtime.loop.tasks import InFlight
+from proxy.runtime.loop.tasks import InFlightCounter
 
 
 class Shaking:
@@ -33,7 +33,7 @@ class Shaking:
         self.wire.begin(lambda: None, lambda _error: None)
         self.machine = ClientMachine()
         self.told: list[str] = []
-        self.handshakes = InFlight()
+        self.handshakes = InFlightCounter()
         self.strangers = PreAuthConnections()
         self.stranger = PreAuthConnection(self.strangers, CLIENT)
         self.strangers.add(self.stranger)

@@ -556,13 +556,13 @@ async def test_a_large_answer_counts_beforehand(
 async def test_of_one_client_only_two_requests_wait_for_room(make: Make) -> None:
     """All others stay unread, however many it writes: whoever waits costs a task."""
     desk = make(**ONE_ANSWER)
-    others = await desk.backends.room.lend("another client")
+    others = await desk.backends.room.reserve("another client")
     command = topics()
     for waiting in range(2):
         assert desk.mode.has_room, waiting
         desk.mode.forward_parsed(command, command.SerializeToString())
     assert not desk.mode.has_room
-    others.give_back()
+    others.release()
     await trio.testing.wait_all_tasks_blocked()
     assert desk.mode.has_room
     for _ in range(2):
@@ -636,7 +636,7 @@ async def test_who_does_not_take_a_large_answer_is_given_up_once_others_wait(
     assert desk.ends == [], "nobody wants its room"
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.backends.room.lend, "another client")
+            nursery.start_soon(desk.backends.room.reserve, "another client")
             await trio.sleep(0.5)
             assert [type(error) for error in desk.ends] == [ClientSlow]
     assert [(entry["client"], entry["limit"]) for entry in logs] == [(CLIENT, "limits.max_topic_lists_bytes")]
@@ -650,7 +650,7 @@ async def test_who_takes_a_large_answer_in_time_is_not_given_up(
     await desk.forward(topics())
     desk.sent[0].answer(0, padding=1 << 20)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.backends.room.lend, "another client")
+        nursery.start_soon(desk.backends.room.reserve, "another client")
         await trio.sleep(1.5)
         assert desk.ends == []
         gate.opened.set()
@@ -661,15 +661,15 @@ async def test_who_takes_a_large_answer_in_time_is_not_given_up(
 async def test_who_leaves_while_it_waits_for_room_leaves_nothing_behind(nursery: trio.Nursery) -> None:
     async with trio.open_nursery() as session:
         desk = Desk(session, trio.testing.memory_stream_pair(), **ONE_ANSWER)
-        others = desk.backends.room.lend_now("another client")
+        others = desk.backends.room.try_reserve("another client")
         assert others is not None
         await desk.forward(topics(1), topics(2))
-        assert desk.backends.room.is_wanted
+        assert desk.backends.room.has_waiters
         desk.mode.close()
         session.cancel_scope.cancel()
-    assert not desk.backends.room.is_wanted
+    assert not desk.backends.room.has_waiters
     assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
-    others.give_back()
+    others.release()
     assert desk.backends.room.free_bytes == 1024
 
 
@@ -744,7 +744,7 @@ async def test_what_waits_too_long_for_room_is_told_so(
     make: Make, autojump_clock: trio.testing.MockClock, command: BaseCommand
 ) -> None:
     desk = make(**ONE_ANSWER, lookup_timeout_ms=4000)
-    others = await desk.backends.room.lend("another client")
+    others = await desk.backends.room.reserve("another client")
     with structlog.testing.capture_logs() as logs:
         await desk.forward(command)
         [answer] = await desk.hear()
@@ -755,7 +755,7 @@ async def test_what_waits_too_long_for_room_is_told_so(
     assert desk.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 1
     assert trio.current_time() == pytest.approx(5.0)
     assert desk.sent == []
-    others.give_back()
+    others.release()
     await desk.nothing_left()
     assert desk.backends.room.free_bytes == 1024
 
@@ -959,10 +959,10 @@ async def test_a_client_with_much_under_way_is_read_no_more_where_memory_is_shor
     desk = make(max_lookup_bytes=200 * 1024)
     await desk.forward(lookup("x" * (70 * 1024), request_id=1))
     assert desk.mode.has_room
-    assert desk.backends.budget.take("somebody else", 60 * 1024)
+    assert desk.backends.budget.reserve_bytes("somebody else", 60 * 1024)
     assert not desk.mode.has_room
     desk.sent[0].answer(0)
     await desk.hear()
     assert desk.mode.has_room
-    desk.backends.budget.give_back("somebody else", 60 * 1024)
+    desk.backends.budget.release_bytes("somebody else", 60 * 1024)
     await desk.nothing_left()

@@ -327,7 +327,7 @@ async def test_it_arrives(make: Make) -> None:
 async def test_nothing_to_send_is_sent(make: Make) -> None:
     line = make()
     assert await line.wire.until_sent()
-    line.wire.push()
+    line.wire.flush()
     assert line.wire.unsent_bytes == 0
 
 
@@ -381,7 +381,7 @@ async def test_nothing_is_put_into_the_middle_of_what_is_being_sent(nursery: tri
     assert data, "half of it has left, and there is room"
     second = encode_frame(b"second")
     line.wire.send(second)
-    line.wire.push()
+    line.wire.flush()
     data += await line.hear(len(LARGE + second) - len(data))
     assert data == LARGE + second
     nursery.cancel_scope.cancel()
@@ -568,7 +568,7 @@ async def test_nothing_goes_out_behind_half_a_frame(
     half = received(line.client)  # now there is room
     assert LARGE.startswith(half)
     line.wire.send(encode_frame(b"its other half"))
-    line.wire.push()
+    line.wire.flush()
     assert not await line.wire.until_sent()
     await trio.sleep(10)
     assert received(line.client) == b""
