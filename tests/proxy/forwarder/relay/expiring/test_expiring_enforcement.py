@@ -42,6 +42,7 @@ from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SES
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
 from proxy.runtime.rpc.client import RpcConnectionLost
@@ -162,13 +163,14 @@ async def begin(
                 now=now,
             )
             await relays.begin(
-                our_client,
-                our_broker,
-                about_relay(),
-                first_to_broker=first,
-                first_to_client=b"",
-                config=RelayConfig(),
-                session=known,
+                RelayStart(
+                    our_client,
+                    our_broker,
+                    about_relay(),
+                    first_to_broker=first,
+                    config=RelayConfig(),
+                    session=known,
+                )
             )
             stage = Stage(relays, metrics, now, judges, client, broker)
         stage.relays.judge.fraction = lambda: 0.0
@@ -594,7 +596,7 @@ def observed_in(it: Any, reason: str) -> float:
 
 def observe(it: Any) -> Any:
     """Have a session's ends observed."""
-    it.relays.enforcement.configure(it.backends.config)
+    it.relays.enforcement.configure(it.workers.config)
     return it
 
 
