@@ -609,12 +609,12 @@ async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
     await it.must_serve()
     assert observed_in(it, "expired") == 0
     await it.at(101)
-    assert it.session.renewal.has_expired
+    assert it.session.lifetime.has_expired
     for request_id in range(5):
         await it.must_serve(request_id)
     assert observed_in(it, "expired") == 1
     assert it.counted() == (0, 0, 0)
-    assert not it.session.renewal.has_expired, "its frames are not looked at one by one any more"
+    assert not it.session.lifetime.has_expired, "its frames are not looked at one by one any more"
     it.relays.enforcement.configure(ENFORCING)
     await it.client.say(lookup())
     await it.must_be_over("session_expired", EXPIRED)
