@@ -21,7 +21,7 @@ from proxy.config.load import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.accepting import accept_clients
-from proxy.forwarder.listen.admission import Admission, Place, Refusal
+from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
@@ -31,7 +31,7 @@ from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.sockets import ip_of
 from proxy.forwarder.session.client_session import ClientSession
-from proxy.forwarder.session.lifetime import recall
+from proxy.forwarder.session.lifetime import reauthenticator_factory
 from proxy.forwarder.workers.authentication import ClientEnd
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.deadlines import Deadlines
@@ -71,8 +71,8 @@ class ForwarderService:
         self._admission = Admission(context.config.limits, counters, context.index, self._address_tables)
         self._auth = context.new_rpc_pool(Role.AUTH)
         self._lookup = context.new_rpc_pool(Role.LOOKUP)
-        self._backends = WorkerClients(context.config, self._auth, self._lookup)
-        self._doors = listener_transports(context.config)
+        self._workers = WorkerClients(context.config, self._auth, self._lookup)
+        self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
         self._clients: trio.Nursery
         self._relays: RelayManager
@@ -126,24 +126,24 @@ class ForwarderService:
             context.nursery,
             forwarders=forwarder_count(context.config),
             may_linger=lambda: not (self._handshakes.count or context.reactor.busy),
-            on_moved=lambda about: self._admission.leave(ip_of(about)),
-            on_left_behind_gone=self._admission.leave,
-            recall=recall(lambda: self._backends),
+            on_moved=lambda about: self._admission.release_client(ip_of(about)),
+            on_left_behind_gone=self._admission.release_client,
+            recall=reauthenticator_factory(lambda: self._workers),
             enforcement=Enforcement(context.config),
             reauthentication_metrics=self._metrics.reauthentication,
             brokers=BrokerReauthentication(
                 context.nursery,
                 self._metrics.broker_reauthentication,
-                lambda host: self._backends.broker_credentials(host),  # noqa: PLW0108 -- a reload replaces them
+                lambda host: self._workers.broker_credentials(host),  # noqa: PLW0108 -- a reload replaces them
             ),
             principals_max=context.config.metrics.principals_max,
         )
         for kept in left.relays:
-            self._admission.adopt(ip_of(kept.about))
+            self._admission.adopt_client(ip_of(kept.about))
             self._metrics.adopted_relays.inc()
         self._relays.adopt(left, config)
         for client_ip in self._relays.left_behind.client_ips:
-            self._admission.adopt(client_ip)
+            self._admission.adopt_client(client_ip)
         context.nursery.start_soon(keeper.run)
         context.nursery.start_soon(keeper.listen, self._address_tables.read, self._relays.left_behind.process_ended)
         self._address_tables.begin(lambda table: context.nursery.start_soon(keeper.publish_addresses, table))
@@ -155,12 +155,12 @@ class ForwarderService:
             get_logger().info("relays that cannot move stay in a predecessor", relays=len(relays), predecessor_pid=pid)
 
     def _relay_ended(self, about: StoredRelay) -> None:
-        self._admission.leave(ip_of(about))
+        self._admission.release_client(ip_of(about))
         cause = _CAUSES.get(self._relays.left_because(about), DisconnectCause.RELAY_ENDED)
         self._metrics.ended_connections[cause].inc()
 
-    def _connection_ended(self, place: Place, cause: DisconnectCause) -> None:
-        place.leave()
+    def _connection_ended(self, place: AdmittedConnection, cause: DisconnectCause) -> None:
+        place.release()
         self._metrics.ended_connections[cause].inc()
 
     async def configure(self, config: Config) -> None:
@@ -171,16 +171,16 @@ class ForwarderService:
             self._relays.enforcement.configure(config)
         backends = WorkerClients(config, self._auth, self._lookup)  # may raise
         if not self._accepting.cancel_called:
-            self._doors = listener_transports(config)  # may raise
+            self._transports = listener_transports(config)  # may raise
             self._admission.limits = config.limits
             self._relays.enforcement.configure(config)
             self._tune_listeners()
-        backends.keep_room(self._backends.room, self._backends.budget)
-        self._backends = backends
+        backends.keep_room(self._workers.room, self._workers.budget)
+        self._workers = backends
 
     def _tune_listeners(self) -> None:
         """What is set for a listener, the connections that it accepts have from their beginning."""
-        for listener, door in zip(self._listeners, self._doors, strict=False):  # a drain has closed them
+        for listener, door in zip(self._listeners, self._transports, strict=False):  # a drain has closed them
             if listener.fileno() >= 0:
                 tune_socket(listener)
                 set_congestion_control_of_accepted(listener, door.congestion_control)
@@ -198,7 +198,7 @@ class ForwarderService:
         if hand_over:
             # One that becomes a relay before the hand-over moves; one that would later, has to come again.
             await self._handshakes.wait_until_empty(timeout_s=HANDSHAKES_GRACE_S)
-            self._admission.retire()  # the successor counts in the same place
+            self._admission.retire_counters()  # the successor counts in the same place
             await self._relays.hand_over()
         for session in list(self._sessions):
             session.drain()
@@ -226,7 +226,7 @@ class ForwarderService:
     def _session_ends(self) -> Iterator[SessionEnd]:
         """Of all sessions that can expire: relays', and those in lookup mode."""
         now = self._relays.now()
-        in_lookup_mode = (session.renewal.followed for session in self._sessions)
+        in_lookup_mode = (session.lifetime.expiring_session for session in self._sessions)
         for followed in chain(self._relays.followed(), in_lookup_mode):
             if followed is not None and followed.clock is not None and not followed.closing:
                 about = followed.relay
@@ -255,16 +255,16 @@ class ForwarderService:
             stream.socket.close()
             return
         ip, port = peer
-        door, address = self._doors[index], str(HostPort(ip, port))
-        refusal = self._admission.refusal(ip)
+        door, address = self._transports[index], str(HostPort(ip, port))
+        refusal = self._admission.check_admission(ip)
         if refusal is not None:
-            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=door.speaks_tls))
+            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=door.uses_tls))
             return
         self._metrics.new_connections.inc()
-        place = self._admission.enter(ip)
+        place = self._admission.admit_client(ip)
         self._in_flight.increment()
         client = ClientEnd(address, trio.current_time(), b"", index)
-        if door.speaks_tls:
+        if door.uses_tls:
             handshake = trio.CancelScope()
             place.evict = handshake.cancel
             self._clients.start_soon(self._enter_by_tls, door, stream, client, place, handshake)
@@ -276,16 +276,16 @@ class ForwarderService:
         door: ListenerTransport,
         transport: trio.SocketStream,
         client: ClientEnd,
-        place: Place,
+        place: AdmittedConnection,
         handshake: trio.CancelScope,
     ) -> None:
         """Begin a client's session behind its TLS handshake, which ``handshake`` cancels."""
-        timeout_s = seconds(self._backends.config.limits.handshake_timeout_ms)
+        timeout_s = seconds(self._workers.config.limits.handshake_timeout_ms)
         cause = DisconnectCause.SHUT_DOWN
         entered = False
         try:
             with handshake:
-                stream, certificate = await door.enter(transport, timeout_s=timeout_s)
+                stream, certificate = await door.accept_client(transport, timeout_s=timeout_s)
                 # A drain that began in the meantime has not seen it.
                 entered = not (self._accepting.cancel_called or handshake.cancel_called)
                 if not entered:
@@ -306,11 +306,11 @@ class ForwarderService:
         if entered:
             self._begin(stream, replace(client, certificate=certificate), place)
 
-    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEnd, place: Place) -> None:
+    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEnd, place: AdmittedConnection) -> None:
         session = ClientSession(
             stream,
             client,
-            self._backends,
+            self._workers,
             self._relays,
             self._metrics,
             handshakes=self._handshakes,
@@ -320,12 +320,12 @@ class ForwarderService:
             stranger=place,
         )
         self._sessions.add(session)
-        session.begin()
+        session.start_session()
 
-    def _ended(self, place: Place, session: ClientSession) -> None:
+    def _ended(self, place: AdmittedConnection, session: ClientSession) -> None:
         self._sessions.discard(session)
         if session.became_relay:  # which ends in its own time: see _relay_ended
-            place.becomes_relay()
+            place.on_relay_started()
         else:
             self._connection_ended(place, session.cause)
             if session.cause is DisconnectCause.GAVE_WAY:

@@ -33,7 +33,6 @@ from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.reauthentication import Reauthentication, ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.relay_session import (
     ReauthenticatorFactory,
-    RelaySession,
     reauthentication_unavailable,
 )
 from proxy.forwarder.relay.expiring.session import LEAVING, CloseReason, ExpiringSession
@@ -43,8 +42,9 @@ from proxy.forwarder.relay.left_behind import RelaysLeftBehind
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay.relay import Relay, shut_down
 from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, transport_of, tune_for_relay
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.relay.usage import PrincipalUsage
-from proxy.forwarder.relay.user_space import Stream, UserSpaceRelay, UserSpaceRelays
+from proxy.forwarder.relay.user_space import UserSpaceRelay, UserSpaceRelays
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.process.descriptors import adopt_stream
 from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
@@ -209,23 +209,12 @@ class RelayManager(Collector):
 
     # ---- a new one
 
-    async def begin(
-        self,
-        client: Stream,
-        broker: Stream,
-        about: StoredRelay,
-        *,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
-        session: RelaySession | None = None,
-    ) -> None:
-        """Begin to relay; from now on both streams are the relay's. What was read ahead goes first: a client's from
-        the beginning of a frame on.
+    async def begin(self, start: RelayStart) -> None:
+        """Start a relay; from then on both streams are the relay's. Bytes that were read ahead go first.
 
-        The client is told nothing before its relay is safe in the fd store. ``session``: None for a blind relay.
-        Raises RelayStartFailed.
+        The client is told nothing before its relay is safe in the fd store. Raises RelayStartFailed.
         """
+        client, broker, about, session = start.client, start.broker, start.stored, start.session
         if self._closing:
             raise RelayStartFailed(REPLACED)
         try:
@@ -240,30 +229,29 @@ class RelayManager(Collector):
             self._brokers.follow(followed)
         self._table.belongs(about.id, self._principals.number_of(about.principal))
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
-            await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config, followed)
+            await self._begin_to_splice(start, client, broker, followed)
             return
         try:
             for stream in (client, broker):
-                tune_for_relay(transport_of(stream), config)
+                tune_for_relay(transport_of(stream), start.config)
         except OSError as error:  # it has gone again
             self._table.give(about.id)
             raise RelayStartFailed(f"a relay cannot begin: {error}") from error
         self.in_flight.increment()
         self._principals.add_session(about.principal)
         relay = UserSpaceRelay(about, followed)
-        self._in_user_space.begin(client, broker, relay, first_to_broker, first_to_client, config)
+        self._in_user_space.begin(relay, start)
         self.departures.watch(relay)
 
-    async def _begin_to_splice(  # noqa: PLR0917 -- private, and called once
+    async def _begin_to_splice(
         self,
+        start: RelayStart,
         client: trio.SocketStream,
         broker: trio.SocketStream,
-        about: StoredRelay,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
         followed: ExpiringSession | None,
     ) -> None:
+        about, config = start.stored, start.config
+        first_to_broker, first_to_client = start.first_to_broker, start.first_to_client
         sockets = client.socket.fileno(), broker.socket.fileno()
         relay = Relay(about, *sockets, seconds(config.half_close_timeout_ms))
         relay.followed = followed

@@ -10,12 +10,12 @@ from functools import partial
 import trio
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.close_schedule import until_quiet
 from proxy.forwarder.relay.copy_loop import relay as blind_relay
 from proxy.forwarder.relay.expiring.copy_loop import FramedCopyLoop
 from proxy.forwarder.relay.expiring.reauthentication import Reauthentication
 from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.loop.tasks import close_gracefully, seconds
 from proxy.runtime.shared.relay_table import (
     BYTES,
@@ -28,7 +28,6 @@ from proxy.runtime.shared.relay_table import (
     row,
 )
 
-Stream = trio.abc.HalfCloseableStream
 Ended = Callable[[StoredRelay, int, int], None]
 Move = Callable[..., Awaitable[None]]
 """What moves a relay's bytes, and returns when it is over: see proxy.forwarder.relay.copy_loop.relay."""
@@ -69,15 +68,7 @@ class UserSpaceRelays:
         self._release = release
         self._living: dict[int, UserSpaceRelay] = {}
 
-    def begin(  # noqa: PLR0917 -- as Relays.begin has them
-        self,
-        client: Stream,
-        broker: Stream,
-        relay: UserSpaceRelay,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
-    ) -> None:
+    def begin(self, relay: UserSpaceRelay, start: RelayStart) -> None:
         """Begin one; both streams are its own. It may be ended before its task runs."""
         about, followed = relay.about, relay.followed
         move: Move = partial(blind_relay, reading_client=relay.reading_client)
@@ -86,7 +77,7 @@ class UserSpaceRelays:
             move = FramedCopyLoop(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
             self._judge.watch(followed)
         self._living[about.id] = relay
-        self._nursery.start_soon(self._relay, move, client, broker, relay, first_to_broker, first_to_client, config)
+        self._nursery.start_soon(self._relay, move, relay, start)
 
     @property
     def relays(self) -> list[UserSpaceRelay]:
@@ -121,26 +112,17 @@ class UserSpaceRelays:
 
     # ---- a relay's life
 
-    async def _relay(  # noqa: PLR0917 -- private, and called once
-        self,
-        move: Move,
-        client: Stream,
-        broker: Stream,
-        this: UserSpaceRelay,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
-    ) -> None:
-        about = this.about
+    async def _relay(self, move: Move, this: UserSpaceRelay, start: RelayStart) -> None:
+        about, client, broker = this.about, start.client, start.broker
         rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
         try:
             with this.moving:
                 await move(
                     client,
                     broker,
-                    first_to_broker=first_to_broker,
-                    first_to_client=first_to_client,
-                    half_close_timeout_s=seconds(config.half_close_timeout_ms),
+                    first_to_broker=start.first_to_broker,
+                    first_to_client=start.first_to_client,
+                    half_close_timeout_s=seconds(start.config.half_close_timeout_ms),
                     count_to_broker=partial(self._count, rows[0]),
                     count_to_client=partial(self._count, rows[1]),
                 )

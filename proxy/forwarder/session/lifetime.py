@@ -45,19 +45,19 @@ class SessionLifetime:
     def __init__(
         self, backends: WorkerClients, client: ClientEnd, relays: RelayManager, metrics: ForwarderMetrics
     ) -> None:
-        self._backends = backends
+        self._workers = backends
         self._client = client
         self._relays = relays
         self._metrics = metrics
         self._session: RelaySession | None = None
         self._make_session: Callable[[], RelaySession]
         self._reauthenticator: Reauthenticator | None = None
-        self.followed: ExpiringSession | None = None
+        self.expiring_session: ExpiringSession | None = None
         """In lookup mode, where the session can expire."""
 
-    def begin(self, connect: CommandConnect, principal: Principal) -> None:
+    def on_authenticated(self, connect: CommandConnect, principal: Principal) -> None:
         """The client was authenticated, or nobody is here."""
-        config = self._backends.config
+        config = self._workers.config
         if config.authentication.enabled and not connect.feature_flags.supports_auth_refresh:
             self._metrics.reauthentication.cannot_renew(principal.method, NoReauth.CLIENT_CANNOT)
         lifetime_ms_max = 0  # nobody is asked for credentials where there are none
@@ -76,13 +76,13 @@ class SessionLifetime:
             self._session = self._make_session()
 
     def _new_session(self, connect: CommandConnect, clock: SessionClock, lifetime_ms_max: int) -> RelaySession:
-        config = self._backends.config
+        config = self._workers.config
         if wants_broker(connect):
             policy = config.session.relay_reauthentication
             asked = may_be_asked(connect, policy, from_proxy=bool(clock.principal.proxy))
         else:
             asked = MayBeAsked(connect.feature_flags.supports_auth_refresh, with_producer=True)
-        self._reauthenticator = Reauthenticator(connect, partial(self._backends.new_authentication, self._client))
+        self._reauthenticator = Reauthenticator(connect, partial(self._workers.new_authentication, self._client))
         return RelaySession(
             principal=clock.principal,
             clock=clock,
@@ -99,14 +99,14 @@ class SessionLifetime:
             context=_context(self._client, connect),
         )
 
-    def end(self) -> None:
+    def abandon_reauthentication(self) -> None:
         """The connection has ended, or is a relay, whose answers are judged by what ``for_relay`` gave it."""
-        if self.followed is not None and self._reauthenticator is not None:
+        if self.expiring_session is not None and self._reauthenticator is not None:
             self._reauthenticator.end()
 
     # ---- as a relay
 
-    def for_relay(
+    def relay_session(
         self, broker: CommandConnected, identity: ClientIdentity, *, answers_broker: str = ""
     ) -> RelaySession | None:
         """What a relay has to know; None: nothing. ``answers_broker``: the host of a broker whose challenges the proxy
@@ -123,30 +123,30 @@ class SessionLifetime:
 
     # ---- in lookup mode
 
-    def follow(self, client: "LookupClient", tell_about: Callable[[], StoredRelay]) -> None:
+    def start_in_lookup_mode(self, client: "LookupClient", tell_about: Callable[[], StoredRelay]) -> None:
         """Have a client in lookup mode asked in time."""
         session, reauthenticator = self._session, self._reauthenticator
         if session is None or reauthenticator is None or not session.expires:
             return
         about = tell_about()
         about.session.CopyFrom(session.stored())
-        self.followed = ExpiringSession(about, session.clock, session.reauthenticate, self._relays.enforcement)
-        self.followed.line = LookupSessionControl(client, self.followed, self._relays, reauthenticator)
-        self._relays.judge.watch(self.followed)
+        self.expiring_session = ExpiringSession(about, session.clock, session.reauthenticate, self._relays.enforcement)
+        self.expiring_session.line = LookupSessionControl(client, self.expiring_session, self._relays, reauthenticator)
+        self._relays.judge.watch(self.expiring_session)
 
     @property
     def has_expired(self) -> bool:
         """Whether it has: then ``use`` says what may still be done. Not where its end was observed, and counted."""
-        followed = self.followed
+        followed = self.expiring_session
         if followed is None or self._relays.now() < _clock(followed).expires_at_s:
             return False
         return not (_clock(followed).observed and followed.observes)
 
-    def use(self, frame: Frame) -> CommandDecision:
+    def decide_command(self, frame: Frame) -> CommandDecision:
         """What may become of a command, now that the session has expired. Begins to close it, where that is due.
         Raises CommandCorrupt.
         """
-        followed = self.followed
+        followed = self.expiring_session
         if (
             followed is None
             or frame.encode() in KEEP_ALIVE_FRAMES
@@ -158,9 +158,9 @@ class SessionLifetime:
             followed.line.close(CloseReason.EXPIRED)
         return use
 
-    def answered(self, frame: Frame) -> bool:
+    def on_auth_response(self, frame: Frame) -> bool:
         """The client has sent an AUTH_RESPONSE, asked for or not. False: this session never expires, so it is none."""
-        followed = self.followed
+        followed = self.expiring_session
         if followed is None:
             return False
         failure = _clock(followed).answered(self._relays.now())
@@ -192,7 +192,7 @@ def _context(client: ClientEnd, connect: CommandConnect) -> bytes:
     return stored.SerializeToString()
 
 
-def recall(backends: Callable[[], WorkerClients]) -> ReauthenticatorFactory:
+def reauthenticator_factory(backends: Callable[[], WorkerClients]) -> ReauthenticatorFactory:
     """What judges the answers of a predecessor's clients, by the settings that are in force then."""
 
     def recalled(relay: StoredRelay) -> Reauthenticate:

@@ -250,7 +250,7 @@ class SentEnvelope:
         self._take(None)
 
 
-class FakeBackends:
+class FakeWorkerClients:
     """proxy.forwarder.workers.clients.Backends without workers.
 
     ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``short_way``:
@@ -383,7 +383,7 @@ class Play:
         self.relays = new_relays(nursery, self._relay_ended)
         self.registry.register(self.relays)
         self.handshakes = InFlightCounter()
-        self.backends = FakeBackends(make_config(**tables), nursery)
+        self.workers = FakeWorkerClients(make_config(**tables), nursery)
         pair = trio.testing.lockstep_stream_pair if lockstep else trio.testing.memory_stream_pair
         ours, theirs = pair() if streams is None else streams
         self.stream = ours
@@ -394,7 +394,7 @@ class Play:
         self.session = ClientSession(
             ours,
             ClientEnd(CLIENT, trio.current_time(), CERTIFICATE),
-            self.backends,
+            self.workers,
             self.relays,
             self.metrics,
             handshakes=self.handshakes,  # type: ignore[arg-type]
@@ -402,7 +402,7 @@ class Play:
             deadlines=deadlines,
             on_end=lambda _session: self.ended.set(),
         )
-        self.session.begin()
+        self.session.start_session()
 
     async def end(self) -> str:
         """Wait for the session's end; its cause."""

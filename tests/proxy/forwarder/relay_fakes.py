@@ -32,6 +32,7 @@ from proxy.forwarder.relay.expiring.relay_session import (
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.pipes import Pipe
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.network.credentials import NoCredentials
 from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
 from proxy.runtime.shared.relay_table import PIPE, RelayTable, row
@@ -365,13 +366,15 @@ class Forwarder:
     ) -> StoredRelay:
         about = about or about_relay()
         await self.relays.begin(
-            lane.our_client,
-            lane.our_broker,
-            about,
-            first_to_broker=to_broker,
-            first_to_client=to_client,
-            config=self.config,
-            session=session,
+            RelayStart(
+                lane.our_client,
+                lane.our_broker,
+                about,
+                first_to_broker=to_broker,
+                first_to_client=to_client,
+                config=self.config,
+                session=session,
+            )
         )
         return about
 

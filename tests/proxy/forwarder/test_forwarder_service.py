@@ -182,10 +182,10 @@ async def test_addresses_in_logs_are_as_people_write_them(serve: Serve, monkeypa
 class TlsDoor:
     """A listener behind which a client has shown a certificate."""
 
-    speaks_tls = True
+    uses_tls = True
     congestion_control = ""
 
-    async def enter(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
+    async def accept_client(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
         await trio.lowlevel.checkpoint()
         assert timeout_s > 0
         return transport, b"the certificate"
@@ -216,7 +216,11 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
 
     monkeypatch.setattr(WorkerClients, "new_authentication", new_authentication)
     if tls:
-        served.service._doors = (*served.service._doors[:number], TlsDoor(), *served.service._doors[number + 1 :])  # type: ignore[assignment]
+        served.service._transports = (
+            *served.service._transports[:number],
+            TlsDoor(),
+            *served.service._transports[number + 1 :],
+        )  # type: ignore[assignment]
     ours, theirs = trio.testing.memory_stream_pair()
     served.listener.take_in_of[served.real_listeners[number].getsockname()](ours, ("192.0.2.1", 4000))
     peer = Peer(theirs)
@@ -429,19 +433,19 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     service = served.service
     await service.drain(0, hand_over=True)
     await trio.testing.wait_all_tasks_blocked()
-    doors = service._doors
+    doors = service._transports
     await service.configure(make_config())
     assert not service._relays.enforcement.observes("0.0.0.0:6650")
 
     def unreadable(*_arguments: object) -> None:
         raise ConfigError("a certificate cannot be read")
 
-    monkeypatch.setattr(service_module, "Backends", unreadable)
-    monkeypatch.setattr(service_module, "doors", unreadable)
+    monkeypatch.setattr(service_module, "WorkerClients", unreadable)
+    monkeypatch.setattr(service_module, "listener_transports", unreadable)
     with pytest.raises(ConfigError):
         await service.configure(make_config(session={"enforcement": "observe"}))
     assert service._relays.enforcement.observes("0.0.0.0:6650")
-    assert service._doors is doors
+    assert service._transports is doors
     assert all(listener.fileno() < 0 for listener in service._listeners)
 
 
@@ -453,13 +457,13 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(
     def unreadable(*_arguments: object) -> None:
         raise ConfigError("a certificate cannot be read")
 
-    for what in ("doors", "Backends"):
+    for what in ("listener_transports", "WorkerClients"):
         monkeypatch.setattr(service_module, what, unreadable)
-        before = served.service._backends, served.service._doors, served.service._admission.limits
+        before = served.service._workers, served.service._transports, served.service._admission.limits
         with pytest.raises(ConfigError):
             await served.service.configure(make_config(limits={"max_connections": 4}))
         assert served.service._relays.enforcement.observes("0.0.0.0:6650")
-        assert before == (served.service._backends, served.service._doors, served.service._admission.limits)
+        assert before == (served.service._workers, served.service._transports, served.service._admission.limits)
 
 
 async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:

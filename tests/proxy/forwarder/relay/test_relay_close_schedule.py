@@ -40,6 +40,7 @@ from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SES
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.session import connection_age as age
 from proxy.forwarder.session.connection_age import ConnectionAge
 from proxy.runtime.loop.deadlines import Deadlines
@@ -468,13 +469,14 @@ async def in_memory(nursery: trio.Nursery) -> AsyncIterator[Any]:
         client, our_client = trio.testing.memory_stream_pair()
         our_broker, broker = trio.testing.memory_stream_pair()
         await relays.begin(
-            our_client,
-            our_broker,
-            age_of(about_relay()) if with_age else about_relay(),
-            first_to_broker=first,
-            first_to_client=b"",
-            config=RelayConfig(),
-            session=session(now, Judges(), clock=None, challenge=b"") if with_age else None,
+            RelayStart(
+                our_client,
+                our_broker,
+                age_of(about_relay()) if with_age else about_relay(),
+                first_to_broker=first,
+                config=RelayConfig(),
+                session=session(now, Judges(), clock=None, challenge=b"") if with_age else None,
+            )
         )
         at_once()
         await trio.testing.wait_all_tasks_blocked()

@@ -16,6 +16,7 @@ from proxy.forwarder.relay import left_behind as module
 from proxy.forwarder.relay import user_space
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.left_behind import RelaysLeftBehind
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.shared.relay_table import BYTES, TO_BROKER, RelayTable, row
 
 CLIENT_IP = "203.0.113.7"
@@ -52,7 +53,7 @@ async def begin(forwarder: Forwarder, client_port: int = 1000, **fields: Any) ->
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
     about = about_relay(client_address=f"{CLIENT_IP}:{client_port}", principal="alice", **fields)
-    await forwarder.relays.begin(ours, theirs, about, first_to_broker=b"", first_to_client=b"", config=forwarder.config)
+    await forwarder.relays.begin(RelayStart(ours, theirs, about, config=forwarder.config))
     return Stream(about, client, broker)
 
 

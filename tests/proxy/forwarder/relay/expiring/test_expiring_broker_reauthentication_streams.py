@@ -34,6 +34,7 @@ from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, 
 from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX, CloseReason
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.relay.user_space import LINGER_S
 
 SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")
@@ -62,13 +63,13 @@ class Stage:
     async def begin(self, **fields: Any) -> Stage:
         known: dict[str, Any] = {"lifetime_ms": 0, "broker_host": BROKER_HOST} | fields
         await self.relays.begin(
-            self.our_client,
-            self.our_broker,
-            about_relay(),
-            first_to_broker=b"",
-            first_to_client=b"",
-            config=RelayConfig(),
-            session=session(self.now, self.judges, **known),
+            RelayStart(
+                self.our_client,
+                self.our_broker,
+                about_relay(),
+                config=RelayConfig(),
+                session=session(self.now, self.judges, **known),
+            )
         )
         await trio.testing.wait_all_tasks_blocked()
         return self

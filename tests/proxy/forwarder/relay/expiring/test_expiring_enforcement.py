@@ -42,6 +42,7 @@ from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SES
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
 from proxy.runtime.rpc.client import RpcConnectionLost
@@ -162,13 +163,14 @@ async def begin(
                 now=now,
             )
             await relays.begin(
-                our_client,
-                our_broker,
-                about_relay(),
-                first_to_broker=first,
-                first_to_client=b"",
-                config=RelayConfig(),
-                session=known,
+                RelayStart(
+                    our_client,
+                    our_broker,
+                    about_relay(),
+                    first_to_broker=first,
+                    config=RelayConfig(),
+                    session=known,
+                )
             )
             stage = Stage(relays, metrics, now, judges, client, broker)
         stage.relays.judge.fraction = lambda: 0.0
@@ -594,7 +596,7 @@ def observed_in(it: Any, reason: str) -> float:
 
 def observe(it: Any) -> Any:
     """Have a session's ends observed."""
-    it.relays.enforcement.configure(it.backends.config)
+    it.relays.enforcement.configure(it.workers.config)
     return it
 
 
@@ -607,12 +609,12 @@ async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
     await it.must_serve()
     assert observed_in(it, "expired") == 0
     await it.at(101)
-    assert it.session.renewal.has_expired
+    assert it.session.lifetime.has_expired
     for request_id in range(5):
         await it.must_serve(request_id)
     assert observed_in(it, "expired") == 1
     assert it.counted() == (0, 0, 0)
-    assert not it.session.renewal.has_expired, "its frames are not looked at one by one any more"
+    assert not it.session.lifetime.has_expired, "its frames are not looked at one by one any more"
     it.relays.enforcement.configure(ENFORCING)
     await it.client.say(lookup())
     await it.must_be_over("session_expired", EXPIRED)
