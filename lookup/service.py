@@ -34,7 +34,7 @@ from proto.rpc_pb2 import (
 from proto.varints import varint
 from proxy import __version__
 from proxy.common.logs import get_logger
-from proxy.config.session import observed_listeners
+from proxy.config.session_lifetime import observed_listeners
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import seconds

@@ -18,7 +18,7 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 from proto.relay_frames import frame_bytes_max
 from proto.rpc_pb2 import Principal, StoredClient, StoredRelay
 from proto.session_clock import CommandDecision, SessionClock
-from proxy.config.session import max_reauth_ms
+from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.metrics import ForwarderMetrics

@@ -433,8 +433,13 @@ class Place:
         return forwarder
 
     async def _serve(self, channel: StoreChannel, pid: int) -> None:
-        await self.shelf.serve(
-            channel, list, pid=pid, new=True, tables=AddressTableExchange().line(0), keeps_relays=self._keeps
+        await self.shelf.serve_forwarder(
+            channel,
+            list,
+            pid=pid,
+            is_new=True,
+            tables=AddressTableExchange().open_channel(0),
+            stores_relays=self._keeps,
         )
 
     async def settle(self) -> None:
@@ -446,8 +451,8 @@ class Place:
             await forwarder.leave()
             forwarder.keeper.close_all()
         await self.settle()
-        self.shelf.clear()
-        os.close(self.shelf.table)
+        self.shelf.close_stored()
+        os.close(self.shelf.table_fd)
 
 
 @asynccontextmanager

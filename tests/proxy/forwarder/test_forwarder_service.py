@@ -99,7 +99,9 @@ class Served:
     async def _keep(self, channel: StoreChannel) -> None:
         with contextlib.ExitStack() as stack:
             descriptors = [stack.enter_context(listener).fileno() for listener in self.real_listeners]
-            await self.shelf.serve(channel, lambda: descriptors, pid=1, new=True, tables=AddressTableExchange().line(0))
+            await self.shelf.serve_forwarder(
+                channel, lambda: descriptors, pid=1, is_new=True, tables=AddressTableExchange().open_channel(0)
+            )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -149,8 +151,8 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
         await trio.testing.wait_all_tasks_blocked()
     for sock in adopted:
         sock.close()
-    shelf.clear()
-    os.close(shelf.table)
+    shelf.close_stored()
+    os.close(shelf.table_fd)
     os.close(counters)
 
 
@@ -489,11 +491,11 @@ async def test_every_cause_is_a_series_from_the_start(serve: Serve) -> None:
 
 async def leave_relays(shelf: FdStoreSlot, *lanes: Lane, ip: str = "192.0.2.9") -> None:
     """As a forwarder that was killed."""
-    table = RelayTable(shelf.table)
+    table = RelayTable(shelf.table_fd)
     for lane in lanes:
         kept = kept_relay(lane, table.take())
         kept.about.client_address = f"{ip}:4000"
-        shelf.take(StoreMessage(relays=[kept.about]), [kept.client, kept.broker])
+        shelf.apply_message(StoreMessage(relays=[kept.about]), [kept.client, kept.broker])
         await lane.our_client.aclose()
         await lane.our_broker.aclose()
 

@@ -132,7 +132,7 @@ async def test_a_predecessor_that_is_killed(place: Place) -> None:
     await first.kill()
     assert second.relays.left_behind.count == 1, "until the supervisor says so"
     assert used(second) == 8
-    place.shelf.process_ended(1)
+    place.shelf.on_process_ended(1)
     await until(lambda: second.gone_behind == [CLIENT_IP])
     assert used(second) == 8
     assert place.shelf.left_behind == {}
@@ -183,7 +183,7 @@ async def test_a_predecessor_that_ends_during_a_hand_over(place: Place) -> None:
     await stream.send(b"123")
     second = await replaced(place)
     await second.relays.hand_over()
-    place.shelf.process_ended(1)
+    place.shelf.on_process_ended(1)
     third = await place.forwarder()
     assert (used(third), third.relays.left_behind.count) == (3, 0)
 

@@ -35,8 +35,8 @@ from proxy.supervisor.operators.report import (
     METRICS_BYTES_MAX,
     STATUS_BYTES_MAX,
     STATUS_TOTAL_BYTES_MAX,
+    ClusterReport,
     MetricsTooLarge,
-    Report,
 )
 
 
@@ -57,7 +57,7 @@ class Setup:
         self.cluster.of = lambda role: [slot for slot in self.cluster.slots if slot.role is role]
         for role in roles or (Role.AUTH, Role.LOOKUP, Role.FORWARDER, Role.FORWARDER):
             self._add(role)
-        self.report = Report(self.cluster)  # type: ignore[arg-type]
+        self.report = ClusterReport(self.cluster)  # type: ignore[arg-type]
 
     def _add(self, role: Role) -> None:
         index = len(self.cluster.of(role))

@@ -1,4 +1,4 @@
-"""proxy.admin.questions and proxy.supervisor.operators.admin_channel: both ends of the line on which the admin worker
+"""proxy.admin.supervisor_client and proxy.supervisor.operators.admin_channel: both ends of the line on which the admin worker
 asks."""
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import trio.testing
 
 from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Place, Text
-from proxy.admin.questions import HEALTH_INTERVAL_S, SILENCE_S_MAX, ChannelLost, SupervisorClient
+from proxy.admin.supervisor_client import HEALTH_INTERVAL_S, SILENCE_S_MAX, ChannelLost, SupervisorClient
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.client import RpcCallRefused
 from proxy.runtime.rpc.peers import Caller
-from proxy.supervisor.operators.admin_channel import INTERVAL_S, UNDER_WAY_MAX, AdminChannel
+from proxy.supervisor.operators.admin_channel import REPORT_INTERVAL_S, CONCURRENT_CALLS_MAX, AdminChannel
 from proxy.supervisor.operators.report import MetricsTooLarge
 
 FORWARDER = ProcessIdentity("forwarder", 1)
@@ -93,7 +93,7 @@ async def setup(nursery: trio.Nursery) -> AsyncIterator[Setup]:
 
 @pytest.fixture
 async def questions(setup: Setup, nursery: trio.Nursery) -> SupervisorClient:
-    listener = await setup.questions.take_listener()
+    listener = await setup.questions.receive_listener()
     assert same_file(listener.socket.fileno(), setup.port.fileno())
     await listener.aclose()
     nursery.start_soon(setup.questions.run)
@@ -101,7 +101,7 @@ async def questions(setup: Setup, nursery: trio.Nursery) -> SupervisorClient:
 
 
 async def test_questions_and_answers(setup: Setup, questions: SupervisorClient) -> None:
-    assert questions.is_well()
+    assert questions.is_responsive()
     assert await questions.not_ready_reasons() == ["draining"]
     assert await questions.status() == '{"cluster":"prod"}'
     assert await questions.places() == [
@@ -135,7 +135,7 @@ async def test_questions_at_a_time_are_bounded(setup: Setup, nursery: trio.Nurse
     """Security: each may make every worker answer."""
     handler = setup.line._handlers()[Method.REPORT_READINESS]
     setup.report.gate = trio.Event()
-    for _ in range(UNDER_WAY_MAX):
+    for _ in range(CONCURRENT_CALLS_MAX):
         nursery.start_soon(handler, b"", Caller(Role.ADMIN, 77))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(Exception, match="too many questions at a time"):
@@ -158,7 +158,7 @@ async def test_who_asks_without_pause_makes_the_workers_answer_now_and_then(
     setup: Setup, autojump_clock: trio.testing.MockClock, method: int, request_bytes: bytes
 ) -> None:
     """Security: an admin worker that was taken over asks as often as it may, over two lines."""
-    ends_at = trio.current_time() + 10 * INTERVAL_S
+    ends_at = trio.current_time() + 10 * REPORT_INTERVAL_S
     answers = 0
 
     async def ask_again_and_again() -> None:
@@ -169,10 +169,10 @@ async def test_who_asks_without_pause_makes_the_workers_answer_now_and_then(
             answers += 1
 
     async with trio.open_nursery() as asking:
-        for _ in range(UNDER_WAY_MAX):
+        for _ in range(CONCURRENT_CALLS_MAX):
             asking.start_soon(ask_again_and_again)
     assert len(setup.report.asked) <= 12
-    assert answers == UNDER_WAY_MAX * len(setup.report.asked)
+    assert answers == CONCURRENT_CALLS_MAX * len(setup.report.asked)
 
 
 async def test_each_place_and_question_has_its_own_pause(setup: Setup, autojump_clock: trio.testing.MockClock) -> None:
@@ -183,7 +183,7 @@ async def test_each_place_and_question_has_its_own_pause(setup: Setup, autojump_
     await handlers[Method.REPORT_STATUS](b"", caller)
     await handlers[Method.REPORT_READINESS](b"", caller)
     assert len(setup.report.asked) == 4
-    assert trio.current_time() < INTERVAL_S / 2
+    assert trio.current_time() < REPORT_INTERVAL_S / 2
 
 
 async def test_places_that_are_none_are_not_remembered(setup: Setup) -> None:
@@ -224,7 +224,7 @@ async def test_a_worker_that_never_wants_its_port(setup: Setup) -> None:
 async def test_a_supervisor_that_gives_no_port(setup: Setup) -> None:
     setup.port.close()
     with pytest.raises(ChannelLost):
-        await setup.questions.take_listener()
+        await setup.questions.receive_listener()
     setup.questions._socket.close()
 
 
@@ -233,13 +233,13 @@ async def test_a_supervisor_that_falls_silent_is_not_well(
 ) -> None:
     """Not at once: a machine may be busy."""
     await trio.sleep(20 * HEALTH_INTERVAL_S)
-    assert questions.is_well()
+    assert questions.is_responsive()
 
     async def silence(*_: Any, **__: Any) -> None:
         await trio.sleep_forever()
 
     monkeypatch.setattr(questions._rpc, "call", silence)
     await trio.sleep(SILENCE_S_MAX - HEALTH_INTERVAL_S - 1)
-    assert questions.is_well()
+    assert questions.is_responsive()
     await trio.sleep(HEALTH_INTERVAL_S + 2)
-    assert not questions.is_well()
+    assert not questions.is_responsive()

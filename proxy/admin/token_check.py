@@ -10,7 +10,7 @@ from proxy.config.types import Admin
 _KEY = "admin.token_file"
 
 
-class Access:
+class TokenCheck:
     """Judges the ``Authorization`` of requests. Raises ConfigError where the file cannot be used at the beginning;
     one that becomes unusable later leaves the token from before.
     """
@@ -19,7 +19,7 @@ class Access:
         file = config.token_file
         self._token = ReloadingFile(_KEY, (file,), lambda: read_admin_token(file)) if file else None
 
-    async def allows(self, authorization: list[bytes]) -> bool:
+    async def is_allowed(self, authorization: list[bytes]) -> bool:
         """Whether a request with these values of the header may read everything."""
         if self._token is None:
             return True
