@@ -25,7 +25,7 @@ from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.process_metrics import measure_process
 from proxy.runtime.rpc.client import RpcError
-from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.supervisor.cluster.slot import KeepShelf, SlotState, Spawn, WorkerRun, WorkerSlot
 from proxy.supervisor.cluster.standby import Standby
 from proxy.supervisor.handover.address_tables import AddressTableExchange
@@ -82,7 +82,7 @@ class Cluster:
         forwarders = max(forwarder_count(config), len(legacy.shelves))
         self.shelves = [*legacy.shelves, *(FdStoreSlot() for _ in range(forwarders - len(legacy.shelves)))]
         as_before = len(legacy.shelves) == forwarders
-        self._connections = legacy.connections if as_before else new_shared_counters(forwarders)
+        self._connections = legacy.connections if as_before else create_shared_counters(forwarders)
         if legacy.connections not in {-1, self._connections}:
             os.close(legacy.connections)
         self._counters = ConnectionCounters(self._connections)
@@ -258,7 +258,7 @@ class Cluster:
 
     def _worker_ended(self, slot: WorkerSlot) -> None:
         if slot.role is Role.FORWARDER:
-            self._counters.set(slot.index, 0)
+            self._counters.set_connections(slot.index, 0)
         if not self.draining:
             self._restarts.labels(of=slot.role.value).inc()
 
