@@ -115,8 +115,8 @@ class ForwarderService:
 
     async def _start_relays(self) -> None:
         context, config = self._context, self._context.config.relay
-        keeper = FdStoreClient(adopt_socket(context.descriptors.store), keeps=config.crash_safe)
-        left = await keeper.inherit()
+        keeper = FdStoreClient(adopt_socket(context.descriptors.store), crash_safe=config.crash_safe)
+        left = await keeper.receive_handover()
         self._listeners = [adopt_socket(descriptor) for descriptor in left.listeners]
         self._tune_listeners()
         self._relays = RelayManager(
@@ -125,7 +125,7 @@ class ForwarderService:
             self._relay_ended,
             context.nursery,
             forwarders=forwarder_count(context.config),
-            may_linger=lambda: not (self._handshakes.count or context.reactor.busy),
+            may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
             on_moved=lambda about: self._admission.release_client(ip_of(about)),
             on_left_behind_gone=self._admission.release_client,
             recall=reauthenticator_factory(lambda: self._workers),
@@ -139,14 +139,18 @@ class ForwarderService:
             principals_max=context.config.metrics.principals_max,
         )
         for kept in left.relays:
-            self._admission.adopt_client(ip_of(kept.about))
+            self._admission.adopt_client(ip_of(kept.record))
             self._metrics.adopted_relays.inc()
-        self._relays.adopt(left, config)
+        self._relays.adopt_relays(left, config)
         for client_ip in self._relays.left_behind.client_ips:
             self._admission.adopt_client(client_ip)
-        context.nursery.start_soon(keeper.run)
-        context.nursery.start_soon(keeper.listen, self._address_tables.read, self._relays.left_behind.process_ended)
-        self._address_tables.begin(lambda table: context.nursery.start_soon(keeper.publish_addresses, table))
+        context.nursery.start_soon(keeper.run_sender)
+        context.nursery.start_soon(
+            keeper.run_receiver, self._address_tables.read_table, self._relays.left_behind.on_process_ended
+        )
+        self._address_tables.start_publishing(
+            lambda table: context.nursery.start_soon(keeper.publish_address_table, table)
+        )
         context.nursery.start_soon(self._relays.run)
         context.registry.register(self._relays)
         if left.relays:
@@ -156,7 +160,7 @@ class ForwarderService:
 
     def _relay_ended(self, about: StoredRelay) -> None:
         self._admission.release_client(ip_of(about))
-        cause = _CAUSES.get(self._relays.left_because(about), DisconnectCause.RELAY_ENDED)
+        cause = _CAUSES.get(self._relays.close_reason_of(about), DisconnectCause.RELAY_ENDED)
         self._metrics.ended_connections[cause].inc()
 
     def _connection_ended(self, place: AdmittedConnection, cause: DisconnectCause) -> None:
@@ -199,11 +203,11 @@ class ForwarderService:
             # One that becomes a relay before the hand-over moves; one that would later, has to come again.
             await self._handshakes.wait_until_empty(timeout_s=HANDSHAKES_GRACE_S)
             self._admission.retire_counters()  # the successor counts in the same place
-            await self._relays.hand_over()
+            await self._relays.hand_over_relays()
         for session in list(self._sessions):
             session.drain()
         if not hand_over:
-            self._relays.spread_ends(timeout_s)
+            self._relays.spread_closes(timeout_s)
         both_empty = True
         for in_flight in (self._in_flight, self._relays.in_flight):
             left_s = max(0.0, timeout_s - (trio.current_time() - started))
@@ -212,7 +216,7 @@ class ForwarderService:
             left = len(self._sessions) + self._relays.in_flight.count
             get_logger().warning("the drain's time is over; closing what is left", connections=left)
         self._serving.cancel()
-        self._relays.end_all()
+        self._relays.abort_relays()
 
     def status(self) -> dict[str, object]:
         """Connections by state, and sessions that end soon."""
@@ -227,7 +231,7 @@ class ForwarderService:
         """Of all sessions that can expire: relays', and those in lookup mode."""
         now = self._relays.now()
         in_lookup_mode = (session.lifetime.expiring_session for session in self._sessions)
-        for followed in chain(self._relays.followed(), in_lookup_mode):
+        for followed in chain(self._relays.expiring_sessions(), in_lookup_mode):
             if followed is not None and followed.clock is not None and not followed.closing:
                 about = followed.relay
                 yield SessionEnd(followed.clock.expires_at_s - now, about.client_address, about.principal)

@@ -62,7 +62,7 @@ class Admission:
         self._retired = False
         self._addresses = addresses or AddressTables()
         self.limits = limits
-        counters.set(forwarder, 0)
+        counters.set_connections(forwarder, 0)
 
     @property
     def limits(self) -> Limits:
@@ -79,16 +79,16 @@ class Admission:
             strangers = max(PRE_AUTH_CONNECTIONS_MIN, self._part_of(limits.max_connections // 4))
         self._strangers_max = strangers
         self._strangers_of_address_max = max(1, strangers // 2)
-        self._addresses.use(self._by_address if limits.max_connections_per_address else None)
+        self._addresses.track_connections(self._by_address if limits.max_connections_per_address else None)
 
     def _part_of(self, limit: int) -> int:
-        part, rest = divmod(limit, self._counters.places)
+        part, rest = divmod(limit, self._counters.forwarders)
         return part + (self._forwarder < rest)
 
     def retire_counters(self) -> None:
         """Leave this forwarder's place among the counters to its successor."""
         self._retired = True
-        self._addresses.use(None)
+        self._addresses.track_connections(None)
 
     # ---- whether to accept
 
@@ -106,7 +106,7 @@ class Admission:
 
     def others_have_room(self) -> bool:
         """Whether other forwarders say that they are not full. They may be wrong, or lie."""
-        return self._counters.total() < self._limits.max_connections
+        return self._counters.total_connections() < self._limits.max_connections
 
     # ---- in and out
 
@@ -131,7 +131,7 @@ class Admission:
         enough = self._limits.max_connections_per_address - here
         if enough <= 0:
             return here
-        part_max = -(-self._limits.max_connections // self._counters.places)
+        part_max = -(-self._limits.max_connections // self._counters.forwarders)
         return here + self._addresses.others_connections(address, enough, part_max)
 
     def _evict(self, address: str = "") -> bool:
@@ -172,5 +172,5 @@ class Admission:
 
     def _tell_others(self, address: str) -> None:
         if not self._retired:
-            self._counters.set(self._forwarder, self.connections)
-            self._addresses.set(address, self._by_address[address])
+            self._counters.set_connections(self._forwarder, self.connections)
+            self._addresses.set_connections(address, self._by_address[address])

@@ -11,7 +11,7 @@ import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proxy.forwarder.relay.close_schedule import until_quiet
-from proxy.forwarder.relay.copy_loop import relay as blind_relay
+from proxy.forwarder.relay.copy_loop import copy_streams as blind_relay
 from proxy.forwarder.relay.expiring.copy_loop import FramedCopyLoop
 from proxy.forwarder.relay.expiring.reauthentication import Reauthentication
 from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
@@ -40,12 +40,12 @@ class UserSpaceRelay:
     """One relay. ``leaving``: why the proxy ends it by itself; ``is_over``: whether it has ended."""
 
     def __init__(self, about: StoredRelay, followed: ExpiringSession | None) -> None:
-        self.about = about
-        self.followed = followed
-        self.leaving = CloseReason.NO
+        self.record = about
+        self.session = followed
+        self.close_reason = CloseReason.NO
         self.is_over = False
-        self.moving = trio.CancelScope()
-        self.reading_client = trio.CancelScope()
+        self.copy_scope = trio.CancelScope()
+        self.client_read_scope = trio.CancelScope()
 
 
 class UserSpaceRelays:
@@ -68,12 +68,12 @@ class UserSpaceRelays:
         self._release = release
         self._living: dict[int, UserSpaceRelay] = {}
 
-    def begin(self, relay: UserSpaceRelay, start: RelayStart) -> None:
+    def start_relay(self, relay: UserSpaceRelay, start: RelayStart) -> None:
         """Begin one; both streams are its own. It may be ended before its task runs."""
-        about, followed = relay.about, relay.followed
-        move: Move = partial(blind_relay, reading_client=relay.reading_client)
+        about, followed = relay.record, relay.session
+        move: Move = partial(blind_relay, reading_client=relay.client_read_scope)
         if followed is not None:
-            self._table.follow(about.id)
+            self._table.record_framed(about.id)
             move = FramedCopyLoop(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
             self._judge.watch(followed)
         self._living[about.id] = relay
@@ -85,38 +85,38 @@ class UserSpaceRelays:
         return [*self._living.values()]
 
     @property
-    def followed(self) -> list[ExpiringSession]:
+    def expiring_sessions(self) -> list[ExpiringSession]:
         """The sessions of those that live whose frames are followed."""
-        return [relay.followed for relay in self._living.values() if relay.followed is not None]
+        return [relay.session for relay in self._living.values() if relay.session is not None]
 
     # ---- ends
 
-    def leave(self, relay: UserSpaceRelay, why: CloseReason) -> None:
+    def close_relay(self, relay: UserSpaceRelay, why: CloseReason) -> None:
         """Begin to end one gently."""
-        if relay.followed is not None:
-            relay.followed.line.close(why)
+        if relay.session is not None:
+            relay.session.line.close(why)
         else:
             self._nursery.start_soon(self._see_off, relay)
 
     async def _see_off(self, relay: UserSpaceRelay) -> None:
         """End a relay of whose frames nothing is known: when the broker has answered what it was sent."""
-        relay.reading_client.cancel()
-        position = row(relay.about.id, TO_CLIENT) + BYTES
+        relay.client_read_scope.cancel()
+        position = row(relay.record.id, TO_CLIENT) + BYTES
         await until_quiet(lambda: self._table.cells[position])
-        relay.moving.cancel()
+        relay.copy_scope.cancel()
 
     @staticmethod
-    def drop(relay: UserSpaceRelay) -> None:
+    def abort_relay(relay: UserSpaceRelay) -> None:
         """End one at once."""
-        relay.moving.cancel()
+        relay.copy_scope.cancel()
 
     # ---- a relay's life
 
     async def _relay(self, move: Move, this: UserSpaceRelay, start: RelayStart) -> None:
-        about, client, broker = this.about, start.client, start.broker
+        about, client, broker = this.record, start.client, start.broker
         rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
         try:
-            with this.moving:
+            with this.copy_scope:
                 await move(
                     client,
                     broker,

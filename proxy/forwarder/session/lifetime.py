@@ -63,7 +63,7 @@ class SessionLifetime:
         lifetime_ms_max = 0  # nobody is asked for credentials where there are none
         if config.authentication.enabled:
             lifetime_ms_max = max_reauth_ms(config, self._client.listener, principal.method)
-        judge = self._relays.judge
+        judge = self._relays.reauthentication
         clock = SessionClock(
             principal,
             lifetime_ms_max=lifetime_ms_max,
@@ -132,7 +132,7 @@ class SessionLifetime:
         about.session.CopyFrom(session.stored())
         self.expiring_session = ExpiringSession(about, session.clock, session.reauthenticate, self._relays.enforcement)
         self.expiring_session.line = LookupSessionControl(client, self.expiring_session, self._relays, reauthenticator)
-        self._relays.judge.watch(self.expiring_session)
+        self._relays.reauthentication.watch(self.expiring_session)
 
     @property
     def has_expired(self) -> bool:
@@ -153,7 +153,7 @@ class SessionLifetime:
             or commands.parse_command(frame.command).type == BaseCommand.AUTH_RESPONSE
         ):
             return CommandDecision.GO_ON
-        use = self._relays.judge.use(followed)
+        use = self._relays.reauthentication.use(followed)
         if use is CommandDecision.CLOSE:
             followed.line.close(CloseReason.EXPIRED)
         return use
@@ -165,9 +165,9 @@ class SessionLifetime:
             return False
         failure = _clock(followed).answered(self._relays.now())
         if failure is None:
-            self._relays.judge.answered(followed, frame.encode())
+            self._relays.reauthentication.answered(followed, frame.encode())
         else:
-            self._relays.judge.failed(followed, failure)
+            self._relays.reauthentication.failed(followed, failure)
         return True
 
 
@@ -262,7 +262,7 @@ class LookupSessionControl:
         if not self._followed.closing:
             self._followed.closing, self._followed.closing_frame = why, frame
             self._client.wait()
-            self._relays.judge.closing(self._followed)
+            self._relays.reauthentication.closing(self._followed)
 
     def say_farewell(self, frame: bytes) -> None:
         """Tell the client, and end."""

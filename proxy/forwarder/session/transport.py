@@ -72,7 +72,7 @@ class ClientTransport:
         self._on_frames, self._on_end = on_frames, on_end
         reactor = current_reactor()
         if reactor is not None and isinstance(self.stream, trio.SocketStream):
-            self._reading = reactor.reading(self.stream.socket.fileno(), self._receive_data, on_end)
+            self._reading = reactor.start_reading(self.stream.socket.fileno(), self._receive_data, on_end)
         else:
             self._reader_ended = trio.Event()
             self._tasks.start_soon(self._read, self._reader_ended)

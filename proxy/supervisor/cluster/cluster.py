@@ -25,7 +25,7 @@ from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.process_metrics import register_process_metrics
 from proxy.runtime.rpc.client import RpcError
-from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.supervisor.cluster.slot import ServeChannel, SlotState, SpawnWorker, WorkerRun, WorkerSlot
 from proxy.supervisor.cluster.standby import StandbyForwarder
 from proxy.supervisor.handover.address_tables import AddressTableExchange
@@ -89,7 +89,7 @@ class Cluster:
             *(FdStoreSlot() for _ in range(forwarders - len(handover.fd_store_slots))),
         ]
         as_before = len(handover.fd_store_slots) == forwarders
-        self._connections_fd = handover.connections_fd if as_before else new_shared_counters(forwarders)
+        self._connections_fd = handover.connections_fd if as_before else create_shared_counters(forwarders)
         if handover.connections_fd not in {-1, self._connections_fd}:
             os.close(handover.connections_fd)
         self._counters = ConnectionCounters(self._connections_fd)
@@ -265,7 +265,7 @@ class Cluster:
 
     def _on_worker_ended(self, slot: WorkerSlot) -> None:
         if slot.role is Role.FORWARDER:
-            self._counters.set(slot.index, 0)
+            self._counters.set_connections(slot.index, 0)
         if not self.draining:
             self._restarts.labels(of=slot.role.value).inc()
 

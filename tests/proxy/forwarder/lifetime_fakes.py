@@ -79,7 +79,7 @@ class Life(Play):
         tables["authentication"] = {"enabled": True, "failure_delay_ms": 200, **tables.get("authentication", {})}
         super().__init__(nursery, **tables)
         self.began = trio.current_time()
-        judge = self.relays.judge
+        judge = self.relays.reauthentication
         self.relays.now = judge.now = trio.current_time
         judge.unix_ms, judge.fraction = unix_ms, lambda: fraction
         judge._metrics = self.metrics.reauthentication

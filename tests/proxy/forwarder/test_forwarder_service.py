@@ -38,8 +38,8 @@ from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket
 from proxy.runtime.process.worker import WorkerContext
-from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
-from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
+from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
+from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
 from proxy.runtime.shared.relay_table import RelayTable
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -85,7 +85,7 @@ class Served:
         self.tables = tables
         self.counters = ConnectionCounters(counters)
         self.shelf = shelf
-        ours, theirs = store_sockets()
+        ours, theirs = create_store_sockets()
         self.real_listeners = [socket.create_server(("127.0.0.1", 0)) for _ in tables.get("listener", [{}])]
         self.real_listener = self.real_listeners[0]
         nursery.start_soon(self._keep, StoreChannel(ours))
@@ -133,7 +133,7 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
 
     monkeypatch.setattr(service_module, "adopt_socket", adopt)
     shelf = FdStoreSlot()
-    counters = new_shared_counters(2)
+    counters = create_shared_counters(2)
 
     async def start(*, real: bool = False, **tables: Any) -> Served:
         listener = FakeListener()
@@ -406,7 +406,7 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
     tables: dict[str, Any] = {"authentication": {"enabled": True, "anonymous_role": "nobody"}}
     served = await serve(**tables)
     relays = served.service._relays
-    relays.now = relays.judge.now = trio.current_time
+    relays.now = relays.reauthentication.now = trio.current_time
     monkeypatch.setattr(WorkerClients, "new_authentication", lambda *_: NobodysRounds())
     before = await served.in_lookup_mode()
     maximum = {"session": {"connections_max_reauth_ms": 5000}, "limits": {"keep_alive_interval_ms": 10**9}}
@@ -493,9 +493,9 @@ async def leave_relays(shelf: FdStoreSlot, *lanes: Lane, ip: str = "192.0.2.9") 
     """As a forwarder that was killed."""
     table = RelayTable(shelf.table_fd)
     for lane in lanes:
-        kept = kept_relay(lane, table.take())
-        kept.about.client_address = f"{ip}:4000"
-        shelf.apply_message(StoreMessage(relays=[kept.about]), [kept.client, kept.broker])
+        kept = kept_relay(lane, table.allocate_relay_id())
+        kept.record.client_address = f"{ip}:4000"
+        shelf.apply_message(StoreMessage(relays=[kept.record]), [kept.client, kept.broker])
         await lane.our_client.aclose()
         await lane.our_broker.aclose()
 
@@ -513,7 +513,7 @@ async def test_adopted_relays_are_counted_and_limited(serve: Serve) -> None:
         assert second.value("pulsar_proxy_new_connections_total") == 0
         assert second.value("pulsar_proxy_connections_by_state", state="relaying") == 2
         assert second.service.status().items() >= {"connections": 2, "connections_by_state": {"relaying": 2}}.items()
-        assert second.counters.total() == 2
+        assert second.counters.total_connections() == 2
         await second.listener.come("192.0.2.9").must_hear_error()
         await second.in_lookup_mode(ip="192.0.2.10")
         await one.client.send_all(b"x")
@@ -604,11 +604,11 @@ async def test_a_hand_over_waits_for_handshakes_and_leaves_relays(
             with trio.fail_after(60):
                 await drained.wait()
         assert served.value("pulsar_proxy_ended_connections_total", cause="relay_ended") == 0
-        served.counters.set(0, 77)
+        served.counters.set_connections(0, 77)
         second = await serve()
         await client.must_hear(BaseCommand.CONNECTED)  # from whichever of the two
         assert second.value("pulsar_proxy_adopted_relays_total") == 1
-        assert second.counters.total() == 1
+        assert second.counters.total_connections() == 1
         await client.stream.send_all(b"goes on")
         assert await read(broker, 7) == b"goes on"
         await broker.aclose()
@@ -643,11 +643,11 @@ async def test_after_a_hand_over_the_counter_is_the_successors(serve: Serve) -> 
         second = await serve()
         for _ in range(3):
             await second.in_lookup_mode()
-        assert second.counters.total() == 3
+        assert second.counters.total_connections() == 3
         await client.stream.aclose()
         with trio.fail_after(60):
             await stays.wait()
-    assert second.counters.total() == 3
+    assert second.counters.total_connections() == 3
     assert first.value("pulsar_proxy_active_connections") == 0
 
 

@@ -18,7 +18,7 @@ from proxy.config.types import Limits
 from proxy.forwarder.listen import accepting
 from proxy.forwarder.listen.accepting import accept_clients
 from proxy.forwarder.listen.admission import Admission
-from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 
 
 class Entrance:
@@ -28,7 +28,7 @@ class Entrance:
         self.nursery = nursery
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setblocking(False)
-        memory = new_shared_counters(forwarders)
+        memory = create_shared_counters(forwarders)
         self.admissions = [Admission(Limits(), ConnectionCounters(memory), number) for number in range(forwarders)]
         self.taken: list[int] = []
         self.addresses: list[tuple[str, int]] = []

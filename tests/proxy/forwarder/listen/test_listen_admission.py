@@ -11,12 +11,12 @@ import pytest
 from proxy.config.types import Limits
 from proxy.forwarder.listen.admission import PRE_AUTH_CONNECTIONS_MIN, Admission, AdmittedConnection, Refusal
 from proxy.runtime.shared.address_tables import AddressTables
-from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    descriptor = new_shared_counters(2)
+    descriptor = create_shared_counters(2)
     yield descriptor
     os.close(descriptor)
 
@@ -61,7 +61,7 @@ def test_what_a_forwarder_says_that_was_taken_over_refuses_nobody(memory: int, l
     counters = ConnectionCounters(memory)
     admission = Admission(Limits(max_connections=10), counters, 0)
     for forwarder in (0, 1):
-        counters.set(forwarder, lie)
+        counters.set_connections(forwarder, lie)
     assert admission.check_admission("a") is None
     for _ in range(5):
         known(admission, "a")
@@ -109,8 +109,8 @@ async def test_by_address_in_the_whole_cluster(memory: int) -> None:
     limits = Limits(max_connections_per_address=2)
     tables = [AddressTables(), AddressTables()]
     admissions = [Admission(limits, ConnectionCounters(memory), number, tables[number]) for number in range(2)]
-    tables[0].begin(lambda table: tables[1].read(0, table))
-    tables[1].begin(lambda table: tables[0].read(1, table))
+    tables[0].start_publishing(lambda table: tables[1].read_table(0, table))
+    tables[1].start_publishing(lambda table: tables[0].read_table(1, table))
     places = [admission.admit_client("192.0.2.1") for admission in admissions]
     assert [admission.check_admission("192.0.2.1") for admission in admissions] == ["max_connections_per_address"] * 2
     assert [admission.check_admission("192.0.2.2") for admission in admissions] == [None] * 2
@@ -122,7 +122,7 @@ async def test_a_limit_by_address_that_is_set_later_counts_those_who_are_there(m
     tables = [AddressTables(), AddressTables()]
     counters = ConnectionCounters(memory)
     one, other = (Admission(Limits(), counters, number, tables[number]) for number in range(2))
-    tables[0].begin(lambda table: tables[1].read(0, table))
+    tables[0].start_publishing(lambda table: tables[1].read_table(0, table))
     one.admit_client("192.0.2.1")
     one.limits = other.limits = Limits(max_connections_per_address=1)
     assert other.check_admission("192.0.2.1") == "max_connections_per_address"
@@ -145,9 +145,9 @@ def test_addresses_without_connections_are_forgotten(memory: int) -> None:
 
 def test_a_new_forwarder_starts_at_zero(memory: int) -> None:
     counters = ConnectionCounters(memory)
-    counters.set(0, 99)
+    counters.set_connections(0, 99)
     Admission(Limits(), counters, 0)
-    assert counters.total() == 0
+    assert counters.total_connections() == 0
 
 
 def test_new_limits_count_from_now_on(memory: int) -> None:
@@ -176,7 +176,7 @@ def test_one_that_was_retired_leaves_its_place_to_its_successor(memory: int) -> 
     new.admit_client("c")
     place.release()
     old.admit_client("d")
-    assert counters.total() == 1
+    assert counters.total_connections() == 1
     assert (old.connections, new.connections) == (2, 1)
 
 

@@ -72,7 +72,7 @@ async def test_bytes_that_arrive_between_two_forwarders(place: Place, lane: Lane
     if way == "killed":
         await first.kill()
     else:
-        await first.relays.hand_over()
+        await first.relays.hand_over_relays()
     await lane.client.send_all(b"anybody there?")
     await lane.broker.send_all(b"here")
     await lane.broker.send_eof()
@@ -117,7 +117,7 @@ async def test_a_side_that_broke_between_two_forwarders(place: Place, narrow_lan
     if way == "killed":
         await first.kill()
     else:
-        await first.relays.hand_over()
+        await first.relays.hand_over_relays()
     reset(narrow_lane.broker)
     second = await place.forwarder()
     assert await read_all(narrow_lane.client) == b""
@@ -376,7 +376,7 @@ async def test_what_relays_moved_that_died_with_their_forwarder_stays_counted(
 async def test_nothing_moves_after_a_hand_over(place: Place, lane: Lane) -> None:
     first = await place.forwarder()
     await first.begin(lane)
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     await lane.client.send_all(b"for the successor")
     with trio.move_on_after(0.05):
         pytest.fail(f"moved: {await lane.broker.receive_some(100)!r}")
@@ -391,7 +391,7 @@ async def test_sockets_are_closed_and_not_shut_down(place: Place, lane: Lane) ->
     await first.begin(lane)
     await place.settle()
     before = descriptors()
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert descriptors() <= before - 2
     with trio.move_on_after(0.05):
@@ -409,7 +409,7 @@ async def test_what_was_dropped_is_said_before_the_line_ends(
         monkeypatch.setattr(first.keeper, "_something_dropped", trio.Event())  # nobody says it meanwhile
     await until(lambda: first.ended)
     assert about.id in place.shelf.relays
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     second = await place.forwarder()
     assert about.id not in {adopted.id for adopted in second.adopted}
     assert len(second.adopted) == 1
@@ -464,7 +464,7 @@ async def test_a_lingering_relay_is_not_taken_from_its_successor(place: Place, l
 
 async def test_no_relay_begins_any_more(place: Place, lane: Lane) -> None:
     first = await place.forwarder()
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     before = descriptors()
     with pytest.raises(relays_module.RelayStartFailed, match="being replaced"):
         await first.begin(lane)
@@ -478,11 +478,11 @@ async def test_a_relay_without_its_row_and_pipes_goes_on(nursery: trio.Nursery, 
     """A successor with a table of its own, as after a change of the table's form."""
     left = RelayHandover()
     left.relays.append(kept_relay(lane, 7))
-    pipe = Pipe.make(3, SMALL_PIPE_BYTES)
+    pipe = Pipe.create(3, SMALL_PIPE_BYTES)
     left.pipes.append(pipe)
     ended: list[Any] = []
     relays = RelayManager(keeps_nothing(), left, ended.append, nursery, forwarders=1, may_linger=lambda: True)
-    relays.adopt(left, relays_module.RelayConfig())
+    relays.adopt_relays(left, relays_module.RelayConfig())
     nursery.start_soon(relays.run)
     await lane.client.send_all(b"x")
     assert await read(lane.broker, 1) == b"x"

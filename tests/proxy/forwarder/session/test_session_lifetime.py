@@ -755,8 +755,8 @@ class Told:
         tables.setdefault("authentication", {"enabled": True, "failure_delay_ms": 200})
         self.play = Play(nursery, **tables)
         self.play.relays.now = trio.current_time
-        self.play.relays.judge.unix_ms = unix_ms
-        self.play.relays.judge.fraction = lambda: 0.0
+        self.play.relays.reauthentication.unix_ms = unix_ms
+        self.play.relays.reauthentication.fraction = lambda: 0.0
         self.principal = Principal()
         self.principal.CopyFrom(principal)
         self.client = ClientEnd(CLIENT, trio.current_time(), CERTIFICATE)

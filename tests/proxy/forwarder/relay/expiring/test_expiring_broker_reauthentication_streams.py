@@ -56,7 +56,7 @@ class Stage:
             now=self.now,
             brokers=self.brokers,
         )
-        self.relays.judge.fraction = lambda: 0.0
+        self.relays.reauthentication.fraction = lambda: 0.0
         self.client, self.our_client = trio.testing.memory_stream_pair()
         self.our_broker, self.broker = streams or trio.testing.memory_stream_pair()
 
@@ -265,13 +265,13 @@ async def test_an_answer_that_the_broker_does_not_read_does_not_keep_a_half_clos
     broker.holds = True
     await stage.broker.send_all(BROKER_ASKS)
     await broker.is_stuck.wait()
-    (about,) = (followed.relay for followed in stage.relays.followed())
+    (about,) = (followed.relay for followed in stage.relays.expiring_sessions())
     await stage.client.send_eof()
     timeout_s = RelayConfig().half_close_timeout_ms / 1000
     await trio.sleep(timeout_s - 1)
-    assert [followed.relay for followed in stage.relays.followed()] == [about]
+    assert [followed.relay for followed in stage.relays.expiring_sessions()] == [about]
     await trio.sleep(1 + 2 * LINGER_S)
-    assert stage.relays.followed() == []
+    assert stage.relays.expiring_sessions() == []
 
 
 async def test_an_answer_that_the_broker_reads_late_comes_before_its_end(
@@ -339,7 +339,7 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     await stage.broker.send_all(BROKER_ASKS)
     await trio.testing.wait_all_tasks_blocked()
     assert stage.credentials.begun == 1
-    (followed,) = stage.relays.followed()
+    (followed,) = stage.relays.expiring_sessions()
     followed.line.close(CloseReason.MAX_AGE)
     await stage.client.send_all(frame[1000:])
     assert await stage.rest(stage.broker) == frame[1000:]
@@ -351,7 +351,7 @@ async def test_both_sides_are_asked_at_the_same_time(autojump_clock: trio.testin
     for number in (1, 2):
         stage.now.s += 90
         await stage.broker.send_all(BROKER_ASKS[:30])
-        stage.relays.judge.ask_those_due()
+        stage.relays.reauthentication.ask_those_due()
         await stage.expect(stage.client, CHALLENGE)
         await stage.broker.send_all(BROKER_ASKS[30:] + message_frame())
         await stage.expect(stage.client, message_frame())
@@ -432,8 +432,8 @@ async def test_a_flood_of_answers_is_one_failure(autojump_clock: trio.testing.Mo
     """A client that answers over and over has a turn for each, in the first of which the way to the broker ends."""
     failures: list[object] = []
     await stage.begin(lifetime_ms=100_000)
-    fail = stage.relays.judge.failed
-    stage.relays.judge.failed = lambda *arguments: (failures.append(arguments), fail(*arguments))[1]  # type: ignore[assignment]
+    fail = stage.relays.reauthentication.failed
+    stage.relays.reauthentication.failed = lambda *arguments: (failures.append(arguments), fail(*arguments))[1]  # type: ignore[assignment]
     await stage.client.send_all(answer() * 1000)
     await stage.rest(stage.client)
     assert len(failures) == 1

@@ -53,7 +53,7 @@ class Stage:
     broker: Any
 
     def ask(self) -> None:
-        self.relays.judge.ask_those_due()
+        self.relays.reauthentication.ask_those_due()
 
     async def read(self, stream: Any, size: int) -> bytes:
         found = b""
@@ -84,7 +84,7 @@ async def begin(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
     relays = RelayManager(
         keeps_nothing(), RelayHandover(), lambda _about: None, nursery, forwarders=1, may_linger=lambda: True, now=now
     )
-    relays.judge.fraction = lambda: 0.0
+    relays.reauthentication.fraction = lambda: 0.0
 
     async def begun(first: bytes = b"", **fields: Any) -> Stage:
         client, our_client = trio.testing.memory_stream_pair()
@@ -133,7 +133,7 @@ async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(begin: A
     further = commands.auth_challenge("proxy", 21, "token", b"server first")
     stage.judges.verdict = lambda _data: Challenge(further)
     stage.now.s += 150
-    (followed,) = stage.relays.followed()
+    (followed,) = stage.relays.expiring_sessions()
     assert followed.clock is not None
     await stage.client.send_all(answer() + send_frame(b"waits"))
     assert await stage.read(stage.client, len(further)) == further

@@ -96,7 +96,7 @@ class Stage:
             assert error_in(await read_all(self.client)).error.message == text
 
     def asked(self) -> None:
-        self.relays.judge.ask_those_due()
+        self.relays.reauthentication.ask_those_due()
 
     async def settle(self) -> None:
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -173,7 +173,7 @@ async def begin(
                 )
             )
             stage = Stage(relays, metrics, now, judges, client, broker)
-        stage.relays.judge.fraction = lambda: 0.0
+        stage.relays.reauthentication.fraction = lambda: 0.0
         await trio.testing.wait_all_tasks_blocked()
         return stage
 
@@ -427,7 +427,7 @@ async def test_an_observed_one_can_leave(begin: Any, was_used: bool) -> None:
     if was_used:
         stage.now.s += 101
         await stage.must_pass()
-    (followed,) = stage.relays.followed()
+    (followed,) = stage.relays.expiring_sessions()
     await stage.client.send_all(SEND[:20])  # what ends is in the middle of a frame
     await stage.settle()
     stage.now.s += 101
@@ -565,7 +565,7 @@ async def test_a_successor_asks_nobody_whose_failure_was_observed(
     second = await successor(place, "killed")
     second.relays.enforcement.configure(observing())
     now.s += 5
-    second.relays.judge.ask_those_due()
+    second.relays.reauthentication.ask_those_due()
     await stage.must_come()
 
 
