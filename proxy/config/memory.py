@@ -63,7 +63,7 @@ class MemoryDemand(NamedTuple):
 
 
 class MemoryPlan(NamedTuple):
-    """A configuration with every number that depends on the container; ``shortage``: why it does not fit_to_container, if so."""
+    """A configuration with every number that depends on the container; ``shortage``: why it does not fit, if so."""
 
     config: Config
     container: ContainerLimits
