@@ -22,20 +22,20 @@ import trio
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from proto.command_heads import FrameWrong
+from proto.command_heads import FrameInvalid
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.close_schedule import CloseSchedule, until_quiet
 from proxy.forwarder.relay.engine import RelayEngine
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
+from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
-from proxy.forwarder.relay.expiring.reauthentication import Reauthentication, ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator, ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.relay_session import (
     ReauthenticatorFactory,
     RelaySession,
     reauthentication_unavailable,
 )
-from proxy.forwarder.relay.expiring.session import LEAVING, CloseReason, ExpiringSession
+from proxy.forwarder.relay.expiring.session import PLANNED_CLOSE_REASONS, CloseReason, ExpiringSession
 from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
 from proxy.forwarder.relay.left_behind import RelaysLeftBehind
@@ -56,7 +56,7 @@ _NOT_BEGUN = (
     OSError,
     StoreLost,
     MessageTooLong,
-    FrameWrong,
+    FrameInvalid,
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
@@ -94,7 +94,7 @@ class RelayManager(Collector):
         on_left_behind_gone: Callable[[str], None] = lambda _ip: None,
         recall: ReauthenticatorFactory = reauthentication_unavailable,
         enforcement: Enforcement | None = None,
-        brokers: BrokerReauthentication | None = None,
+        brokers: BrokerReauthenticationFactory | None = None,
         reauthentication_metrics: ReauthenticationMetrics | None = None,
         principals_max: int = 100,
         now: Callable[[], float] = time.monotonic,
@@ -113,8 +113,10 @@ class RelayManager(Collector):
         self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger)
         self._recall = recall
         self.enforcement = enforcement or Enforcement()
-        self.judge = Reauthentication(nursery, reauthentication_metrics or ReauthenticationMetrics(None), now)
-        self._brokers = brokers or BrokerReauthentication(nursery)
+        self.judge = ReauthenticationCoordinator(
+            nursery, reauthentication_metrics or ReauthenticationMetrics(None), now
+        )
+        self._brokers = brokers or BrokerReauthenticationFactory(nursery)
         self._framer = FramedSplicePump(self._table, self._engine.mover, self.judge, now)
         self._in_user_space = UserSpaceRelays(nursery, self._table, self.judge, self._tell_of_end, self._release_rows)
         self.left_behind = RelaysLeftBehind(self._table, self._left_behind_ended)
@@ -151,16 +153,16 @@ class RelayManager(Collector):
             if kept.about.HasField("session") and self._table.is_followed(kept.about.id):
                 clock = self._framer.journal.recalled_clock(kept.about)
                 relay.followed = ExpiringSession(kept.about, clock, self._recall(kept.about), self.enforcement)
-                self._brokers.follow(relay.followed)
+                self._brokers.attach_to(relay.followed)
             self.in_flight.begin()
             try:
                 self._engine.adopt(relay, pipes, self._framer)
                 if relay.followed is not None:
-                    self.judge.watch(relay.followed)
-                    if relay.followed.broker is not None:
-                        relay.followed.broker.go_on()
-                    if relay.followed.closing in LEAVING:
-                        relay.leaving = self._left_because[kept.about.id] = relay.followed.closing
+                    self.judge.add_session(relay.followed)
+                    if relay.followed.broker_challenges is not None:
+                        relay.followed.broker_challenges.resume_exchange()
+                    if relay.followed.close_reason in PLANNED_CLOSE_REASONS:
+                        relay.leaving = self._left_because[kept.about.id] = relay.followed.close_reason
                 self.departures.watch(relay)
             except OSError as error:
                 get_logger().error("a relay cannot be taken over", client=kept.about.client_address, reason=str(error))
@@ -198,7 +200,7 @@ class RelayManager(Collector):
             relay.moved = True  # verdicts and credentials that are still on their way change nothing of it
         if moved:
             self.departures.forget(moved)
-            self.judge.forget([relay.followed for relay in moved if relay.followed is not None])
+            self.judge.remove_sessions([relay.followed for relay in moved if relay.followed is not None])
         await self._keeper.close([RelayLeftBehind(id=one.about.id, client_ip=ip_of(one.about)) for one in staying])
         if not self._keeper.keeps:
             return
@@ -233,11 +235,11 @@ class RelayManager(Collector):
         except OverflowError as error:
             raise RelayStartFailed(str(error)) from None
         followed = None
-        if session is not None and (session.is_followed or about.leave_at_ms):
-            about.session.CopyFrom(session.stored())
+        if session is not None and (session.inspects_frames or about.leave_at_ms):
+            about.session.CopyFrom(session.to_stored_session())
             clock = session.clock if session.expires else None
             followed = ExpiringSession(about, clock, session.reauthenticate, self.enforcement)
-            self._brokers.follow(followed)
+            self._brokers.attach_to(followed)
         self._table.belongs(about.id, self._principals.number_of(about.principal))
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
             await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config, followed)
@@ -301,7 +303,7 @@ class RelayManager(Collector):
     def _watch(self, relay: Relay) -> None:
         self.in_flight.begin()
         if relay.followed is not None:
-            self.judge.watch(relay.followed)
+            self.judge.add_session(relay.followed)
         self.departures.watch(relay)
 
     def _abandon(self, relay: Relay) -> None:
@@ -358,7 +360,7 @@ class RelayManager(Collector):
         elif self._engine.frozen:
             return  # it is a successor's
         elif relay.followed is not None:
-            relay.followed.line.close(why)
+            relay.followed.control.start_closing(why)
         else:
             self._engine.hold_back(relay)
             self._nursery.start_soon(self._see_off, relay)
@@ -384,7 +386,7 @@ class RelayManager(Collector):
 
     def left_because(self, about: StoredRelay) -> CloseReason:
         """Why the proxy itself has ended a relay of which it is being told that it has ended; NO: it has not."""
-        return self._left_because.get(about.id, CloseReason.NO)
+        return self._left_because.get(about.id, CloseReason.NOT_CLOSING)
 
     def _relay_ended(self, relay: Relay) -> None:
         """Tell of it, and close both sides; where one broke, only once the other has read what it was sent."""

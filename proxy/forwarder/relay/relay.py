@@ -66,7 +66,7 @@ class Relay:
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = self.moved = False
         self.followed: ExpiringSession | None = None
-        self.leaving = CloseReason.NO
+        self.leaving = CloseReason.NOT_CLOSING
         there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))
         back = self.to_client = Direction(broker, client, row(about.id, TO_CLIENT))
         there.opposite, back.opposite = back, there

@@ -14,7 +14,7 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.close_schedule import until_quiet
 from proxy.forwarder.relay.copy_loop import relay as blind_relay
 from proxy.forwarder.relay.expiring.copy_loop import FramedCopyLoop
-from proxy.forwarder.relay.expiring.reauthentication import Reauthentication
+from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator
 from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
 from proxy.runtime.loop.tasks import close_politely, seconds
 from proxy.runtime.shared.relay_table import (
@@ -43,7 +43,7 @@ class UserSpaceRelay:
     def __init__(self, about: StoredRelay, followed: ExpiringSession | None) -> None:
         self.about = about
         self.followed = followed
-        self.leaving = CloseReason.NO
+        self.leaving = CloseReason.NOT_CLOSING
         self.is_over = False
         self.moving = trio.CancelScope()
         self.reading_client = trio.CancelScope()
@@ -58,7 +58,7 @@ class UserSpaceRelays:
         self,
         nursery: trio.Nursery,
         table: RelayTable,
-        judge: Reauthentication,
+        judge: ReauthenticationCoordinator,
         ended: Ended,
         release: Callable[[int], None],
     ) -> None:
@@ -83,8 +83,10 @@ class UserSpaceRelays:
         move: Move = partial(blind_relay, reading_client=relay.reading_client)
         if followed is not None:
             self._table.follow(about.id)
-            move = FramedCopyLoop(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
-            self._judge.watch(followed)
+            move = FramedCopyLoop(
+                followed, partial(self._count_messages, about.id), self._judge, self._judge.now
+            ).relay_streams
+            self._judge.add_session(followed)
         self._living[about.id] = relay
         self._nursery.start_soon(self._relay, move, client, broker, relay, first_to_broker, first_to_client, config)
 
@@ -103,7 +105,7 @@ class UserSpaceRelays:
     def leave(self, relay: UserSpaceRelay, why: CloseReason) -> None:
         """Begin to end one gently."""
         if relay.followed is not None:
-            relay.followed.line.close(why)
+            relay.followed.control.start_closing(why)
         else:
             self._nursery.start_soon(self._see_off, relay)
 

@@ -97,7 +97,7 @@ class BrokerConnector:
             link.stream,
             about,
             first_to_broker=first_to_broker,
-            first_to_client=link.connected.frame.encode() + link.connected.rest,
+            first_to_client=link.connected.frame.encode() + link.connected.trailing_data,
             config=self._backends.config.relay,
             session=session,
         )
