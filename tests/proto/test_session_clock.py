@@ -270,12 +270,12 @@ def test_what_was_observed_is_known_to_a_successor_and_forgotten_in_a_new_life()
 
 def test_every_phase_and_event() -> None:
     """Each event in each phase has an outcome, and none a new life but a verdict."""
-    for phase, event in itertools.product(Phase, ("challenged", "answered", "lost")):
+    for phase, event in itertools.product(Phase, ("on_challenge_sent", "on_answer", "on_answer_lost")):
         session = clock(100)
         session.phase = phase
         try:
             getattr(session, event)(140)
         except LocalProtocolError:
-            assert event == "challenged"
+            assert event == "on_challenge_sent"
             assert phase in {Phase.CHALLENGED, Phase.CHALLENGED_AGAIN}
         assert session.expires_at_s == 150

@@ -443,7 +443,7 @@ async def test_a_flood_of_challenges_starves_nobody(  # noqa: PLR0917 -- fixture
         pump(direction)
         in_turns.append(len(taken) - before)
 
-    monkeypatch.setattr(broker_reauthentication.BrokerReauthentication, "take", noted)
+    monkeypatch.setattr(broker_reauthentication.BrokerReauthentication, "on_challenge_frame", noted)
     relay.to_client.pump = counted
     await lane.broker.send_all(BROKER_ASKS * 500)
     await expect_out_of_turn(lane, forwarder)
