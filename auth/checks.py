@@ -22,7 +22,7 @@ import trio
 
 from auth.state import AuthenticationDenied, ClientContext
 from proto.addresses import client_network
-from proto.connect_rules import OVERLOADED, is_clients_fault
+from proto.connect_rules import OVERLOADED, is_client_fault
 from proxy.runtime.fairness.fair_queue import FairQueue
 
 CHECKS_PER_SLOT_MAX = 128
@@ -126,7 +126,7 @@ class Checks:
             await turn.decided.wait()
             return await (check() if turn.started else self._refuse(owner))
         except AuthenticationDenied as denied:
-            if is_clients_fault(denied.reason):  # before the slot is given back: it decides who is next
+            if is_client_fault(denied.reason):  # before the slot is given back: it decides who is next
                 self._failed.note(client_network(client.address), True)
             raise
         finally:

@@ -201,7 +201,7 @@ class BrokerConnection:
                 self.close()
 
         with self._turn:
-            on_data(self._link.connected.rest)
+            on_data(self._link.connected.trailing_data)
         await read_all(self._link.stream, on_data)
 
     def _receive(self, data: bytes, nursery: trio.Nursery) -> None:
@@ -216,7 +216,7 @@ class BrokerConnection:
             if frame is None:
                 return
             self._take(frame.command, nursery)
-            data = self._decoder.take_rest()
+            data = self._decoder.take_unread_data()
 
     def _take_known(self, data: bytes) -> int:
         """Take the answers in front that came before, but for their ids, and are not parsed again; how many bytes."""

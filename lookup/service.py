@@ -16,7 +16,7 @@ from lookup.target_names import TargetResolver
 from lookup.targets import TargetDenied, TargetRules
 from proto.addresses import client_network
 from proto.connect_rules import OriginalCredentials
-from proto.envelope import EnvelopeRefused, embedded_request, principal_of, principal_of_target
+from proto.envelope import EnvelopeRefused, parse_embedded_request, verify_envelope_principal, verify_target_principal
 from proto.lookup_answers import ClientAnswer
 from proto.lookups import failure
 from proto.pulsar_pb2 import CommandConnected
@@ -145,7 +145,7 @@ class LookupService:
     def _envelope(self, data: bytes, _caller: Caller, answer: ReplyStream) -> None:
         request = EnvelopeRequest.FromString(data)
         try:
-            principal = principal_of(request, self._seal_key, self._now_unix_ms())
+            principal = verify_envelope_principal(request, self._seal_key, self._now_unix_ms())
         except EnvelopeRefused as refused:
             name = self._refused(request, refused)
             answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
@@ -156,7 +156,7 @@ class LookupService:
         with self._turn:
             for index, embedded in enumerate(requests):
                 try:
-                    asked, request_id = embedded_request(embedded)
+                    asked, request_id = parse_embedded_request(embedded)
                 except EnvelopeRefused as refused:
                     answers.refuse(index, self._refused(request, refused), str(refused))
                 except RequestRefused as refused:
@@ -209,7 +209,7 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            principal_of_target(request, self._seal_key, int(time.time() * 1000))
+            verify_target_principal(request, self._seal_key, int(time.time() * 1000))
         except EnvelopeRefused as refused:
             self._metrics.target_denied("bad_principal")
             get_logger().warning(

@@ -24,7 +24,7 @@ from proxy.forwarder.listen.accepting import accept_clients
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
+from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
@@ -32,7 +32,7 @@ from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.sockets import ip_of
 from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.session.lifetime import reauthenticator_factory
-from proxy.forwarder.workers.authentication import ClientEnd
+from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter, close_forcefully, close_gracefully, seconds
@@ -131,7 +131,7 @@ class ForwarderService:
             recall=reauthenticator_factory(lambda: self._workers),
             enforcement=Enforcement(context.config),
             reauthentication_metrics=self._metrics.reauthentication,
-            brokers=BrokerReauthentication(
+            brokers=BrokerReauthenticationFactory(
                 context.nursery,
                 self._metrics.broker_reauthentication,
                 lambda host: self._workers.broker_credentials(host),  # noqa: PLW0108 -- a reload replaces them
@@ -179,7 +179,7 @@ class ForwarderService:
             self._admission.limits = config.limits
             self._relays.enforcement.configure(config)
             self._tune_listeners()
-        backends.keep_room(self._workers.room, self._workers.budget)
+        backends.inherit_budgets(self._workers.room, self._workers.budget)
         self._workers = backends
 
     def _tune_listeners(self) -> None:
@@ -232,8 +232,8 @@ class ForwarderService:
         now = self._relays.now()
         in_lookup_mode = (session.lifetime.expiring_session for session in self._sessions)
         for followed in chain(self._relays.expiring_sessions(), in_lookup_mode):
-            if followed is not None and followed.clock is not None and not followed.closing:
-                about = followed.relay
+            if followed is not None and followed.clock is not None and not followed.close_reason:
+                about = followed.relay_record
                 yield SessionEnd(followed.clock.expires_at_s - now, about.client_address, about.principal)
 
     # ---- clients
@@ -267,7 +267,7 @@ class ForwarderService:
         self._metrics.new_connections.inc()
         place = self._admission.admit_client(ip)
         self._in_flight.increment()
-        client = ClientEnd(address, trio.current_time(), b"", index)
+        client = ClientEndpoint(address, trio.current_time(), b"", index)
         if door.uses_tls:
             handshake = trio.CancelScope()
             place.evict = handshake.cancel
@@ -279,7 +279,7 @@ class ForwarderService:
         self,
         door: ListenerTransport,
         transport: trio.SocketStream,
-        client: ClientEnd,
+        client: ClientEndpoint,
         place: AdmittedConnection,
         handshake: trio.CancelScope,
     ) -> None:
@@ -310,7 +310,7 @@ class ForwarderService:
         if entered:
             self._begin(stream, replace(client, certificate=certificate), place)
 
-    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEnd, place: AdmittedConnection) -> None:
+    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEndpoint, place: AdmittedConnection) -> None:
         session = ClientSession(
             stream,
             client,

@@ -78,7 +78,7 @@ class CloseSchedule(Generic[RelayT]):
     def add_relay(self, relay: RelayT) -> None:
         """Schedule the end of a relay that has begun, or was taken over."""
         if relay.close_reason:  # a predecessor began it
-            self._push(self._now() + CLOSE_S_MAX, relay, CloseReason.NO)
+            self._push(self._now() + CLOSE_S_MAX, relay, CloseReason.NOT_CLOSING)
             return
         if relay.record.leave_at_ms:
             self._push(relay.record.leave_at_ms / 1000, relay, CloseReason.MAX_AGE)
@@ -128,11 +128,11 @@ class CloseSchedule(Generic[RelayT]):
             _, _, relay, why = heapq.heappop(self._due)
             if relay.is_over:
                 continue
-            if why is CloseReason.NO:
+            if why is CloseReason.NOT_CLOSING:
                 self._end(partial(self._drop, relay), relay)
             elif not relay.close_reason:
                 relay.close_reason = why
-                self._push(now + CLOSE_S_MAX, relay, CloseReason.NO)
+                self._push(now + CLOSE_S_MAX, relay, CloseReason.NOT_CLOSING)
                 if not self._end(partial(self._leave, relay, why), relay):
                     self._end(partial(self._drop, relay), relay)
 

@@ -75,7 +75,7 @@ class Relay:
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = self.handed_over = False
         self.session: ExpiringSession | None = None
-        self.close_reason = CloseReason.NO
+        self.close_reason = CloseReason.NOT_CLOSING
         there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))
         back = self.to_client = Direction(broker, client, row(about.id, TO_CLIENT))
         there.opposite, back.opposite = back, there

@@ -13,7 +13,7 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.forwarder.relay.close_schedule import until_quiet
 from proxy.forwarder.relay.copy_loop import copy_streams as blind_relay
 from proxy.forwarder.relay.expiring.copy_loop import FramedCopyLoop
-from proxy.forwarder.relay.expiring.reauthentication import Reauthentication
+from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator
 from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
 from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.loop.tasks import close_gracefully, seconds
@@ -42,7 +42,7 @@ class UserSpaceRelay:
     def __init__(self, about: StoredRelay, followed: ExpiringSession | None) -> None:
         self.record = about
         self.session = followed
-        self.close_reason = CloseReason.NO
+        self.close_reason = CloseReason.NOT_CLOSING
         self.is_over = False
         self.copy_scope = trio.CancelScope()
         self.client_read_scope = trio.CancelScope()
@@ -57,7 +57,7 @@ class UserSpaceRelays:
         self,
         nursery: trio.Nursery,
         table: RelayTable,
-        judge: Reauthentication,
+        judge: ReauthenticationCoordinator,
         ended: Ended,
         release: Callable[[int], None],
     ) -> None:
@@ -74,8 +74,10 @@ class UserSpaceRelays:
         move: Move = partial(blind_relay, reading_client=relay.client_read_scope)
         if followed is not None:
             self._table.record_framed(about.id)
-            move = FramedCopyLoop(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
-            self._judge.watch(followed)
+            move = FramedCopyLoop(
+                followed, partial(self._count_messages, about.id), self._judge, self._judge.now
+            ).relay_streams
+            self._judge.add_session(followed)
         self._living[about.id] = relay
         self._nursery.start_soon(self._relay, move, relay, start)
 
@@ -94,7 +96,7 @@ class UserSpaceRelays:
     def close_relay(self, relay: UserSpaceRelay, why: CloseReason) -> None:
         """Begin to end one gently."""
         if relay.session is not None:
-            relay.session.line.close(why)
+            relay.session.control.start_closing(why)
         else:
             self._nursery.start_soon(self._see_off, relay)
 

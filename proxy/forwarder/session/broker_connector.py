@@ -99,7 +99,7 @@ class BrokerConnector:
             stored,
             self._workers.config.relay,
             first_to_broker=first_to_broker,
-            first_to_client=link.connected.frame.encode() + link.connected.rest,
+            first_to_client=link.connected.frame.encode() + link.connected.trailing_data,
             session=session,
         )
 

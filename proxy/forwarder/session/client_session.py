@@ -14,7 +14,7 @@ import trio
 
 from proto import commands
 from proto.client_machine import Action, ClientMachine, Event, State, event_of, is_plainly_lookup
-from proto.command_heads import check_parsed
+from proto.command_heads import check_type_is_first
 from proto.commands import NO_REQUEST_ID, command_name
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
@@ -33,7 +33,7 @@ from proxy.forwarder.session.lifetime import SessionLifetime
 from proxy.forwarder.session.lookup_mode import LookupMode, budget_owner
 from proxy.forwarder.session.timeouts import ClientTimeouts
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
-from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import ByteReservation
 from proxy.runtime.fairness.fair_capacity import owner_of
@@ -57,7 +57,7 @@ class ClientSession:
     def __init__(
         self,
         stream: trio.abc.HalfCloseableStream,
-        client: ClientEnd,
+        client: ClientEndpoint,
         backends: WorkerClients,
         relays: RelayManager,
         metrics: ForwarderMetrics,
@@ -244,7 +244,7 @@ class ClientSession:
             target=self._handshake.target,
             cause=self.cause.value,
             reason=reason,
-            **self.identity.before,
+            **self.identity.proxy_log_fields,
         )
 
     def _client_corrupt(self, error: RemoteProtocolError) -> None:
@@ -348,7 +348,7 @@ class ClientSession:
         command = commands.parse_command(frame.command)
         state = self.state
         if state is State.LOOKUP:
-            check_parsed(command, frame.command)  # a relay's client may not say it otherwise, either
+            check_type_is_first(command, frame.command)  # a relay's client may not say it otherwise, either
         match self._machine.handle(event_of(command)):
             case Action.SEND_PONG:
                 self._transport.send_pong(commands.pong())
@@ -418,7 +418,7 @@ class ClientSession:
         if use is CommandDecision.HOLD:
             self._postponed = frame
             self.wait()
-        return use is CommandDecision.GO_ON
+        return use is CommandDecision.PASS
 
     def ask_again(self, challenge: bytes) -> None:
         """Send a challenge. A command that waits for the verdict has waited in vain: the answer stands behind it."""

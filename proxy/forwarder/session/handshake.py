@@ -22,9 +22,9 @@ from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import (
     ANONYMOUS,
     SERVER_VERSION,
-    Authentication,
+    AuthenticationExchange,
     Challenge,
-    ClientEnd,
+    ClientEndpoint,
     ClientIdentity,
     Denial,
 )
@@ -73,7 +73,7 @@ class Handshake:
     def __init__(
         self,
         session: HandshakeSession,
-        client: ClientEnd,
+        client: ClientEndpoint,
         backends: WorkerClients,
         metrics: ForwarderMetrics,
         *,
@@ -100,7 +100,7 @@ class Handshake:
         self._started = client.accepted_at
         self._started_at_unix_ms = int(time.time() * 1000)
         self._connect: CommandConnect
-        self._authentication: Authentication | None = None
+        self._authentication: AuthenticationExchange | None = None
 
     def begin(self) -> None:
         """The client has come."""
@@ -110,7 +110,7 @@ class Handshake:
     def end(self) -> None:
         """The session is over, or a relay: what is kept of rounds under way can be forgotten."""
         if self._authentication is not None:
-            self._authentication.abandon()
+            self._authentication.abandon_exchange()
         self._is_decided()
 
     def _is_decided(self) -> None:
@@ -154,13 +154,13 @@ class Handshake:
         if wants_broker(self._connect):
             self.target = self._connect.proxy_to_broker_url[:TARGET_SHOWN_MAX] or ANY_BROKER
         if authentication.enabled:
-            self._authentication = self._backends.new_authentication(self._client, self._connect)
+            self._authentication = self._backends.new_authentication_exchange(self._client, self._connect)
         return True
 
-    async def _authenticate(self, authentication: Authentication, command: BaseCommand) -> None:
+    async def _authenticate(self, authentication: AuthenticationExchange, command: BaseCommand) -> None:
         """One round with the auth worker."""
         try:
-            verdict = await authentication.round(command)
+            verdict = await authentication.authenticate_round(command)
         except RpcError as error:
             self._session.fail(
                 Event.DENIED,
@@ -195,7 +195,7 @@ class Handshake:
         if wants_broker(self._connect):
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
                 self._tasks.start_soon(self._open_broker, identity)
-        elif self._backends.profile_is_fresh:
+        elif self._backends.is_profile_fresh:
             self._connected(self._backends.profile)
         else:
             self._session.wait()

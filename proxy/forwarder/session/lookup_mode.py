@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from proto import commands
 from proto.commands import CommandCorrupt, command_name, parse_command
-from proto.envelope import embed
+from proto.envelope import encode_embedded_request
 from proto.errors import RemoteProtocolError
 from proto.frames import encode_frame
 from proto.lookups import KINDS, LookupKind, client_request_id, failure, kind_of
@@ -206,11 +206,11 @@ class LookupMode:
     # ---- the short way: no task waits for the answers
 
     def _ask_now(self, batch: "_Batch") -> bool:
-        return self._workers.forward_now(self._envelope(batch), batch.deadline, partial(self._heard, batch))
+        return self._workers.forward_envelope_now(self._envelope(batch), batch.deadline, partial(self._heard, batch))
 
     def _envelope(self, batch: "_Batch") -> bytes:
         """Its parts are one message: protobuf reads fields in any order."""
-        return b"".join((self._head, *map(embed, batch.waiting.values())))
+        return b"".join((self._head, *map(encode_embedded_request, batch.waiting.values())))
 
     def _heard(self, batch: "_Batch", reply: Reply | None) -> None:
         if self._closed:
@@ -218,7 +218,7 @@ class LookupMode:
         if reply is None or reply.status != _OK:
             self._tasks.start_soon(self._ask_later, batch)
         else:
-            self._deliver(batch, reply.response, more=reply.more)
+            self._deliver(batch, reply.response, more=reply.has_more)
 
     # ---- the long way
 
@@ -299,7 +299,7 @@ class LookupMode:
         envelope = self._envelope(batch)
         async with AsyncExitStack() as stack:
             with _in_time(batch):
-                call = await stack.enter_async_context(self._workers.forward(envelope, batch.deadline))
+                call = await stack.enter_async_context(self._workers.forward_envelope(envelope, batch.deadline))
             more = True
             while more:
                 with _in_time(batch):

@@ -132,7 +132,7 @@ class ClientTransport:
         self._reader.cancel()
         if self._reader_ended is not None:
             await self._reader_ended.wait()
-        return self._decoder.take_rest()
+        return self._decoder.take_unread_data()
 
     # ---- out
 

@@ -20,7 +20,7 @@ from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring.broker_reauthentication import (
     BeginExchange,
-    BrokerReauthentication,
+    BrokerReauthenticationFactory,
     BrokerReauthenticationMetrics,
 )
 from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
@@ -309,7 +309,7 @@ class Forwarder:
                         may_linger=lambda: True,
                         recall=self.recall,
                         reauthentication_metrics=self.metrics,
-                        brokers=BrokerReauthentication(nursery, self.broker_metrics, self.broker_credentials),
+                        brokers=BrokerReauthenticationFactory(nursery, self.broker_metrics, self.broker_credentials),
                         now=self.now,
                     )
                     self.relays.reauthentication.fraction = lambda: 0.0

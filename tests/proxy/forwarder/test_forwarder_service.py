@@ -32,7 +32,7 @@ from proxy.forwarder.listen.admission import Admission
 from proxy.forwarder.service import ForwarderService
 from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.session.handshake import Handshake
-from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.network.broker_link import BrokerLink
@@ -210,13 +210,13 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, number: int, tls: bool
 ) -> None:
     served = await serve(listener=[{}, {}, {}], authentication={"enabled": True, "anonymous_role": "nobody"})
-    told: list[ClientEnd] = []
+    told: list[ClientEndpoint] = []
 
-    def new_authentication(_backends: WorkerClients, client: ClientEnd, _connect: CommandConnect) -> Any:
+    def new_authentication_exchange(_backends: WorkerClients, client: ClientEndpoint, _connect: CommandConnect) -> Any:
         told.append(client)
         return NobodysRounds()
 
-    monkeypatch.setattr(WorkerClients, "new_authentication", new_authentication)
+    monkeypatch.setattr(WorkerClients, "new_authentication_exchange", new_authentication_exchange)
     if tls:
         served.service._transports = (
             *served.service._transports[:number],
@@ -407,7 +407,7 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
     served = await serve(**tables)
     relays = served.service._relays
     relays.now = relays.reauthentication.now = trio.current_time
-    monkeypatch.setattr(WorkerClients, "new_authentication", lambda *_: NobodysRounds())
+    monkeypatch.setattr(WorkerClients, "new_authentication_exchange", lambda *_: NobodysRounds())
     before = await served.in_lookup_mode()
     maximum = {"session": {"connections_max_reauth_ms": 5000}, "limits": {"keep_alive_interval_ms": 10**9}}
     await served.service.configure(make_config(**tables, **maximum))
@@ -422,9 +422,9 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
 async def test_enforcement_counts_from_the_start_and_is_taken_over(serve: Serve) -> None:
     """Before relays of a predecessor are adopted, and for those that are there."""
     served = await serve(session={"enforcement": "observe"})
-    assert served.service._relays.enforcement.observes("0.0.0.0:6650")
+    assert served.service._relays.enforcement.observes_ends("0.0.0.0:6650")
     await served.service.configure(make_config())
-    assert not served.service._relays.enforcement.observes("0.0.0.0:6650")
+    assert not served.service._relays.enforcement.observes_ends("0.0.0.0:6650")
 
 
 async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
@@ -437,7 +437,7 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     await trio.testing.wait_all_tasks_blocked()
     doors = service._transports
     await service.configure(make_config())
-    assert not service._relays.enforcement.observes("0.0.0.0:6650")
+    assert not service._relays.enforcement.observes_ends("0.0.0.0:6650")
 
     def unreadable(*_arguments: object) -> None:
         raise ConfigError("a certificate cannot be read")
@@ -446,7 +446,7 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     monkeypatch.setattr(service_module, "listener_transports", unreadable)
     with pytest.raises(ConfigError):
         await service.configure(make_config(session={"enforcement": "observe"}))
-    assert service._relays.enforcement.observes("0.0.0.0:6650")
+    assert service._relays.enforcement.observes_ends("0.0.0.0:6650")
     assert service._transports is doors
     assert all(listener.fileno() < 0 for listener in service._listeners)
 
@@ -464,7 +464,7 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(
         before = served.service._workers, served.service._transports, served.service._admission.limits
         with pytest.raises(ConfigError):
             await served.service.configure(make_config(limits={"max_connections": 4}))
-        assert served.service._relays.enforcement.observes("0.0.0.0:6650")
+        assert served.service._relays.enforcement.observes_ends("0.0.0.0:6650")
         assert before == (served.service._workers, served.service._transports, served.service._admission.limits)
 
 

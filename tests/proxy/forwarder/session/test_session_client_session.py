@@ -1204,13 +1204,13 @@ async def test_while_frames_wait_nothing_is_read(play: Start, target: str) -> No
     await trio.testing.wait_all_tasks_blocked()
     it.nursery.start_soon(it.client.say, *[b"\x00" * 60_000] * 20)
     await trio.testing.wait_all_tasks_blocked()
-    assert len(it.session._transport._decoder.take_rest()) <= 65_536 + 100
+    assert len(it.session._transport._decoder.take_unread_data()) <= 65_536 + 100
 
 
 async def test_with_a_fresh_profile_nothing_waits(play: Start) -> None:
     it = play()
     it.workers.profile = CommandConnected(server_version="b", protocol_version=20, max_message_size=12345)
-    it.workers.profile_is_fresh = True
+    it.workers.is_profile_fresh = True
     await it.client.say(connect(), lookup("at once"))
     connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
     assert connected.max_message_size == 12345
@@ -1434,7 +1434,7 @@ async def test_a_defect_ends_this_session_and_is_not_hidden(play: Start, monkeyp
     def defect(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(it.workers, "forward_now", defect)
+    monkeypatch.setattr(it.workers, "forward_envelope_now", defect)
     with structlog.testing.capture_logs() as logs:
         await it.client.say(lookup())
         assert await it.end() == "defect"

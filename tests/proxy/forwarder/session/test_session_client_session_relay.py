@@ -93,7 +93,7 @@ async def test_what_the_broker_was_told_decides_whom_its_challenge_is_for(play: 
     if not answers:
         assert await it.client.read_exactly(len(asked)) == asked
     assert await it.client.read_exactly(len(commands.ping())) == commands.ping()
-    assert [followed.relay.session.broker_host for followed in it.relays.expiring_sessions()] == ["b0"] * answers
+    assert [followed.relay_record.session.broker_host for followed in it.relays.expiring_sessions()] == ["b0"] * answers
 
 
 async def test_ping_is_the_brokers_once_relaying(play: Start) -> None:

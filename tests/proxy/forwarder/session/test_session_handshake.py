@@ -19,7 +19,7 @@ from proxy.forwarder.session.broker_connector import BrokerConnector
 from proxy.forwarder.session.closing import ConnectionCloser
 from proxy.forwarder.session.handshake import Handshake
 from proxy.forwarder.session.transport import ClientTransport
-from proxy.forwarder.workers.authentication import ClientEnd
+from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.runtime.loop.tasks import InFlightCounter
 
 
@@ -39,7 +39,7 @@ class Shaking:
         self.strangers.add(self.stranger)
         self.handshake = Handshake(
             self,
-            ClientEnd(CLIENT, trio.current_time(), b"the client's certificate"),
+            ClientEndpoint(CLIENT, trio.current_time(), b"the client's certificate"),
             self.backends,  # type: ignore[arg-type]
             Play(nursery).metrics,
             broker=BrokerConnector(self.backends, CLIENT),  # type: ignore[arg-type]

@@ -38,10 +38,10 @@ from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSession
 from proto.session_clock import Phase
-from proxy.forwarder.relay.expiring.relay_session import RelaySession, grace_ms_of
+from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_grace_ms
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
-from proxy.forwarder.workers.authentication import Challenge, ClientEnd, ClientIdentity, Denial
+from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity, Denial
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
 
 # ---- when a session ends, and when its client is asked
@@ -733,7 +733,7 @@ async def test_no_secret_in_any_log_error_or_repr(life: Begin, autojump_clock: t
             await it.settle()
             followed = it.session.lifetime.expiring_session
             assert followed is not None
-            shown += [repr(followed), repr(it.session.identity), str(followed.relay), repr(followed.line)]
+            shown += [repr(followed), repr(it.session.identity), str(followed.relay_record), repr(followed.control)]
             shown.append(repr(it.session.lifetime._session))
             await it.client.stream.aclose()
             await it.end()
@@ -759,7 +759,7 @@ class Told:
         self.play.relays.reauthentication.fraction = lambda: 0.0
         self.principal = Principal()
         self.principal.CopyFrom(principal)
-        self.client = ClientEnd(CLIENT, trio.current_time(), CERTIFICATE)
+        self.client = ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE)
         self.renewal = SessionLifetime(self.play.workers, self.client, self.play.relays, self.play.metrics)  # type: ignore[arg-type]
 
     def expiring(self, lives_s: float = 100) -> Told:
@@ -787,8 +787,8 @@ def told(nursery: trio.Nursery) -> Tell:
 
 def test_a_relay_that_began_before_there_was_a_grace() -> None:
     """An upgrade takes it over."""
-    assert grace_ms_of(StoredSession()) == make_config().session.grace_ms == 60_000
-    assert grace_ms_of(StoredSession(grace_ms=0)) == 0
+    assert stored_grace_ms(StoredSession()) == make_config().session.grace_ms == 60_000
+    assert stored_grace_ms(StoredSession(grace_ms=0)) == 0
 
 
 @pytest.mark.conforms("pip-1.15", "kip-368.12")
@@ -807,7 +807,7 @@ async def test_a_relay_whose_session_can_expire(told: Tell) -> None:
     assert session.answer_bytes_max == 12_345
     assert session.frame_bytes_max > 5_000_000
     assert session.failure_delay_ms == 200
-    assert session.grace_ms == grace_ms_of(session.stored()) == 7_000
+    assert session.grace_ms == stored_grace_ms(session.to_stored_session()) == 7_000
     assert not session.counts_messages
     asked = commands.parse_command(session.challenge[8:]).auth_challenge
     assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == ("token", AUTH_REFRESH)
@@ -856,9 +856,9 @@ async def test_a_relay_whose_broker_the_proxy_answers_is_followed_whether_the_cl
     identity = ClientIdentity(it.principal, b"sealed")
     session = it.renewal.relay_session(BROKER, identity, answers_broker="b0")
     assert session is not None
-    assert session.is_followed
+    assert session.inspects_frames
     assert session.expires is expires
-    assert session.stored().broker_host == "b0"
+    assert session.to_stored_session().broker_host == "b0"
     assert session.frame_bytes_max > 5_000_000
     blind = it.renewal.relay_session(BROKER, identity)
     assert (blind is None) is not expires
@@ -888,13 +888,13 @@ async def test_who_is_asked_in_a_relay(
     session = told(session={"relay_reauthentication": policy}).expiring().must_be_told(**client)
     assert session.expires, "whoever is not asked ends all the same"
     assert bool(session.challenge) is asked
-    assert session.spares_producers is spared
+    assert session.exempts_producers is spared
 
 
 async def test_an_empty_target_makes_a_relay_as_any_other(told: Tell) -> None:
     """Whether a client can be asked, and whether it named its broker, have nothing to do with each other."""
     anywhere = {"proxy_to_broker_url": ""}
-    assert told().expiring().must_be_told(**CPP, **anywhere).spares_producers
+    assert told().expiring().must_be_told(**CPP, **anywhere).exempts_producers
     never = told(session={"relay_reauthentication": "never"}).expiring().must_be_told(**JAVA, **anywhere)
     assert never.challenge == b""
 
@@ -917,7 +917,7 @@ async def test_a_relay_counts_who_cannot_renew(told: Tell) -> None:
 
 async def test_what_the_store_keeps_is_no_secret(told: Tell) -> None:
     session = told().expiring().must_be_told(original_auth_method="token", original_auth_data="0riginal")
-    stored = session.stored().SerializeToString()
+    stored = session.to_stored_session().SerializeToString()
     assert SECRET not in stored
     assert b"0riginal" not in stored
 
@@ -946,7 +946,7 @@ async def test_a_successor_judges_as_its_predecessor_did(told: Tell) -> None:
         original_principal="bob", proxy_version="1", auth_method_name="token", original_auth_data="0riginal"
     )
     relay = StoredRelay(client_address=CLIENT)
-    relay.session.CopyFrom(session.stored())
+    relay.session.CopyFrom(session.to_stored_session())
     backends = it.play.workers
     recalled = reauthenticator_factory(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
     verdicts = []
@@ -966,7 +966,7 @@ async def test_a_successor_judges_as_its_predecessor_did(told: Tell) -> None:
 async def test_a_successor_judges_by_the_settings_in_force(told: Tell) -> None:
     it = told().expiring()
     relay = StoredRelay(client_address=CLIENT)
-    relay.session.CopyFrom(it.must_be_told().stored())
+    relay.session.CopyFrom(it.must_be_told().to_stored_session())
     current = it.play.workers
     recalled = reauthenticator_factory(lambda: current)(relay)  # type: ignore[arg-type, return-value]
     current.config = make_config(brokers={"forward_authorization_credentials": True})
@@ -979,15 +979,15 @@ async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
     """A successor's auth worker is told the certificate, and the listener's maximum goes on to count."""
     listeners = [{"connections_max_reauth_ms": 0}, {"bind": "127.0.0.1:6651", "connections_max_reauth_ms": 7000}]
     it = told(listener=listeners)
-    client = ClientEnd(CLIENT, 0.0, CERTIFICATE, listener=1)
+    client = ClientEndpoint(CLIENT, 0.0, CERTIFICATE, listener=1)
     renewal = SessionLifetime(it.play.workers, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
     renewal.on_authenticated(connect(TARGET).connect, it.principal)
     session = renewal.relay_session(BROKER, ClientIdentity(it.principal))
     assert session is not None
     assert session.lifetime_ms_max == 7000
-    assert session.stored().listener_bind == "127.0.0.1:6651", "its number may be another's in a successor"
+    assert session.to_stored_session().listener_bind == "127.0.0.1:6651", "its number may be another's in a successor"
     relay = StoredRelay(client_address=CLIENT)
-    relay.session.CopyFrom(session.stored())
+    relay.session.CopyFrom(session.to_stored_session())
     backends = it.play.workers
     recalled = reauthenticator_factory(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
     for judge in (session.reauthenticate, recalled):
@@ -1000,11 +1000,11 @@ async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
 async def test_a_listener_whose_name_is_too_long_is_not_kept(told: Tell) -> None:
     """Its sessions' ends are enforced."""
     it = told(listener=[{"bind": f"{'a' * LISTENER_BIND_MAX}:6650", "connections_max_reauth_ms": 7000}])
-    renewal = SessionLifetime(it.play.workers, ClientEnd(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
+    renewal = SessionLifetime(it.play.workers, ClientEndpoint(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
     renewal.on_authenticated(connect(TARGET).connect, it.principal)
     session = renewal.relay_session(BROKER, ClientIdentity(it.principal))
     assert session is not None
-    assert session.stored().listener_bind == ""
+    assert session.to_stored_session().listener_bind == ""
 
 
 # ---- the line between a session in lookup mode and its judge
@@ -1022,11 +1022,11 @@ async def test_a_verdict_that_comes_while_it_is_being_closed_changes_nothing(
     await it.at(101)
     await it.client.say(lookup())
     await it.settle()
-    followed.line.close(CloseReason.FAILED)
-    followed.line.close(CloseReason.EXPIRED)
+    followed.control.start_closing(CloseReason.FAILED)
+    followed.control.start_closing(CloseReason.EXPIRED)
     assert followed.clock is not None
-    followed.clock.accepted(ALICE, now_s=trio.current_time(), now_unix_ms=unix_ms(), fraction=0)
-    followed.line.go_on()
+    followed.clock.on_accepted(ALICE, now_s=trio.current_time(), now_unix_ms=unix_ms(), fraction=0)
+    followed.control.resume_after_verdict()
     await it.must_be_over("reauthentication_failed", FAILED)
     assert it.workers.forwarded == []
 
@@ -1038,10 +1038,10 @@ async def test_a_session_in_lookup_mode_has_no_producer_and_is_over_when_it_is(
     followed = it.session.lifetime.expiring_session
     assert followed is not None
     assert followed.clock is not None
-    assert not followed.line.has_producer
-    assert not followed.line.is_over
+    assert not followed.control.has_opened_producer
+    assert not followed.control.has_ended
     assert followed.clock.phase is Phase.QUIET
     await it.client.stream.aclose()
     await it.end()
-    assert followed.line.is_over
-    followed.line.say_farewell(b"too late")
+    assert followed.control.has_ended
+    followed.control.close_with_error(b"too late")

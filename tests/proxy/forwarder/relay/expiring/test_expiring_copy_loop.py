@@ -53,7 +53,7 @@ class Stage:
     broker: Any
 
     def ask(self) -> None:
-        self.relays.reauthentication.ask_those_due()
+        self.relays.reauthentication.send_due_challenges()
 
     async def read(self, stream: Any, size: int) -> bytes:
         found = b""
@@ -272,7 +272,7 @@ async def test_what_is_served_past_its_grace_is_closed(begin: Any) -> None:
 
 
 async def test_a_producer_is_spared(begin: Any) -> None:
-    stage = await begin(producer_frame(), spares_producers=True)
+    stage = await begin(producer_frame(), exempts_producers=True)
     stage.now.s += 90
     stage.ask()
     await trio.testing.wait_all_tasks_blocked()
