@@ -133,7 +133,9 @@ class SessionLifetime:
         about = tell_about()
         about.session.CopyFrom(session.to_stored_session())
         self.expiring_session = ExpiringSession(about, session.clock, session.reauthenticate, self._relays.enforcement)
-        self.expiring_session.control = LookupSessionControl(client, self.expiring_session, self._relays, reauthenticator)
+        self.expiring_session.control = LookupSessionControl(
+            client, self.expiring_session, self._relays, reauthenticator
+        )
         self._relays.reauthentication.add_session(self.expiring_session)
 
     @property
