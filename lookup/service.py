@@ -3,22 +3,22 @@
 import time
 from functools import partial
 
-from lookup.answers import Answers
-from lookup.broker_pool import BrokerPool, LookupPrincipal, LookupPrincipals
-from lookup.brokers import Brokers
-from lookup.desk import LookupScheduler, RequestBatch
-from lookup.discovery import Endpoint
-from lookup.login import Login, log_in
-from lookup.lookups import Lookups
+from lookup.requests.envelope_reply import Answers
+from lookup.connections.pool import BrokerPool, LookupPrincipal, LookupPrincipals
+from lookup.brokers.directory import Brokers
+from lookup.requests.scheduler import LookupScheduler, RequestBatch
+from lookup.brokers.discovery import Endpoint
+from lookup.brokers.login import Login, log_in
+from lookup.requests.executor import Lookups
 from lookup.metrics import BrokerMetrics, LookupMetrics
-from lookup.own_logins import LogIn
-from lookup.target_names import TargetResolver
-from lookup.targets import TargetDenied, TargetRules
+from lookup.brokers.credential_checks import LogIn
+from lookup.targets.name_resolver import TargetResolver
+from lookup.targets.rules import TargetDenied, TargetRules
 from proto.addresses import client_network
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import EnvelopeRefused, embedded_request, principal_of, principal_of_target
 from proto.lookup_answers import ClientAnswer
-from proto.lookups import failure
+from proto.lookup_kinds import failure
 from proto.pulsar_pb2 import CommandConnected
 from proto.request_rules import RequestRefused
 from proto.roles import Role

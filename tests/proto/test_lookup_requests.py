@@ -22,7 +22,7 @@ from proto.lookup_requests import (
     parse_request,
     request_numbers,
 )
-from proto.lookups import KINDS
+from proto.lookup_kinds import KINDS
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import RequestRefused
 
