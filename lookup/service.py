@@ -3,15 +3,16 @@
 import time
 from functools import partial
 
-from lookup.requests.envelope_reply import Answers
-from lookup.connections.pool import BrokerPool, LookupPrincipal, LookupPrincipals
+from lookup.brokers.credential_checks import LogIn
 from lookup.brokers.directory import Brokers
-from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.brokers.discovery import Endpoint
 from lookup.brokers.login import Login, log_in
-from lookup.requests.executor import Lookups
+from lookup.connections.pool import BrokerPool
+from lookup.connections.principals import LookupPrincipal, LookupPrincipals
 from lookup.metrics import BrokerMetrics, LookupMetrics
-from lookup.brokers.credential_checks import LogIn
+from lookup.requests.envelope_reply import Answers
+from lookup.requests.executor import Lookups
+from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.targets.name_resolver import TargetResolver
 from lookup.targets.rules import TargetDenied, TargetRules
 from proto.addresses import client_network

@@ -17,12 +17,12 @@ from weakref import WeakSet
 
 import trio
 
-from lookup.brokers.discovery import Discovery, Endpoint, Verdict
-from lookup.brokers.probe import probe
-from lookup.metrics import BrokerMetrics
 from lookup.brokers.configured import OwnBrokers
 from lookup.brokers.credential_checks import LogIn, OwnLogins
-from lookup.targets.name_resolver import BrokerNames
+from lookup.brokers.discovery import Discovery, Endpoint, Verdict
+from lookup.brokers.names import BrokerNames
+from lookup.brokers.probe import probe
+from lookup.metrics import BrokerMetrics
 from proto.addresses import HostPort, parse_broker_url
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver

@@ -11,8 +11,8 @@ from proto.addresses import HostPort
 from proto.errors import RemoteProtocolError
 from proto.frames import FrameDecoder
 from proto.lookup_answers import AnswerShapes, BrokerAnswer
-from proto.lookup_requests import Request, number_of, request_numbers
 from proto.lookup_kinds import LookupKind, in_short, response_request_id
+from proto.lookup_requests import Request, number_of, request_numbers
 from proto.pulsar_pb2 import BaseCommand
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tick import current_tick

@@ -9,18 +9,18 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
 
 import trio
 
-from lookup.connections.broker_connection import BrokerConnection
-from lookup.connections.losses import Company
 from lookup.brokers.credential_checks import OwnLogins
+from lookup.connections.broker_connection import BrokerConnection
 from lookup.connections.isolated import SuspectConnections
+from lookup.connections.losses import Company
+from lookup.connections.principals import LookupPrincipal
 from lookup.targets.rules import Locate, Target
 from proto.addresses import HostPort
 from proto.commands import AUTH_REFRESH
-from proto.connect_rules import BrokerIdentity, OriginalCredentials, proxy_connect
+from proto.connect_rules import BrokerIdentity, proxy_connect
 from proto.lookup_answers import AnswerShapes
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proxy import __version__
@@ -40,33 +40,6 @@ SUSPECT_SHARE = 4
 """Beside the pooled connections there may be this share of brokers.pooled_connections_max for suspects."""
 
 RENEWAL_RETRY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class LookupPrincipal:
-    """On whose behalf a broker is asked, as the broker sees it: what its connection's handshake says.
-
-    There is one object for each (see Askers), so that it is found by what it is rather than by what it holds.
-    """
-
-    principal: str
-    credentials: OriginalCredentials | None = None
-
-
-class LookupPrincipals:
-    """All askers that somebody holds."""
-
-    def __init__(self) -> None:
-        self._askers: WeakValueDictionary[tuple[str, OriginalCredentials | None], LookupPrincipal] = (
-            WeakValueDictionary()
-        )
-
-    def get(self, principal: str, credentials: OriginalCredentials | None = None) -> LookupPrincipal:
-        """The one asker with this principal and these credentials."""
-        asker = self._askers.get((principal, credentials))
-        if asker is None:
-            asker = self._askers[principal, credentials] = LookupPrincipal(principal, credentials)
-        return asker
 
 
 Key = tuple[HostPort, LookupPrincipal]

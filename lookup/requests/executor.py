@@ -9,17 +9,18 @@ from functools import partial
 
 import trio
 
-from lookup.connections.broker_connection import Asked, BrokerConnection, BrokerConnectionLost
-from lookup.connections.pool import BrokerPool, LookupPrincipal
 from lookup.brokers.directory import Brokers
 from lookup.brokers.discovery import Endpoint
+from lookup.connections.broker_connection import Asked, BrokerConnection, BrokerConnectionLost
 from lookup.connections.losses import Trial
+from lookup.connections.pool import BrokerPool
+from lookup.connections.principals import LookupPrincipal
 from lookup.targets.rules import Locate, Target, TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
-from proto.lookup_requests import Request, request_of
 from proto.lookup_kinds import LookupKind, error_of, failure, subject_of
+from proto.lookup_requests import Request, request_of
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
 from proxy.config.types import Config
 from proxy.runtime.network.broker_link import NOT_CONNECTED, OTHER_BROKER_MAY_HELP, BrokerLinkFailed

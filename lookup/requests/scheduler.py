@@ -6,15 +6,15 @@ back is the answer. Everything else (a connection to be opened, a redirect, a br
 
 import trio
 
-from lookup.requests.envelope_reply import Answers
 from lookup.connections.broker_connection import BrokerConnection
-from lookup.connections.pool import LookupPrincipal
-from lookup.requests.executor import Lookups
 from lookup.connections.losses import Trial
+from lookup.connections.principals import LookupPrincipal
 from lookup.metrics import LookupMetrics
+from lookup.requests.envelope_reply import Answers
+from lookup.requests.executor import Lookups
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
-from proto.lookup_requests import Request
 from proto.lookup_kinds import LookupKind, failure
+from proto.lookup_requests import Request
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.config.types import Config
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget, owner_by_address

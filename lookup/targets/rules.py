@@ -22,9 +22,9 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from lookup.brokers.configured import LABELS_MIN, Address, OwnBrokers, exact_address
 from lookup.brokers.directory import Brokers
 from lookup.brokers.discovery import Endpoint
-from lookup.brokers.configured import LABELS_MIN, Address, OwnBrokers, exact_address
 from lookup.targets.name_resolver import ResolvesTargets
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
 from proxy.config import types

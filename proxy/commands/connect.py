@@ -14,8 +14,8 @@ import trio
 
 from auth.state import BrokerAuthentication, CredentialsUnavailable
 from lookup.brokers.discovery import Discovery, Endpoint, Verdict
-from lookup.brokers.probe import probe
 from lookup.brokers.login import Login, log_in_as, login_principal
+from lookup.brokers.probe import probe
 from proto.addresses import HostPort, parse_broker_url, speaks_tls
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import Status

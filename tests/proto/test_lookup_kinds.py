@@ -4,7 +4,6 @@ import pytest
 from pulsar_bytes import command, decoded, decoded_command, field, fields, varint
 
 from proto.commands import CommandCorrupt, parse_command
-from proto.lookup_requests import Request, request_of
 from proto.lookup_kinds import (
     KINDS,
     client_request_id,
@@ -16,6 +15,7 @@ from proto.lookup_kinds import (
     set_response_request_id,
     subject_of,
 )
+from proto.lookup_requests import Request, request_of
 from proto.pulsar_pb2 import BaseCommand
 
 LOOKUP, METADATA, TOPICS, SCHEMA = 23, 21, 32, 34

@@ -16,9 +16,9 @@ from fake_dns import Names
 from lookup_fakes import make_config
 from prometheus_client import CollectorRegistry
 
+from lookup.brokers.configured import exact_address, known
 from lookup.brokers.directory import Brokers
 from lookup.metrics import BrokerMetrics
-from lookup.brokers.configured import exact_address, known
 from lookup.targets.rules import Target, TargetDenied, TargetRules, pattern_for
 from proto.addresses import HostPort
 from proxy.runtime.dns.resolver import Resolver

@@ -12,11 +12,6 @@ import trio.testing
 from lookup_fakes import FakeAuth, FakeBroker, Network, make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.connections.pool import BrokerPool, LookupPrincipal
-from lookup.brokers.directory import Brokers
-from lookup.brokers.discovery import ENDPOINTS_MAX, Endpoint, Verdict
-from lookup.brokers.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, Login, log_in
-from lookup.metrics import BrokerMetrics
 from lookup.brokers.credential_checks import (
     AGAIN_S,
     FAILURES_MAX,
@@ -27,6 +22,12 @@ from lookup.brokers.credential_checks import (
     LOOK_S,
     REFUSALS_MIN,
 )
+from lookup.brokers.directory import Brokers
+from lookup.brokers.discovery import ENDPOINTS_MAX, Endpoint, Verdict
+from lookup.brokers.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, Login, log_in
+from lookup.connections.pool import BrokerPool
+from lookup.connections.principals import LookupPrincipal
+from lookup.metrics import BrokerMetrics
 from lookup.targets.rules import Target
 from proto.addresses import HostPort
 from proto.connect_rules import NO_PROXY_VERSION, OriginalCredentials

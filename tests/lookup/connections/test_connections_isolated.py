@@ -24,14 +24,15 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.requests.envelope_reply import Answers
-from lookup.connections.pool import BrokerPool, LookupPrincipals
 from lookup.brokers.directory import Brokers
-from lookup.requests.scheduler import LookupScheduler, RequestBatch
-from lookup.requests.executor import TO_BLAME, Lookups
-from lookup.connections.losses import Company, Loss, Trial
-from lookup.metrics import BrokerMetrics, LookupMetrics
 from lookup.connections.isolated import UNUSED_S, SuspectConnections
+from lookup.connections.losses import Company, Loss, Trial
+from lookup.connections.pool import BrokerPool
+from lookup.connections.principals import LookupPrincipals
+from lookup.metrics import BrokerMetrics, LookupMetrics
+from lookup.requests.envelope_reply import Answers
+from lookup.requests.executor import TO_BLAME, Lookups
+from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.targets.rules import TargetRules
 from proto.addresses import HostPort
 from proto.frames import FrameDecoder

@@ -25,7 +25,8 @@ from lookup_fakes import (
 )
 
 from lookup.connections.broker_connection import BrokerConnection, BrokerConnectionLost
-from lookup.connections.pool import RENEWAL_RETRY_S, BrokerPool, LookupPrincipals
+from lookup.connections.pool import RENEWAL_RETRY_S, BrokerPool
+from lookup.connections.principals import LookupPrincipals
 from lookup.targets.rules import Target
 from proto import commands
 from proto.connect_rules import OriginalCredentials

@@ -25,11 +25,12 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.connections.broker_connection import BrokerConnection, BrokerConnectionLost
-from lookup.connections.pool import BrokerPool, LookupPrincipals
 from lookup.brokers.directory import Brokers
-from lookup.requests.executor import REDIRECTS_MAX, TO_BLAME, Lookups
+from lookup.connections.broker_connection import BrokerConnection, BrokerConnectionLost
+from lookup.connections.pool import BrokerPool
+from lookup.connections.principals import LookupPrincipals
 from lookup.metrics import BrokerMetrics
+from lookup.requests.executor import REDIRECTS_MAX, TO_BLAME, Lookups
 from lookup.targets.rules import TargetRules
 from proto import commands
 from proto.addresses import HostPort

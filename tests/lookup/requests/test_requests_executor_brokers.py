@@ -23,11 +23,12 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.connections.pool import BrokerPool, LookupPrincipal
 from lookup.brokers.directory import Brokers
-from lookup.requests.executor import TO_BLAME, Lookups
 from lookup.connections.losses import Trial
+from lookup.connections.pool import BrokerPool
+from lookup.connections.principals import LookupPrincipal
 from lookup.metrics import BrokerMetrics
+from lookup.requests.executor import TO_BLAME, Lookups
 from lookup.targets.rules import TargetRules
 from proto.lookup_answers import BrokerAnswer
 from proto.lookup_kinds import kind_of

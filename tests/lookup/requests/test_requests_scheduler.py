@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from lookup_fakes import CONNECT, REDIRECT, lookup, lookup_response, make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.connections.pool import LookupPrincipal, LookupPrincipals
-from lookup.requests.scheduler import OVERDUE_LOOK_S, LookupScheduler, PendingLookup, RequestBatch
-from lookup.requests.executor import Lookups
+from lookup.connections.principals import LookupPrincipal, LookupPrincipals
 from lookup.metrics import LookupMetrics
+from lookup.requests.executor import Lookups
+from lookup.requests.scheduler import OVERDUE_LOOK_S, LookupScheduler, PendingLookup, RequestBatch
 from proto.connect_rules import OriginalCredentials
 from proto.frames import FrameDecoder
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
-from proto.lookup_requests import Request, parse_request
 from proto.lookup_kinds import error_of, failure, response_request_id
+from proto.lookup_requests import Request, parse_request
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.loop.tick import current_tick
 

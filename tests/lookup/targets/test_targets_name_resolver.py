@@ -10,8 +10,9 @@ from lookup_fakes import make_config
 from prometheus_client import CollectorRegistry
 
 from lookup.brokers.directory import Brokers
+from lookup.brokers.names import LEARNED_MAX, BrokerNames
 from lookup.metrics import BrokerMetrics
-from lookup.targets.name_resolver import LEARNED_MAX, BrokerNames, TargetResolver
+from lookup.targets.name_resolver import TargetResolver
 from lookup.targets.rules import TargetDenied, TargetRules
 from proto.addresses import parse_broker_url
 from proxy.runtime.dns.resolver import Addresses, Resolver
