@@ -12,7 +12,7 @@ from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.envelope import encode_embedded_request
 from proto.errors import RemoteProtocolError
 from proto.frames import encode_frame
-from proto.lookups import KINDS, LookupKind, client_request_id, failure, kind_of
+from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
