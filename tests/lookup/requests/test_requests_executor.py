@@ -1,4 +1,5 @@
-"""lookup.requests.executor: what a client's request becomes, from the first broker asked to the one answer that goes out."""
+"""lookup.requests.executor: what a client's request becomes, from the first broker asked to the one answer that
+goes out."""
 
 from collections.abc import Callable
 from typing import Any
