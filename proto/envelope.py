@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
-from proto.lookup_requests import Request, parse_request
+from proto.lookup_requests import LookupRequest, parse_request
 from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal, ResolveTargetRequest
 from proto.sealed_principal import SealBroken, end_of, unseal
 from proto.varints import varint
@@ -102,7 +102,7 @@ def _unsealed(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
     return principal, end_of(principal)
 
 
-def embedded_request(data: bytes) -> tuple[Request, bytes]:
+def embedded_request(data: bytes) -> tuple[LookupRequest, bytes]:
     """What one of an Envelope's requests asks, and its request id, a varint. Raises EnvelopeRefused, and
     RequestRefused where no broker must see it.
     """

@@ -18,17 +18,17 @@ from typing import NamedTuple
 
 from proto.commands import parse_command
 from proto.frames import encode_frame
-from proto.lookup_kinds import KINDS, LookupKind, client_request_id, forget_asker, kind_of
+from proto.lookup_kinds import KINDS, LookupKind, client_request_id, strip_identity, kind_of
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import check_request
 from proto.varints import tag, varint
 
-NUMBER_BYTES = 5
-NUMBER_MIN = 1 << 28
-NUMBER_MAX = (1 << 35) - 1
+PROXY_ID_BYTES = 5
+PROXY_ID_MIN = 1 << 28
+PROXY_ID_MAX = (1 << 35) - 1
 """The request ids that the proxy uses itself: those whose varint has five bytes, so that each fits in any's place."""
 
-RESTS_MAX = 1024
+TRAILERS_MAX = 1024
 """Of what clients write no more is kept than this; each is of less than 128 bytes."""
 
 _VARINT, _BYTES = 0, 2
@@ -38,7 +38,7 @@ _ID_BYTES_MAX = 9
 """A tenth byte may hold bits that are none of a number's."""
 
 
-class Request(NamedTuple):
+class LookupRequest(NamedTuple):
     """What is asked; equal to another one that asks the same."""
 
     kind: LookupKind
@@ -47,17 +47,17 @@ class Request(NamedTuple):
     body: bytes
     """The request's message without its id."""
 
-    def numbered(self, number: bytes) -> bytes:
-        """The frame that asks it under an id, a varint of NUMBER_BYTES; the order of fields says nothing."""
+    def frame_with_id(self, number: bytes) -> bytes:
+        """The frame that asks it under an id, a varint of PROXY_ID_BYTES; the order of fields says nothing."""
         kind, prefix, body = self
         heads = _HEADS.get(prefix)
         size = len(body)
         head = heads[size] if heads is not None and size < _HEADS_KEPT else _head(prefix, size)
         return head + body + _ID_TAGS[kind] + number
 
-    def command(self) -> BaseCommand:
+    def to_command(self) -> BaseCommand:
         """The request as a message, under id 0."""
-        return parse_command(self.numbered(_ZERO)[_SIZES_BYTES:])
+        return parse_command(self.frame_with_id(_ZERO)[_SIZES_BYTES:])
 
 
 _SIZES_BYTES = len(encode_frame(b""))
@@ -79,7 +79,7 @@ _TAGS = {kind: tag(_field_number(kind), _BYTES) for kind in KINDS.values()}
 
 def _head(prefix: bytes, body_bytes: int) -> bytes:
     """A frame up to the request's message, to which an id is added."""
-    size = body_bytes + 1 + NUMBER_BYTES
+    size = body_bytes + 1 + PROXY_ID_BYTES
     before = prefix + varint(size)
     return encode_frame(before + bytes(size))[: _SIZES_BYTES + len(before)]
 
@@ -95,11 +95,11 @@ _PREFIX_BYTES = 4
 _HEADS_KEPT = 256
 _HEADS = {prefix: [_head(prefix, size) for size in range(_HEADS_KEPT)] for prefix in _CUT_BY_HAND}
 
-_new_request: Callable[[tuple[LookupKind, bytes, bytes]], Request] = partial(tuple.__new__, Request)
+_new_request: Callable[[tuple[LookupKind, bytes, bytes]], LookupRequest] = partial(tuple.__new__, LookupRequest)
 """Half of the time of a NamedTuple's own way."""
 
 
-def parse_request(data: bytes) -> tuple[Request, bytes]:
+def parse_request(data: bytes) -> tuple[LookupRequest, bytes]:
     """What a client's BaseCommand asks, and its request id, a varint. Raises CommandCorrupt, RequestRefused where no
     broker must see it, KeyError if it asks for nothing of lookup mode.
     """
@@ -112,8 +112,8 @@ def parse_request(data: bytes) -> tuple[Request, bytes]:
     if rest in rests:
         return _new_request((kind, prefix, topic + rest)), request_id
     parsed = _parse(data)
-    if parsed == (Request(kind, prefix, topic + rest), request_id):
-        if len(rests) >= RESTS_MAX:
+    if parsed == (LookupRequest(kind, prefix, topic + rest), request_id):
+        if len(rests) >= TRAILERS_MAX:
             rests.clear()
         rests.add(rest)
     return parsed
@@ -144,21 +144,21 @@ def _cut(data: bytes) -> tuple[bytes, bytes, bytes] | None:
     return topic, request_id, data[id_end:]
 
 
-def _parse(data: bytes) -> tuple[Request, bytes]:
+def _parse(data: bytes) -> tuple[LookupRequest, bytes]:
     """See parse_request."""
     command = parse_command(data)
     kind = kind_of(command)
     check_request(command, kind)
-    return request_of(command, kind)
+    return request_from_command(command, kind)
 
 
-def request_of(command: BaseCommand, kind: LookupKind) -> tuple[Request, bytes]:
+def request_from_command(command: BaseCommand, kind: LookupKind) -> tuple[LookupRequest, bytes]:
     """A request that is parsed already, and its id; the command is used up."""
     request_id = varint(client_request_id(command, kind))
-    forget_asker(command, kind)
+    strip_identity(command, kind)
     body = getattr(command, kind.request_field).SerializePartialToString()
     command.ClearField(kind.request_field)
-    return Request(kind, command.SerializePartialToString() + _TAGS[kind], body), request_id
+    return LookupRequest(kind, command.SerializePartialToString() + _TAGS[kind], body), request_id
 
 
 # ---- the proxy's own ids
@@ -166,8 +166,8 @@ def request_of(command: BaseCommand, kind: LookupKind) -> tuple[Request, bytes]:
 _LOWEST = tuple(bytes([0x80 | bits]) for bits in range(128))
 
 
-def request_numbers() -> Iterator[bytes]:
-    """The ids from NUMBER_MIN to NUMBER_MAX, in order, again and again."""
+def proxy_request_ids() -> Iterator[bytes]:
+    """The ids from PROXY_ID_MIN to PROXY_ID_MAX, in order, again and again."""
     more = range(0x80, 0x100)
     while True:
         for bits in product(range(1, 128), more, more, more):
@@ -176,6 +176,6 @@ def request_numbers() -> Iterator[bytes]:
                 yield lowest + upper
 
 
-def number_of(request_id: int) -> bytes | None:
-    """An id as request_numbers gives it; None if that never does."""
-    return varint(request_id) if NUMBER_MIN <= request_id <= NUMBER_MAX else None
+def encode_proxy_id(request_id: int) -> bytes | None:
+    """An id as proxy_request_ids gives it; None if that never does."""
+    return varint(request_id) if PROXY_ID_MIN <= request_id <= PROXY_ID_MAX else None

@@ -127,7 +127,7 @@ def test_an_envelope_without_a_request() -> None:
 def test_a_request_and_its_id() -> None:
     request, request_id = embedded_request(LOOKUP.SerializeToString())
     assert request.kind is KINDS[BaseCommand.LOOKUP]
-    assert request.command().lookup_topic.topic == "t"
+    assert request.to_command().lookup_topic.topic == "t"
     assert request_id == b"\x07"
 
 

@@ -16,12 +16,12 @@ from pulsar_bytes import command, field, fields, varint
 from proto import lookup_requests
 from proto.commands import CommandCorrupt
 from proto.lookup_kinds import KINDS
-from proto.lookup_requests import NUMBER_MIN, parse_request
+from proto.lookup_requests import PROXY_ID_MIN, parse_request
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.request_rules import NEWER_FIELDS_MAX, PROPERTIES_MAX, RequestRefused
 
 LOOKUP, METADATA, TOPICS, SCHEMA = 23, 21, 32, 34
-OURS = NUMBER_MIN + 4711
+OURS = PROXY_ID_MIN + 4711
 SUBJECT = {LOOKUP: (1, "persistent://t/n/topic"), METADATA: (1, "t"), TOPICS: (2, "t/n"), SCHEMA: (2, "t")}
 ID = {LOOKUP: (2, 7), METADATA: (2, 7), TOPICS: (1, 7), SCHEMA: (1, 7)}
 SUBJECT_NAME = {LOOKUP: "topic", METADATA: "topic", TOPICS: "namespace", SCHEMA: "topic"}
@@ -38,7 +38,7 @@ def group(number: int, inside: bytes = b"") -> bytes:
 def sent(data: bytes) -> bytes:
     """The command that a broker gets. Raises as parse_request does."""
     asked, _ = parse_request(data)
-    return asked.numbered(varint(OURS))[8:]
+    return asked.frame_with_id(varint(OURS))[8:]
 
 
 @pytest.fixture(autouse=True)

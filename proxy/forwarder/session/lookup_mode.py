@@ -12,7 +12,7 @@ from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.envelope import embed
 from proto.errors import RemoteProtocolError
 from proto.frames import encode_frame
-from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure, kind_of
+from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure_answer, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
@@ -54,7 +54,7 @@ _CODES: Mapping[int | None, int] = {
     Status.TOO_MANY_REQUESTS: ServerError.TooManyRequests,
     Status.UNKNOWN_SERVER_ERROR: ServerError.UnknownError,
 }
-"""What a call's failure is to the client; all others are ServiceNotReady, upon which it comes back."""
+"""What a call's failure_answer is to the client; all others are ServiceNotReady, upon which it comes back."""
 
 _OK = int(Status.OK)  # as names of their enums they would be searched for each time
 _ENVELOPE_OK = int(EnvelopeResponse.NONE)
@@ -441,7 +441,7 @@ def _parsed(request: bytes) -> tuple[BaseCommand, LookupKind]:
 
 def _failed(command: BaseCommand, kind: LookupKind, code: int, text: str) -> bytes:
     """The frame that says that a request failed."""
-    return encode_frame(failure(kind, client_request_id(command, kind), code, text).SerializeToString())
+    return encode_frame(failure_answer(kind, client_request_id(command, kind), code, text).SerializeToString())
 
 
 def _envelope_error(error: int | None) -> tuple[int, str]:
