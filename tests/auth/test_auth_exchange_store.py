@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from auth import exchange_store as rounds
+from auth import exchange_store
 from auth.exchange_store import ROUNDS_MAX, ExchangeStore
 from auth.state import AuthenticationDenied
 
@@ -119,7 +119,7 @@ async def test_a_name_used_again_keeps_no_other_state_alive(autojump_clock: trio
 
 
 async def test_the_number_of_states_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "STATES_MAX", 2)
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 2)
     kept = new_rounds()
     kept.store_exchange((1, 1), "sasl", "a", number=1)
     kept.store_exchange((1, 2), "sasl", "b", number=1)
@@ -133,7 +133,7 @@ async def test_the_number_of_states_is_bounded(monkeypatch: pytest.MonkeyPatch) 
 async def test_forgotten_states_leave_room(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(rounds, "STATES_MAX", 1)
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 1)
     kept = new_rounds()
     kept.store_exchange((1, 1), "sasl", "a", number=1)
     await trio.sleep(10)
@@ -142,7 +142,7 @@ async def test_forgotten_states_leave_room(
 
 
 async def test_the_oldest_makes_room_and_only_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "STATES_MAX", 2)
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 2)
     kept = new_rounds()
     kept.evict_oldest_if_full()
     kept.store_exchange((1, 1), "sasl", "a", number=1)
@@ -155,4 +155,4 @@ async def test_the_oldest_makes_room_and_only_where_there_is_none(monkeypatch: p
 
 
 def test_the_real_bound() -> None:
-    assert rounds.STATES_MAX == 20_000
+    assert exchange_store.EXCHANGES_MAX == 20_000

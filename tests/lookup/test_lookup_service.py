@@ -785,7 +785,7 @@ async def test_a_defect_that_an_answer_meets_ends_neither_the_worker_nor_other_c
             raise ZeroDivisionError
         return finished(self, answer, kind, asker, client)
 
-    monkeypatch.setattr(LookupExecutor, "finished", breaks)
+    monkeypatch.setattr(LookupExecutor, "finish_answer", breaks)
     with structlog.testing.capture_logs() as logs:
         served.send(lookup("bad"), client_address="192.0.2.9:1")
         await trio.testing.wait_all_tasks_blocked()

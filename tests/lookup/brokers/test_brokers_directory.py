@@ -124,10 +124,10 @@ async def test_by_weight(names: Names, nursery: trio.Nursery) -> None:
     assert counts["10.0.0.4"] < 20
     rest = Counter(ring.all_addresses(ring.brokers.brokers_in_order(ring.all[0])[1]) for _ in range(10_000))
     others = [one for one in ring.all if one is not ring.all[0]]
-    total = sum(one.health.share for one in others)
+    total = sum(one.health.weight for one in others)
     for one in others:
-        if one.health.share > 1:
-            expected = 10_000 * one.health.share / total
+        if one.health.weight > 1:
+            expected = 10_000 * one.health.weight / total
             assert rest[ring.all_addresses(one)] == pytest.approx(expected, rel=0.1), "the others by weight, too"
 
 

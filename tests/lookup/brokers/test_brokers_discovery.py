@@ -78,7 +78,7 @@ async def test_each_address_of_a_name_is_a_broker(find: Find) -> None:
     find.names.server.add("c", "A", "10.0.0.1")
     finder = await find("pulsar://b,c")
     assert finder.found == ["b:6650 10.0.0.1", "b:6650 10.0.0.2", "c:6650 10.0.0.1"]
-    assert {one.health.share for one in finder.discovery.endpoints} == {1}
+    assert {one.health.weight for one in finder.discovery.endpoints} == {1}
 
 
 async def test_one_address_of_each_family_is_one_broker(find: Find) -> None:
@@ -196,7 +196,7 @@ async def test_srv_records(find: Find) -> None:
         "h1.example:6650 10.0.0.2",
         "h2.example:7000 10.0.0.3",
     ]
-    ranks = sorted((one.health.priority, one.health.share) for one in finder.discovery.endpoints)
+    ranks = sorted((one.health.priority, one.health.weight) for one in finder.discovery.endpoints)
     assert ranks == [(0, 5), (0, 5), (1, 20)], "a record's weight is shared by its addresses"
 
 
@@ -235,7 +235,7 @@ async def test_weight_zero_is_a_very_small_chance(find: Find) -> None:
     for host in ("h1", "h2"):
         find.names.server.add(host, "A", "10.0.0.1")
     finder = await find("pulsar+srv://b")
-    assert (finder.named("h1").health.share, finder.named("h2").health.share) == (WEIGHT_ZERO, 1)
+    assert (finder.named("h1").health.weight, finder.named("h2").health.weight) == (WEIGHT_ZERO, 1)
 
 
 async def test_records_change_and_the_least_ttl_counts(find: Find, autojump_clock: trio.testing.MockClock) -> None:
@@ -252,7 +252,7 @@ async def test_records_change_and_the_least_ttl_counts(find: Find, autojump_cloc
     second = finder.named("h2")
     await trio.sleep(20)
     assert finder.discovery.endpoints == (second,)
-    assert (second.health.priority, second.health.share) == (3, 7)
+    assert (second.health.priority, second.health.weight) == (3, 7)
 
 
 async def test_a_target_that_is_not_resolved(find: Find, autojump_clock: trio.testing.MockClock) -> None:

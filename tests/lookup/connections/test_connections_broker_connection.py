@@ -405,10 +405,10 @@ class Hearing:
     """Hears answers without a task."""
 
     def __init__(self, on_answer: Callable[[BrokerAnswer | None], None]) -> None:
-        self.number = b""
+        self.proxy_id = b""
         self.on_answer = on_answer
 
-    def answered(self, answer: BrokerAnswer | None) -> None:
+    def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
         self.on_answer(answer)
 
 
@@ -430,7 +430,7 @@ def listen(line: Line, topic: str, heard: list[Any]) -> Hearing:
 async def test_what_is_asked_in_one_turn_leaves_at_its_end(line: Line) -> None:
     heard: list[Any] = []
     with line.turn:
-        ids = [listen(line, topic, heard).number for topic in ("a", "b")]
+        ids = [listen(line, topic, heard).proxy_id for topic in ("a", "b")]
         assert not line.connection.idle
         await trio.testing.wait_all_tasks_blocked()
         with trio.move_on_after(0.01):

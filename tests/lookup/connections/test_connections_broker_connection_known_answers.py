@@ -24,10 +24,10 @@ Heard = list[tuple[str, str]]
 
 class Asking:
     def __init__(self, topic: str, heard: Heard, *, ready: bool = True) -> None:
-        self.number = b""
+        self.proxy_id = b""
         self._topic, self._heard, self._ready = topic, heard, ready
 
-    def answered(self, answer: BrokerAnswer | None) -> None:
+    def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
         if answer is None:
             self._heard.append((self._topic, "lost"))
             return

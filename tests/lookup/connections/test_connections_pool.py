@@ -91,7 +91,7 @@ async def test_principals_never_share_a_connection(network: Network, nursery: tr
     assert len({alice, bob, nobody}) == 3
     assert sorted(connect.original_principal for connect in pools.broker.connects) == ["", "alice", "bob"]
     for principal, connection in (("alice", alice), ("bob", bob), ("", nobody)):
-        await connection.request(asked(lookup(f"of-{principal}")))
+        await connection.request_answer(asked(lookup(f"of-{principal}")))
     assert [(principal, request.lookup_topic.topic) for principal, request in pools.broker.requests] == [
         ("alice", "of-alice"),
         ("bob", "of-bob"),

@@ -619,12 +619,12 @@ class Short:
         self.heard: list[BaseCommand | None] = []
         self.brokers: list[str] = []
         self._lookups = setup.lookups
-        self.number = b""
+        self.proxy_id = b""
         self.connection = setup.lookups.send_on_open_connection(
             asked(command), setup.askers.get_principal("alice"), self, trio.current_time()
         )
 
-    def answered(self, answer: BrokerAnswer | None) -> None:
+    def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
         assert self.connection is not None
         self._lookups.record_fast_path_outcome(self.connection, answer)
         self.heard.append(None if answer is None else answer.command)
@@ -674,7 +674,7 @@ async def test_a_connection_that_takes_no_more_is_no_way(make: Make, monkeypatch
     def full(*_: object) -> int:
         raise BrokerConnectionLost("it does not take requests")
 
-    monkeypatch.setattr(BrokerConnection, "ask", full)
+    monkeypatch.setattr(BrokerConnection, "send_request", full)
     assert Short(setup).connection is None
 
 
@@ -715,7 +715,7 @@ async def test_a_success_is_made_ready_once_and_the_brokers_word_stays_as_it_was
     assert ready is not None
     assert answer.client_answer is ready
     assert answer.command == lookup_response(lookup(), CONNECT, "pulsar://b5:6650")
-    body = BaseCommand.FromString(ready.frame(b"\x09")[8:]).lookup_topic_response
+    body = BaseCommand.FromString(ready.frame_for(b"\x09")[8:]).lookup_topic_response
     assert (body.request_id, body.proxy_through_service_url) == (9, True)
     assert body.broker_service_url == body.broker_service_url_tls == "pulsar://b5:6650"
 
