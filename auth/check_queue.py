@@ -22,7 +22,7 @@ import trio
 
 from auth.state import AuthenticationDenied, ClientContext
 from proto.addresses import client_network
-from proto.connect_rules import OVERLOADED, is_clients_fault
+from proto.connect_rules import OVERLOADED, is_client_fault
 from proxy.runtime.fairness.fair_queue import FairQueue
 
 CHECKS_PER_SLOT_MAX = 128
@@ -107,7 +107,7 @@ class CheckQueue:
     @property
     def waiting_count(self) -> int:
         """How many checks wait."""
-        return self._queue.count
+        return self._queue.waiting_count
 
     async def run_check(
         self, client: ClientContext, check: Callable[[], Awaitable[ResultT]], *, proved_user: str = ""
@@ -118,7 +118,7 @@ class CheckQueue:
         """
         owner = _Owner(True, proved_user) if proved_user else _Owner(False, client_network(client.address))
         turn = _WaitingCheck()
-        dropped = self._queue.put(owner, turn)
+        dropped = self._queue.enqueue(owner, turn)
         if dropped is not None:
             dropped[1].decided.set()
         self._start_waiting_checks()
@@ -126,18 +126,18 @@ class CheckQueue:
             await turn.decided.wait()
             return await (check() if turn.started else self._refuse_check(owner))
         except AuthenticationDenied as denied:
-            if is_clients_fault(denied.reason):  # before the slot is given back: it decides who is next
+            if is_client_fault(denied.reason):  # before the slot is given back: it decides who is next
                 self._failed.remember_value(client_network(client.address), True)
             raise
         finally:
             if turn.started:
-                self._queue.release(owner)
+                self._queue.release_slot(owner)
             else:
-                self._queue.remove(owner, turn)
+                self._queue.remove_waiting(owner, turn)
             self._start_waiting_checks()
 
     def _start_waiting_checks(self) -> None:
-        while (taken := self._queue.take()) is not None:
+        while (taken := self._queue.start_next()) is not None:
             _, turn = taken
             turn.started = True
             turn.decided.set()
@@ -149,8 +149,10 @@ class CheckQueue:
 
     async def _refuse_check(self, owner: _Owner) -> Never:
         whose = "for this user" if owner.is_user else f"from {owner.name}"
-        mine = self._queue.waiting_of(owner)
-        text = f"{self._queue.count} checks wait, {mine} of them {whose}; see {self._key} and cluster.auth_workers"
+        mine = self._queue.count_waiting(owner)
+        text = (
+            f"{self._queue.waiting_count} checks wait, {mine} of them {whose}; see {self._key} and cluster.auth_workers"
+        )
         raise AuthenticationDenied(OVERLOADED, text)
 
     # ---- what is remembered

@@ -42,7 +42,7 @@ def resolve_effective_principal(role: str, method: str, claim: ProxyClaim, proxy
         return EffectivePrincipal(role)
     if not claim.original_principal.strip():
         raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names no original principal")
-    if proxy_roles.names(claim.original_principal):
+    if proxy_roles.contains_role(claim.original_principal):
         raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names a proxy as original principal")
     if not is_fit_for_a_role(claim.original_principal):
         raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names an original principal that cannot be one")

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import trio
 
 from auth.http import HttpFailed
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 ValueT = TypeVar("ValueT")
 

@@ -32,10 +32,10 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.sealed_principal import seal
+from proxy.common.logs import get_logger
 from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused

@@ -117,7 +117,7 @@ class Still:
     def __init__(self, _key: str, _files: Any, build: Callable[[], Any]) -> None:
         self.value = build()
 
-    async def current(self) -> Any:
+    async def current_value(self) -> Any:
         await trio.lowlevel.checkpoint()
         return self.value
 

@@ -16,8 +16,8 @@ import trio
 from lookup.brokers.discovery import ENDPOINTS_MAX, Endpoint, CredentialVerdict, EndpointKey
 from lookup.brokers.login import LoginResult
 from proto.addresses import HostPort
-from proxy.runtime.loop.tasks import repeat
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
+from proxy.runtime.loop.tasks import run_every
 
 LOGINS_MAX = 32
 """Logins at a time."""
@@ -119,7 +119,7 @@ class CredentialChecks:
                         self._under_way.add(_key_of(endpoint))
                         nursery.start_soon(self._check_credentials, endpoint)
 
-                await repeat(CHECK_INTERVAL_S, look)
+                await run_every(CHECK_INTERVAL_S, look)
         finally:
             self._is_stopped = True
 

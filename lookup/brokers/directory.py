@@ -24,11 +24,11 @@ from lookup.brokers.names import BrokerNames
 from lookup.brokers.probe import probe
 from lookup.metrics import BrokerMetrics
 from proto.addresses import HostPort, parse_broker_url
+from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
-from proxy.runtime.loop.tasks import repeat, seconds
+from proxy.runtime.loop.tasks import run_every, seconds
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.observability.logs import get_logger
 
 PROBES_MAX = 64
 """Looks at a time."""
@@ -93,7 +93,7 @@ class BrokerDirectory:
 
                 self.discovery.on_change = look_at_new_ones
                 nursery.start_soon(self.discovery.run)
-                nursery.start_soon(repeat, seconds(self._config.probe_interval_ms), self.probe_all)
+                nursery.start_soon(run_every, seconds(self._config.probe_interval_ms), self.probe_all)
                 if self.credential_checks is not None:
                     nursery.start_soon(self.credential_checks.run)
 

@@ -15,8 +15,8 @@ import trio
 
 from lookup.brokers.configured import ConfiguredBrokers, configured_brokers
 from proto.addresses import BrokerUrl, HostPort
+from proxy.common.logs import get_logger
 from proxy.runtime.dns.resolver import Addresses, ResolutionFailed, Resolver, Service, Services, is_address
-from proxy.runtime.observability.logs import get_logger
 
 ENDPOINTS_MAX = 1024
 """Of more than these, the last ones found do not count."""
@@ -141,7 +141,7 @@ class BrokerDiscovery:
             if host is None:
                 places, expires_at = await self._resolve_services(name)
             else:
-                answer = await self._resolver.addresses(host.host)
+                answer = await self._resolver.resolve_addresses(host.host)
                 places, expires_at = _found_brokers(host, answer.addresses), answer.expires_at
                 if answer.name:
                     self.names[name] = answer.name
@@ -179,7 +179,7 @@ class BrokerDiscovery:
 
         async def ask(service: Service) -> None:
             try:  # the final dot: it is a whole name, whatever the search domains are
-                answers[service] = await self._resolver.addresses(_absolute(service.target.host))
+                answers[service] = await self._resolver.resolve_addresses(_absolute(service.target.host))
             except ResolutionFailed as error:
                 answers[service] = error
 
@@ -207,7 +207,7 @@ class BrokerDiscovery:
         failures = []
         for name in self._url.srv_names:
             try:
-                return await self._resolver.services(name)
+                return await self._resolver.resolve_services(name)
             except ResolutionFailed as error:
                 failures.append(str(error))
         raise ResolutionFailed("; ".join(failures))

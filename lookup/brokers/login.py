@@ -15,8 +15,8 @@ from proto.connect_rules import INVALID_ROLES_TEXT, NO_PROXY_VERSION, BrokerIden
 from proto.pulsar_pb2 import CommandConnect, ServerError
 from proxy import __version__
 from proxy.config.types import Config
-from proxy.runtime.loop.tasks import close_at_once
-from proxy.runtime.network.broker_link import BrokerGreeter, BrokerLinkFailed
+from proxy.runtime.loop.tasks import close_forcefully
+from proxy.runtime.network.broker_link import BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.credentials import Credentials
 
 CHECK_PRINCIPAL = "pulsar-trio-proxy-check"
@@ -47,13 +47,13 @@ def login_principal(config: Config) -> str:
     return CHECK_PRINCIPAL if named else ""
 
 
-async def log_in(greeter: BrokerGreeter, broker: Endpoint, credentials: Credentials, config: Config) -> LoginResult:
+async def log_in(greeter: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, config: Config) -> LoginResult:
     """Shake hands with a broker as relays and lookups do, and close the connection."""
     return await log_in_as(greeter, broker, credentials, login_principal(config), config)
 
 
 async def log_in_as(
-    greeter: BrokerGreeter, broker: Endpoint, credentials: Credentials, principal: str, config: Config
+    greeter: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, principal: str, config: Config
 ) -> LoginResult:
     """Shake hands in the name of an original principal (empty: of none), and close the connection."""
 
@@ -61,11 +61,11 @@ async def log_in_as(
         return proxy_connect(BrokerIdentity(method, data, principal), __version__)
 
     try:
-        link = await greeter.open(broker, broker.addresses, credentials, make_connect)
+        link = await greeter.open_link(broker, broker.addresses, credentials, make_connect)
     except BrokerLinkFailed as failed:
         left_out = config.authentication.enabled and not principal
         return _failure_result(failed, principal_left_out=left_out)
-    await close_at_once(link.stream)
+    await close_forcefully(link.stream)
     return LoginResult(CredentialVerdict.ACCEPTED, expires_at_unix_ms=credentials.expires_at_unix_ms)
 
 

@@ -14,7 +14,7 @@ from proto.errors import RemoteProtocolError
 from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.network.dialing import Dialer, NotDialled
+from proxy.runtime.network.dialing import Dialer, DialFailed
 
 
 async def probe(dialer: Dialer, broker: HostPort, addresses: Sequence[str]) -> tuple[bool, str]:
@@ -24,7 +24,7 @@ async def probe(dialer: Dialer, broker: HostPort, addresses: Sequence[str]) -> t
         try:
             async with await dialer.dial_any(broker, addresses) as stream:
                 await _expect_pong(stream)
-        except NotDialled as error:
+        except DialFailed as error:
             return False, str(error)
         except (trio.BrokenResourceError, RemoteProtocolError) as error:
             return False, f"it does not speak Pulsar: {error}"

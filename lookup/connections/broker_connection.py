@@ -14,10 +14,10 @@ from proto.lookup_answers import AnswerTemplates, BrokerAnswer
 from proto.lookup_kinds import LookupKind, shorten_answer, response_request_id
 from proto.lookup_requests import LookupRequest, encode_proxy_id, proxy_request_ids
 from proto.pulsar_pb2 import BaseCommand
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLink
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
@@ -122,7 +122,7 @@ class BrokerConnection:
         if len(self._unsent) == 1:
             self._tick.schedule_flush(self)
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """Send what was asked in this turn."""
         requests, self._unsent = self._unsent, []
         try:
@@ -201,7 +201,7 @@ class BrokerConnection:
                 self.close()
 
         with self._tick:
-            on_data(self._link.connected.rest)
+            on_data(self._link.connected.trailing_data)
         await read_all(self._link.stream, on_data)
 
     def _receive_data(self, data: bytes, nursery: trio.Nursery) -> None:
@@ -216,7 +216,7 @@ class BrokerConnection:
             if frame is None:
                 return
             self._handle_command(frame.command, nursery)
-            data = self._decoder.take_rest()
+            data = self._decoder.take_unread_data()
 
     def _deliver_known_answers(self, data: bytes) -> int:
         """Take the answers in front that came before, but for their ids, and are not parsed again; how many bytes."""

@@ -19,7 +19,7 @@ from lookup.connections.broker_connection import BrokerConnection, BrokerConnect
 from lookup.connections.losses import SuspectGroup
 from lookup.targets.rules import LocateBroker, Target
 from proto.addresses import HostPort
-from proxy.runtime.fairness.fair_room import FairRoom
+from proxy.runtime.fairness.fair_capacity import FairCapacity
 
 UNUSED_TIMEOUT_S = 1.0
 """A connection that nobody asks over in this time was opened for nothing."""
@@ -32,7 +32,7 @@ class IsolatedConnections:
 
     def __init__(self, nursery: trio.Nursery, connections_max: int) -> None:
         self._nursery = nursery
-        self._room = FairRoom(connections_max, 1)  # a connection is one unit of it
+        self._room = FairCapacity(connections_max, 1)  # a connection is one unit of it
         self._attempts: dict[tuple[HostPort, SuspectGroup], _IsolatedAttempt] = {}
 
     def __len__(self) -> int:
@@ -69,14 +69,14 @@ class IsolatedConnections:
     ) -> None:
         """From the attempt to the end of the connection: that long it counts."""
         try:
-            loan = await self._room.lend(principal)
+            loan = await self._room.reserve(principal)
             try:
                 if attempt.waiting:  # or their time was over before it was their turn
                     attempt.connection = await open_connection(key[0], await locate())
                     attempt.done.set()
                     await self._run_until_answered(attempt.connection)
             finally:
-                loan.give_back()
+                loan.release()
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
             attempt.failure = failure
         finally:

@@ -25,8 +25,8 @@ from proto.lookup_answers import AnswerTemplates
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proxy import __version__
 from proxy.config.types import Config
-from proxy.runtime.loop.tasks import repeat, seconds
-from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerGreeter, BrokerLinkFailed
+from proxy.runtime.loop.tasks import run_every, seconds
+from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.rpc.client import RpcPool
@@ -93,7 +93,9 @@ class BrokerPool:
         self._isolated = IsolatedConnections(nursery, suspects_max)
         self._scope = trio.CancelScope()
         self._retired = False
-        self._greeter = BrokerGreeter(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+        self._greeter = BrokerLinkFactory(
+            dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
+        )
         self.profile = profile
 
     def __len__(self) -> int:
@@ -102,7 +104,7 @@ class BrokerPool:
     async def run(self) -> None:
         """Close what is idle, until ``retire``."""
         with self._scope:
-            await repeat(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle_connections)
+            await run_every(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle_connections)
 
     def get_open_connection(self, broker: HostPort, asker: LookupPrincipal, now: float) -> BrokerConnection | None:
         """The connection to a broker on somebody's behalf, if there is one; ``now`` in Trio's time."""
@@ -135,7 +137,9 @@ class BrokerPool:
     async def get_isolated_connection(
         self, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal, company: SuspectGroup
     ) -> BrokerConnection:
-        """A connection for a company of suspects alone (see lookup.connections.isolated). Raises as ``connection`` does."""
+        """A connection for a company of suspects alone (see lookup.connections.isolated). Raises as ``connection``
+        does.
+        """
         self._check_not_retired()
 
         async def open_connection(broker: HostPort, target: Target) -> BrokerConnection:
@@ -187,12 +191,12 @@ class BrokerPool:
         async def answer_challenge(challenge: bytes) -> tuple[str, bytes]:
             nonlocal credentials
             if challenge != AUTH_REFRESH:  # a further round
-                return await credentials.answer(challenge)
+                return await credentials.auth_data_for(challenge)
             credentials = credentials_for(self._auth, target.broker.host, configured=configured)
-            return await credentials.answer(None)
+            return await credentials.auth_data_for(None)
 
         try:
-            link = await self._greeter.open(target.broker, target.addresses, credentials, make_connect)
+            link = await self._greeter.open_link(target.broker, target.addresses, credentials, make_connect)
         except BrokerLinkFailed as failed:
             if self._credential_checks is not None and failed.refusal is not None:
                 self._credential_checks.request_recheck(broker)

@@ -4,7 +4,7 @@ import trio
 
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.rpc.server import Answer
+from proxy.runtime.rpc.server import ReplyStream
 
 PART_BYTES_MAX = 256 * 1024
 """A part holds as many answers as are there, up to this size; a larger answer is a part of its own."""
@@ -13,7 +13,7 @@ PART_BYTES_MAX = 256 * 1024
 class EnvelopeReply:
     """``put`` and ``refuse`` for each of ``count`` requests once, in any order."""
 
-    def __init__(self, count: int, answer: Answer) -> None:
+    def __init__(self, count: int, answer: ReplyStream) -> None:
         self._missing_count = count
         self._answer = answer
         self._tick = current_tick()
@@ -38,7 +38,7 @@ class EnvelopeReply:
         self._refused.append(RefusedRequest(index=index, error=error, error_message=message))
         self._tick.schedule_flush(self)
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """Send what is there."""
         self._send_part()
 
@@ -47,9 +47,9 @@ class EnvelopeReply:
         connection, and with it what is kept for it.
         """
         with trio.move_on_after(timeout_s) as waiting:
-            await self._answer.until_sent()
+            await self._answer.wait_until_sent()
         if waiting.cancelled_caught:
-            self._answer.break_off("the caller does not take its replies")
+            self._answer.close_connection("the caller does not take its replies")
 
     def _send_part(self) -> None:
         self._missing_count -= len(self._answered) + len(self._refused)

@@ -22,9 +22,9 @@ from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_kinds import LookupKind, error_of, failure_answer, subject_of
 from proto.lookup_requests import LookupRequest, request_from_command
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
+from proxy.common.logs import Logger, get_logger
 from proxy.config.types import Config
-from proxy.runtime.network.broker_link import NOT_CONNECTED, OTHER_BROKER_MAY_HELP, BrokerLinkFailed
-from proxy.runtime.observability.logs import Logger, get_logger
+from proxy.runtime.network.broker_link import NOT_CONNECTED, REASONS_TO_TRY_ANOTHER_BROKER, BrokerLinkFailed
 
 REDIRECTS_MAX = 10
 
@@ -263,7 +263,7 @@ class LookupExecutor:
         except BrokerConnectionLost as error:
             raise _ConnectionLost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
         except BrokerLinkFailed as error:
-            if error.reason not in OTHER_BROKER_MAY_HELP:
+            if error.reason not in REASONS_TO_TRY_ANOTHER_BROKER:
                 raise LookupFailed(error.code, error.message, str(error)) from None
             self._brokers.record_failure(broker, error.reason, error)
             raise _NextBroker(error.code, error.message, str(error)) from None

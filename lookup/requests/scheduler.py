@@ -16,12 +16,12 @@ from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_kinds import LookupKind, failure_answer
 from proto.lookup_requests import LookupRequest
 from proto.pulsar_pb2 import BaseCommand, ServerError
+from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget, owner_by_address
-from proxy.runtime.fairness.fair_room import FairRoom, Loan
-from proxy.runtime.loop.tasks import InFlight, repeat, seconds
+from proxy.runtime.fairness.fair_capacity import FairCapacity, Reservation
+from proxy.runtime.loop.tasks import InFlightCounter, run_every, seconds
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.observability.logs import get_logger
 
 OVERDUE_CHECK_S = 0.25
 
@@ -108,13 +108,13 @@ class LookupScheduler:
     """See the module. ``ask`` never waits."""
 
     def __init__(self, config: Config, executor: LookupExecutor, metrics: LookupMetrics, nursery: trio.Nursery) -> None:
-        self.under_way = InFlight()
+        self.under_way = InFlightCounter()
         self._metrics = metrics
         self._tick = current_tick()
         self._nursery = nursery
         self._pending: dict[LookupKey, PendingLookup] = {}
         self._count_by_principal: dict[str, int] = {}
-        self._large_answer_room = FairRoom(0, 0)
+        self._large_answer_room = FairCapacity(0, 0)
         self._budget = ByteBudget(0)
         self.apply_config(config, executor)
 
@@ -130,7 +130,7 @@ class LookupScheduler:
 
     async def run(self) -> None:
         """End questions whose time is over, until cancelled."""
-        await repeat(OVERDUE_CHECK_S, self._fail_overdue_lookups)
+        await run_every(OVERDUE_CHECK_S, self._fail_overdue_lookups)
 
     def submit_request(self, request: LookupRequest, request_id: bytes, index: int, batch: RequestBatch) -> None:
         """Take a request in: the ``index``-th of its sender's, which gets the answer, now or later, under this id (a
@@ -145,10 +145,10 @@ class LookupScheduler:
             return
         if not batch.owner:
             batch.owner = self._owner(batch)
-        if not self._budget.take(batch.owner, _budgeted_bytes(prefix, body)):
+        if not self._budget.reserve_bytes(batch.owner, _budgeted_bytes(prefix, body)):
             self._reject_request(kind, request_id, index, batch)
             return
-        self.under_way.begin()
+        self.under_way.increment()
         self._count_by_principal[principal] = self._count_by_principal.get(principal, 0) + 1
         lookups = self._executor
         key = lookups, asker, prefix, body
@@ -235,17 +235,17 @@ class LookupScheduler:
     async def _run_large_lookup(self, lookup: PendingLookup) -> None:
         """The long way, for an answer that may be large: once there is room for it, which is its until it has left."""
         sender, timeout_s = lookup.batch, self._timeout_s
-        loan: Loan | None = None
+        loan: Reservation | None = None
         with trio.move_on_at(lookup.deadline):
-            loan = await self._large_answer_room.lend(sender.owner)
+            loan = await self._large_answer_room.reserve(sender.owner)
         if loan is None:
             self._fail_without_room(lookup)
             return
         try:
-            loan.shrink(await self._run_slow_path(lookup))
+            loan.shrink_to(await self._run_slow_path(lookup))
             await sender.reply.wait_until_sent(timeout_s)
         finally:
-            loan.give_back()
+            loan.release()
 
     def _fail_without_room(self, lookup: PendingLookup) -> None:
         sender, kind = lookup.batch, lookup.kind
@@ -293,15 +293,15 @@ class LookupScheduler:
         self._metrics.observe_answer(kind, answer.error, now - sender.received_at)
         _, _, prefix, body = lookup.key
         size = _budgeted_bytes(prefix, body)
-        self._budget.give_back(sender.owner, size)
+        self._budget.release_bytes(sender.owner, size)
         count = 1
         if others is not None:
             count += len(others)
             for other, index, request_id in others:
-                self._budget.give_back(other.owner, size)
+                self._budget.release_bytes(other.owner, size)
                 other.reply.add_answer(index, answer.frame_for(request_id))
                 self._metrics.observe_answer(kind, answer.error, now - other.received_at)
-        self.under_way.end(count)
+        self.under_way.decrement(count)
         principal = sender.principal.name
         left = self._count_by_principal[principal] - count
         if left:

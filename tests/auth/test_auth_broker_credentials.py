@@ -13,9 +13,9 @@ import trio.testing
 from tokens import token
 
 from auth.broker_credentials import SECRET_BYTES_MAX, FixedCredentials, SecretCredentials, broker_authentication
-from proxy.config.errors import ConfigError
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import BrokerCredentials
-from proxy.runtime import reloading_file as watched
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from fake_issuer import URL, FakeIssuer
 from auth.broker_credentials import broker_authentication
 from auth.broker_oauth2 import LIFETIME_UNKNOWN_S, REQUEST_TIMEOUT_MS, RETRY_INTERVAL_S, OAuth2Credentials
 from auth.state import CredentialsUnavailable
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import BrokerCredentials, Brokers
 
 Clock = trio.testing.MockClock

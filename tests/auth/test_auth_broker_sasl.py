@@ -16,7 +16,7 @@ from fake_gssapi import FakeKerberos, Flag, GSSError, library
 
 from auth.broker_credentials import broker_authentication
 from auth.state import CredentialsUnavailable
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import BrokerCredentials
 from proxy.runtime.network.credentials import CREDENTIALS_TIMEOUT_S
 

@@ -11,7 +11,7 @@ from auth.providers.tls import TlsProvider
 from auth.providers.token import TokenProvider
 from auth.registry import PLUGINS, ProviderRegistry, configured_providers
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity, OneStageAuthState, Provider
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import (
     Authentication,
     BasicAuthentication,

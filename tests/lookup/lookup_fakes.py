@@ -212,7 +212,7 @@ class FakeAuth:
         self.lifetime_s = 0.0
         """Of the credentials; 0: they do not end."""
 
-    def pick(self) -> Any:
+    def pick_client(self) -> Any:
         return self
 
     def new_id(self) -> int:

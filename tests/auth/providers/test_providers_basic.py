@@ -19,9 +19,9 @@ from auth.providers import basic
 from auth.providers.basic import BCRYPT_PASSWORD_BYTES_MAX, DATA_BYTES_MAX, BasicProvider
 from auth.registry import configured_providers
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import LOOK_INTERVAL_S
 from proxy.config.types import Authentication, BasicAuthentication
-from proxy.runtime.reloading_file import LOOK_INTERVAL_S
 
 CLIENT = ClientContext("10.0.0.1:1234")
 PASSWORD = "not-to-be-seen"

@@ -27,7 +27,7 @@ from auth.jwt_rules import NEVER_S, TOKEN_BYTES_MAX
 from auth.providers.oidc import KEYS_MAX, OidcProvider
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import Authentication, OidcAuthentication, TokenAuthentication
 
 Clock = trio.testing.MockClock

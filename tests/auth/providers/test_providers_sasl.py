@@ -21,7 +21,7 @@ from fake_gssapi import FakeKerberos, GSSError, library
 
 from auth.registry import configured_providers
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import Authentication, SaslAuthentication
 
 PROXY, ALICE = "proxy/localhost@REALM", "alice@REALM"

@@ -29,9 +29,9 @@ from auth.providers.scram import (
 )
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import LOOK_INTERVAL_S
 from proxy.config.types import Authentication, ScramAuthentication
-from proxy.runtime.reloading_file import LOOK_INTERVAL_S
 
 CLIENT = ClientContext("10.0.0.1:1234")
 PASSWORD = "not-to-be-seen"

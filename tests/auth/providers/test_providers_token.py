@@ -34,7 +34,7 @@ from tokens import (
 from auth.jwt_rules import TOKEN_BYTES_MAX
 from auth.providers.token import TokenProvider
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import TokenAuthentication
 
 KeyFile = Callable[[bytes], str]

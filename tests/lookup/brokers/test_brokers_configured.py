@@ -1,4 +1,5 @@
-"""lookup.brokers.configured: which targets are brokers of ``brokers.service_url``, and need no further word of the operator.
+"""lookup.brokers.configured: which targets are brokers of ``brokers.service_url``, and need no further word of the
+operator.
 
 DNS is a name server in memory. A stranger has a name server of their own, and certificates for the names in it; another
 tenant can make names in the operator's zone.
@@ -38,7 +39,7 @@ class Worker:
         config = make_config(brokers={"service_url": service_url, **brokers})
 
         def resolver(*, own: bool) -> Resolver:
-            return Resolver(nursery, timeout_s=5, ttl_max_s=300, knows_more=own)
+            return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=own)
 
         metrics = BrokerMetrics(CollectorRegistry())
         earlier = None if before is None else before.brokers

@@ -37,7 +37,7 @@ class Ring:
         config = make_config(brokers=brokers)
         self.registry = before.registry if before else CollectorRegistry()
         self.metrics = before.metrics if before else BrokerMetrics(self.registry)
-        resolver = Resolver(nursery, timeout_s=5, ttl_max_s=300, knows_more=True)
+        resolver = Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
         dialer = Dialer(config.brokers)
         known = before.brokers if before else None
         self.brokers: BrokerDirectory = BrokerDirectory(config, dialer, resolver, self.metrics, known, rng=random.Random(6))

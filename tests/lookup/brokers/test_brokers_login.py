@@ -1,4 +1,5 @@
-"""lookup.brokers.login and lookup.brokers.credential_checks: what brokers say to the proxy's own credentials, and that no client has a say."""
+"""lookup.brokers.login and lookup.brokers.credential_checks: what brokers say to the proxy's own credentials, and
+that no client has a say."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from proto.addresses import HostPort
 from proto.connect_rules import NO_PROXY_VERSION, OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.dns.resolver import Resolver
-from proxy.runtime.network.broker_link import BrokerGreeter, BrokerLinkFailed
+from proxy.runtime.network.broker_link import BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dialing import Dialer
 from proxy.supervisor.operators.report import LOOKUP_STATUS_BYTES_MAX
@@ -58,7 +59,7 @@ async def logged_in(network: Network, greeting: Any, auth: FakeAuth | None = Non
     broker = network.brokers["10.0.0.1", 6650] = FakeBroker()
     broker.greeting = greeting
     config = make_config(**{"authentication": ENABLED, **tables})
-    greeter = BrokerGreeter(Dialer(config.brokers), 1 << 20, "proxy")
+    greeter = BrokerLinkFactory(Dialer(config.brokers), 1 << 20, "proxy")
     credentials = credentials_for(auth or FakeAuth(), "10.0.0.1", configured=True)  # type: ignore[arg-type]
     login = await log_in(greeter, Endpoint("10.0.0.1", 6650, ("10.0.0.1",)), credentials, config)
     await trio.testing.wait_all_tasks_blocked()
@@ -149,14 +150,14 @@ class Ring:
         self.auth: Any = FakeAuth()
         self.nursery = nursery
         self.dialer = Dialer(self.config.brokers)
-        self.greeter = BrokerGreeter(self.dialer, 1 << 20, "proxy")
+        self.greeter = BrokerLinkFactory(self.dialer, 1 << 20, "proxy")
         self.brokers = self.make(None)
         self.pool = BrokerPool(
             self.config, self.dialer, self.auth, nursery, credential_checks=self.brokers.credential_checks
         )
 
     def make(self, before: BrokerDirectory | None, *, asks: bool = True) -> BrokerDirectory:
-        resolver = Resolver(self.nursery, timeout_s=5, ttl_max_s=300, knows_more=True)
+        resolver = Resolver(self.nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
         log_in_at = self.log_in if asks else None
         return BrokerDirectory(self.config, self.dialer, resolver, self.metrics, before, log_in=log_in_at)
 

@@ -1,4 +1,5 @@
-"""lookup.connections.broker_connection: requests of many clients over one connection, matched to their answers by our own ids."""
+"""lookup.connections.broker_connection: requests of many clients over one connection, matched to their answers by
+our own ids."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -450,7 +451,7 @@ async def test_a_turn_ends_with_each_chunk_of_answers(line: Line) -> None:
     heard: list[Any] = []
 
     class Speaker:
-        def push(self) -> None:
+        def flush(self) -> None:
             heard.append("said")
 
     speaker = Speaker()

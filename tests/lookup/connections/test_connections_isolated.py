@@ -1,4 +1,5 @@
-"""lookup.connections.isolated and lookup.connections.losses: a request upon which brokers close connections costs nobody else an answer."""
+"""lookup.connections.isolated and lookup.connections.losses: a request upon which brokers close connections costs
+nobody else an answer."""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ class Worker:
         dialer = Dialer(config.brokers)
 
         def resolver() -> Resolver:
-            return Resolver(nursery, timeout_s=5, ttl_max_s=300, knows_more=True)
+            return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
 
         self.registry = CollectorRegistry()
         self.network = network

@@ -24,10 +24,10 @@ class Reply:
     def __call__(self, part: bytes, more: bool) -> None:
         self.parts.append((EnvelopeResponse.FromString(part), more))
 
-    async def until_sent(self) -> None:
+    async def wait_until_sent(self) -> None:
         await self.sent.wait()
 
-    def break_off(self, reason: str) -> None:
+    def close_connection(self, reason: str) -> None:
         self.broken_off = reason
 
     @property

@@ -1,4 +1,5 @@
-"""lookup.requests.executor: what a client's request becomes, from the first broker asked to the one answer that goes out."""
+"""lookup.requests.executor: what a client's request becomes, from the first broker asked to the one answer that
+goes out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,7 @@ from proto.lookup_kinds import client_request_id, kind_of, set_response_request_
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.network.broker_link import BrokerGreeter
+from proxy.runtime.network.broker_link import BrokerLinkFactory
 from proxy.runtime.network.dialing import Dialer
 
 
@@ -57,7 +58,7 @@ class Setup:
         self.timeout_s = seconds(config.limits.lookup_timeout_ms)
 
         def resolver() -> Resolver:
-            return Resolver(nursery, timeout_s=5, ttl_max_s=300, knows_more=True)
+            return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
 
         self.brokers = BrokerDirectory(config, dialer, resolver(), BrokerMetrics(CollectorRegistry()))
         nursery.start_soon(self.brokers.discovery.run)
@@ -296,13 +297,13 @@ async def test_a_redirect_to_a_brokers_address_is_dialled_under_the_operators_na
         setup.broker(number, redirect_to("pulsar://evil:6650"))
     setup.network.names["evil"] = [["10.0.0.2"]]
     names = []
-    opened = BrokerGreeter.open
+    opened = BrokerLinkFactory.open_link
 
     async def noted(self: Any, broker: HostPort, addresses: Any, *others: Any) -> Any:
         names.append((str(broker), addresses))
         return await opened(self, broker, addresses, *others)
 
-    monkeypatch.setattr(BrokerGreeter, "open", noted)
+    monkeypatch.setattr(BrokerLinkFactory, "open_link", noted)
     await setup.failure()
     assert set(names) <= {("b0:6650", ("10.0.0.1",)), ("b1:6650", ("10.0.0.2",))}
     assert ("b1:6650", ("10.0.0.2",)) in names

@@ -1,4 +1,5 @@
-"""lookup.requests.scheduler: who is let in, what is asked once for several, and that each gets one answer, under its own id."""
+"""lookup.requests.scheduler: who is let in, what is asked once for several, and that each gets one answer, under
+its own id."""
 
 from __future__ import annotations
 
@@ -549,7 +550,7 @@ async def test_what_nobody_answers_is_ended_in_time_and_forgotten(
     said: list[float] = []
 
     class Speaker:
-        def push(self) -> None:
+        def flush(self) -> None:
             said.append(trio.current_time() - started)
 
     while not it.heard:

@@ -69,7 +69,7 @@ class Asked:
     def __init__(self) -> None:
         self.for_whom: list[tuple[str, str, bool]] = []
 
-    async def addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
+    async def resolve_addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
         self.for_whom.append((host, owner, may_be_stale))
         return Addresses(("10.0.0.1",), 0.0)
 
@@ -80,7 +80,7 @@ async def test_each_group_of_names_has_its_own_resolver() -> None:
     groups = {name: Asked() for name in ("configured", "known", "others")}
     resolver = TargetResolver(names, **groups)  # type: ignore[arg-type]
     for host in ("b0.example", "x.b0.example", "said.example", "invented.example"):
-        assert (await resolver.addresses(host, owner="alice")).addresses == ("10.0.0.1",)
+        assert (await resolver.resolve_addresses(host, owner="alice")).addresses == ("10.0.0.1",)
     assert groups["configured"].for_whom == [("b0.example", "", True)]
     assert groups["known"].for_whom == [("x.b0.example", "alice", True), ("said.example", "alice", True)]
     assert groups["others"].for_whom == [("invented.example", "alice", True)]
@@ -96,7 +96,7 @@ async def test_an_address_that_has_just_expired_serves_until_a_newer_one_is_know
     )
 
     def resolver() -> Resolver:
-        return Resolver(nursery, timeout_s=5, ttl_max_s=30, knows_more=False)
+        return Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
 
     brokers = BrokerDirectory(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
     targets = TargetResolver(brokers.names, configured=resolver(), known=resolver(), others=resolver())
@@ -119,7 +119,7 @@ async def test_names_of_srv_records_are_known(monkeypatch: pytest.MonkeyPatch, n
     dns.server.add("_pulsar._tcp.brokers", "SRV", "0 1 6650 elsewhere.example.")
     dns.server.add("elsewhere.example", "A", "10.0.0.1")
     config = make_config(brokers={"service_url": "pulsar+srv://brokers"})
-    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, knows_more=False)
+    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
     brokers = BrokerDirectory(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
     assert not brokers.names.is_known("elsewhere.example")
     nursery.start_soon(brokers.discovery.run)

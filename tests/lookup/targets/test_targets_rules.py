@@ -1,4 +1,5 @@
-"""lookup.targets.rules: a client is only relayed to where the operator's rules allow, at the addresses that were checked."""
+"""lookup.targets.rules: a client is only relayed to where the operator's rules allow, at the addresses that were
+checked."""
 
 import ipaddress
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def rules(network: Network, nursery: trio.Nursery) -> Rules:
 
         def resolver() -> Resolver:
             timeout_s = config.brokers.connect_timeout_ms / 1000
-            return Resolver(nursery, timeout_s=timeout_s, ttl_max_s=300, knows_more=False)
+            return Resolver(nursery, timeout_s=timeout_s, ttl_max_s=300, use_system_resolver=False)
 
         known = BrokerDirectory(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
         if search:

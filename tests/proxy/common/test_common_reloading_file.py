@@ -1,4 +1,4 @@
-"""proxy.runtime.reloading_file: looked at once a second, made anew when changed, and never lost."""
+"""proxy.common.reloading_file: looked at once a second, made anew when changed, and never lost."""
 
 # ruff: noqa: ASYNC240 -- what a test writes is small, and the clock stands still meanwhile
 
@@ -13,8 +13,8 @@ import structlog.testing
 import trio
 import trio.testing
 
-from proxy.config.errors import ConfigError
-from proxy.runtime.reloading_file import LOOK_INTERVAL_S, ReloadingFile
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import LOOK_INTERVAL_S, ReloadingFile
 
 KEY = "table.key"
 
@@ -50,7 +50,7 @@ def value(file: Path) -> Value:
 
 async def a_second_later(watched: ReloadingFile[str]) -> str:
     await trio.sleep(LOOK_INTERVAL_S)
-    return await watched.current()
+    return await watched.current_value()
 
 
 def test_it_is_made_at_once(file: Path, value: Value) -> None:
@@ -81,9 +81,9 @@ async def test_a_change_is_taken_over_within_a_second(
     file: Path, value: Value, autojump_clock: trio.testing.MockClock
 ) -> None:
     watched = ReloadingFile(KEY, [str(file)], value)
-    assert await watched.current() == "first"
+    assert await watched.current_value() == "first"
     file.write_text("second")
-    assert await watched.current() == "first", "it was looked at a moment ago"
+    assert await watched.current_value() == "first", "it was looked at a moment ago"
     with structlog.testing.capture_logs() as logs:
         assert await a_second_later(watched) == "second"
     [entry] = logs
@@ -114,7 +114,7 @@ async def test_it_is_looked_at_no_more_than_once_a_second(
 
     monkeypatch.setattr(watched, "_look", count)
     for _ in range(100):
-        await watched.current()
+        await watched.current_value()
         await trio.sleep(LOOK_INTERVAL_S / 25)
     assert looks == 4
 
@@ -235,14 +235,14 @@ async def test_while_one_makes_it_others_have_the_one_before(file: Path, value: 
     found: list[str] = []
 
     async def ask() -> None:
-        found.append(await watched.current())
+        found.append(await watched.current_value())
 
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             await trio.to_thread.run_sync(going.wait)
             for _ in range(3):
-                assert await watched.current() == "first"
+                assert await watched.current_value() == "first"
             go.set()
     assert found == ["second"]
     assert value.builds == 2
@@ -259,6 +259,6 @@ async def test_a_defect_does_not_end_the_looking(
 
     watched._build = defect
     file.write_text("second")
-    assert await watched.current() == "first"
+    assert await watched.current_value() == "first"
     watched._build = build
     assert await a_second_later(watched) == "second"

@@ -1,4 +1,5 @@
-"""proxy.admin.questions and proxy.supervisor.operators.admin_channel: both ends of the line on which the admin worker
+"""proxy.admin.supervisor_client and proxy.supervisor.operators.admin_channel: both ends of the line on which the
+admin worker
 asks."""
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import trio.testing
 
 from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Place, Text
-from proxy.admin.questions import HEALTH_INTERVAL_S, SILENCE_S_MAX, ChannelLost, SupervisorClient
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.admin.supervisor_client import HEALTH_INTERVAL_S, SILENCE_S_MAX, ChannelLost, SupervisorClient
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.client import RpcCallRefused
 from proxy.runtime.rpc.peers import Caller
-from proxy.supervisor.operators.admin_channel import INTERVAL_S, UNDER_WAY_MAX, AdminChannel
+from proxy.supervisor.operators.admin_channel import CONCURRENT_CALLS_MAX, REPORT_INTERVAL_S, AdminChannel
 from proxy.supervisor.operators.report import MetricsTooLarge
 
-FORWARDER = ProcessPlace("forwarder", 1)
-LEAVING = ProcessPlace("forwarder", 1, leaving_pid=4711)
+FORWARDER = ProcessIdentity("forwarder", 1)
+LEAVING = ProcessIdentity("forwarder", 1, leaving_pid=4711)
 
 
 def same_file(one: int, other: int) -> bool:
@@ -47,10 +48,10 @@ class FakeReport:
         await trio.lowlevel.checkpoint()
         return b'{"cluster":"prod"}'
 
-    def places(self) -> list[ProcessPlace]:
-        return [ProcessPlace("supervisor", 0), ProcessPlace("auth", 0), FORWARDER, LEAVING]
+    def places(self) -> list[ProcessIdentity]:
+        return [ProcessIdentity("supervisor", 0), ProcessIdentity("auth", 0), FORWARDER, LEAVING]
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         self.asked.append(place)
         await self.gate.wait()
         await trio.lowlevel.checkpoint()
@@ -93,7 +94,7 @@ async def setup(nursery: trio.Nursery) -> AsyncIterator[Setup]:
 
 @pytest.fixture
 async def questions(setup: Setup, nursery: trio.Nursery) -> SupervisorClient:
-    listener = await setup.questions.take_listener()
+    listener = await setup.questions.receive_listener()
     assert same_file(listener.socket.fileno(), setup.port.fileno())
     await listener.aclose()
     nursery.start_soon(setup.questions.run)
@@ -101,14 +102,19 @@ async def questions(setup: Setup, nursery: trio.Nursery) -> SupervisorClient:
 
 
 async def test_questions_and_answers(setup: Setup, questions: SupervisorClient) -> None:
-    assert questions.is_well()
+    assert questions.is_responsive()
     assert await questions.not_ready_reasons() == ["draining"]
     assert await questions.status() == '{"cluster":"prod"}'
-    assert await questions.places() == [ProcessPlace("supervisor", 0), ProcessPlace("auth", 0), FORWARDER, LEAVING]
+    assert await questions.places() == [
+        ProcessIdentity("supervisor", 0),
+        ProcessIdentity("auth", 0),
+        FORWARDER,
+        LEAVING,
+    ]
     assert await questions.metrics(FORWARDER) == await questions.metrics(LEAVING) == "g 1.0\n"
     assert setup.report.asked == ["readiness", "status", FORWARDER, LEAVING]
     with pytest.raises(RpcCallRefused, match="auth-0 writes more than it may"):
-        await questions.metrics(ProcessPlace("auth", 0))
+        await questions.metrics(ProcessIdentity("auth", 0))
 
 
 def test_it_serves_an_admin_worker_and_nothing_else() -> None:
@@ -130,7 +136,7 @@ async def test_questions_at_a_time_are_bounded(setup: Setup, nursery: trio.Nurse
     """Security: each may make every worker answer."""
     handler = setup.line._handlers()[Method.REPORT_READINESS]
     setup.report.gate = trio.Event()
-    for _ in range(UNDER_WAY_MAX):
+    for _ in range(CONCURRENT_CALLS_MAX):
         nursery.start_soon(handler, b"", Caller(Role.ADMIN, 77))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(Exception, match="too many questions at a time"):
@@ -153,7 +159,7 @@ async def test_who_asks_without_pause_makes_the_workers_answer_now_and_then(
     setup: Setup, autojump_clock: trio.testing.MockClock, method: int, request_bytes: bytes
 ) -> None:
     """Security: an admin worker that was taken over asks as often as it may, over two lines."""
-    ends_at = trio.current_time() + 10 * INTERVAL_S
+    ends_at = trio.current_time() + 10 * REPORT_INTERVAL_S
     answers = 0
 
     async def ask_again_and_again() -> None:
@@ -164,10 +170,10 @@ async def test_who_asks_without_pause_makes_the_workers_answer_now_and_then(
             answers += 1
 
     async with trio.open_nursery() as asking:
-        for _ in range(UNDER_WAY_MAX):
+        for _ in range(CONCURRENT_CALLS_MAX):
             asking.start_soon(ask_again_and_again)
     assert len(setup.report.asked) <= 12
-    assert answers == UNDER_WAY_MAX * len(setup.report.asked)
+    assert answers == CONCURRENT_CALLS_MAX * len(setup.report.asked)
 
 
 async def test_each_place_and_question_has_its_own_pause(setup: Setup, autojump_clock: trio.testing.MockClock) -> None:
@@ -178,7 +184,7 @@ async def test_each_place_and_question_has_its_own_pause(setup: Setup, autojump_
     await handlers[Method.REPORT_STATUS](b"", caller)
     await handlers[Method.REPORT_READINESS](b"", caller)
     assert len(setup.report.asked) == 4
-    assert trio.current_time() < INTERVAL_S / 2
+    assert trio.current_time() < REPORT_INTERVAL_S / 2
 
 
 async def test_places_that_are_none_are_not_remembered(setup: Setup) -> None:
@@ -196,7 +202,7 @@ async def test_places_that_have_ended_are_forgotten(setup: Setup) -> None:
     handler = setup.line._handlers()[Method.REPORT_METRICS]
     for place in (FORWARDER, LEAVING):
         await handler(place.to_protobuf().SerializeToString(), Caller(Role.ADMIN, 77))
-    another = ProcessPlace("forwarder", 1, leaving_pid=4712)
+    another = ProcessIdentity("forwarder", 1, leaving_pid=4712)
     setup.report.places = lambda: [FORWARDER, another]  # type: ignore[method-assign]
     await handler(another.to_protobuf().SerializeToString(), Caller(Role.ADMIN, 77))
     assert set(setup.line._metrics_of) == {FORWARDER, another}
@@ -219,7 +225,7 @@ async def test_a_worker_that_never_wants_its_port(setup: Setup) -> None:
 async def test_a_supervisor_that_gives_no_port(setup: Setup) -> None:
     setup.port.close()
     with pytest.raises(ChannelLost):
-        await setup.questions.take_listener()
+        await setup.questions.receive_listener()
     setup.questions._socket.close()
 
 
@@ -228,13 +234,13 @@ async def test_a_supervisor_that_falls_silent_is_not_well(
 ) -> None:
     """Not at once: a machine may be busy."""
     await trio.sleep(20 * HEALTH_INTERVAL_S)
-    assert questions.is_well()
+    assert questions.is_responsive()
 
     async def silence(*_: Any, **__: Any) -> None:
         await trio.sleep_forever()
 
     monkeypatch.setattr(questions._rpc, "call", silence)
     await trio.sleep(SILENCE_S_MAX - HEALTH_INTERVAL_S - 1)
-    assert questions.is_well()
+    assert questions.is_responsive()
     await trio.sleep(HEALTH_INTERVAL_S + 2)
-    assert not questions.is_well()
+    assert not questions.is_responsive()

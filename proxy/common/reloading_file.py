@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 import trio
 
-from proxy.config.errors import ConfigError
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.errors import ConfigError
+from proxy.common.logs import get_logger
 
 LOOK_INTERVAL_S = 1.0
 
@@ -35,7 +35,7 @@ class ReloadingFile(Generic[ValueT]):
         except OSError as error:
             raise ConfigError(f"{key}: {error.filename or ', '.join(self._files)}: {error.strerror}") from None
 
-    async def current(self) -> ValueT:
+    async def current_value(self) -> ValueT:
         """The value, made anew if its files have changed. While one caller makes it, others get the one before."""
         now = trio.current_time()
         if not self._looking and now - self._looked_at >= LOOK_INTERVAL_S:

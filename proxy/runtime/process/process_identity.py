@@ -6,7 +6,7 @@ from proto.rpc_pb2 import Place
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class ProcessPlace:
+class ProcessIdentity:
     """A process. ``leaving_pid``: of a worker that was replaced and finishes what it has; 0: the place's own worker."""
 
     role: str
@@ -14,7 +14,7 @@ class ProcessPlace:
     leaving_pid: int = 0
 
     @classmethod
-    def of(cls, place: Place) -> "ProcessPlace":
+    def from_protobuf(cls, place: Place) -> "ProcessIdentity":
         """From its protobuf form."""
         return cls(place.role, place.index, place.leaving_pid)
 

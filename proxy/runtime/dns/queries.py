@@ -41,7 +41,7 @@ Key = tuple[str, str]
 
 
 @dataclass(slots=True, eq=False)
-class _Question:
+class _Query:
     """A question, and what came of it once it is done."""
 
     key: Key
@@ -79,7 +79,7 @@ def _may_ask(owner: str, held: int, free: int) -> bool:
     return not owner or held < min(QUERIES_PER_OWNER_MAX, free)
 
 
-class Questions:
+class QueryCache:
     """See the module. ``ask`` finds an answer or raises ResolutionFailed; ``on_failure`` is told of each failure.
 
     ``timeout_s`` is for one question, from the moment when an owner first wants its answer.
@@ -97,17 +97,17 @@ class Questions:
         self._ask = ask
         self._timeout_s = timeout_s
         self._on_failure = on_failure
-        self._kept: OrderedDict[Key, _Question] = OrderedDict()
-        self._failures: OrderedDict[Key, _Question] = OrderedDict()
-        self._under_way: dict[Key, _Question] = {}
-        self._line: FairQueue[str, _Question] = FairQueue(
+        self._kept: OrderedDict[Key, _Query] = OrderedDict()
+        self._failures: OrderedDict[Key, _Query] = OrderedDict()
+        self._under_way: dict[Key, _Query] = {}
+        self._line: FairQueue[str, _Query] = FairQueue(
             slots=QUERIES_MAX,
             waiting_max=WAITING_MAX,
             waiting_per_owner_max=WAITING_PER_OWNER_MAX,
             may_hold=_may_ask,
         )
 
-    async def answer(self, what: str, name: str, owner: str, *, may_be_stale: bool) -> Answer:
+    async def get_answer(self, what: str, name: str, owner: str, *, may_be_stale: bool) -> Answer:
         """The answer, known or asked for. Raises ResolutionFailed."""
         key = (what, name.lower())
         question = self._find(key) or self._begin(key, owner)
@@ -126,16 +126,16 @@ class Questions:
             raise ResolutionFailed(question.failure)
         return question.answer
 
-    def _find(self, key: Key) -> _Question | None:
+    def _find(self, key: Key) -> _Query | None:
         """The question if it is being asked, or was lately."""
         found = self._under_way.get(key) or self._kept.get(key) or self._failures.get(key)
         return found if found is not None and found.expires_at > trio.current_time() else None
 
     # ---- turns
 
-    def _begin(self, key: Key, owner: str) -> _Question:
+    def _begin(self, key: Key, owner: str) -> _Query:
         """Ask, in a task of its own: whoever asked first may give up before the others do. Raises ResolutionFailed."""
-        question = _Question(key, trio.CancelScope(deadline=trio.current_time() + self._timeout_s))
+        question = _Query(key, trio.CancelScope(deadline=trio.current_time() + self._timeout_s))
         self._stand_in_line(question, owner)
         if not question.owners:
             self._on_failure()
@@ -149,16 +149,16 @@ class Questions:
         self._start()
         return question
 
-    def _join(self, question: _Question, owner: str) -> None:
+    def _join(self, question: _Query, owner: str) -> None:
         """Have a question that waits asked at this owner's turn, too, and within this owner's time."""
         if owner not in question.owners:
             question.scope.deadline = trio.current_time() + self._timeout_s
             self._stand_in_line(question, owner)
             self._start()
 
-    def _stand_in_line(self, question: _Question, owner: str) -> None:
+    def _stand_in_line(self, question: _Query, owner: str) -> None:
         question.owners.add(owner)
-        dropped = self._line.put(owner, question)
+        dropped = self._line.enqueue(owner, question)
         if dropped is not None:
             its_owner, loser = dropped
             loser.owners.discard(its_owner)
@@ -167,18 +167,18 @@ class Questions:
                 loser.scope.cancel()
 
     def _start(self) -> None:
-        while (taken := self._line.take()) is not None:
+        while (taken := self._line.start_next()) is not None:
             question = taken[1]
             question.holder = taken[0]
             self._leave_lines(question)
             question.turn.set()
 
-    def _leave_lines(self, question: _Question) -> None:
+    def _leave_lines(self, question: _Query) -> None:
         for owner in question.owners:
-            self._line.remove(owner, question)
+            self._line.remove_waiting(owner, question)
         question.owners.clear()
 
-    async def _run(self, question: _Question) -> None:
+    async def _run(self, question: _Query) -> None:
         what, name = question.key
         try:
             with question.scope:
@@ -189,13 +189,13 @@ class Questions:
         finally:
             self._leave_lines(question)
             if question.holder is not None:
-                self._line.release(question.holder)
+                self._line.release_slot(question.holder)
             self._end(question)
             self._start()
 
     # ---- what is kept
 
-    def _end(self, question: _Question) -> None:
+    def _end(self, question: _Query) -> None:
         key, question.answered_at = question.key, trio.current_time()
         del self._under_way[key]
         if question.answer is not None:

@@ -1,4 +1,4 @@
-"""proxy.runtime.fairness.fair_room: bytes are lent in turn, nobody gets all of them, and none gets lost."""
+"""proxy.runtime.fairness.fair_capacity: bytes are lent in turn, nobody gets all of them, and none gets lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.runtime.fairness.fair_room import FairRoom, Loan, owner_of
+from proxy.runtime.fairness.fair_capacity import FairCapacity, Reservation, owner_of
 
 LARGEST = 10
 
@@ -17,17 +17,17 @@ class Room:
     """Tasks that want room, in the order in which they got it."""
 
     def __init__(self, nursery: trio.Nursery, total_bytes: int) -> None:
-        self.room = FairRoom(total_bytes, LARGEST)
+        self.room = FairCapacity(total_bytes, LARGEST)
         self._nursery = nursery
         self.got: list[str] = []
-        self.loans: list[Loan] = []
+        self.loans: list[Reservation] = []
 
     async def want(self, owner: str) -> trio.CancelScope:
         scope = trio.CancelScope()
 
         async def one() -> None:
             with scope:
-                self.loans.append(await self.room.lend(owner))
+                self.loans.append(await self.room.reserve(owner))
                 self.got.append(owner)
 
         self._nursery.start_soon(one)
@@ -37,7 +37,7 @@ class Room:
     async def give(self, owner: str) -> None:
         loan = next(loan for loan in self.loans if loan.owner == owner)
         self.loans.remove(loan)
-        loan.give_back()
+        loan.release()
         await trio.testing.wait_all_tasks_blocked()
 
 
@@ -46,10 +46,10 @@ async def test_room_that_is_free_is_lent_at_once(nursery: trio.Nursery) -> None:
     for owner in "abc":
         await it.want(owner)
     assert it.got == ["a", "b"]
-    assert it.room.is_wanted
+    assert it.room.has_waiters
     await it.give("b")
     assert it.got == ["a", "b", "c"]
-    assert not it.room.is_wanted
+    assert not it.room.has_waiters
     for owner in "ac":
         await it.give(owner)
     await it.want("d")
@@ -91,17 +91,17 @@ async def test_what_turns_out_to_be_small_leaves_room_for_others(nursery: trio.N
     await it.want("a")
     await it.want("b")
     await it.want("c")
-    it.loans[0].shrink(4)
+    it.loans[0].shrink_to(4)
     await trio.testing.wait_all_tasks_blocked()
     assert it.got == ["a", "b"], "six bytes are not room for what may have ten"
-    it.loans[1].shrink(6)
+    it.loans[1].shrink_to(6)
     await trio.testing.wait_all_tasks_blocked()
     assert it.got == ["a", "b", "c"]
     assert it.room.free_bytes == 0
-    it.loans[0].shrink(LARGEST)
+    it.loans[0].shrink_to(LARGEST)
     assert it.loans[0].size_bytes == 4, "nobody gets more than was lent"
     for loan in it.loans * 2:
-        loan.give_back()
+        loan.release()
     assert it.room.free_bytes == 2 * LARGEST
 
 
@@ -137,7 +137,7 @@ async def test_room_that_comes_in_the_moment_of_leaving_is_not_lost(nursery: tri
     assert it.got == ["first", "b"]
     leaving = await it.want("c")
     loan = it.loans.pop()
-    loan.give_back()
+    loan.release()
     leaving.cancel()
     await trio.testing.wait_all_tasks_blocked()
     await it.want("d")
@@ -151,22 +151,22 @@ async def test_room_that_comes_in_the_moment_of_leaving_is_not_lost(nursery: tri
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["lend", "shrink", "give"]), st.integers(0, LARGEST)))
 )
 def test_no_byte_is_lent_twice_or_lost(steps: list[tuple[str, str, int]]) -> None:
-    room = FairRoom(35, LARGEST)
-    loans: list[Loan] = []
+    room = FairCapacity(35, LARGEST)
+    loans: list[Reservation] = []
     for owner, step, number in steps:
         if step == "lend":
-            loan = room.lend_now(owner)
+            loan = room.try_reserve(owner)
             loans += [] if loan is None else [loan]
         elif loans and step == "shrink":
-            loans[number % len(loans)].shrink(number)
+            loans[number % len(loans)].shrink_to(number)
         elif loans:
-            loans.pop(number % len(loans)).give_back()
+            loans.pop(number % len(loans)).release()
         lent = sum(loan.size_bytes for loan in loans)
         assert room.free_bytes == 35 - lent >= 0
         for one in "abc":
             assert sum(loan.size_bytes for loan in loans if loan.owner == one) <= 35 - LARGEST
     for loan in loans:
-        loan.give_back()
+        loan.release()
     assert room.free_bytes == 35
     assert not room._held
 
@@ -201,9 +201,9 @@ async def test_more_room_is_lent_to_who_waits_and_less_takes_nothing_back(nurser
     assert it.room.free_bytes == -2 * LARGEST
     await it.want("d")
     for loan in it.loans[:2]:
-        loan.give_back()
+        loan.release()
     await trio.testing.wait_all_tasks_blocked()
     assert it.got == ["a", "b", "c"]
-    it.loans[2].give_back()
+    it.loans[2].release()
     await trio.testing.wait_all_tasks_blocked()
     assert it.got == ["a", "b", "c", "d"]

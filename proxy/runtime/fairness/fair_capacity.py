@@ -20,29 +20,29 @@ def owner_of(principal: str, client_address: str) -> str:
     return principal or client_network(client_address)
 
 
-class Loan:
+class Reservation:
     """Room that was lent to an owner, for one answer."""
 
-    __slots__ = ("_room", "owner", "size_bytes")
+    __slots__ = ("_capacity", "owner", "size_bytes")
 
-    def __init__(self, room: "FairRoom", owner: str, size_bytes: int) -> None:
-        self._room = room
+    def __init__(self, room: "FairCapacity", owner: str, size_bytes: int) -> None:
+        self._capacity = room
         self.owner = owner
         self.size_bytes = size_bytes
 
-    def shrink(self, size_bytes: int) -> None:
+    def shrink_to(self, size_bytes: int) -> None:
         """Keep only so much, now that the answer's size is known; never more than was lent."""
         freed_bytes = self.size_bytes - size_bytes
         if freed_bytes > 0:
             self.size_bytes = size_bytes
-            self._room.take_back(self.owner, freed_bytes)
+            self._capacity.release_bytes(self.owner, freed_bytes)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Keep nothing; to do it twice is harmless."""
-        self.shrink(0)
+        self.shrink_to(0)
 
 
-class FairRoom:
+class FairCapacity:
     """``total_bytes`` of room (or whatever else is counted), of which ``largest_bytes`` are lent at a time, and in any
     case to one.
 
@@ -52,7 +52,7 @@ class FairRoom:
 
     def __init__(self, total_bytes: int, largest_bytes: int) -> None:
         self._total_bytes = self._free_bytes = 0
-        self._waiting: OrderedDict[str, deque[_Turn]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[_Waiter]] = OrderedDict()
         self.resize(total_bytes, largest_bytes)
         self._held: Counter[str] = Counter()
 
@@ -70,33 +70,33 @@ class FairRoom:
         return self._free_bytes
 
     @property
-    def is_wanted(self) -> bool:
+    def has_waiters(self) -> bool:
         """Whether somebody waits."""
         return bool(self._waiting)
 
-    def lend_now(self, owner: str) -> Loan | None:
+    def try_reserve(self, owner: str) -> Reservation | None:
         """Lend room if there is some; nobody is passed over, since who waits could not have had it."""
         return self._lend(owner) if self._may_have_some(owner) else None
 
-    async def lend(self, owner: str) -> Loan:
+    async def reserve(self, owner: str) -> Reservation:
         """Wait for room; ``Loan.give_back`` it."""
-        loan = self.lend_now(owner)
+        loan = self.try_reserve(owner)
         if loan is not None:
             return loan
-        turn = _Turn()
+        turn = _Waiter()
         self._waiting.setdefault(owner, deque()).append(turn)
         try:
             await turn.came.wait()
         except trio.Cancelled:
             if turn.loan is not None:  # it came in the very moment
-                turn.loan.give_back()
+                turn.loan.release()
             else:
                 self._leave(owner, turn)
             raise
         assert turn.loan is not None
         return turn.loan
 
-    def take_back(self, owner: str, size_bytes: int) -> None:
+    def release_bytes(self, owner: str, size_bytes: int) -> None:
         """Take back room of an owner's (a Loan's business), and lend it to who is next."""
         self._free_bytes += size_bytes
         self._held[owner] -= size_bytes
@@ -117,23 +117,23 @@ class FairRoom:
         largest_bytes = self._largest_bytes
         return self._free_bytes >= largest_bytes and self._held[owner] + largest_bytes <= self._most_bytes
 
-    def _lend(self, owner: str) -> Loan:
+    def _lend(self, owner: str) -> Reservation:
         self._free_bytes -= self._largest_bytes
         self._held[owner] += self._largest_bytes
-        return Loan(self, owner, self._largest_bytes)
+        return Reservation(self, owner, self._largest_bytes)
 
-    def _leave(self, owner: str, turn: "_Turn") -> None:
+    def _leave(self, owner: str, turn: "_Waiter") -> None:
         turns = self._waiting[owner]
         turns.remove(turn)
         if not turns:
             del self._waiting[owner]
 
 
-class _Turn:
+class _Waiter:
     """Somebody who waits, until a loan has come."""
 
     __slots__ = ("came", "loan")
 
     def __init__(self) -> None:
         self.came = trio.Event()
-        self.loan: Loan | None = None
+        self.loan: Reservation | None = None

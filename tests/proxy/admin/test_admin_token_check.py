@@ -1,4 +1,4 @@
-"""proxy.admin.access: the token of admin.token_file."""
+"""proxy.admin.token_check: the token of admin.token_file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import structlog.testing
 import trio
 import trio.testing
 
-from proxy.admin.access import Access
+from proxy.admin.token_check import TokenCheck
+from proxy.common.errors import ConfigError
 from proxy.config.admin_token import TOKEN_BYTES_MAX, read_admin_token
-from proxy.config.errors import ConfigError
 from proxy.config.types import Admin
 
 
@@ -23,9 +23,9 @@ def file(tmp_path: Path) -> Path:
 
 
 async def test_without_a_file_everybody_may() -> None:
-    access = Access(Admin())
-    assert await access.allows([])
-    assert await access.allows([b"Bearer anything"])
+    access = TokenCheck(Admin())
+    assert await access.is_allowed([])
+    assert await access.is_allowed([b"Bearer anything"])
 
 
 RIGHT = [b"Bearer s3cret-Token", b"bearer s3cret-Token", b"BEARER  s3cret-Token "]
@@ -46,14 +46,14 @@ WRONG = [
 @pytest.mark.parametrize(("header", "allowed"), [(one, True) for one in RIGHT] + [(one, False) for one in WRONG])
 async def test_with_one(file: Path, header: bytes, allowed: bool) -> None:
     """Security."""
-    assert await Access(Admin(token_file=str(file))).allows([header]) is allowed
+    assert await TokenCheck(Admin(token_file=str(file))).is_allowed([header]) is allowed
 
 
 async def test_no_header_and_two(file: Path) -> None:
     """Security."""
-    access = Access(Admin(token_file=str(file)))
-    assert not await access.allows([])
-    assert not await access.allows([RIGHT[0], RIGHT[0]])
+    access = TokenCheck(Admin(token_file=str(file)))
+    assert not await access.is_allowed([])
+    assert not await access.is_allowed([RIGHT[0], RIGHT[0]])
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ async def test_no_header_and_two(file: Path) -> None:
 def test_files_that_hold_none(file: Path, text: bytes, reason: str) -> None:
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=f"admin.token_file: .*{reason}") as caught:
-        Access(Admin(token_file=str(file)))
+        TokenCheck(Admin(token_file=str(file)))
     assert "two" not in str(caught.value), "whatever it holds may be a secret"
 
 
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"admin\.token_file: .*No such file"):
-        Access(Admin(token_file=str(tmp_path / "none")))
+        TokenCheck(Admin(token_file=str(tmp_path / "none")))
 
 
 async def change(file: Path, text: str) -> None:
@@ -88,14 +88,14 @@ async def test_a_changed_file_is_taken_over_and_an_unusable_one_is_not(
     file: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Security: an emptied file opens nothing."""
-    access = Access(Admin(token_file=str(file)))
+    access = TokenCheck(Admin(token_file=str(file)))
     await change(file, "another")
-    assert await access.allows([b"Bearer another"])
-    assert not await access.allows([RIGHT[0]])
+    assert await access.is_allowed([b"Bearer another"])
+    assert not await access.is_allowed([RIGHT[0]])
     await change(file, "")
     with structlog.testing.capture_logs() as logs:
-        assert not await access.allows([b"Bearer "])
-        assert await access.allows([b"Bearer another"])
+        assert not await access.is_allowed([b"Bearer "])
+        assert await access.is_allowed([b"Bearer another"])
     assert [entry["key"] for entry in logs] == ["admin.token_file"]
 
 

@@ -3,14 +3,14 @@
 import hashlib
 import hmac
 
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.admin_token import read_admin_token
 from proxy.config.types import Admin
-from proxy.runtime.reloading_file import ReloadingFile
 
 _KEY = "admin.token_file"
 
 
-class Access:
+class TokenCheck:
     """Judges the ``Authorization`` of requests. Raises ConfigError where the file cannot be used at the beginning;
     one that becomes unusable later leaves the token from before.
     """
@@ -19,11 +19,11 @@ class Access:
         file = config.token_file
         self._token = ReloadingFile(_KEY, (file,), lambda: read_admin_token(file)) if file else None
 
-    async def allows(self, authorization: list[bytes]) -> bool:
+    async def is_allowed(self, authorization: list[bytes]) -> bool:
         """Whether a request with these values of the header may read everything."""
         if self._token is None:
             return True
-        token = await self._token.current()
+        token = await self._token.current_value()
         if len(authorization) != 1:
             return False
         scheme, _, given = authorization[0].partition(b" ")

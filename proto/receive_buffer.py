@@ -33,7 +33,7 @@ class ReceiveBuffer:
         """How much has come and was not taken."""
         return len(self._buffer) - self._at
 
-    def take_rest(self) -> bytes:
+    def take_unread_data(self) -> bytes:
         """Hand over what was received but not decoded, and forget it."""
         rest = bytes(self._buffer[self._at :])
         self._buffer, self._at = b"", 0
