@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from auth.gss import NO_LAYER, check_keytab, context_end_unix_ms, gssapi, run_in_thread, principal_name, error_text
+from auth.gss import NO_LAYER, check_keytab, context_end_unix_ms, error_text, gssapi, principal_name, run_in_thread
 from auth.state import BrokerAuthState, CredentialsUnavailable
 from proto.commands import AUTH_REFRESH
 from proxy.common.errors import ConfigError

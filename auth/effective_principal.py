@@ -27,7 +27,9 @@ class EffectivePrincipal:
     proxy: str = ""
 
 
-def resolve_effective_principal(role: str, method: str, claim: ProxyClaim, proxy_roles: ProxyRoles) -> EffectivePrincipal:
+def resolve_effective_principal(
+    role: str, method: str, claim: ProxyClaim, proxy_roles: ProxyRoles
+) -> EffectivePrincipal:
     """Whose connection it is that ``role`` has authenticated by ``method``; raises AuthenticationDenied.
 
     A role that is a proxy's by another method only is a client's like any other. As an original principal it is refused

@@ -24,10 +24,10 @@ __all__ = [
     "acceptor_credentials",
     "check_keytab",
     "context_end_unix_ms",
-    "gssapi",
-    "run_in_thread",
-    "principal_name",
     "error_text",
+    "gssapi",
+    "principal_name",
+    "run_in_thread",
 ]
 
 NO_LAYER = b"\x01\x00\x00\x00"

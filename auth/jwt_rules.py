@@ -64,7 +64,7 @@ def parse_unverified(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def claimed_expiry_unix_ms(token: bytes) -> int:
-    """When a token says that it ends; 0: never, or not in a way that can be read. Nothing is verify_token."""
+    """When a token says that it ends; 0: never, or not in a way that can be read. Nothing is verified."""
     try:
         expires_at_s = int(parse_unverified(token)[1]["exp"])
     except (AuthenticationDenied, KeyError, TypeError, ValueError, OverflowError):
@@ -113,7 +113,7 @@ def verify_token(
 
 
 def role_in(claims: dict[str, Any], claim: str) -> str:
-    """The role that verify_token claims give; of a list the first entry counts. Raises AuthenticationDenied."""
+    """The role that verified claims give; of a list the first entry counts. Raises AuthenticationDenied."""
     role = claims.get(claim)
     if isinstance(role, list) and role:
         role = role[0]
@@ -123,7 +123,7 @@ def role_in(claims: dict[str, Any], claim: str) -> str:
 
 
 def expires_at_unix_ms(claims: dict[str, Any], allowed_clock_skew_ms: int) -> int | None:
-    """When verify_token claims end, the allowed skew included; None where they never do."""
+    """When verified claims end, the allowed skew included; None where they never do."""
     if "exp" not in claims:
         return None
     expires_at_s = int(claims["exp"])  # a whole number, or the signature's check would have failed

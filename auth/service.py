@@ -143,7 +143,9 @@ class AuthService:
 
     async def _run_round(self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse) -> None:
         key = (caller.pid, request.authentication_id)
-        clients = self._client_exchanges  # a reload in the meantime ends this exchange: its state was made from the old keys
+        clients = (
+            self._client_exchanges
+        )  # a reload in the meantime ends this exchange: its state was made from the old keys
         number = 0
         if request.first_round:
             client = ClientContext(request.client_address, request.client_certificate)

@@ -15,11 +15,11 @@ from lookup.requests.executor import LookupExecutor
 from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.targets.name_resolver import TargetResolver
 from lookup.targets.rules import TargetDenied, TargetRules
-from proto.addresses import client_network
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import EnvelopeRefused, parse_embedded_request, verify_envelope_principal, verify_target_principal
 from proto.lookup_answers import ClientAnswer
 from proto.lookup_kinds import failure_answer
+from proto.lookup_requests import RequestParser
 from proto.pulsar_pb2 import CommandConnected
 from proto.request_rules import RequestRefused
 from proto.roles import Role
@@ -38,6 +38,7 @@ from proxy.common.logs import get_logger
 from proxy.config.session_lifetime import observed_listeners
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLinkFactory
@@ -61,12 +62,15 @@ class LookupService:
         self._tick = current_tick()
         self._metrics = LookupMetrics(context.registry)
         self._principals = LookupPrincipals()
+        self._request_parser = RequestParser()
         self._broker_metrics = BrokerMetrics(context.registry)
         self._auth = context.new_rpc_pool(Role.AUTH)
         lookups = self._build_collaborators(context.config, None, None)
         self._scheduler = LookupScheduler(context.config, lookups, self._metrics, context.nursery)
 
-    def _build_collaborators(self, config: Config, brokers: BrokerDirectory | None, profile: CommandConnected | None) -> LookupExecutor:
+    def _build_collaborators(
+        self, config: Config, brokers: BrokerDirectory | None, profile: CommandConnected | None
+    ) -> LookupExecutor:
         """Build everything that depends on the configuration, on top of what is known of the brokers."""
         dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
         self._config = config
@@ -154,10 +158,11 @@ class LookupService:
         requests = list(request.requests)
         answers = EnvelopeReply(len(requests), answer)
         sender = RequestBatch(self._principal_of(request, principal.name), request.client_address, answers)
+        parser = self._request_parser
         with self._tick:
             for index, embedded in enumerate(requests):
                 try:
-                    asked, request_id = parse_embedded_request(embedded)
+                    asked, request_id = parse_embedded_request(embedded, parser)
                 except EnvelopeRefused as refused:
                     answers.add_refusal(index, self._refuse_envelope(request, refused), str(refused))
                 except RequestRefused as refused:
@@ -210,7 +215,7 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            verify_target_principal(request, self._seal_key, int(time.time() * 1000))
+            principal = verify_target_principal(request, self._seal_key, int(time.time() * 1000))
         except EnvelopeRefused as refused:
             self._metrics.count_denied_target("bad_principal")
             get_logger().warning(
@@ -219,11 +224,12 @@ class LookupService:
                 reason=str(refused),
             )
             raise RpcRefused(Status.PRINCIPAL_DESERIALIZATION_FAILURE, str(refused)) from None
+        owner = owner_of(principal.name, request.client_address, self._config.authentication.anonymous_role)
         try:
             if request.any_broker:
                 target, *others = await self._rules.targets_for_any_broker()
             else:
-                target, others = await self._rules.check_target(request.target, self._owner(request)), []
+                target, others = await self._rules.check_target(request.target, owner), []
         except TargetDenied as denied:
             self._metrics.count_denied_target(denied.reason)
             get_logger().warning(
@@ -241,15 +247,6 @@ class LookupService:
             for other in others:
                 response.others.add(host=other.broker.host, port=other.broker.port, addresses=other.addresses)
         return response.SerializeToString()
-
-    def _owner(self, request: ResolveTargetRequest) -> str:
-        """Who has turns of their own among those whose targets are resolved: a principal; those who are nobody, or
-        the anonymous role as anybody may be, by their addresses (which the forwarder says; it decides an order only).
-        """
-        authentication = self._config.authentication
-        if authentication.enabled and request.principal_name not in {"", authentication.anonymous_role}:
-            return f"principal {request.principal_name}"
-        return f"address {client_network(request.client_address)}"
 
     async def _broker_profile(self, _data: bytes, _caller: Caller) -> bytes:
         response = BrokerProfileResponse()

@@ -58,7 +58,7 @@ class ClientAnswer:
 class BrokerAnswer:
     """An answer as the broker wrote it; it may come again, so nobody changes it."""
 
-    __slots__ = ("command", "client_answer")
+    __slots__ = ("client_answer", "command")
 
     def __init__(self, command: BaseCommand) -> None:
         self.command = command

@@ -171,7 +171,9 @@ def shorten_answer(answer: BaseCommand, kind: LookupKind) -> BaseCommand:
     """
     code = error_of(answer)
     text = "The broker's answer is too large"
-    return failure_answer(kind, response_request_id(answer) or 0, ServerError.UnknownError if code is None else code, text)
+    return failure_answer(
+        kind, response_request_id(answer) or 0, ServerError.UnknownError if code is None else code, text
+    )
 
 
 def error_of(command: BaseCommand) -> int | None:

@@ -18,9 +18,9 @@ from auth.jwt_rules import (
     Key,
     check_token_size,
     expires_at_unix_ms,
+    parse_unverified,
     public_key_algorithms,
     role_in,
-    parse_unverified,
     verify_token,
 )
 from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache

@@ -17,7 +17,15 @@ from functools import partial
 import trio
 
 from auth.check_queue import CheckQueue
-from auth.gss import NO_LAYER, acceptor_credentials, check_keytab, context_end_unix_ms, gssapi, run_in_thread, error_text
+from auth.gss import (
+    NO_LAYER,
+    acceptor_credentials,
+    check_keytab,
+    context_end_unix_ms,
+    error_text,
+    gssapi,
+    run_in_thread,
+)
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity
 from proxy.config.types import SaslAuthentication
 

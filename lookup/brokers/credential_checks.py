@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from lookup.brokers.discovery import ENDPOINTS_MAX, Endpoint, CredentialVerdict, EndpointKey
+from lookup.brokers.discovery import ENDPOINTS_MAX, CredentialVerdict, Endpoint, EndpointKey
 from lookup.brokers.login import LoginResult
 from proto.addresses import HostPort
 from proxy.common.logs import get_logger

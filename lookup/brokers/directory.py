@@ -18,8 +18,8 @@ from weakref import WeakSet
 import trio
 
 from lookup.brokers.configured import ConfiguredBrokers
-from lookup.brokers.credential_checks import LogIn, CredentialChecks
-from lookup.brokers.discovery import BrokerDiscovery, Endpoint, CredentialVerdict
+from lookup.brokers.credential_checks import CredentialChecks, LogIn
+from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
 from lookup.brokers.names import BrokerNames
 from lookup.brokers.probe import probe
 from lookup.metrics import BrokerMetrics

@@ -9,7 +9,7 @@ want that principal's credentials, too, and their absence would look like a faul
 
 from dataclasses import dataclass
 
-from lookup.brokers.discovery import Endpoint, CredentialVerdict
+from lookup.brokers.discovery import CredentialVerdict, Endpoint
 from proto.commands import error_name
 from proto.connect_rules import INVALID_ROLES_TEXT, NO_PROXY_VERSION, BrokerIdentity, proxy_connect
 from proto.pulsar_pb2 import CommandConnect, ServerError

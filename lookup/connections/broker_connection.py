@@ -11,7 +11,7 @@ from proto.addresses import HostPort
 from proto.errors import RemoteProtocolError
 from proto.frames import FrameDecoder
 from proto.lookup_answers import AnswerTemplates, BrokerAnswer
-from proto.lookup_kinds import LookupKind, shorten_answer, response_request_id
+from proto.lookup_kinds import LookupKind, response_request_id, shorten_answer
 from proto.lookup_requests import LookupRequest, encode_proxy_id, proxy_request_ids
 from proto.pulsar_pb2 import BaseCommand
 from proxy.common.logs import get_logger

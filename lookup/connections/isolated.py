@@ -39,7 +39,12 @@ class IsolatedConnections:
         return len(self._attempts)
 
     async def get_connection(
-        self, broker: HostPort, locate: LocateBroker, open_connection: OpenConnection, principal: str, company: SuspectGroup
+        self,
+        broker: HostPort,
+        locate: LocateBroker,
+        open_connection: OpenConnection,
+        principal: str,
+        company: SuspectGroup,
     ) -> BrokerConnection:
         """The connection to a broker for one company, opened if need be. Raises what ``open_connection`` raises."""
         key = broker, company

@@ -18,8 +18,9 @@ from proto.lookup_requests import LookupRequest
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.common.logs import get_logger
 from proxy.config.types import Config
-from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget, owner_by_address
+from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity, Reservation
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import InFlightCounter, run_every, seconds
 from proxy.runtime.loop.tick import current_tick
 
@@ -144,7 +145,7 @@ class LookupScheduler:
             self._reject_request(kind, request_id, index, batch)
             return
         if not batch.owner:
-            batch.owner = self._owner(batch)
+            batch.owner = owner_of(principal, batch.client_address, self._anonymous_role)
         if not self._budget.reserve_bytes(batch.owner, _budgeted_bytes(prefix, body)):
             self._reject_request(kind, request_id, index, batch)
             return
@@ -168,12 +169,6 @@ class LookupScheduler:
         connection = question.connection = lookups.send_on_open_connection(request, asker, question, batch.received_at)
         if connection is None:
             self._nursery.start_soon(self._run_slow_path, question)
-
-    def _owner(self, sender: RequestBatch) -> str:
-        principal = sender.principal.name
-        if principal and principal != self._anonymous_role:
-            return principal
-        return owner_by_address("", sender.client_address)
 
     def _reject_request(self, kind: LookupKind, request_id: bytes, index: int, batch: RequestBatch) -> None:
         self._metrics.count_rejected_request(kind.name)
@@ -202,7 +197,9 @@ class LookupScheduler:
         lookups.record_fast_path_outcome(connection, answer)
         ready = None
         if answer is not None:
-            ready = answer.client_answer or lookups.prepare_answer(answer, lookup.kind, asker, lookup.batch.client_address)
+            ready = answer.client_answer or lookups.prepare_answer(
+                answer, lookup.kind, asker, lookup.batch.client_address
+            )
         lookup.connection = None  # not before: where an answer meets a defect, time ends the question
         if ready is not None:
             self._complete_lookup(lookup, ready, connection.last_received_at)

@@ -237,7 +237,9 @@ class TargetRules:
         host_good = self._has_host(broker.host, asked.name)
         keys = []
         if not host_good or not (self._further or literal):
-            keys.append(_config_line("allowed_hosts", host_pattern_for(asked.name or broker.host), further=bool(self._hosts)))
+            keys.append(
+                _config_line("allowed_hosts", host_pattern_for(asked.name or broker.host), further=bool(self._hosts))
+            )
         if (literal and not self._further) or not self._has_address(text):
             address = text.partition("%")[0]
             keys.append(_config_line("allowed_addresses", address, further=bool(self._networks)))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import trio
 
 from auth.state import BrokerAuthentication, CredentialsUnavailable
-from lookup.brokers.discovery import BrokerDiscovery, Endpoint, CredentialVerdict
+from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
 from lookup.brokers.login import LoginResult, log_in_as, login_principal
 from lookup.brokers.probe import probe
 from proto.addresses import HostPort, parse_broker_url, speaks_tls

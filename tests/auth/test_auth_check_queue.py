@@ -44,7 +44,7 @@ async def failed_at(address: str) -> CheckQueue:
 
 
 class Line:
-    """CheckQueue that wait behind one that is running, and the order in which they were made."""
+    """Checks that wait behind one that is running, and the order in which they were made."""
 
     def __init__(self, nursery: trio.Nursery, made: CheckQueue | None = None) -> None:
         self.checks = made or CheckQueue(slots=1, key="some.key")

@@ -5,7 +5,7 @@ The same cases as the broker's (4.0.8, ``AuthorizationService.isValidOriginalPri
 
 import pytest
 
-from auth.effective_principal import ProxyClaim, EffectivePrincipal, resolve_effective_principal
+from auth.effective_principal import EffectivePrincipal, ProxyClaim, resolve_effective_principal
 from auth.state import ROLE_CHARACTERS_MAX, AuthenticationDenied
 from proto.connect_rules import INVALID_ROLES, NOT_A_PROXY
 from proxy.config.proxy_roles import ProxyRoles
@@ -32,7 +32,9 @@ def test_a_client_is_who_it_is(proxies: ProxyRoles) -> None:
 @pytest.mark.parametrize("blank", [" ", "\t\n", "\u3000"])
 def test_a_client_that_names_nobody(blank: str) -> None:
     """As the broker: what is blank is not there."""
-    assert resolve_effective_principal("alice", "token", ProxyClaim(original_principal=blank), PROXIES) == EffectivePrincipal("alice")
+    assert resolve_effective_principal(
+        "alice", "token", ProxyClaim(original_principal=blank), PROXIES
+    ) == EffectivePrincipal("alice")
 
 
 @pytest.mark.conforms("pip-1.31")
@@ -68,9 +70,9 @@ def test_what_a_stranger_writes_does_not_flood_or_forge_the_log() -> None:
 @pytest.mark.parametrize("through_proxy", [True, False])
 @pytest.mark.parametrize("original", ["alice", "bob", "Ünïcödé 角色", "Proxy-A", "r" * ROLE_CHARACTERS_MAX])
 def test_a_proxy_says_whose_the_connection_is(original: str, through_proxy: bool) -> None:
-    assert resolve_effective_principal("proxy-a", "token", ProxyClaim(original, through_proxy), PROXIES) == EffectivePrincipal(
-        original, proxy="proxy-a"
-    )
+    assert resolve_effective_principal(
+        "proxy-a", "token", ProxyClaim(original, through_proxy), PROXIES
+    ) == EffectivePrincipal(original, proxy="proxy-a")
 
 
 @pytest.mark.parametrize("through_proxy", [True, False])

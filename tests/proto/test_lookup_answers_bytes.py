@@ -146,7 +146,9 @@ def test_what_is_written_in_an_unusual_way_is_parsed_each_time(data: bytes) -> N
 
 def test_a_bounded_number_is_known() -> None:
     shapes, _ = known(*(connect(FIRST, f"pulsar://b{number}:6650") for number in range(TEMPLATES_MAX + 1)))
-    found = [shapes.find_answer(frame(connect(OTHER, f"pulsar://b{number}:6650")), 0) for number in range(TEMPLATES_MAX + 1)]
+    found = [
+        shapes.find_answer(frame(connect(OTHER, f"pulsar://b{number}:6650")), 0) for number in range(TEMPLATES_MAX + 1)
+    ]
     assert 0 < sum(one is not None for one in found) <= TEMPLATES_MAX
 
 

@@ -9,10 +9,10 @@ from proto.lookup_kinds import (
     client_request_id,
     error_of,
     failure_answer,
-    shorten_answer,
     kind_of,
     response_request_id,
     set_response_request_id,
+    shorten_answer,
     subject_of,
 )
 from proto.lookup_requests import LookupRequest, request_from_command

@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pulsar_bytes import command, decoded, field, fields, varint
 
-from proto import lookup_requests
 from proto.commands import CommandCorrupt
 from proto.lookup_kinds import KINDS
 from proto.lookup_requests import (
@@ -19,8 +18,8 @@ from proto.lookup_requests import (
     PROXY_ID_MIN,
     TRAILERS_MAX,
     LookupRequest,
+    RequestParser,
     encode_proxy_id,
-    parse_request,
     proxy_request_ids,
 )
 from proto.pulsar_pb2 import BaseCommand
@@ -37,6 +36,8 @@ ID_FIELD = {LOOKUP: 2, METADATA: 2, TOPICS: 1, SCHEMA: 1}
 IDENTITY = {LOOKUP: (4, 5, 6), METADATA: (3, 4, 5), TOPICS: (), SCHEMA: ()}
 IDENTITY_NAMES = ("original_principal", "original_auth_data", "original_auth_method")
 OURS = varint(PROXY_ID_MIN + 4711)
+PARSER = RequestParser()
+parse_request = PARSER.parse_request
 TOPIC = (1, "persistent://t/n/topic")
 
 
@@ -47,9 +48,9 @@ def subject(kind: int, size: int = 1) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
-    """Each test begins with no rest that came before."""
-    for _, _, rests in lookup_requests._CUT_BY_HAND.values():
-        rests.clear()
+    """Each test begins with no trailer that came before."""
+    for _, _, trailers in PARSER._fast_paths.values():
+        trailers.clear()
 
 
 def as_protobuf_sees_it(data: bytes) -> BaseCommand:
@@ -113,7 +114,7 @@ def test_what_clients_write_is_parsed_only_once(kind: int, body: bytes, monkeypa
     def never(_data: bytes) -> BaseCommand:
         pytest.fail("parsed again")
 
-    monkeypatch.setattr(lookup_requests, "parse_command", never)
+    monkeypatch.setattr("proto.lookup_requests.parse_command", never)
     request, _ = parse_request(other)
     assert BaseCommand.FromString(to_broker(request)).SerializeToString() == expected
 
@@ -230,7 +231,7 @@ def test_a_rest_that_is_known_for_one_kind_is_none_of_another() -> None:
 
 
 def test_what_clients_write_is_kept_within_bounds() -> None:
-    [lookups] = [rests for kind, _, rests in lookup_requests._CUT_BY_HAND.values() if kind is KINDS[BaseCommand.LOOKUP]]
+    [lookups] = [trailers for kind, _, trailers in PARSER._fast_paths.values() if kind is KINDS[BaseCommand.LOOKUP]]
     for number in range(TRAILERS_MAX + 10):
         check(command(LOOKUP, fields((1, "t"), (2, 7), (7, str(number)))))
         assert len(lookups) <= TRAILERS_MAX

@@ -17,13 +17,13 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
 from proxy.common.logs import get_logger
-from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteReservation
-from proxy.runtime.fairness.fair_capacity import Reservation, owner_of
+from proxy.runtime.fairness.fair_capacity import Reservation
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.loop.tick import current_tick
@@ -54,7 +54,7 @@ _CODES: Mapping[int | None, int] = {
     Status.TOO_MANY_REQUESTS: ServerError.TooManyRequests,
     Status.UNKNOWN_SERVER_ERROR: ServerError.UnknownError,
 }
-"""What a call's failure_answer is to the client; all others are ServiceNotReady, upon which it comes back."""
+"""What a call's failure is to the client; all others are ServiceNotReady, upon which it comes back."""
 
 _OK = int(Status.OK)  # as names of their enums they would be searched for each time
 _ENVELOPE_OK = int(EnvelopeResponse.NONE)
@@ -113,7 +113,7 @@ class LookupMode:
     def set_identity(self, identity: ClientIdentity) -> None:
         """Whose requests these are, from now on."""
         self._identity = identity
-        owner = budget_owner(identity, self._client_address, self._workers.config)
+        owner = owner_of(identity.role, self._client_address, self._workers.config.authentication.anonymous_role)
         if owner != self._owner:
             self._budget.transfer_bytes(self._owner, owner, self._taken)
             self._unsent.transfer_to(owner)
@@ -423,12 +423,6 @@ def _in_time(batch: _Batch) -> Iterator[None]:
             yield
     except trio.TooSlowError:
         raise RpcDeadlineExceeded("no answer in time") from None
-
-
-def budget_owner(identity: ClientIdentity, client_address: str, config: Config) -> str:
-    """Name who shares the memory for clients as one: a principal, or an address without one."""
-    is_somebody = identity.role != config.authentication.anonymous_role
-    return owner_of(identity.role if is_somebody else "", client_address)
 
 
 def _parsed(request: bytes) -> tuple[BaseCommand, LookupKind]:

@@ -17,7 +17,7 @@ from fake_dns import Names
 from lookup_fakes import make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.configured import exact_address, configured_brokers
+from lookup.brokers.configured import configured_brokers, exact_address
 from lookup.brokers.directory import BrokerDirectory
 from lookup.metrics import BrokerMetrics
 from lookup.targets.rules import Target, TargetDenied, TargetRules, host_pattern_for
@@ -312,7 +312,7 @@ async def test_hosts_of_srv_records_are_whole_names(make: Make, names: Names) ->
     assert await worker.target("b0.:6650") == "b0.:6650 at 10.0.0.4"
 
 
-# ---- what is configured_brokers goes on
+# ---- what is known goes on
 
 
 async def test_while_dns_fails_what_was_found_last_counts(
@@ -361,7 +361,7 @@ async def test_a_host_of_the_url_does_not_wait_for_the_others(
     assert await worker.target(f"{SERVICE}:6650") == f"{SERVICE}:6650 at 10.0.0.1 10.0.0.2"
     assert trio.current_time() < 1
     assert await worker.target(f"{POD}:6650") == f"{POD}:6650 at 10.0.0.1"
-    assert trio.current_time() == pytest.approx(5, abs=0.5), "others wait until all is configured_brokers"
+    assert trio.current_time() == pytest.approx(5, abs=0.5), "others wait until all is known"
 
 
 async def test_who_waits_when_a_reload_ends_the_search_is_answered(
@@ -511,4 +511,6 @@ def test_an_unknown_name_is_not_a_name_that_is_not_known() -> None:
 
 
 async def test_target_is_what_is_told(make: Make) -> None:
-    assert await make(f"pulsar://{SERVICE}").rules.check_target(f"{POD}:6650") == Target(HostPort(POD, 6650), ("10.0.0.1",))
+    assert await make(f"pulsar://{SERVICE}").rules.check_target(f"{POD}:6650") == Target(
+        HostPort(POD, 6650), ("10.0.0.1",)
+    )

@@ -40,7 +40,9 @@ class Ring:
         resolver = Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
         dialer = Dialer(config.brokers)
         known = before.brokers if before else None
-        self.brokers: BrokerDirectory = BrokerDirectory(config, dialer, resolver, self.metrics, known, rng=random.Random(6))
+        self.brokers: BrokerDirectory = BrokerDirectory(
+            config, dialer, resolver, self.metrics, known, rng=random.Random(6)
+        )
 
     def run(self) -> None:
         self.nursery.start_soon(self.brokers.run)

@@ -14,17 +14,17 @@ from lookup_fakes import FakeAuth, FakeBroker, Network, make_config
 from prometheus_client import CollectorRegistry
 
 from lookup.brokers.credential_checks import (
-    RETRY_INTERVAL_S,
+    CHECK_INTERVAL_S,
     FAILURES_MAX,
     FIRST_LOGIN_TIMEOUT_S,
-    REMEMBERED_S,
     LOGINS_MAX,
     LOGINS_PER_CHECK,
-    CHECK_INTERVAL_S,
     REFUSALS_MIN,
+    REMEMBERED_S,
+    RETRY_INTERVAL_S,
 )
 from lookup.brokers.directory import BrokerDirectory
-from lookup.brokers.discovery import ENDPOINTS_MAX, Endpoint, CredentialVerdict
+from lookup.brokers.discovery import ENDPOINTS_MAX, CredentialVerdict, Endpoint
 from lookup.brokers.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, LoginResult, log_in
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipal
@@ -54,7 +54,9 @@ ROLES = refusal(ServerError.AuthorizationError, "Invalid roles.")
 NO_PROXY = refusal(ServerError.AuthorizationError, "Must not set proxyVersion without connecting as a ProxyRole.")
 
 
-async def logged_in(network: Network, greeting: Any, auth: FakeAuth | None = None, **tables: Any) -> tuple[LoginResult, Any]:
+async def logged_in(
+    network: Network, greeting: Any, auth: FakeAuth | None = None, **tables: Any
+) -> tuple[LoginResult, Any]:
     """The outcome of one login, and the CONNECT that the broker saw."""
     broker = network.brokers["10.0.0.1", 6650] = FakeBroker()
     broker.greeting = greeting
@@ -103,7 +105,11 @@ FORWARDED = {"brokers": {"forward_authorization_credentials": True}}
         (NO_PROXY, FORWARDED, CredentialVerdict.REFUSED),
         (NO_PROXY, {"authentication": {}}, CredentialVerdict.REFUSED),
         (refusal(ServerError.NotAllowedError, NO_PROXY_VERSION), {}, CredentialVerdict.REFUSED),
-        (refusal(ServerError.NotAllowedError, "Reached the maximum number of connections"), {}, CredentialVerdict.UNKNOWN),
+        (
+            refusal(ServerError.NotAllowedError, "Reached the maximum number of connections"),
+            {},
+            CredentialVerdict.UNKNOWN,
+        ),
         (refusal(ServerError.ServiceNotReady), {}, CredentialVerdict.UNKNOWN),
         (refusal(ServerError.TooManyRequests), {}, CredentialVerdict.UNKNOWN),
         (refusal(ServerError.UnknownError), {}, CredentialVerdict.UNKNOWN),

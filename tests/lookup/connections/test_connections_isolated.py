@@ -37,7 +37,7 @@ from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.targets.rules import TargetRules
 from proto.addresses import HostPort
 from proto.frames import FrameDecoder
-from proto.lookup_requests import parse_request
+from proto.lookup_requests import RequestParser
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse
 from proxy.config.types import Config
@@ -108,7 +108,7 @@ class Worker:
         )
         with current_tick():
             for index, (request_id, topic) in enumerate(requests):
-                asked, number = parse_request(lookup(topic, request_id).SerializeToString())
+                asked, number = RequestParser().parse_request(lookup(topic, request_id).SerializeToString())
                 self.desk.submit_request(asked, number, index, sender)
 
     async def open_connections(self, *principals: str) -> None:
@@ -156,7 +156,7 @@ async def test_a_fatal_request_costs_nobody_else_an_answer(
     assert worker.told == dict.fromkeys(set(range(100)) - {place}, (CONNECT, 0, ""))
     assert worker.blamed() == 1
     assert worker.failures() == [0] * brokers, "no broker is to blame"
-    assert not any(one.health.set_aside for one in worker.brokers.discovery.endpoints)
+    assert not any(one.health.ejected for one in worker.brokers.discovery.endpoints)
     assert sum(len(fake.connects) for fake in worker.fakes) <= brokers * (1 + 2 * 8), "a bisection's, and no hundred"
     fatal = [one for fake in worker.fakes for _, one in fake.requests if one.lookup_topic.topic == "fatal"]
     assert len(fatal) <= 1 + 8
@@ -222,7 +222,7 @@ async def test_a_broker_that_dies_under_thousands_takes_few_connections_and_is_t
     assert len(worker.told) == lost
     assert {response for response, _, _ in worker.told.values()} == {CONNECT}
     assert sum(len(fake.connects) for fake in worker.fakes) - before <= 4
-    assert worker.brokers.discovery.endpoints[0].health.set_aside
+    assert worker.brokers.discovery.endpoints[0].health.ejected
     assert worker.blamed() == 0
 
 
@@ -288,10 +288,10 @@ class FakeConnection:
     async def run(self) -> None:
         await self.over.wait()
 
-    def retire(self) -> None:
+    def retire_when_idle(self) -> None:
         self.over.set()
 
-    def retire_once_asked(self) -> None:
+    def retire_after_use(self) -> None:
         self.retires_once_asked = True
 
 

@@ -69,7 +69,7 @@ class Worker:
         answers: list[BaseCommand | None] = []
         done = trio.Event()
 
-        def answered(answer: BrokerAnswer | None) -> None:
+        def on_broker_answer(answer: BrokerAnswer | None) -> None:
             assert connection is not None
             self.lookups.record_fast_path_outcome(connection, answer)
             answers.append(None if answer is None else answer.command)
@@ -79,7 +79,7 @@ class Worker:
 
         deadline = trio.current_time() + timeout_s
         asker = asker or self.asker
-        waiting: Any = SimpleNamespace(answered=answered, number=b"")
+        waiting: Any = SimpleNamespace(on_broker_answer=on_broker_answer, proxy_id=b"")
         connection = self.lookups.send_on_open_connection(asked(), asker, waiting, trio.current_time())
         if connection is not None:
             with trio.move_on_at(deadline) as scope:
@@ -185,7 +185,7 @@ async def test_what_one_request_is_to_blame_for_counts_against_no_broker(make: M
         assert (await worker.ask()).response == CONNECT
         assert (await worker.ask()).response == CONNECT
         assert worker.failures() == {"b0": 0, "b1": 0}
-    assert not any(one.health.set_aside for one in worker.brokers.discovery.endpoints)
+    assert not any(one.health.ejected for one in worker.brokers.discovery.endpoints)
 
 
 async def test_no_answer_in_time_is_reported_once_a_connection(

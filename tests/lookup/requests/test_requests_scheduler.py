@@ -25,7 +25,7 @@ from proto.connect_rules import OriginalCredentials
 from proto.frames import FrameDecoder
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
 from proto.lookup_kinds import error_of, failure_answer, response_request_id
-from proto.lookup_requests import LookupRequest, parse_request
+from proto.lookup_requests import LookupRequest, RequestParser
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.loop.tick import current_tick
 
@@ -55,25 +55,27 @@ class Asked:
     """One question under way to a broker, and the connection that it is under way on."""
 
     broker = BROKER
-    heard_at = 0.0
+    last_received_at = 0.0
     loss = None
 
-    def __init__(self, lookups: FakeLookups, request: LookupRequest, asker: LookupPrincipal, question: PendingLookup) -> None:
-        self.to_command = request.to_command()
+    def __init__(
+        self, lookups: FakeExecutor, request: LookupRequest, asker: LookupPrincipal, question: PendingLookup
+    ) -> None:
+        self.command = request.to_command()
         self.asker = asker
         self.forgotten = False
         self._lookups = lookups
         self.question = question
 
     def on_answer(self, answer: BaseCommand | None) -> None:
-        self.heard_at = trio.current_time()
+        self.last_received_at = trio.current_time()
         self.question.on_broker_answer(None if answer is None else BrokerAnswer(answer))
 
     def answer(self, url: str = "pulsar://b0:6650") -> None:
         self.on_answer(lookup_response(self.command, CONNECT, url))
 
 
-class FakeLookups:
+class FakeExecutor:
     """Brokers, answered by the test: ``asked`` the short way, ``long_way`` the long one."""
 
     def __init__(self) -> None:
@@ -86,30 +88,32 @@ class FakeLookups:
         self.gate = trio.Event()
         self.failure: Exception | None = None
 
-    def ask_now(self, request: LookupRequest, asker: LookupPrincipal, question: PendingLookup, _now: float) -> Any:
+    def send_on_open_connection(
+        self, request: LookupRequest, asker: LookupPrincipal, question: PendingLookup, _now: float
+    ) -> Any:
         if not self.open:
             return None
         asked = Asked(self, request, asker, question)
         self.asked.append(asked)
         return asked
 
-    def heard(self, connection: Asked, answer: BrokerAnswer | None) -> None:
+    def record_fast_path_outcome(self, connection: Asked, answer: BrokerAnswer | None) -> None:
         self.heard_of.append((connection.broker, answer is not None))
 
     @staticmethod
-    def forget(connection: Asked, question: PendingLookup) -> None:
+    def abandon_request(connection: Asked, question: PendingLookup) -> None:
         assert connection.question is question
         connection.forgotten = True
 
     @staticmethod
-    def ready(answer: BrokerAnswer, kind: Any, _asker: LookupPrincipal, _client: str) -> ClientAnswer | None:
+    def prepare_answer(answer: BrokerAnswer, kind: Any, _asker: LookupPrincipal, _client: str) -> ClientAnswer | None:
         if not LookupExecutor.is_final_answer(answer.command, kind):
             return None
         copy = BaseCommand()
         copy.CopyFrom(answer.command)
         return ClientAnswer(copy)
 
-    async def answer(
+    async def execute_lookup(
         self,
         command: BaseCommand,
         kind: Any,
@@ -118,10 +122,10 @@ class FakeLookups:
         answer: Any,
         *,
         deadline: float,
-        trial: Any,
+        losses: Any,
     ) -> BaseCommand:
         self.long_way.append((command, answer, deadline))
-        self.lost.append(None if trial is None else trial.lost_at)
+        self.lost.append(None if losses is None else losses.last_lost_at)
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
@@ -130,7 +134,7 @@ class FakeLookups:
         return failure_answer(kind, 0, ServerError.TopicNotFound, "gone")
 
     @staticmethod
-    def too_slow(_command: BaseCommand, kind: Any, *_: object) -> BaseCommand:
+    def timeout_answer(_command: BaseCommand, kind: Any, *_: object) -> BaseCommand:
         return failure_answer(kind, 0, ServerError.ServiceNotReady, "too slow")
 
 
@@ -138,7 +142,7 @@ class Setup:
     """A desk, its brokers, and what its clients hear."""
 
     def __init__(self, nursery: trio.Nursery, **limits: int) -> None:
-        self.lookups = FakeLookups()
+        self.lookups = FakeExecutor()
         self.turn = current_tick()
         self.askers = LookupPrincipals()
         self.registry = CollectorRegistry()
@@ -158,10 +162,10 @@ class Setup:
         name: str = "",
         address: str = "192.0.2.7:4000",
     ) -> None:
-        request, request_id = parse_request((command or lookup()).SerializeToString())
+        request, request_id = RequestParser().parse_request((command or lookup()).SerializeToString())
         asker = who if isinstance(who, LookupPrincipal) else self.askers.get_principal(who)
 
-        def put(index: int, frame: bytes) -> None:
+        def add_answer(index: int, frame: bytes) -> None:
             assert index == INDEX
             decoder = FrameDecoder(max_frame_bytes=1 << 20)
             decoder.receive_data(frame)
@@ -172,16 +176,16 @@ class Setup:
             assert request_id is not None
             self.heard.append((name or asker.name, request_id, error_of(answer)))
 
-        async def until_sent(_timeout_s: float) -> None:
+        async def wait_until_sent(_timeout_s: float) -> None:
             await self.sent.wait()
 
-        answers: Any = SimpleNamespace(put=put, until_sent=until_sent)
+        answers: Any = SimpleNamespace(add_answer=add_answer, wait_until_sent=wait_until_sent)
         with self.turn:
             self.desk.submit_request(request, request_id, INDEX, RequestBatch(asker, address, answers))
 
-    def reload(self, **limits: int) -> FakeLookups:
+    def reload(self, **limits: int) -> FakeExecutor:
         """Another configuration; gives the old brokers."""
-        old, self.lookups = self.lookups, FakeLookups()
+        old, self.lookups = self.lookups, FakeExecutor()
         self.desk.apply_config(make_config(limits=limits), self.lookups)  # type: ignore[arg-type]
         return old
 
@@ -579,7 +583,7 @@ async def test_what_meets_a_defect_on_the_short_way_is_ended_in_time(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(it.lookups, "ready", broken)
+    monkeypatch.setattr(it.lookups, "prepare_answer", broken)
     with pytest.raises(ZeroDivisionError):  # ends the connection
         it.lookups.asked[0].answer()
     await trio.sleep(TIMEOUT_S + 1)
@@ -757,7 +761,7 @@ async def test_the_anonymous_role_shares_room_by_address(make: Make) -> None:
     it.desk._anonymous_role = "alice"
     it.ask(schema(1))
     await trio.testing.wait_all_tasks_blocked()
-    assert "alice" not in it.desk._large_answer_room._held
+    assert "principal alice" not in it.desk._large_answer_room._held
     assert it.desk._large_answer_room.free_bytes == 2 * 1024
     it.lookups.gate.set()
     await trio.testing.wait_all_tasks_blocked()

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from lookup.brokers.directory import BrokerDirectory
 from lookup.metrics import BrokerMetrics
-from lookup.targets.rules import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, forbidden_reason, effective_address
+from lookup.targets.rules import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, effective_address, forbidden_reason
 from proto.addresses import HostPort
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.network.broker_link import BrokerLinkFailed
@@ -258,7 +258,11 @@ async def test_any_broker_is_each_in_its_turn_with_the_others_behind_it(network:
     anywhere = rules(service_url="pulsar://b0:6650,b1:7000")
     first, second = Target(HostPort("b0", 6650), ("10.0.0.1",)), Target(HostPort("b1", 7000), ("10.0.0.2",))
     await trio.testing.wait_all_tasks_blocked()
-    assert [await anywhere.targets_for_any_broker() for _ in range(3)] == [[first, second], [second, first], [first, second]]
+    assert [await anywhere.targets_for_any_broker() for _ in range(3)] == [
+        [first, second],
+        [second, first],
+        [first, second],
+    ]
 
 
 async def test_any_broker_is_a_healthy_one_while_there_is_one(network: Network, rules: Rules) -> None:
@@ -270,7 +274,9 @@ async def test_any_broker_is_a_healthy_one_while_there_is_one(network: Network, 
     failures = [BrokerLinkFailed("unreachable", "down", message="") for _ in range(3)]
     for failure in failures:
         anywhere._brokers.record_failure(down, "unreachable", failure)
-    assert [[target.broker.host for target in await anywhere.targets_for_any_broker()] for _ in range(3)] == [["b1", "b0"]] * 3
+    assert [[target.broker.host for target in await anywhere.targets_for_any_broker()] for _ in range(3)] == [
+        ["b1", "b0"]
+    ] * 3
 
 
 async def test_any_broker_of_many_is_one_of_a_few(network: Network, rules: Rules) -> None:
@@ -291,7 +297,9 @@ async def test_any_broker_is_at_an_allowed_address(network: Network, rules: Rule
 
 async def test_of_a_broker_only_the_allowed_addresses_are_any_brokers(network: Network, rules: Rules) -> None:
     network.names["b0"] = [["10.0.0.1", "fe80::1"]]  # one broker, of two families
-    assert await rules(service_url="pulsar://b0:6650").targets_for_any_broker() == [Target(HostPort("b0", 6650), ("10.0.0.1",))]
+    assert await rules(service_url="pulsar://b0:6650").targets_for_any_broker() == [
+        Target(HostPort("b0", 6650), ("10.0.0.1",))
+    ]
 
 
 @pytest.mark.parametrize(("answer", "reason"), [("169.254.169.254", "metadata"), ("224.0.0.1", "multicast")])
