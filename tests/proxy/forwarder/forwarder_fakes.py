@@ -30,8 +30,10 @@ from proto.rpc_pb2 import (
     StoredRelay,
 )
 from proxy.config.types import Config
+from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.client_session import ClientSession
+from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import AuthenticationExchange, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import ByteBudget
@@ -251,7 +253,7 @@ class SentEnvelope:
 
 
 class FakeWorkerClients:
-    """proxy.forwarder.workers.clients.Backends without workers.
+    """proxy.forwarder.workers.clients.WorkerClients without workers.
 
     ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``short_way``:
     whether an Envelope can go out at once.
@@ -372,6 +374,7 @@ class Play:
         nursery: trio.Nursery,
         *,
         lockstep: bool = False,
+        pre_auth: PreAuthConnection | None = None,
         streams: tuple[trio.abc.HalfCloseableStream, trio.abc.HalfCloseableStream] | None = None,
         **tables: dict[str, Any],
     ) -> None:
@@ -394,13 +397,9 @@ class Play:
         self.session = ClientSession(
             ours,
             ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE),
-            self.workers,
-            self.relays,
-            self.metrics,
-            handshakes=self.handshakes,  # type: ignore[arg-type]
-            nursery=nursery,
-            deadlines=deadlines,
-            on_end=lambda _session: self.ended.set(),
+            SessionServices(self.workers, self.relays, self.metrics, self.handshakes, nursery, deadlines),  # type: ignore[arg-type]
+            lambda _session: self.ended.set(),
+            pre_auth,
         )
         self.session.start_session()
 

@@ -361,7 +361,7 @@ async def test_a_defect_that_one_client_meets_does_not_end_the_others(
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-        patch.setattr(Handshake, "begin", broken)
+        patch.setattr(Handshake, "start_handshake", broken)
         await served.listener.come().must_hear_end()
         await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_ended_connections_total", cause="defect") == 1

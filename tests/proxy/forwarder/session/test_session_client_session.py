@@ -1494,7 +1494,7 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
 ) -> None:
     """The proxy itself lets them lie; others have taken the memory."""
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
-    monkeypatch.setattr("proxy.forwarder.session.client_session.UNFINISHED_BYTES_MIN", 1)
+    monkeypatch.setattr("proxy.forwarder.session.flow.PARTIAL_FRAME_BYTES_MIN", 1)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     await it.client.say(*(lookup("t" * 400, number) for number in range(3)))
@@ -1502,7 +1502,7 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
     it.workers.budget.resize(1)
     await it.client.say(*(lookup("t" * 400, number) for number in range(3, 9)))
     await trio.testing.wait_all_tasks_blocked()
-    assert it.session._is_full
+    assert it.session._inbound.is_full
     assert it.session._transport.partial_frame_bytes
     assert not it.session.is_over
 
