@@ -3,22 +3,23 @@
 import time
 from functools import partial
 
-from lookup.answers import Answers
-from lookup.broker_pool import BrokerPool, LookupPrincipal, LookupPrincipals
-from lookup.brokers import Brokers
-from lookup.desk import LookupScheduler, RequestBatch
-from lookup.discovery import Endpoint
-from lookup.login import Login, log_in
-from lookup.lookups import Lookups
+from lookup.brokers.credential_checks import LogIn
+from lookup.brokers.directory import Brokers
+from lookup.brokers.discovery import Endpoint
+from lookup.brokers.login import Login, log_in
+from lookup.connections.pool import BrokerPool
+from lookup.connections.principals import LookupPrincipal, LookupPrincipals
 from lookup.metrics import BrokerMetrics, LookupMetrics
-from lookup.own_logins import LogIn
-from lookup.target_names import TargetResolver
-from lookup.targets import TargetDenied, TargetRules
+from lookup.requests.envelope_reply import Answers
+from lookup.requests.executor import Lookups
+from lookup.requests.scheduler import LookupScheduler, RequestBatch
+from lookup.targets.name_resolver import TargetResolver
+from lookup.targets.rules import TargetDenied, TargetRules
 from proto.addresses import client_network
 from proto.connect_rules import OriginalCredentials
 from proto.envelope import EnvelopeRefused, parse_embedded_request, verify_envelope_principal, verify_target_principal
 from proto.lookup_answers import ClientAnswer
-from proto.lookups import failure
+from proto.lookup_kinds import failure
 from proto.pulsar_pb2 import CommandConnected
 from proto.request_rules import RequestRefused
 from proto.roles import Role

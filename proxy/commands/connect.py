@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import trio
 
 from auth.state import BrokerAuthentication, CredentialsUnavailable
-from lookup.discovery import Discovery, Endpoint, Verdict
-from lookup.health import probe
-from lookup.login import Login, log_in_as, login_principal
+from lookup.brokers.discovery import Discovery, Endpoint, Verdict
+from lookup.brokers.login import Login, log_in_as, login_principal
+from lookup.brokers.probe import probe
 from proto.addresses import HostPort, parse_broker_url, speaks_tls
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import Status

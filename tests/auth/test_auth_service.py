@@ -15,7 +15,8 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from tokens import OTHER_SECRET, SECRET, by_hand, token
 
-from auth import rounds, service
+from auth import exchange_store as rounds
+from auth import service
 from auth.broker_credentials import FixedCredentials, end_of_token_unix_ms
 from auth.service import AuthService
 from auth.state import (

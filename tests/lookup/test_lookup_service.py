@@ -24,8 +24,8 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.answers import PART_BYTES_MAX
-from lookup.lookups import Lookups
+from lookup.requests.envelope_reply import PART_BYTES_MAX
+from lookup.requests.executor import Lookups
 from lookup.service import LookupService
 from proto import commands
 from proto.envelope import ENVELOPE_VERSION

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.frames import encode_frame
-from proto.lookups import KINDS, LookupKind, client_request_id, failure, kind_of
+from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse, Status
 from proxy.runtime.rpc.client import RpcCallRefused, RpcError

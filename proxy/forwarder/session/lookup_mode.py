@@ -11,7 +11,7 @@ from proto import commands
 from proto.commands import command_name
 from proto.envelope import encode_embedded_request
 from proto.errors import RemoteProtocolError
-from proto.lookups import kind_of
+from proto.lookup_kinds import kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status

@@ -240,7 +240,7 @@ async def test_it_cannot_refuse_a_configuration(
 async def test_what_another_refuses_it_is_not_told(setup: Setup, nursery: trio.Nursery) -> None:
     cluster = await setup.started(nursery)
     [admin], [lookup] = setup.workshop.of(Role.ADMIN), setup.workshop.of(Role.LOOKUP)
-    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
     with pytest.raises(ReloadRefused, match="unlucky"):
         await cluster.reload(
             make_config(cluster={"forwarders": 1}, relay={"crash_safe": False}, limits={"max_connections": 13})

@@ -303,7 +303,7 @@ async def test_all_or_nobody(setup: Setup, nursery: trio.Nursery) -> None:
     before = cluster.config
     [lookup] = setup.workshop.of(Role.LOOKUP)
     [auth] = setup.workshop.of(Role.AUTH)
-    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
     with pytest.raises(ReloadRefused, match=r"the lookup worker with pid .* refused it: unlucky"):
         await cluster.reload(config_with(limits={"max_connections": 13}))
     assert cluster.config is before
@@ -319,7 +319,7 @@ async def test_a_worker_that_does_not_take_it_back_is_replaced(
     before = cluster.config
     [auth] = setup.workshop.of(Role.AUTH)
     [lookup] = setup.workshop.of(Role.LOOKUP)
-    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
     answers = iter([None, RpcError("gone")])
     auth.answers[Method.CONFIGURE] = lambda _request: next(answers)
     with pytest.raises(ReloadRefused):
@@ -476,7 +476,7 @@ async def test_a_worker_that_hangs_during_a_reload_is_ended(setup: Setup, nurser
     """It may take the new configuration when it wakes up, long after the others took it back."""
     cluster = await setup.started(nursery)
     [lookup] = setup.workshop.of(Role.LOOKUP)
-    lookup.answers[Method.CONFIGURE] = lambda _request: RpcDeadlineExceeded("no answer")
+    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcDeadlineExceeded("no answer")
     new = config_with(brokers={"allowed_ports": [7000]})
     with pytest.raises(ReloadRefused):
         await cluster.reload(new)

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from prometheus_client import Gauge
 from supervisor_fakes import FakeWorker, make_config
 
-from lookup.discovery import ENDPOINTS_MAX
-from lookup.login import DETAIL_CHARACTERS_MAX
+from lookup.brokers.discovery import ENDPOINTS_MAX
+from lookup.brokers.login import DETAIL_CHARACTERS_MAX
 from proto.roles import Role
 from proto.rpc_pb2 import Method
 from proxy.admin.scrape import ASKED_AT_A_TIME_MAX
