@@ -29,7 +29,7 @@ class LookupBatch:
         return left
 
     def renumber_waiting(self) -> None:
-        """Number the requests without an answer from 0 on, for another Envelope."""
+        """Give the requests without an answer numbers from 0 on, for another Envelope."""
         self.waiting = dict(enumerate(self.waiting.values()))
 
     @contextmanager

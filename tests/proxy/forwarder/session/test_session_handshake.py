@@ -218,7 +218,7 @@ async def test_a_broker_that_is_there_too_late_begins_no_relay(nursery: trio.Nur
 def counted(all_: PreAuthConnections) -> PreAuthConnection:
     """One more connection that has not authenticated."""
     one = PreAuthConnection(all_, CLIENT)
-    all_.add(one)
+    all_.add_connection(one)
     return one
 
 
@@ -234,13 +234,13 @@ async def test_a_client_that_is_asked_something_is_silent_until_it_answers(nurse
 
     it.workers.authentication.answers = [slow, authenticated()]
     it.workers.broker_gate = trio.Event()
-    assert all_.any_silent
+    assert all_.has_silent
     await it.client.say(connect("b0:6650"))
     await trio.testing.wait_all_tasks_blocked()
-    assert not all_.any_silent, "the auth worker has to answer"
+    assert not all_.has_silent, "the auth worker has to answer"
     gate.set()
     await trio.testing.wait_all_tasks_blocked()
-    assert all_.any_silent
+    assert all_.has_silent
     await it.client.say(auth_response(b"a"))
     await trio.testing.wait_all_tasks_blocked()
     assert all_.count == 0, "it is known, whatever its broker does"
@@ -252,4 +252,4 @@ async def test_without_authentication_it_is_counted_until_it_has_what_it_came_fo
     it.workers.broker_gate = trio.Event()
     await it.client.say(connect("b0:6650"))
     await trio.testing.wait_all_tasks_blocked()
-    assert (all_.count, all_.any_silent) == (1, False)
+    assert (all_.count, all_.has_silent) == (1, False)

@@ -43,10 +43,10 @@ class Desk:
     """One client's lookup mode, between a client and fake lookup workers."""
 
     def __init__(
-        self, nursery: trio.Nursery, streams: tuple[Any, Any], *, short_way: bool = True, **limits: int
+        self, nursery: trio.Nursery, streams: tuple[Any, Any], *, fast_path: bool = True, **limits: int
     ) -> None:
         self.workers = FakeWorkerClients(make_config(limits=limits), nursery)
-        self.workers.answer_by, self.workers.short_way = None, short_way
+        self.workers.answer_by, self.workers.fast_path = None, fast_path
         ours, theirs = streams
         self.client = Peer(theirs)
         self.transport = ClientTransport(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=5000)
@@ -127,15 +127,15 @@ async def make(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncIt
         stream.socket.close()
 
 
-both_ways = pytest.mark.parametrize("short_way", [True, False])
+both_ways = pytest.mark.parametrize("fast_path", [True, False])
 
 
 # ---- answers
 
 
 @both_ways
-async def test_the_frames_go_out_as_they_are(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_the_frames_go_out_as_they_are(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(), lookup())
     answer = lookup_answer(7)
     answer.MergeFromString(b"\xfa\x3f\x03new")
@@ -163,8 +163,8 @@ async def test_an_envelope_says_whose_requests_they_are(make: Make, identified_a
 
 @pytest.mark.conforms("kip-590.11", "kip-590.12")
 @both_ways
-async def test_an_envelope_has_the_requests_in_their_order(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_an_envelope_has_the_requests_in_their_order(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     requests = [lookup(f"t{number}", number) for number in range(3)]
     await desk.forward(*requests)
     [sent] = desk.sent
@@ -182,8 +182,8 @@ async def test_without_requests_nothing_is_sent(make: Make) -> None:
 
 
 @both_ways
-async def test_answers_go_out_as_they_come_in_any_order(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_answers_go_out_as_they_come_in_any_order(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(*(lookup(request_id=number) for number in range(4)))
     [sent] = desk.sent
     for indices in ((2,), (3, 0), (1,)):
@@ -193,8 +193,8 @@ async def test_answers_go_out_as_they_come_in_any_order(make: Make, short_way: b
 
 
 @both_ways
-async def test_counters_follow_each_answer(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_counters_follow_each_answer(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(*(lookup(request_id=number) for number in range(3)))
     assert desk.mode.in_flight.count == 3
     used = desk.mode._kept_bytes
@@ -210,10 +210,10 @@ async def test_counters_follow_each_answer(make: Make, short_way: bool) -> None:
 @both_ways
 @pytest.mark.parametrize("twice", [(0,), (1, 1), (1, 0), (0, 2), (2,), (99,)])
 async def test_an_answer_to_nothing_or_a_second_one_is_a_defect_of_the_workers(
-    make: Make, short_way: bool, twice: tuple[int, ...]
+    make: Make, fast_path: bool, twice: tuple[int, ...]
 ) -> None:
     """Nothing of such a reply goes out, since nobody knows whose frames these are; what waits is failed, once."""
-    desk = make(short_way=short_way)
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     [sent] = desk.sent
     sent.answer(0, more=True)
@@ -228,8 +228,8 @@ async def test_an_answer_to_nothing_or_a_second_one_is_a_defect_of_the_workers(
 
 
 @both_ways
-async def test_a_refusal_of_nothing_is_dropped(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_a_refusal_of_nothing_is_dropped(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1))
     [sent] = desk.sent
     stray = RefusedRequest(index=9, error=EnvelopeResponse.INVALID_REQUEST)
@@ -245,10 +245,10 @@ async def test_a_refusal_of_nothing_is_dropped(make: Make, short_way: bool) -> N
     [b"\xff\xff", EnvelopeResponse(answered=[99], frames=b"x"), EnvelopeResponse()],
 )
 async def test_a_reply_that_does_not_answer_what_was_asked(
-    make: Make, short_way: bool, rubbish: EnvelopeResponse | bytes
+    make: Make, fast_path: bool, rubbish: EnvelopeResponse | bytes
 ) -> None:
     """conformance.md: a correlation mismatch is UNKNOWN_SERVER_ERROR to the client; nobody waits for ever."""
-    desk = make(short_way=short_way)
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     desk.sent[0].answer(1, more=True)
     with structlog.testing.capture_logs() as logs:
@@ -274,8 +274,8 @@ ENVELOPE_ERRORS = [
 @pytest.mark.conforms("kip-590.23", "kip-590.26")
 @both_ways
 @pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
-async def test_an_envelopes_error_is_told_without_its_text(make: Make, short_way: bool, error: int, code: int) -> None:
-    desk = make(short_way=short_way)
+async def test_an_envelopes_error_is_told_without_its_text(make: Make, fast_path: bool, error: int, code: int) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     with structlog.testing.capture_logs() as logs:
         desk.sent[0].say(EnvelopeResponse(error=error, error_message="internal words"))  # type: ignore[arg-type]
@@ -293,8 +293,8 @@ async def test_an_envelopes_error_is_told_without_its_text(make: Make, short_way
 
 @both_ways
 @pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
-async def test_one_requests_error_is_its_own(make: Make, short_way: bool, error: int, code: int) -> None:
-    desk = make(short_way=short_way)
+async def test_one_requests_error_is_its_own(make: Make, fast_path: bool, error: int, code: int) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), METADATA, lookup(request_id=3))
     [sent] = desk.sent
     bad = RefusedRequest(index=1, error=error, error_message="internal words")  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ async def test_one_requests_error_is_its_own(make: Make, short_way: bool, error:
     ],
 )
 async def test_a_refusal_is_told_without_its_text(make: Make, status: int, code: int) -> None:
-    desk = make(short_way=False)
+    desk = make(fast_path=False)
     await desk.forward(lookup())
     with structlog.testing.capture_logs() as logs:
         desk.sent[0].refuse(status)
@@ -337,7 +337,7 @@ async def test_a_refusal_is_told_without_its_text(make: Make, status: int, code:
 
 @pytest.mark.conforms("kip-590.28")
 @pytest.mark.parametrize("loss", [SentEnvelope.lose, lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS)])
-async def test_what_the_short_way_did_not_bring_the_long_way_does(
+async def test_what_the_fast_path_did_not_bring_the_long_way_does(
     make: Make, loss: Callable[[SentEnvelope], None]
 ) -> None:
     desk = make()
@@ -352,10 +352,10 @@ async def test_what_the_short_way_did_not_bring_the_long_way_does(
     await desk.nothing_left()
 
 
-async def test_where_there_is_no_short_way_nothing_is_lost(make: Make) -> None:
-    desk = make(short_way=False)
+async def test_where_there_is_no_fast_path_nothing_is_lost(make: Make) -> None:
+    desk = make(fast_path=False)
     await desk.forward(lookup(request_id=1))
-    desk.workers.short_way = True
+    desk.workers.fast_path = True
     await desk.forward(lookup(request_id=2))
     for sent in desk.sent:
         sent.answer(0)
@@ -365,7 +365,7 @@ async def test_where_there_is_no_short_way_nothing_is_lost(make: Make) -> None:
 
 @pytest.mark.conforms("kip-590.28")
 async def test_what_is_left_is_asked_again_each_time_and_none_is_answered_twice(make: Make) -> None:
-    desk = make(short_way=False)
+    desk = make(fast_path=False)
     await desk.forward(*(lookup(f"t{number}", number) for number in range(RETRIES_MAX + 1)))
     for number in range(RETRIES_MAX):
         sent = desk.sent[number]
@@ -379,8 +379,8 @@ async def test_what_is_left_is_asked_again_each_time_and_none_is_answered_twice(
 
 
 @both_ways
-async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     asked = 0
     with structlog.testing.capture_logs():
@@ -389,14 +389,14 @@ async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, 
             asked += 1
             await trio.testing.wait_all_tasks_blocked()
         assert await desk.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, ServerError.ServiceNotReady)]
-    assert asked == RETRIES_MAX + 1 + short_way
+    assert asked == RETRIES_MAX + 1 + fast_path
     await desk.nothing_left()
 
 
 async def test_a_worker_that_answers_in_part_and_then_says_nothing(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk = make(short_way=False, lookup_timeout_ms=4000)
+    desk = make(fast_path=False, lookup_timeout_ms=4000)
     started = trio.current_time()
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     desk.sent[0].answer(1, more=True)
@@ -407,7 +407,7 @@ async def test_a_worker_that_answers_in_part_and_then_says_nothing(
     await desk.nothing_left()
 
 
-async def test_a_short_way_whose_time_is_over_is_not_begun_again(
+async def test_a_fast_path_whose_time_is_over_is_not_begun_again(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
     desk = make(lookup_timeout_ms=4000)
@@ -422,12 +422,12 @@ async def test_a_short_way_whose_time_is_over_is_not_begun_again(
 async def test_no_worker_at_all(
     make: Make, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = make(short_way=False)
+    desk = make(fast_path=False)
 
     def nobody(*_: object) -> None:
         raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up")
 
-    monkeypatch.setattr(desk.workers, "forward", nobody)
+    monkeypatch.setattr(desk.workers, "forward_envelope", nobody)
     with structlog.testing.capture_logs():
         await desk.forward(lookup(request_id=1))
         assert await desk.hear_ids(1) == [(1, ServerError.TooManyRequests)]
@@ -436,7 +436,7 @@ async def test_no_worker_at_all(
 
 @pytest.mark.conforms("kip-590.27")
 async def test_failures_have_the_requests_own_form(make: Make) -> None:
-    desk = make(short_way=False)
+    desk = make(fast_path=False)
     await desk.forward(METADATA)
     await desk.forward(topics(), SCHEMA)
     with structlog.testing.capture_logs() as logs:
@@ -472,10 +472,10 @@ NOT_A_LOOKUP = lookup().SerializeToString() + b"\x08\x12"
 @pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP, NO_REQUEST_ID])
 @pytest.mark.parametrize("whole", [True, False])
 async def test_what_only_began_as_a_request_is_told_to_the_session(
-    make: Make, short_way: bool, corrupt: bytes, whole: bool
+    make: Make, fast_path: bool, corrupt: bytes, whole: bool
 ) -> None:
     """The lookup worker refuses it; its neighbours are answered before."""
-    desk = make(short_way=short_way)
+    desk = make(fast_path=fast_path)
     assert is_plainly_lookup(corrupt) is (corrupt is not NOT_A_LOOKUP)
     for request in (lookup(request_id=1).SerializeToString(), corrupt):
         desk.mode.forward_request(request)
@@ -855,10 +855,10 @@ async def test_a_client_that_has_gone(make: Make) -> None:
     ],
 )
 async def test_answers_after_the_session_has_ended_are_nobodys(
-    nursery: trio.Nursery, short_way: bool, late: Callable[[SentEnvelope], None]
+    nursery: trio.Nursery, fast_path: bool, late: Callable[[SentEnvelope], None]
 ) -> None:
     async with trio.open_nursery() as session:
-        desk = Desk(session, trio.testing.memory_stream_pair(), short_way=short_way)
+        desk = Desk(session, trio.testing.memory_stream_pair(), fast_path=fast_path)
         desk.workers.nursery = nursery
         await desk.forward(lookup(request_id=1), lookup(request_id=2))
         desk.mode.close()
@@ -873,7 +873,7 @@ async def test_answers_after_the_session_has_ended_are_nobodys(
 @pytest.mark.parametrize("after", range(4))
 async def test_counters_are_right_when_the_session_ends(nursery: trio.Nursery, after: int) -> None:
     async with trio.open_nursery() as session:
-        desk = Desk(session, trio.testing.lockstep_stream_pair(), short_way=False)
+        desk = Desk(session, trio.testing.lockstep_stream_pair(), fast_path=False)
         desk.workers.nursery = nursery
         await desk.forward(lookup(request_id=1), lookup(request_id=2))
         await desk.forward(topics(3))
