@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 
+from analytics.report.metrics import BROKER_EJECTED, BROKER_UP, BROKERS, HISTOGRAMS, ROWS
 from analytics.report.points import Distribution, Key, Points
-from analytics.report.wanted import BROKER_ASIDE, BROKER_UP, BROKERS, HISTOGRAMS, ROWS
 from analytics.tables.partitions import hour_of
 from analytics.transforms.histograms import CUSTOM_BOUNDS
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from analytics.tables.store import Tables
 
 KEYS_MAX: Final = 256
-BROKERS_TOLD_MAX: Final = 10
-LOOK_BACK: Final = timedelta(days=7)
+BROKERS_LISTED_MAX: Final = 10
+NEWEST_LOOKBACK: Final = timedelta(days=7)
 """So far before a report's end the newest window is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Brokers:
+class BrokerAvailability:
     """By window: how many are configured, up and set aside, averaged; `worst`: the share of the time that each was up.
 
     Only those that were not up all the time are in `worst`, the worst first.
@@ -40,18 +40,18 @@ class Brokers:
 
     configured: dict[int, float]
     up: dict[int, float]
-    set_aside: dict[int, float]
+    ejected: dict[int, float]
     worst: list[tuple[str, float]]
 
 
-def clusters(series: DataFrame) -> list[str]:
+def list_clusters(series: DataFrame) -> list[str]:
     """The clusters that have series of the proxy, by name."""
     known = series.where(F.col("metric").isin(*ROWS, *HISTOGRAMS))
     rows = known.select(F.coalesce(F.col("labels")["cluster"], F.lit("")).alias("cluster")).distinct().collect()
     return sorted(row.cluster for row in rows)
 
 
-def read(tables: Tables, kind: str, span: Span) -> DataFrame:
+def read_windows(tables: Tables, kind: str, span: Span) -> DataFrame:
     """Rows of `rollup_…` or `histograms_…` of the span, in its resolution."""
     name = f"{kind}_{span.resolution.suffix}"
     frame = tables.read(name, _hours(tables, name, span))
@@ -64,7 +64,7 @@ def _hours(tables: Tables, name: str, span: Span) -> list[datetime]:
 
 def has_rows(tables: Tables, span: Span) -> bool:
     """Whether the rollup of this resolution has anything of this time."""
-    return not read(tables, "rollup", span).isEmpty()
+    return not read_windows(tables, "rollup", span).isEmpty()
 
 
 def newest_ms(tables: Tables, span: Span) -> int | None:
@@ -72,41 +72,45 @@ def newest_ms(tables: Tables, span: Span) -> int | None:
     before its end; None where it has none.
     """
     name = f"rollup_{span.resolution.suffix}"
-    hours = tables.hours(name, span.end - LOOK_BACK, span.end)
+    hours = tables.hours(name, span.end - NEWEST_LOOKBACK, span.end)
     day = [hour for hour in hours if hour.date() == hours[-1].date()]
     frame = tables.read(name, day).where(F.col("window") < F.lit(span.end))
     newest: int | None = frame.agg(F.max(F.unix_millis("window"))).collect()[0][0]
     return newest
 
 
-def points(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Points:
+def collect_points(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Points:
     """Everything but brokers and usage, of one cluster."""
     found = Points()
-    _add_rows(found, read(tables, "rollup", span).join(F.broadcast(_series(series, cluster, ROWS)), "series_id"))
+    _add_rows(
+        found, read_windows(tables, "rollup", span).join(F.broadcast(_series(series, cluster, ROWS)), "series_id")
+    )
     own = _series(series, cluster, HISTOGRAMS)
-    _add_native(found, read(tables, "histograms", span).join(F.broadcast(own), "series_id"))
+    _add_native(found, read_windows(tables, "histograms", span).join(F.broadcast(own), "series_id"))
     return found
 
 
-def brokers(tables: Tables, series: DataFrame, cluster: str, span: Span) -> Brokers:
+def collect_brokers(tables: Tables, series: DataFrame, cluster: str, span: Span) -> BrokerAvailability:
     """How the brokers were, as the lookup workers saw them."""
-    rows = read(tables, "rollup", span).join(F.broadcast(_series(series, cluster, BROKERS)), "series_id")
+    rows = read_windows(tables, "rollup", span).join(F.broadcast(_series(series, cluster, BROKERS)), "series_id")
     each = rows.groupBy("metric", "key", "window").agg((F.sum("sum") / F.sum("n")).alias("share"))
     each = each.where("share is not null").cache()
     try:
         sums = each.groupBy("metric", "window").agg(F.sum("share").alias("share"), F.count("*").alias("n"))
         by_window = sums.select("metric", _window_ms(), "share", "n").collect()
         worst = each.where(F.col("metric") == BROKER_UP).groupBy("key").agg(F.avg("share").alias("share"))
-        told = worst.where("share < 1").orderBy("share", "key").limit(BROKERS_TOLD_MAX).collect()
+        told = worst.where("share < 1").orderBy("share", "key").limit(BROKERS_LISTED_MAX).collect()
     finally:
         each.unpersist()
-    lines: dict[str, dict[int, float]] = {BROKER_UP: {}, BROKER_ASIDE: {}}
+    lines: dict[str, dict[int, float]] = {BROKER_UP: {}, BROKER_EJECTED: {}}
     configured = {}
     for row in by_window:
         lines[row.metric][row.window_ms] = row.share
         if row.metric == BROKER_UP:
             configured[row.window_ms] = float(row.n)
-    return Brokers(configured, lines[BROKER_UP], lines[BROKER_ASIDE], [(row["key"][0], row.share) for row in told])
+    return BrokerAvailability(
+        configured, lines[BROKER_UP], lines[BROKER_EJECTED], [(row["key"][0], row.share) for row in told]
+    )
 
 
 def _series(series: DataFrame, cluster: str, wanted: Mapping[str, Sequence[str]]) -> DataFrame:

@@ -25,7 +25,7 @@ from analytics.report.plots import COLOURS, dash_of, figure_json, scale_of
 from analytics.report.principals import OTHER, Principals, Usage
 from analytics.report.span import Span, fitted
 from analytics.report.text import html_text
-from analytics.report.totals import Row, Totals, totals
+from analytics.report.totals import Totals, TotalsRow, compare_totals
 from analytics.report.units import amount, count, counted, share, short
 
 PLOTTED_WINDOWS_MIN: Final = 2
@@ -45,10 +45,10 @@ class Report:
     notices: list[str]
 
 
-def page(report: Report) -> str:
+def render_page(report: Report) -> str:
     """Return the whole file."""
     title = f"Pulsar proxy, {_when(report.span.start)} to {_when(report.span.end)} UTC"
-    plotted = fitted(report.span, set().union(*(summary.covered(cluster) for cluster in report.clusters)))
+    plotted = fitted(report.span, set().union(*(summary.covered_windows(cluster) for cluster in report.clusters)))
     shown = [(cluster, sections(cluster, report.span)) for cluster in report.clusters]
     main = [
         _summary(report),
@@ -62,17 +62,17 @@ def page(report: Report) -> str:
         _missing(report),
         f'<div class="layout">{_contents(shown)}<main>{"".join(main)}</main></div>',
     ]
-    plotly, own = get_plotlyjs(), _part("page.js")
+    plotly, own = get_plotlyjs(), _page_part("page.js")
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy(plotly, own)}"><title>{title}</title>'
-        f"<style>{_part('page.css')}</style><script>{plotly}</script>"
+        f"<style>{_page_part('page.css')}</style><script>{plotly}</script>"
     )
     scripts = f"<script>{own}</script>"
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{"".join(body)}{scripts}</body></html>\n'
 
 
-def _part(name: str) -> str:
+def _page_part(name: str) -> str:
     return _PARTS.joinpath(name).read_text(encoding="utf-8")
 
 
@@ -104,7 +104,7 @@ def _happened(report: Report) -> str:
         name = f"<strong>{html_text(cluster.name)}</strong>: " if len(report.clusters) > 1 else ""
         if found.troubles:
             kind, verdict = "bad", f'<span class="trouble">To look at: {escape("; ".join(found.troubles))}.</span>'
-        elif found.watched:
+        elif found.is_failure_data_present:
             kind, verdict = "good", '<span class="fine">Nothing failed.</span>'
         else:
             kind, verdict = "unknown", "Whether anything failed, the tables do not tell."
@@ -118,7 +118,7 @@ def _missing(report: Report) -> str:
     told = [_prose(text) for text in report.notices]
     for cluster in report.clusters:
         name = f"{html_text(cluster.name)}: " if len(report.clusters) > 1 else ""
-        told += [f"{name}{_prose(text)}" for text in summary.missing(cluster, report.span)]
+        told += [f"{name}{_prose(text)}" for text in summary.missing_notices(cluster, report.span)]
     if not told:
         return ""
     items = "".join(f"<li>{text}</li>" for text in told)
@@ -140,7 +140,7 @@ def _contents(shown: Sequence[tuple[Cluster, list[Section]]]) -> str:
 def _has_content(section: Section, cluster: Cluster) -> bool:
     """Whether there is anything in it to look at. Of principals there always is: at least that nobody was counted."""
     return (
-        bool(section.busy) or section.title == PRINCIPALS or (section.title == BROKERS and bool(cluster.brokers.worst))
+        bool(section.drawn) or section.title == PRINCIPALS or (section.title == BROKERS and bool(cluster.brokers.worst))
     )
 
 
@@ -149,7 +149,7 @@ def _anchor(cluster: int, section: int) -> str:
 
 
 def _summary(report: Report) -> str:
-    columns = [summary.groups(cluster, report.span) for cluster in report.clusters]
+    columns = [summary.summary_groups(cluster, report.span) for cluster in report.clusters]
     if not columns:
         return '<section id="summary"><h2>Summary</h2><p class="nothing">no data</p></section>'
     names = [cluster.name for cluster in report.clusters]
@@ -171,22 +171,24 @@ def _cluster(place: int, cluster: Cluster, own: Iterable[Section], span: Span) -
             empty.append(section)
             continue
         figures = "".join(
-            _panel(panel, span, f"plot-{place}-{number}-{within}") for within, panel in enumerate(section.busy)
+            _panel(panel, span, f"plot-{place}-{number}-{within}") for within, panel in enumerate(section.drawn)
         )
         parts.append(f'<section><h3 id="{_anchor(place, number)}">{escape(section.title)}</h3>')
         parts.append(f'<div class="panels">{figures}</div>' if figures else "")
-        parts.append(_quiet([(panel.title, panel) for panel in section.quiet]))
+        parts.append(_not_drawn([(panel.title, panel) for panel in section.not_drawn]))
         if section.title == BROKERS:
             parts.append(_brokers(cluster))
         if section.title == PRINCIPALS:
             parts.append(_principals(cluster.principals, span))
-            parts.append(_totals(totals(cluster), span))
+            parts.append(_totals(compare_totals(cluster), span))
         parts.append("</section>")
-    parts.append(_quiet([(f"{section.title}: {panel.title}", panel) for section in empty for panel in section.quiet]))
+    parts.append(
+        _not_drawn([(f"{section.title}: {panel.title}", panel) for section in empty for panel in section.not_drawn])
+    )
     return "".join(parts)
 
 
-def _quiet(panels: Sequence[tuple[str, Panel]]) -> str:
+def _not_drawn(panels: Sequence[tuple[str, Panel]]) -> str:
     """What there is nothing to see of: one line that unfolds."""
     if not panels:
         return ""
@@ -293,7 +295,7 @@ def _totals(found: Totals | None, span: Span) -> str:
     return table + "".join(f'<p class="note">{_prose(text)}</p>' for text in told)
 
 
-def _total(row: Row, *, with_usage: bool) -> list[str]:
+def _total(row: TotalsRow, *, with_usage: bool) -> list[str]:
     figures = (row.relayed, row.principals, *((row.counted, row.billed) if with_usage else ()))
     return [row.name, *("" if figure is None else count(figure) for figure in figures)]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from analytics.report.wanted import BUCKET
+from analytics.report.metrics import BUCKET
 from analytics.transforms.histograms import CUSTOM_BOUNDS, Histogram, quantile
 
 Line = dict[int, float]
@@ -26,7 +26,7 @@ class Distribution:
     sum: float = 0.0
     count: float = 0.0
 
-    def add(self, other: Distribution) -> None:
+    def add_distribution(self, other: Distribution) -> None:
         """Add another's observations to these."""
         self.sum += other.sum
         self.count += other.count
@@ -79,11 +79,11 @@ class Points:
         """The metrics that there is anything of."""
         return {metric for metric, _ in (*self.increase, *self.native)}
 
-    def grown(self, metric: str, place: int | None = None) -> dict[str, Line]:
+    def increase_by(self, metric: str, place: int | None = None) -> dict[str, Line]:
         """Growth by window: by the label at `place` of the metric's labels, or summed under ""."""
         return _by_label(self.increase, metric, place)
 
-    def at(self, metric: str, place: int | None = None) -> dict[str, Line]:
+    def level_by(self, metric: str, place: int | None = None) -> dict[str, Line]:
         """The same of a gauge."""
         return _by_label(self.level, metric, place)
 
@@ -95,7 +95,7 @@ class Points:
         for key in {*classic, *native}:
             mine = found.setdefault("" if place is None else key[place], {})
             for window, one in (native.get(key, {}) | classic.get(key, {})).items():
-                mine.setdefault(window, Distribution()).add(one)
+                mine.setdefault(window, Distribution()).add_distribution(one)
         return found
 
     def _classic(self, metric: str) -> dict[Key, Distributions]:
@@ -126,11 +126,11 @@ def sum_lines(lines: Iterable[Line]) -> Line:
     return total
 
 
-def merged(distributions: Iterable[Distribution]) -> Distribution:
+def merge_distributions(distributions: Iterable[Distribution]) -> Distribution:
     """All observations together."""
     total = Distribution()
     for one in distributions:
-        total.add(one)
+        total.add_distribution(one)
     return total
 
 

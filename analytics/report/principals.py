@@ -82,7 +82,7 @@ class Principals:
     without_start: int = 0
 
 
-def principals(tables: Tables, series: DataFrame, rows: DataFrame, cluster: str, span: Span) -> Principals:
+def collect_principals(tables: Tables, series: DataFrame, rows: DataFrame, cluster: str, span: Span) -> Principals:
     """Count the cluster's principals. `rows`: the rollup's rows of the span; `series`: the table of that name."""
     mine = usage.usage_series(series)
     mine = mine.where(F.col("cluster") == cluster).join(series.select("series_id", "first_seen"), "series_id").cache()
@@ -213,7 +213,7 @@ def _late(tables: Tables, mine: DataFrame, start: datetime, end: datetime) -> in
     known = ledger.select("window").distinct()
     closed = tables.read("usage_hourly", tables.hours("usage_hourly", start, end)).where("closed")
     closed = closed.select("window").distinct().join(known, "window", "left_semi")
-    found = usage.late(
+    found = usage.count_late_samples(
         hours.join(F.broadcast(closed), "window", "left_semi"),
         mine.select("series_id"),
         ledger.join(F.broadcast(mine.select("series_id")), "series_id", "left_semi"),

@@ -13,7 +13,7 @@ _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode's categories of control and format characters (which can turn a line's direction), and of none."""
 
 
-def shown(value: str) -> str:
+def display_name(value: str) -> str:
     """Return the name as it may be shown: `(none)` for an empty one, control characters as escapes, the middle of a
     long one left out.
     """
@@ -24,7 +24,7 @@ def shown(value: str) -> str:
 
 def html_text(value: str) -> str:
     """Return `shown(value)` for HTML, between tags and in attributes."""
-    return escape(shown(value), quote=True)
+    return escape(display_name(value), quote=True)
 
 
 def _visible(char: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from analytics.report import wanted
+from analytics.report import metrics
 from analytics.report.panels import Cluster
 from analytics.report.principals import NOTHING, Billed
 from analytics.report.units import counted
@@ -17,7 +17,7 @@ _BYTES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TotalsRow:
     """One quantity. `relayed`: of all connections; `principals`: summed over principals; the last two are of the whole
     hours inside the time: as counted here, and as the usage tables have them. None: this source does not tell.
     """
@@ -38,19 +38,19 @@ class Row:
 class Totals:
     """All rows, and for every difference a sentence; `reasons` is empty exactly where all agree."""
 
-    rows: list[Row]
+    rows: list[TotalsRow]
     reasons: list[str]
     billed: Billed | None
 
 
-def totals(cluster: Cluster) -> Totals | None:
+def compare_totals(cluster: Cluster) -> Totals | None:
     """Compare the cluster's totals; None where nothing was counted by any source."""
     found, relayed = cluster.principals, _relayed(cluster)
     billed = found.billed
     if found.total == NOTHING and not any(relayed) and (billed is None or billed.billed == NOTHING):
         return None
     rows = [
-        Row(
+        TotalsRow(
             name,
             relayed[place],
             found.total[place],
@@ -59,16 +59,16 @@ def totals(cluster: Cluster) -> Totals | None:
         )
         for place, name in enumerate(QUANTITIES)
     ]
-    return Totals(rows, [*_of_relayed(cluster, rows), *_of_usage(billed, rows)], billed)
+    return Totals(rows, [*_explain_relayed(cluster, rows), *_explain_usage(billed, rows)], billed)
 
 
 def _relayed(cluster: Cluster) -> tuple[int | None, ...]:
-    moved = cluster.points.grown(wanted.BYTES, 0)
+    moved = cluster.points.increase_by(metrics.BYTES, 0)
     ways = (moved.get("to_broker"), moved.get("to_client"))
     return (*(round(sum(line.values())) if line else None for line in ways), *(None,) * (len(QUANTITIES) - _BYTES))
 
 
-def _of_relayed(cluster: Cluster, rows: list[Row]) -> list[str]:
+def _explain_relayed(cluster: Cluster, rows: list[TotalsRow]) -> list[str]:
     """Why all connections and all principals differ."""
     differing = [row for row in rows[:_BYTES] if row.relayed not in {None, row.principals}]
     if not differing:
@@ -96,7 +96,7 @@ def _of_relayed(cluster: Cluster, rows: list[Row]) -> list[str]:
     return told
 
 
-def _of_usage(billed: Billed | None, rows: list[Row]) -> list[str]:
+def _explain_usage(billed: Billed | None, rows: list[TotalsRow]) -> list[str]:
     """Why the usage tables say something else of the same hours."""
     differing = [row.name.lower() for row in rows if row.counted != row.billed]
     if billed is None or not differing:

@@ -3,7 +3,7 @@
 from local.environment import ROOT
 from local.report_pictures import take
 
-from analytics.report.page import page
+from analytics.report.page import render_page
 from tests.analytics.report_sample import sample_report
 
 PAGES = {
@@ -18,7 +18,7 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, report in PAGES.items():
         file = directory / f"{name}.html"
-        file.write_text(page(report()), encoding="utf-8")
+        file.write_text(render_page(report()), encoding="utf-8")
         for picture in take(file, directory):
             print(picture)
 

@@ -12,7 +12,7 @@ import pytest
 from local.chromium import Page, browser, executable
 from local.report_pictures import WIDTHS, whole
 
-from analytics.report.page import page
+from analytics.report.page import render_page
 from tests.analytics.report_sample import sample_report
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine")
@@ -52,7 +52,7 @@ def chromium() -> Iterator[Page]:
 @pytest.fixture(scope="module")
 def day_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("page") / "day.html"
-    file.write_text(page(sample_report()), encoding="utf-8")
+    file.write_text(render_page(sample_report()), encoding="utf-8")
     return file
 
 
@@ -107,7 +107,7 @@ def test_a_line_goes_and_comes_back_by_its_name(chromium: Page, day_file: Path) 
 @pytest.mark.parametrize("minutes", [1, 2, 4])
 def test_of_ten_minutes_few_have_samples_and_no_plot_is_blank(chromium: Page, tmp_path: Path, minutes: int) -> None:
     file = tmp_path / "few.html"
-    file.write_text(page(sample_report(1 / 6, minutes_of_data=minutes, only_one=True)), encoding="utf-8")
+    file.write_text(render_page(sample_report(1 / 6, minutes_of_data=minutes, only_one=True)), encoding="utf-8")
     whole(chromium, file, 1000, dark=False)
     looked = "[...document.querySelectorAll('.plot')].map((plot) => [plot.data[0].x0, plot.layout.xaxis.range])"
     found = chromium.ask(looked)

@@ -39,7 +39,7 @@ EJECTIONS: Final = "pulsar_proxy_broker_ejections_total"
 DNS_FAILURES: Final = "pulsar_proxy_dns_failures_total"
 RESTARTS: Final = "pulsar_proxy_worker_restarts_total"
 BROKER_UP: Final = "pulsar_proxy_broker_up"
-BROKER_ASIDE: Final = "pulsar_proxy_broker_set_aside"
+BROKER_EJECTED: Final = "pulsar_proxy_broker_set_aside"
 
 PLAIN: Final[dict[str, tuple[str, ...]]] = {
     BYTES: ("direction",),
@@ -83,4 +83,4 @@ CLASSIC: Final[dict[str, tuple[str, ...]]] = {
 }
 ROWS: Final = PLAIN | CLASSIC
 """Everything that is read from the rollups of plain samples."""
-BROKERS: Final = {BROKER_UP: ("broker",), BROKER_ASIDE: ("broker",)}
+BROKERS: Final = {BROKER_UP: ("broker",), BROKER_EJECTED: ("broker",)}
