@@ -52,9 +52,9 @@ async def serve(
     endpoint = WriteEndpoint(commit, reloading_token_digests(config.authentication.token_files), config.limits, metrics)
     probes = AdminEndpoint(writer, metrics)
     tls = reloading_tls_context(config.listen.tls)
-    door = HttpServer(endpoint, config.limits)
-    metrics.held_bytes.set_function(lambda: door.body_budget.held_bytes)
-    senders = ConnectionLimiter(door, tls, config.limits.max_connections, metrics)
+    server = HttpServer(endpoint, config.limits)
+    metrics.held_bytes.set_function(lambda: server.body_budget.held_bytes)
+    senders = ConnectionLimiter(server, tls, config.limits.max_connections, metrics)
     operators = ConnectionLimiter(HttpServer(probes, config.limits), None, ADMIN_CONNECTIONS_MAX, None)
     write_listeners = await _listen("listen.bind", config.listen.bind)
     admin_listeners = await _listen("admin.bind", config.admin.bind)
@@ -76,9 +76,9 @@ class ConnectionLimiter:
     """Limit on a server's connections, with the TLS handshake if configured. `metrics` is None for operators'."""
 
     def __init__(
-        self, door: HttpServer, tls: Watched[ssl.SSLContext] | None, connections_max: int, metrics: Metrics | None
+        self, server: HttpServer, tls: Watched[ssl.SSLContext] | None, connections_max: int, metrics: Metrics | None
     ) -> None:
-        self.server = door
+        self.server = server
         self._tls = tls
         self._connections_max = connections_max
         self._metrics = metrics

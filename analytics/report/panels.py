@@ -181,10 +181,10 @@ class _Panels:
         ]
 
     def brokers(self, brokers: BrokerAvailability) -> list[Panel]:
-        lines = {"configured": brokers.configured, "up": brokers.up, "set aside": brokers.ejected}
+        lines = {"configured": brokers.configured, "up": brokers.up, "ejected": brokers.ejected}
         return [
             self._panel("Brokers", "Averaged over lookup workers and each window.", "brokers", _without_empty(lines)),
-            self._counts("Brokers set aside, by reason", "", metrics.EJECTIONS),
+            self._counts("Brokers ejected, by reason", "", metrics.EJECTIONS),
             self._counts("Relays not opened, by reason", "", metrics.BROKER_FAILURES),
             self._counts("Names not resolved", "Brokers' or those that clients name.", metrics.DNS_FAILURES),
         ]

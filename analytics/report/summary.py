@@ -122,7 +122,7 @@ def _health(cluster: Cluster) -> list[tuple[str, str]]:
     return [
         ("Brokers up, share of the time", share(up / configured) if configured else NO_DATA),
         (
-            "Brokers set aside",
+            "Brokers ejected",
             _total(_all(points.increase_by(metrics.EJECTIONS)), absent="0" if configured else NO_DATA),
         ),
         ("Workers restarted", _total(_all(points.increase_by(metrics.RESTARTS)))),

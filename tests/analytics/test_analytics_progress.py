@@ -178,7 +178,7 @@ import sys
 import threading
 import click
 from analytics.jobs import progress
-from analytics.jobs.command_line import job
+from analytics.jobs.command_line import job_session
 from analytics.jobs.quiet import verbose_option
 
 progress.HEARTBEAT_S = threading.TIMEOUT_MAX  # else a sign of life on a slow machine
@@ -186,7 +186,7 @@ progress.HEARTBEAT_S = threading.TIMEOUT_MAX  # else a sign of life on a slow ma
 @click.command()
 @verbose_option
 def main():
-    with job("test") as session:
+    with job_session("test") as session:
         session.sparkContext.parallelize([1], 1).map(lambda one: print("from a worker", file=sys.stderr)).count()
         session.sparkContext._jvm.org.apache.spark.sql.SparkSession.active().sparkContext().log().warn("spark's own")
         click.echo("our own", err=True)

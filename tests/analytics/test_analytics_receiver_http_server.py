@@ -52,28 +52,26 @@ class Dialogue:
     def __init__(self, nursery: trio.Nursery, endpoint: Echo, limits: Limits = LIMITS) -> None:
         self.endpoint = endpoint
         self.stream, server = trio.testing.memory_stream_pair()
-        self.door = HttpServer(endpoint, limits)
+        self.server = HttpServer(endpoint, limits)
         self._http = h11.Connection(h11.CLIENT)
         self.ended = trio.Event()
         nursery.start_soon(self._serve, server)
 
     async def _serve(self, stream: trio.StapledStream) -> None:
-        await self.door.serve_connection(stream)
+        await self.server.serve_connection(stream)
         self.ended.set()
 
     async def answer(self) -> tuple[int, bytes, dict[bytes, bytes]]:
-        if self._http_server.our_state is h11.DONE:
-            self._http_server.start_next_cycle()
-        if self._http_server.our_state is h11.IDLE:  # whatever was really sent
-            self._http_server.send(
-                h11.Request(method="POST", target="/", headers=[("Host", "h"), ("Content-Length", "0")])
-            )
-            self._http_server.send(h11.EndOfMessage())
+        if self._http.our_state is h11.DONE:
+            self._http.start_next_cycle()
+        if self._http.our_state is h11.IDLE:  # whatever was really sent
+            self._http.send(h11.Request(method="POST", target="/", headers=[("Host", "h"), ("Content-Length", "0")]))
+            self._http.send(h11.EndOfMessage())
         status, text, headers = 0, b"", {}
         while True:
-            event = self._http_server.next_event()
+            event = self._http.next_event()
             if event is h11.NEED_DATA:
-                self._http_server.receive_data(await self.stream.receive_some())
+                self._http.receive_data(await self.stream.receive_some())
             elif isinstance(event, h11.Response):
                 status, headers = event.status_code, dict(event.headers)
             elif isinstance(event, h11.Data):
@@ -232,7 +230,7 @@ async def test_draining_ends_idle_connections_and_lets_requests_finish(autojump_
         talk = Dialogue(nursery, endpoint)
         await talk.stream.send_all(post(b"busy"))
         await trio.testing.wait_all_tasks_blocked()
-        talk.door.start_drain()
+        talk.server.start_drain()
         await trio.testing.wait_all_tasks_blocked()
         assert not talk.ended.is_set()
         endpoint.gate.set()
@@ -242,12 +240,12 @@ async def test_draining_ends_idle_connections_and_lets_requests_finish(autojump_
     async with trio.open_nursery() as nursery:
         talk = Dialogue(nursery, Echo())
         await trio.testing.wait_all_tasks_blocked()
-        talk.door.start_drain()
+        talk.server.start_drain()
         began_at = trio.current_time()
         await talk.ended.wait()
         assert trio.current_time() == began_at
         late = Dialogue(nursery, Echo())
-        late.door.draining = True
+        late.server.draining = True
         await late.ended.wait()
 
 
@@ -266,9 +264,9 @@ async def test_a_sender_that_does_not_take_its_answer(autojump_clock: object) ->
 
     receive = trio.testing.MemoryReceiveStream()
     receive.put_data(post(b"x"))
-    door = HttpServer(Echo(), msgspec.structs.replace(LIMITS, write_timeout_ms=7_000))
+    server = HttpServer(Echo(), msgspec.structs.replace(LIMITS, write_timeout_ms=7_000))
     began_at = trio.current_time()
-    await door.serve_connection(trio.StapledStream(Stuck(), receive))
+    await server.serve_connection(trio.StapledStream(Stuck(), receive))
     assert trio.current_time() - began_at == pytest.approx(7.0)
 
 
@@ -278,22 +276,22 @@ async def test_bodies_held_are_bounded_and_let_go(autojump_clock: trio.testing.M
     async with trio.open_nursery() as nursery:
         talk = Dialogue(nursery, Echo(), limits)
         other = Dialogue(nursery, talk.endpoint, limits)
-        other.door.body_budget = talk.door.body_budget  # one receiver's
+        other.server.body_budget = talk.server.body_budget  # one receiver's
         await other.stream.send_all(POST + b"Content-Length: 9\r\n\r\n12345678")
         await trio.testing.wait_all_tasks_blocked()
-        assert talk.door.body_budget.held_bytes == 8
+        assert talk.server.body_budget.held_bytes == 8
         await talk.stream.send_all(POST + b"Content-Length: 9\r\n\r\n123456789")
         status, text, headers = await talk.answer()
         assert (status, headers[b"retry-after"]) == (503, b"5")
         assert b"limits.max_held_bytes" in text
-        assert talk.door.body_budget.held_bytes == 8
+        assert talk.server.body_budget.held_bytes == 8
         await other.stream.send_all(b"9")
         assert (await other.answer())[:2] == (200, b"echo:123456789")
         await talk.ended.wait()
-        assert talk.door.body_budget.held_bytes == 0
+        assert talk.server.body_budget.held_bytes == 0
         await other.stream.send_all(POST + b"Content-Length: 9\r\n\r\n1234")
         await trio.testing.wait_all_tasks_blocked()
-        assert talk.door.body_budget.held_bytes == 4
+        assert talk.server.body_budget.held_bytes == 4
         await other.stream.aclose()
         await other.ended.wait()
-        assert talk.door.body_budget.held_bytes == 0
+        assert talk.server.body_budget.held_bytes == 0

@@ -235,7 +235,7 @@ def test_a_segment_number_is_never_used_again(directory: Path) -> None:
 def test_a_torn_mark_is_made_anew_and_readers_are_told_until_then(directory: Path) -> None:
     crashed(directory, b"")
     (directory / COMMITTED).write_bytes(b"")
-    with pytest.raises(SpoolError, match="cannot be made out"):
+    with pytest.raises(SpoolError, match="is invalid"):
         reader.list_segments(directory)
     SpoolWriter(directory, LIMITS).close()
     assert texts(directory) == ["a", "b"]
@@ -260,7 +260,7 @@ def test_a_process_killed_while_it_appends_loses_nothing_that_it_said(directory:
         "from analytics.spool.records import pack_record\n"
         "writer = SpoolWriter(Path(sys.argv[1]), SpoolLimits(5000, 10**9, 0))\n"
         "for number in range(10**6):\n"
-        "    writer.append([pack_record(1, 1, f'{sys.argv[2]}-{number}'.encode() * 20)])\n"
+        "    writer.append_records([pack_record(1, 1, f'{sys.argv[2]}-{number}'.encode() * 20)])\n"
         "    print(number, flush=True)\n"
     )
     said: list[str] = []
