@@ -1,4 +1,4 @@
-"""What happened, in one line for each cluster, and what somebody should look at."""
+"""The page's headline: one sentence for each cluster, and the failures that need attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _ERRORS_SHARE_TOLD: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """`text` is one sentence; `troubles` are phrases; `watched`: whether the tables have what would tell of any."""
+    """A cluster's headline: `text` is a sentence, `troubles` are phrases.
+
+    `is_failure_data_present`: the tables have the metrics that count failures.
+    """
 
     text: str
     troubles: list[str]
@@ -25,7 +28,7 @@ class Headline:
 
 
 def headline(cluster: Cluster, span: Span) -> Headline:
-    """Say what the cluster did, and what went wrong."""
+    """Summarize the cluster's traffic and failures."""
     points = cluster.points
     moved = points.increase_by(metrics.BYTES, 0)
     if not points.metrics():
@@ -58,7 +61,7 @@ def _principals(cluster: Cluster) -> str:
 
 
 def length_text(span: Span) -> str:
-    """`3 hours`, `10 minutes`, `30 days`."""
+    """Format a span's length as `3 hours`, `10 minutes` or `30 days`."""
     total_s = int((span.end - span.start).total_seconds())
     for width_s, noun in ((86_400, "day"), (3600, "hour"), (60, "minute")):
         if total_s >= width_s and total_s % width_s == 0:

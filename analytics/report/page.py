@@ -1,7 +1,7 @@
-"""The page: what happened in one line, what is missing, a summary, and the panels of each cluster.
+"""The report's HTML page: a headline, notices, a summary, and the panels of each cluster.
 
-One file that asks the network for nothing: a policy in it forbids the browser to load anything, and to run any script
-but the two whose digests it names. Every text that comes from the tables is bounded and escaped (`html_text`).
+It is one file without network requests: its Content-Security-Policy forbids the browser to load anything, and to run
+any script but the two with the digests that it names. Every text from the tables is bounded and escaped (`html_text`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from analytics.report.totals import Totals, TotalsRow, compare_totals
 from analytics.report.units import amount, count, counted, share, short
 
 PLOTTED_WINDOWS_MIN: Final = 2
-"""A plot of fewer is no plot: its figures are shown instead."""
+"""Minimum of windows for a plot; of fewer the figures are shown instead."""
 _SVG_DASHES: Final = {"solid": "", "dash": "6 3", "dot": "2 3", "dashdot": "6 3 2 3"}
 _SVG_DASHES_LONG: Final = "9 3"
 _PARTS: Final = files("analytics.report")
@@ -46,7 +46,7 @@ class Report:
 
 
 def render_page(report: Report) -> str:
-    """Return the whole file."""
+    """Return the page's HTML."""
     title = f"Pulsar proxy, {_when(report.span.start)} to {_when(report.span.end)} UTC"
     plotted = fitted(report.span, set().union(*(summary.covered_windows(cluster) for cluster in report.clusters)))
     shown = [(cluster, sections(cluster, report.span)) for cluster in report.clusters]
@@ -86,7 +86,7 @@ def _policy(*scripts: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """A sentence of ours as HTML; what stands between backticks is code."""
+    """Return a sentence of this program as HTML; text between backticks is code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -138,7 +138,7 @@ def _contents(shown: Sequence[tuple[Cluster, list[Section]]]) -> str:
 
 
 def _has_content(section: Section, cluster: Cluster) -> bool:
-    """Whether there is anything in it to look at. Of principals there always is: at least that nobody was counted."""
+    """Return True if the section has content. The principals' always has: at least that none was counted."""
     return (
         bool(section.drawn) or section.title == PRINCIPALS or (section.title == BROKERS and bool(cluster.brokers.worst))
     )
@@ -189,7 +189,7 @@ def _cluster(place: int, cluster: Cluster, own: Iterable[Section], span: Span) -
 
 
 def _not_drawn(panels: Sequence[tuple[str, Panel]]) -> str:
-    """What there is nothing to see of: one line that unfolds."""
+    """Return the panels without plots, as one line that unfolds."""
     if not panels:
         return ""
     without = sum(panel.is_empty for _, panel in panels)
@@ -218,7 +218,7 @@ def _panel(panel: Panel, span: Span, identity: str) -> str:
 
 
 def _one_window(panel: Panel) -> str:
-    """The figures of the only window that has any."""
+    """Return the figures of a panel with one window as a table."""
     divisor = scale_of(panel).divisor
     rows = [[name, *(short(value / divisor) for value in line.values())] for name, line in panel.lines.items()]
     (window_ms,) = panel.windows
@@ -239,7 +239,7 @@ def _legend(panel: Panel) -> str:
 
 
 def _figures(panel: Panel) -> str:
-    """The same as text, in the axis's unit: for those who cannot see the plot."""
+    """Return the plot's figures as a table, in the axis's unit, for readers who cannot see the plot."""
     unit, rows = scale_of(panel), []
     for name, line in panel.lines.items():
         values = [value / unit.divisor for value in line.values()]
@@ -275,7 +275,7 @@ def _principal(one: Usage, total: int) -> list[str]:
 
 
 def _totals(found: Totals | None, span: Span) -> str:
-    """The same quantities from each source, so that nobody finds two numbers without the reason beside them."""
+    """Return the totals from each source side by side, with the reasons for differences."""
     if found is None:
         return ""
     head = ["", "all connections", "all principals"]
@@ -301,7 +301,7 @@ def _total(row: TotalsRow, *, with_usage: bool) -> list[str]:
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], kinds: Sequence[str] = ()) -> str:
-    """A table; the first cell of a row is its head. `kinds`: a class for each row."""
+    """Return a table; the first cell of a row is its head. `kinds`: a CSS class for each row."""
     first = "".join(f'<th scope="col">{html_text(name) if name else ""}</th>' for name in head)
     lines = []
     for place, row in enumerate(rows):

@@ -1,4 +1,4 @@
-"""What the page shows of one cluster: panels in sections. Those without data, and those of zeros, are only named."""
+"""The panels of one cluster, in sections. Panels without data or with zeros only are named but not drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analytics.report.span import Span
 from analytics.report.units import BYTES_PER_SECOND, SECONDS
 
 LINES_MAX: Final = 8
-"""Of one plot; the others are summed as one more, or, where a sum means nothing, left out and told."""
+"""Limit of lines in a plot; the others are summed as one more, or, if a sum makes no sense, left out with a note."""
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 REST: Final = "all others"
 BROKERS: Final = "Brokers"
@@ -25,7 +25,7 @@ PRINCIPALS: Final = "Principals"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot. `unit` is the y axis's; `bars`: counts in a window, not a rate; `stacked`: the lines add up."""
+    """A plot. `unit` is the y axis's; `bars`: counts in a window, not a rate; `stacked`: the lines add up."""
 
     title: str
     about: str
@@ -37,17 +37,17 @@ class Panel:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the metric is not in the tables for this time."""
+        """True if the tables have no value of the metric in the span."""
         return not self.lines
 
     @property
     def is_zero(self) -> bool:
-        """Whether there are values, and all are zero."""
+        """True if there are values and all are zero."""
         return bool(self.lines) and not any(value for line in self.lines.values() for value in line.values())
 
     @property
     def windows(self) -> set[int]:
-        """The windows that any line has a value of."""
+        """The windows with a value of any line."""
         return {at for line in self.lines.values() for at in line}
 
 
@@ -60,18 +60,18 @@ class Section:
 
     @property
     def drawn(self) -> list[Panel]:
-        """The panels that there is something to see of."""
+        """The panels with values other than zero."""
         return [panel for panel in self.panels if not panel.is_empty and not panel.is_zero]
 
     @property
     def not_drawn(self) -> list[Panel]:
-        """All others."""
+        """The panels without data or with zeros only."""
         return [panel for panel in self.panels if panel.is_empty or panel.is_zero]
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Everything that was collected of one cluster."""
+    """The collected data of one cluster."""
 
     name: str
     points: Points
@@ -80,7 +80,7 @@ class Cluster:
 
 
 def sections(cluster: Cluster, span: Span) -> list[Section]:
-    """All of them, in the page's order."""
+    """Return all sections, in the page's order."""
     make = _Panels(cluster.points, span)
     return [
         Section("Throughput", make.throughput()),
@@ -120,9 +120,7 @@ class _Panels:
         active = _without_empty({"open": self._points.level_by(metrics.ACTIVE).get("", {})})
         return [
             self._panel("Connections open", "Clients' connections, averaged over each window.", "connections", active),
-            self._panel(
-                "Connections open, by where they stand", "", "connections", self._points.level_by(metrics.STATES, 0)
-            ),
+            self._panel("Connections open, by state", "", "connections", self._points.level_by(metrics.STATES, 0)),
             self._rate("New connections", "Accepted.", "connections per second", self._named(metrics.OPENED, "new")),
             self._counts("Connections ended, by cause", "The log uses the same words.", metrics.ENDED),
             self._counts("Connections rejected, by reason", "Turned away at a limit.", metrics.REJECTED),
@@ -193,10 +191,10 @@ class _Panels:
         adopted = self._named(metrics.ADOPTED, "adopted")
         return [
             self._counts("Workers restarted, by role", "", metrics.RESTARTS),
-            self._bars("Relays adopted", "From a predecessor that died or was replaced.", adopted),
+            self._bars("Relays adopted", "From a predecessor that crashed or was replaced.", adopted),
         ]
 
-    # ---- how
+    # ---- helpers
 
     def _named(self, metric: str, name: str) -> dict[str, Line]:
         return _without_empty({name: self._points.increase_by(metric).get("", {})})
@@ -244,7 +242,7 @@ def _principals(found: Principals, span: Span) -> Panel:
 
 
 def _top(lines: dict[str, Line]) -> tuple[dict[str, Line], str]:
-    """The LINES_MAX largest that are not zero all the time (largest first), the rest as one; and what is to be said."""
+    """Return the LINES_MAX largest lines that are not all zero (largest first), the rest summed, and a note."""
     total = {name: sum(abs(value) for value in line.values()) for name, line in lines.items()}
     order = sorted(total, key=lambda name: (-total[name], name))
     shown = [name for name in order if total[name] > 0] or order[:1]
@@ -261,7 +259,7 @@ def _merged_by_window(named: Mapping[str, Distributions]) -> Distributions:
 
 
 def _each(windows: Distributions, figure: Callable[[Distribution], float]) -> Line:
-    """A figure of each window; windows that have none are left out."""
+    """Return a figure by window; windows without a finite one are left out."""
     figures = {at: figure(one) for at, one in windows.items()}
     return {at: value for at, value in figures.items() if math.isfinite(value)}
 

@@ -1,4 +1,4 @@
-"""The tables on top of the page: figures of each cluster, and the list of what is missing."""
+"""The page's summary tables with each cluster's figures, and the notices of missing data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_DATA: Final = "no data"
 
 
 def summary_groups(cluster: Cluster, span: Span) -> dict[str, list[tuple[str, str]]]:
-    """(what, figure) of one cluster under each heading; the same names in the same order for each cluster."""
+    """Return one cluster's (name, figure) under each heading; the same names in the same order for each cluster."""
     return {
         "Traffic": _traffic(cluster, span),
         "Requests": _requests(cluster),
@@ -27,7 +27,7 @@ def summary_groups(cluster: Cluster, span: Span) -> dict[str, list[tuple[str, st
 
 
 def missing_notices(cluster: Cluster, span: Span) -> list[str]:
-    """Sentences about what the report could not show of a cluster, and where its totals differ."""
+    """Return sentences about a cluster's missing data and differing totals."""
     told = []
     gaps = len(span.windows_ms) - len(covered_windows(cluster))
     if gaps and cluster.points.metrics():
@@ -49,7 +49,7 @@ def missing_notices(cluster: Cluster, span: Span) -> list[str]:
 
 
 def covered_windows(cluster: Cluster) -> set[int]:
-    """The windows that the cluster has any sample of."""
+    """Return the windows with samples of the cluster."""
     plain = {at for line in cluster.points.increase.values() for at in line}
     return plain.union(*cluster.points.native.values())
 
@@ -57,7 +57,9 @@ def covered_windows(cluster: Cluster) -> set[int]:
 def _traffic(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
     points = cluster.points
     moved = points.increase_by(metrics.BYTES, 0)
-    _, _, *messages, _ = cluster.principals.total  # as in the table of principals: with what began within the time
+    _, _, *messages, _ = (
+        cluster.principals.total
+    )  # as in the table of principals: with counters that began within the span
     has_messages = bool(points.increase_by(metrics.MESSAGES))
     active = points.level_by(metrics.ACTIVE).get("", {})
     ended = points.increase_by(metrics.ENDED, 0)
@@ -99,7 +101,7 @@ def _identity(cluster: Cluster) -> list[tuple[str, str]]:
     points = cluster.points
     succeeded = _all(points.increase_by(metrics.AUTH_SUCCESS))
     again = _all(points.increase_by(metrics.REAUTH_SUCCESS))
-    # Labelled counters begin to exist when they first count: none beside a sibling that exists means zero.
+    # Labelled counters exist only after their first increment: an absent one beside an existing sibling is zero.
     took = merge_distributions(
         one for windows in points.distributions(metrics.REAUTH_SECONDS).values() for one in windows.values()
     )
