@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import trio
 
-from analytics.receiver.body_budget import sender_key
 from analytics.receiver.config import Limits
 from analytics.receiver.fair_lock import FairLock
 from analytics.receiver.metrics import Metrics
@@ -20,6 +19,7 @@ from analytics.remote_write.errors import BoundError
 from analytics.remote_write.series_validator import SeriesValidator
 from analytics.remote_write.snappy import compress, decompress, decompressed_length
 from analytics.remote_write.splitting import remove_series
+from proxy.common.networks import network_of
 
 INLINE_BYTES_MAX = 512 * 1024
 INLINE_BOUNDS = Bounds(series=10_000, fields=100_000, series_fields=100, symbols=30_000, histograms=100, buckets=10_000)
@@ -53,7 +53,7 @@ class RequestParser:
         if decompressed_length(body) <= INLINE_BYTES_MAX:
             with contextlib.suppress(BoundError):
                 return self._decode(version, body, self._checker, self._inline_bounds)
-        async with self._thread_lock.hold_for(sender_key(address)):
+        async with self._thread_lock.hold_for(network_of(address)):
             self._metrics.large_requests.inc()
             return await trio.to_thread.run_sync(self._decode, version, body, self._thread_checker, self._bounds)
 

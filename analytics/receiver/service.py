@@ -10,17 +10,18 @@ from pathlib import Path
 import trio
 
 from analytics.receiver.admin_endpoint import AdminEndpoint
-from analytics.receiver.config import Config, ConfigError, parse_address
+from analytics.receiver.config import Config, parse_address
 from analytics.receiver.group_commit import GroupCommit
 from analytics.receiver.http_server import HttpServer
-from analytics.receiver.logs import get_logger
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.tls import reloading_tls_context
 from analytics.receiver.tokens import reloading_token_digests
-from analytics.receiver.watched import Watched
 from analytics.receiver.write_endpoint import WriteEndpoint
 from analytics.spool.repair import RepairReport
 from analytics.spool.writer import Disk, SpoolLimits, SpoolWriter
+from proxy.common.errors import ConfigError
+from proxy.common.logs import get_logger
+from proxy.common.reloading_file import ReloadingFile
 
 ADMIN_CONNECTIONS_MAX = 32
 
@@ -76,7 +77,11 @@ class ConnectionLimiter:
     """Limit on a server's connections, with the TLS handshake if configured. `metrics` is None for operators'."""
 
     def __init__(
-        self, server: HttpServer, tls: Watched[ssl.SSLContext] | None, connections_max: int, metrics: Metrics | None
+        self,
+        server: HttpServer,
+        tls: ReloadingFile[ssl.SSLContext] | None,
+        connections_max: int,
+        metrics: Metrics | None,
     ) -> None:
         self.server = server
         self._tls = tls
@@ -112,7 +117,7 @@ class ConnectionLimiter:
         if self._tls is None:
             await self.server.serve_connection(stream, address)
             return
-        context = await self._tls.current()
+        context = await self._tls.current_value()
         secured = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
         try:
             with trio.fail_after(self.server.limits.header_timeout_ms / 1000):

@@ -2,15 +2,16 @@
 
 import ssl
 
-from analytics.receiver.config import ConfigError, Tls
-from analytics.receiver.watched import Watched
+from analytics.receiver.config import Tls
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 
 KEY = "listen.tls"
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
-def reloading_tls_context(config: Tls | None) -> Watched[ssl.SSLContext] | None:
+def reloading_tls_context(config: Tls | None) -> ReloadingFile[ssl.SSLContext] | None:
     """Return the TLS context for new connections, reloaded when its files change; None for plain HTTP.
 
     Raises ConfigError.
@@ -18,7 +19,7 @@ def reloading_tls_context(config: Tls | None) -> Watched[ssl.SSLContext] | None:
     if config is None:
         return None
     files = [file for file in (config.certificate, config.key, config.client_ca) if file]
-    return Watched(KEY, files, lambda: _context(config))
+    return ReloadingFile(KEY, files, lambda: _context(config))
 
 
 def _context(config: Tls) -> ssl.SSLContext:

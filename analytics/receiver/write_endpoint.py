@@ -17,16 +17,16 @@ from analytics.receiver.config import Limits
 from analytics.receiver.fair_lock import LockTimeoutError
 from analytics.receiver.group_commit import GroupCommit, NotCommittedError
 from analytics.receiver.http_server import Headers, RequestHead, Response
-from analytics.receiver.logs import get_logger
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.request_parser import ParsedRequest, RequestParser
 from analytics.receiver.token_bucket import TokenBucket
 from analytics.receiver.tokens import Digests, is_authorized
-from analytics.receiver.watched import Watched
 from analytics.remote_write.decode import Counts
 from analytics.remote_write.errors import BoundError, BoundFault, DecodeError, TooLargeError
 from analytics.remote_write.negotiation import UnsupportedError, protocol_version
 from analytics.spool.records import pack_record
+from proxy.common.logs import get_logger
+from proxy.common.reloading_file import ReloadingFile
 
 PATH = "/api/v1/write"
 RETRY_AFTER_S = {"slow": 5, "full": 30, "failed": 30, "busy": 5}
@@ -54,7 +54,7 @@ class WriteEndpoint:
     def __init__(
         self,
         commit: GroupCommit,
-        tokens: Watched[Digests] | None,
+        tokens: ReloadingFile[Digests] | None,
         limits: Limits,
         metrics: Metrics,
         clock: Callable[[], float] = trio.current_time,
@@ -88,8 +88,8 @@ class WriteEndpoint:
             return Response(413, f"the body is larger than {self.body_bytes_max} bytes")
         return None
 
-    async def _is_authorized(self, tokens: Watched[Digests], head: RequestHead) -> bool:
-        return is_authorized(head.headers.get(b"authorization", b""), await tokens.current())
+    async def _is_authorized(self, tokens: ReloadingFile[Digests], head: RequestHead) -> bool:
+        return is_authorized(head.headers.get(b"authorization", b""), await tokens.current_value())
 
     def on_refusal(self, head: RequestHead | None, response: Response) -> Response:
         """Count and log a response sent without the body, and return it with 2.0's headers."""

@@ -37,7 +37,7 @@ _PARTS: Final = files("analytics.report")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the page is made of. `notices` are about the whole report."""
+    """Content of the page. `notices` are about the whole report."""
 
     span: Span
     made_at: datetime

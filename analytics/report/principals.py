@@ -67,7 +67,7 @@ class Billed:
 
 @dataclass(frozen=True, slots=True)
 class Principals:
-    """A cluster's principals: `top` by bytes, `other` the proxy's rest, `further` the named ones below the top, `total`.
+    """A cluster's principals: `top` by bytes, `other` the proxy's rest, `further` named ones below the top, `total`.
 
     `lines`: bytes by window, of the first PLOTTED. `billed` is None if the report's span has no whole hour.
     `without_start`: counters that began within the span at an unknown time: their first sample counts nothing.

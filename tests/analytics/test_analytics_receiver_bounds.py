@@ -9,7 +9,7 @@ import trio
 from receiver_requests import CONTENT_TYPES, OneSeries, compressed, named, raw
 
 from analytics.receiver import request_parser
-from analytics.receiver.body_budget import BodyBudget, sender_key
+from analytics.receiver.body_budget import BodyBudget
 from analytics.receiver.config import Limits
 from analytics.receiver.fair_lock import FairLock, LockTimeoutError
 from analytics.receiver.http_server import RequestHead, Response
@@ -24,6 +24,7 @@ from analytics.remote_write.errors import BoundError, BoundFault, DecodeError
 from analytics.remote_write.protobuf_fields import padded_buffer
 from analytics.remote_write.series import SeriesTable
 from analytics.remote_write.series_interner import SeriesInterner
+from proxy.common.networks import network_of
 
 TS = 1_760_000_000_000
 VERSIONS = [1, 2]
@@ -365,4 +366,4 @@ def test_bytes_held_are_bounded_in_all_and_for_each_sender() -> None:
     ],
 )
 def test_whom_an_address_belongs_to(address: str, sender: str) -> None:
-    assert sender_key(address) == sender
+    assert network_of(address) == sender
