@@ -1,7 +1,7 @@
 """What `make report-pictures` runs in the environment: the sample page, and its pictures."""
 
 from local.environment import ROOT
-from local.report_pictures import take
+from local.report_pictures import take_screenshots
 
 from analytics.report.page import render_page
 from tests.analytics.report_sample import sample_report
@@ -19,7 +19,7 @@ def main() -> None:
     for name, report in PAGES.items():
         file = directory / f"{name}.html"
         file.write_text(render_page(report()), encoding="utf-8")
-        for picture in take(file, directory):
+        for picture in take_screenshots(file, directory):
             print(picture)
 
 
