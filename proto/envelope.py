@@ -1,7 +1,8 @@
-"""The Envelope: a client's requests, whole, on their way through the forwarder to a lookup worker (KIP-590).
+"""The Envelope: a client's whole requests on their way through the forwarder to a lookup worker (KIP-590).
 
-It names whose requests they are, and the auth worker's seal proves it; the receiver authenticates nobody a second
-time. Errors of the Envelope are told apart from errors inside: those are part of the embedded response.
+It names the principal of the requests, which the auth worker's seal proves; the receiver does not authenticate the
+client a second time. Errors of the Envelope are separate from errors of a request: those are part of the embedded
+response.
 """
 
 from functools import lru_cache
@@ -15,7 +16,7 @@ from proto.sealed_principal import SealBroken, expiry_unix_ms, unseal
 from proto.varints import varint
 
 ENVELOPE_VERSION = 1
-"""Written by a sender; a receiver refuses what is newer than its own, since it could not know what it leaves out."""
+"""Version that a sender writes. A receiver refuses newer ones, since it does not know the fields that they add."""
 
 
 CLIENTS_MAX = 4096
@@ -27,8 +28,9 @@ _REQUESTS_TAG = bytes((EnvelopeRequest.REQUESTS_FIELD_NUMBER << 3 | 2,))
 
 
 class EnvelopeRefused(Exception):
-    """An Envelope, or a request in it, that is not accepted; ``error`` is an EnvelopeResponse.Error, the text
-    is for the log.
+    """An Envelope, or a request in it, that is not accepted.
+
+    ``error`` is an EnvelopeResponse.Error; the text is for the log.
     """
 
     def __init__(self, error: int, message: str) -> None:
@@ -66,7 +68,7 @@ def verify_target_principal(request: ResolveTargetRequest, seal_key: bytes | Non
 
 
 class _Claim(NamedTuple):
-    """Who a caller says it is; ``type`` None: it does not say of which type."""
+    """Principal that a caller claims; ``type`` is None where the caller states none."""
 
     name: str
     type: str | None = None
@@ -103,8 +105,9 @@ def _unsealed(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
 
 
 def parse_embedded_request(data: bytes) -> tuple[Request, bytes]:
-    """What one of an Envelope's requests asks, and its request id, a varint. Raises EnvelopeRefused, and
-    RequestRefused where no broker must see it.
+    """Parse one of an Envelope's requests; return the request and its request id, a varint.
+
+    Raises EnvelopeRefused, and RequestRefused for a request that no broker must receive.
     """
     try:
         parsed = parse_request(data)
@@ -117,5 +120,5 @@ def parse_embedded_request(data: bytes) -> tuple[Request, bytes]:
 
 
 def encode_embedded_request(request: bytes) -> bytes:
-    """One of an Envelope's requests, as it stands in its serialized form: to be put behind the rest of it."""
+    """Encode one of an Envelope's requests as a field, to be appended to the rest of the serialized Envelope."""
     return _REQUESTS_TAG + varint(len(request)) + request
