@@ -15,7 +15,8 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from tokens import OTHER_SECRET, SECRET, by_hand, token
 
-from auth import rounds, service
+from auth import exchange_store as rounds
+from auth import service
 from auth.broker_credentials import FixedCredentials, end_of_token_unix_ms
 from auth.service import AuthService
 from auth.state import (
@@ -39,7 +40,8 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.sealed_principal import expiry_unix_ms, unseal
-from proxy.config.errors import ConfigError
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import (
     Authentication,
     BrokerCredentials,
@@ -49,7 +51,6 @@ from proxy.config.types import (
     TlsAuthentication,
     TokenAuthentication,
 )
-from proxy.runtime import reloading_file as watched
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller

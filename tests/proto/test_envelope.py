@@ -4,7 +4,7 @@ import pytest
 
 from proto.client_machine import is_plainly_lookup
 from proto.envelope import ENVELOPE_VERSION, EnvelopeRefused, parse_embedded_request, verify_envelope_principal
-from proto.lookups import KINDS
+from proto.lookup_kinds import KINDS
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import RequestRefused
 from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal

@@ -30,7 +30,7 @@ from proxy.forwarder.workers.authentication import (
 )
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
-from proxy.runtime.loop.tasks import InFlight, seconds
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.rpc.client import RpcError
 
 TARGET_SHOWN_MAX = 300
@@ -81,7 +81,7 @@ class Handshake:
         machine: ClientMachine,
         wire: ClientTransport,
         tasks: TaskSpawner,
-        handshakes: InFlight,
+        handshakes: InFlightCounter,
         stranger: PreAuthConnection | None = None,
     ) -> None:
         self.target = ""
@@ -105,7 +105,7 @@ class Handshake:
     def begin(self) -> None:
         """The client has come."""
         self._is_counted = True
-        self._handshakes.begin()
+        self._handshakes.increment()
 
     def end(self) -> None:
         """The session is over, or a relay: what is kept of rounds under way can be forgotten."""
@@ -116,9 +116,9 @@ class Handshake:
     def _is_decided(self) -> None:
         if self._is_counted:
             self._is_counted = False
-            self._handshakes.end()
+            self._handshakes.decrement()
 
-    def about(self, identity: ClientIdentity) -> StoredRelay:
+    def stored_relay(self, identity: ClientIdentity) -> StoredRelay:
         """What is known of the connection, now that the client is known."""
         return StoredRelay(
             client_address=self._client.address,
@@ -137,7 +137,7 @@ class Handshake:
         """
         if command.type == BaseCommand.CONNECT and not self._take_connect(command):
             return
-        self._stranger.is_served()
+        self._stranger.mark_busy()
         if self._authentication is not None:
             self._tasks.start_soon(self._authenticate, self._authentication, command)
         else:
@@ -176,7 +176,7 @@ class Handshake:
             case Challenge():
                 if self._machine.handle(Event.CHALLENGED) is Action.SEND_CHALLENGE:
                     self._wire.send(verdict.frame)
-                    self._stranger.is_silent()
+                    self._stranger.mark_silent()
             case Denial():
                 self._session.fail(
                     Event.DENIED,
@@ -191,7 +191,7 @@ class Handshake:
         self._measure("authentication", self._started)
         self._session.accepted(self._connect, identity)
         if self._backends.config.authentication.enabled:
-            self._stranger.is_known()
+            self._stranger.stop_counting()
         if wants_broker(self._connect):
             if self._machine.handle(Event.ACCEPTED_FOR_TARGET) is Action.CONNECT_BROKER:
                 self._tasks.start_soon(self._open_broker, identity)
@@ -213,7 +213,7 @@ class Handshake:
     def _connected(self, profile: CommandConnected | None) -> None:
         if self._machine.handle(Event.ACCEPTED_FOR_LOOKUP) is Action.SEND_CONNECTED:
             connected = lookup_mode_connected(self._connect, profile, SERVER_VERSION)
-            self._stranger.is_known()
+            self._stranger.stop_counting()
             self._session.enter_lookup_mode(commands.connected(connected))
             self._measure("total", self._started)
             self._is_decided()
@@ -221,7 +221,7 @@ class Handshake:
     async def _open_broker(self, identity: ClientIdentity) -> None:
         started = trio.current_time()
         try:
-            await self._broker.open(self._connect, identity)
+            await self._broker.open_link(self._connect, identity)
         except BrokerConnectFailed as failed:
             self._metrics.broker_failures.labels(reason=failed.reason).inc()
             self._session.fail(Event.BROKER_FAILED, failed.cause, failed.code, failed.message, str(failed))
@@ -233,4 +233,4 @@ class Handshake:
             self._measure("total", self._started)
             self._session.begin_relay()
         else:  # the client has gone in this very moment
-            await self._broker.close()
+            await self._broker.close_link()

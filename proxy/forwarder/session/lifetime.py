@@ -18,7 +18,7 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 from proto.relay_frames import frame_bytes_max
 from proto.rpc_pb2 import Principal, StoredClient, StoredRelay
 from proto.session_clock import CommandDecision, SessionClock
-from proxy.config.session import max_reauth_ms
+from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.metrics import ForwarderMetrics
@@ -45,25 +45,25 @@ class SessionLifetime:
     def __init__(
         self, backends: WorkerClients, client: ClientEndpoint, relays: RelayManager, metrics: ForwarderMetrics
     ) -> None:
-        self._backends = backends
+        self._workers = backends
         self._client = client
         self._relays = relays
         self._metrics = metrics
         self._session: RelaySession | None = None
         self._make_session: Callable[[], RelaySession]
         self._reauthenticator: Reauthenticator | None = None
-        self.followed: ExpiringSession | None = None
+        self.expiring_session: ExpiringSession | None = None
         """In lookup mode, where the session can expire."""
 
-    def begin(self, connect: CommandConnect, principal: Principal) -> None:
+    def on_authenticated(self, connect: CommandConnect, principal: Principal) -> None:
         """The client was authenticated, or nobody is here."""
-        config = self._backends.config
+        config = self._workers.config
         if config.authentication.enabled and not connect.feature_flags.supports_auth_refresh:
             self._metrics.reauthentication.count_never_asked(principal.method, NoReauthReason.CLIENT_CANNOT)
         lifetime_ms_max = 0  # nobody is asked for credentials where there are none
         if config.authentication.enabled:
             lifetime_ms_max = max_reauth_ms(config, self._client.listener, principal.method)
-        judge = self._relays.judge
+        judge = self._relays.reauthentication
         clock = SessionClock(
             principal,
             lifetime_ms_max=lifetime_ms_max,
@@ -76,14 +76,14 @@ class SessionLifetime:
             self._session = self._make_session()
 
     def _new_session(self, connect: CommandConnect, clock: SessionClock, lifetime_ms_max: int) -> RelaySession:
-        config = self._backends.config
+        config = self._workers.config
         if wants_broker(connect):
             policy = config.session.relay_reauthentication
             asked = challenge_permission(connect, policy, from_proxy=bool(clock.principal.proxy))
         else:
             asked = ChallengePermission(connect.feature_flags.supports_auth_refresh, allowed_with_producer=True)
         self._reauthenticator = Reauthenticator(
-            connect, partial(self._backends.new_authentication_exchange, self._client)
+            connect, partial(self._workers.new_authentication_exchange, self._client)
         )
         return RelaySession(
             principal=clock.principal,
@@ -101,14 +101,14 @@ class SessionLifetime:
             context=_context(self._client, connect),
         )
 
-    def end(self) -> None:
+    def abandon_reauthentication(self) -> None:
         """The connection has ended, or is a relay, whose answers are judged by what ``for_relay`` gave it."""
-        if self.followed is not None and self._reauthenticator is not None:
+        if self.expiring_session is not None and self._reauthenticator is not None:
             self._reauthenticator.abandon_exchange()
 
     # ---- as a relay
 
-    def for_relay(
+    def relay_session(
         self, broker: CommandConnected, identity: ClientIdentity, *, answers_broker: str = ""
     ) -> RelaySession | None:
         """What a relay has to know; None: nothing. ``answers_broker``: the host of a broker whose challenges the proxy
@@ -125,51 +125,53 @@ class SessionLifetime:
 
     # ---- in lookup mode
 
-    def follow(self, client: "LookupClient", tell_about: Callable[[], StoredRelay]) -> None:
+    def start_in_lookup_mode(self, client: "LookupClient", tell_about: Callable[[], StoredRelay]) -> None:
         """Have a client in lookup mode asked in time."""
         session, reauthenticator = self._session, self._reauthenticator
         if session is None or reauthenticator is None or not session.expires:
             return
         about = tell_about()
         about.session.CopyFrom(session.to_stored_session())
-        self.followed = ExpiringSession(about, session.clock, session.reauthenticate, self._relays.enforcement)
-        self.followed.control = LookupSessionControl(client, self.followed, self._relays, reauthenticator)
-        self._relays.judge.add_session(self.followed)
+        self.expiring_session = ExpiringSession(about, session.clock, session.reauthenticate, self._relays.enforcement)
+        self.expiring_session.control = LookupSessionControl(
+            client, self.expiring_session, self._relays, reauthenticator
+        )
+        self._relays.reauthentication.add_session(self.expiring_session)
 
     @property
     def has_expired(self) -> bool:
         """Whether it has: then ``use`` says what may still be done. Not where its end was observed, and counted."""
-        followed = self.followed
+        followed = self.expiring_session
         if followed is None or self._relays.now() < _clock(followed).expires_at_s:
             return False
         return not (_clock(followed).end_observed and followed.observes_ends)
 
-    def use(self, frame: Frame) -> CommandDecision:
+    def decide_command(self, frame: Frame) -> CommandDecision:
         """What may become of a command, now that the session has expired. Begins to close it, where that is due.
         Raises CommandCorrupt.
         """
-        followed = self.followed
+        followed = self.expiring_session
         if (
             followed is None
             or frame.encode() in KEEP_ALIVE_FRAMES
             or commands.parse_command(frame.command).type == BaseCommand.AUTH_RESPONSE
         ):
             return CommandDecision.PASS
-        use = self._relays.judge.decide_command(followed)
+        use = self._relays.reauthentication.decide_command(followed)
         if use is CommandDecision.CLOSE:
             followed.control.start_closing(CloseReason.EXPIRED)
         return use
 
-    def answered(self, frame: Frame) -> bool:
+    def on_auth_response(self, frame: Frame) -> bool:
         """The client has sent an AUTH_RESPONSE, asked for or not. False: this session never expires, so it is none."""
-        followed = self.followed
+        followed = self.expiring_session
         if followed is None:
             return False
         failure = _clock(followed).on_answer(self._relays.now())
         if failure is None:
-            self._relays.judge.on_answer(followed, frame.encode())
+            self._relays.reauthentication.on_answer(followed, frame.encode())
         else:
-            self._relays.judge.on_failure(followed, failure)
+            self._relays.reauthentication.on_failure(followed, failure)
         return True
 
 
@@ -196,7 +198,7 @@ def _context(client: ClientEndpoint, connect: CommandConnect) -> bytes:
     return stored.SerializeToString()
 
 
-def recall(backends: Callable[[], WorkerClients]) -> ReauthenticatorFactory:
+def reauthenticator_factory(backends: Callable[[], WorkerClients]) -> ReauthenticatorFactory:
     """What judges the answers of a predecessor's clients, by the settings that are in force then."""
 
     def recalled(relay: StoredRelay) -> Reauthenticate:
@@ -268,7 +270,7 @@ class LookupSessionControl:
         if not self._followed.close_reason:
             self._followed.close_reason, self._followed.closing_error_frame = reason, error_frame
             self._client.wait()
-            self._relays.judge.on_closing(self._followed)
+            self._relays.reauthentication.on_closing(self._followed)
 
     def close_with_error(self, error_frame: bytes) -> None:
         """Tell the client, and end."""

@@ -127,7 +127,7 @@ class AuthenticationExchange:
         if self._under_way:
             self._under_way = False
             request = AuthenticateRequest(authentication_id=self._id, over=True)
-            self._worker.tell(Method.AUTHENTICATE, request, timeout_s=ABANDON_TIMEOUT_S)
+            self._worker.send_notification(Method.AUTHENTICATE, request, timeout_s=ABANDON_TIMEOUT_S)
 
     def _first_request(self) -> AuthenticateRequest:
         return AuthenticateRequest(

@@ -35,9 +35,9 @@ from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.workers.authentication import AuthenticationExchange, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import ByteBudget
-from proxy.runtime.fairness.fair_room import FairRoom
+from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.tasks import InFlight, seconds
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.rpc.client import PendingCall
 
@@ -250,7 +250,7 @@ class SentEnvelope:
         self._take(None)
 
 
-class FakeBackends:
+class FakeWorkerClients:
     """proxy.forwarder.workers.clients.Backends without workers.
 
     ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``short_way``:
@@ -260,7 +260,7 @@ class FakeBackends:
     def __init__(self, config: Config, nursery: trio.Nursery) -> None:
         self.config = config
         self.nursery = nursery
-        self.room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
+        self.room = FairCapacity(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         self.short_way = True
         self.sent: list[SentEnvelope] = []
@@ -320,7 +320,9 @@ class FakeBackends:
     @asynccontextmanager
     async def forward_envelope(self, envelope: bytes, deadline: float) -> AsyncIterator[PendingCall]:
         call = PendingCall()
-        self._send(SentEnvelope(envelope, lambda reply: call.lose() if reply is None else call.take(reply), deadline))
+        self._send(
+            SentEnvelope(envelope, lambda reply: call.on_lost() if reply is None else call.on_part(reply), deadline)
+        )
         yield call
 
     def _send(self, sent: SentEnvelope) -> None:
@@ -380,8 +382,8 @@ class Play:
         self._a_relay_ended = trio.Event()
         self.relays = new_relays(nursery, self._relay_ended)
         self.registry.register(self.relays)
-        self.handshakes = InFlight()
-        self.backends = FakeBackends(make_config(**tables), nursery)
+        self.handshakes = InFlightCounter()
+        self.workers = FakeWorkerClients(make_config(**tables), nursery)
         pair = trio.testing.lockstep_stream_pair if lockstep else trio.testing.memory_stream_pair
         ours, theirs = pair() if streams is None else streams
         self.stream = ours
@@ -392,7 +394,7 @@ class Play:
         self.session = ClientSession(
             ours,
             ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE),
-            self.backends,
+            self.workers,
             self.relays,
             self.metrics,
             handshakes=self.handshakes,  # type: ignore[arg-type]
@@ -400,7 +402,7 @@ class Play:
             deadlines=deadlines,
             on_end=lambda _session: self.ended.set(),
         )
-        self.session.begin()
+        self.session.start_session()
 
     async def end(self) -> str:
         """Wait for the session's end; its cause."""

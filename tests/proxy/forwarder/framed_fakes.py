@@ -134,7 +134,7 @@ class FakeExchange:
         self._answered = 0
         self.complete = False
 
-    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         shared = self._shared
         shared.challenges.append(challenge)
         await trio.lowlevel.checkpoint()

@@ -37,7 +37,7 @@ class InLookupMode:
     state = State.LOOKUP
 
     def __init__(self, one: ExpiringSession | None) -> None:
-        self.renewal = SimpleNamespace(followed=one)
+        self.lifetime = SimpleNamespace(expiring_session=one)
 
 
 async def test_sessions_near_expiry(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -19,6 +19,7 @@ from proto import commands
 from proto.broker_exchange import UNANSWERED, BrokerExchange, ChallengeOutOfTurn, ExchangePhase
 from proto.commands import CommandCorrupt
 from proto.pulsar_pb2 import BaseCommand
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
     CloseReason,
@@ -28,7 +29,6 @@ from proxy.forwarder.relay.expiring.session import (
 )
 from proxy.forwarder.workers.authentication import SERVER_VERSION
 from proxy.runtime.network.credentials import Credentials, NoCredentials
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RpcError
 
 EXCHANGE_INTERVAL_S = 1.0
@@ -188,7 +188,7 @@ class BrokerReauthentication:
             self._begun_at = trio.current_time()
             try:
                 self._credentials = self._shared.begin_exchange(self._followed.terms.broker_host)
-                method, data = await self._credentials.answer(None)
+                method, data = await self._credentials.auth_data_for(None)
             except RpcError as error:
                 why = str(error)
             else:
@@ -206,7 +206,7 @@ class BrokerReauthentication:
         credentials = self._credentials
         assert credentials is not None  # or it was given up
         try:
-            method, data = await credentials.answer(challenge)
+            method, data = await credentials.auth_data_for(challenge)
         except RpcError as error:
             if not self._is_over:
                 self._give_up(NO_CREDENTIALS, str(error))

@@ -1,6 +1,6 @@
 """Whether a session's end closes its connection, by the configuration in force (`session.enforcement`)."""
 
-from proxy.config.session import observed_listeners
+from proxy.config.session_lifetime import observed_listeners
 from proxy.config.types import Config
 
 UNKNOWN_LISTENER = "unknown"

@@ -40,11 +40,11 @@ from proxy.runtime.shared.relay_table import (
     HAS_PRODUCER,
     HEAD,
     HEAD_CELLS,
+    INJECTING,
     LAST_AT,
     MESSAGES,
     OBSERVED,
     PHASE,
-    PUTTING,
     TO_BROKER,
     TO_CLIENT,
     RelayTable,
@@ -75,11 +75,11 @@ class FramedJournal:
 
     # ---- a relay that begins
 
-    def follow(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
+    def start_cursors(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
         """Find where the frames of a relay begin that has not begun; what of its first bytes goes to the broker and to
         the client at once: the beginning of a frame, at the end, is held. Raises OSError, FrameWrong.
         """
-        self._table.follow(relay.about.id)
+        self._table.record_framed(relay.record.id)
         self.write_clock(relay)
         return self._behind(relay.to_broker, first_to_broker), self._behind(relay.to_client, first_to_client)
 
@@ -97,7 +97,7 @@ class FramedJournal:
             if framing.scanner.stop_types is ALL_TYPES and stop not in {NO_STOP, INCOMPLETE}:
                 raise FrameInvalid("a command past the session's end, which came before the relay began")
             if stop == BaseCommand.PRODUCER:
-                self.note_producer(direction.relay, framing)
+                self.write_producer(direction.relay, framing)
             elif stop == BaseCommand.AUTH_RESPONSE:
                 raise FrameInvalid("an answer before any challenge")
             elif stop == BaseCommand.AUTH_CHALLENGE:
@@ -105,53 +105,53 @@ class FramedJournal:
         framing.boundary = consumed - len(first) + passing
         framing.bytes_to_boundary = max(0, passing - len(first))
         self._cells[framing.row + MESSAGES] = framing.scanner.take_message_count()
-        self.hold(framing, first[passing:])
+        self.write_head(framing, first[passing:])
         self._cells[framing.row + BOUNDARY] = framing.boundary
         return first[:passing]
 
     @staticmethod
     def _framing(direction: Direction, *, has_producer: bool) -> FrameCursor:
         way = _way(direction)
-        followed = direction.relay.followed
+        followed = direction.relay.session
         assert followed is not None
         walk = followed.new_scanner(way, has_producer=has_producer)
-        direction.framing = FrameCursor(
-            framed_row(direction.relay.about.id, way), direction.source, followed, way, walk
+        direction.cursor = FrameCursor(
+            framed_row(direction.relay.record.id, way), direction.source, followed, way, walk
         )
-        return direction.framing
+        return direction.cursor
 
     # ---- what is written down
 
-    def hold(self, framing: FrameCursor, head: bytes) -> None:
+    def write_head(self, framing: FrameCursor, head: bytes) -> None:
         """The beginning of a frame, which may be taken out of the socket from now on."""
         for cell, at in enumerate(range(0, len(head), 8)):
             self._cells[framing.row + HEAD + cell] = as_cell(head[at : at + 8])
         framing.held_head = head
 
-    def note_producer(self, relay: Relay, framing: FrameCursor) -> None:
+    def write_producer(self, relay: Relay, framing: FrameCursor) -> None:
         """The client has opened a producer; ``framing``: of the way to the broker, which need not look for it again."""
-        self._cells[framed_row(relay.about.id, TO_CLIENT) + HAS_PRODUCER] = 1
+        self._cells[framed_row(relay.record.id, TO_CLIENT) + HAS_PRODUCER] = 1
         framing.scanner.stop_types = framing.stop_types = framing.stop_types - {BaseCommand.PRODUCER}
 
     def has_producer(self, relay: Relay) -> bool:
         """Whether a client that is not asked while it has a producer had one ever on this connection."""
-        return bool(self._cells[framed_row(relay.about.id, TO_CLIENT) + HAS_PRODUCER])
+        return bool(self._cells[framed_row(relay.record.id, TO_CLIENT) + HAS_PRODUCER])
 
-    def note_exchange(self, relay: Relay, phase: ExchangePhase) -> None:
+    def write_exchange(self, relay: Relay, phase: ExchangePhase) -> None:
         """Write down where the proxy's own exchange with the broker stands."""
-        self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE] = phase
+        self._cells[framed_row(relay.record.id, TO_BROKER) + EXCHANGE] = phase
 
-    def note_closing(self, relay: Relay, why: CloseReason) -> None:
+    def write_close_reason(self, relay: Relay, why: CloseReason) -> None:
         """The relay is being closed."""
-        self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING] = why
+        self._cells[framed_row(relay.record.id, TO_CLIENT) + CLOSING] = why
 
     def write_clock(self, relay: Relay) -> None:
         """The end first and the phase last: whatever a kill leaves of it, nobody lives longer than he may."""
-        followed = relay.followed
+        followed = relay.session
         assert followed is not None
         if followed.clock is None:
             return
-        cells, row, memo = self._cells, framed_row(relay.about.id, TO_CLIENT), followed.clock.snapshot
+        cells, row, memo = self._cells, framed_row(relay.record.id, TO_CLIENT), followed.clock.snapshot
         for cell, time_s in (
             (EXPIRES_AT, memo.expires_at_s),
             (CHALLENGE_AT, memo.challenge_at_s),
@@ -163,16 +163,16 @@ class FramedJournal:
 
     # ---- what a predecessor has written
 
-    def take_back(self, direction: Direction, pipe: Pipe, waiting: int) -> bool:
+    def undo_injection(self, direction: Direction, pipe: Pipe, waiting: int) -> bool:
         """Empty a pipe that a predecessor filled with something of its own without saying so; whether it did."""
-        if direction.relay.followed is None:
+        if direction.relay.session is None:
             return False
-        row = framed_row(direction.relay.about.id, _way(direction))
-        putting = self._cells[row + PUTTING]
+        row = framed_row(direction.relay.record.id, _way(direction))
+        putting = self._cells[row + INJECTING]
         if not putting or self._is_said(direction, row, putting):
             return False
         while waiting:
-            waiting -= len(os.read(pipe.reading, waiting))
+            waiting -= len(os.read(pipe.read_end, waiting))
         return True
 
     def _is_said(self, direction: Direction, row: int, putting: int) -> bool:
@@ -184,7 +184,7 @@ class FramedJournal:
             return self._cells[row + EXCHANGE] not in UNANSWERED
         return bool(self._cells[row + CLOSING] == CloseReason.ERROR_SENT)
 
-    def recalled_clock(self, relay: StoredRelay) -> SessionClock | None:
+    def restore_clock(self, relay: StoredRelay) -> SessionClock | None:
         """The clock of a predecessor's relay; one that began rounds with the client has taken them with it."""
         if not relay.session.expires:
             return None
@@ -202,21 +202,21 @@ class FramedJournal:
             now_s=self._now(),
         )
 
-    def recall(self, relay: Relay) -> CloseReason:
+    def restore_cursors(self, relay: Relay) -> CloseReason:
         """Find where the frames of a predecessor's relay begin, wherever it stood; whether it was being closed. What of
         its pipes is not to be sent was taken back. Raises OSError.
         """
         for direction in (relay.to_broker, relay.to_client):
             framing = self._recall_framing(direction)
-            self._cells[framing.row + PUTTING] = 0
+            self._cells[framing.row + INJECTING] = 0
         self.write_clock(relay)
-        if relay.followed is not None and relay.followed.broker_challenges is not None:
-            exchange = self._cells[framed_row(relay.about.id, TO_BROKER) + EXCHANGE]
-            relay.followed.broker_challenges.restore_phase(_meaning(ExchangePhase, exchange, ExchangePhase.QUIET))
-        return _meaning(CloseReason, self._cells[framed_row(relay.about.id, TO_CLIENT) + CLOSING], CloseReason.EXPIRED)
+        if relay.session is not None and relay.session.broker_challenges is not None:
+            exchange = self._cells[framed_row(relay.record.id, TO_BROKER) + EXCHANGE]
+            relay.session.broker_challenges.restore_phase(_meaning(ExchangePhase, exchange, ExchangePhase.QUIET))
+        return _meaning(CloseReason, self._cells[framed_row(relay.record.id, TO_CLIENT) + CLOSING], CloseReason.EXPIRED)
 
     def _recall_framing(self, direction: Direction) -> FrameCursor:
-        followed = direction.relay.followed
+        followed = direction.relay.session
         assert followed is not None
         framing = self._framing(direction, has_producer=self.has_producer(direction.relay))
         consumed, boundary = consumed_bytes(direction.source), self._cells[framing.row + BOUNDARY]

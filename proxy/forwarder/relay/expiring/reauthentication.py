@@ -27,6 +27,7 @@ from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
 from proto.session_clock import NEVER, CommandDecision, ReauthenticationFailure, SessionClock
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.close_schedule import until_quiet
 from proxy.forwarder.relay.expiring.session import (
     INJECTION_BYTES_MAX,
@@ -37,7 +38,6 @@ from proxy.forwarder.relay.expiring.session import (
 )
 from proxy.forwarder.workers.authentication import Challenge, ClientIdentity, Denial, Verdict
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 from proxy.runtime.observability.windowed_maximum import WINDOW_S, WindowedMaximum
 from proxy.runtime.rpc.client import RpcError

@@ -38,7 +38,7 @@ from proxy.forwarder.relay.expiring.session import (
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.relay import Direction, Relay
 from proxy.forwarder.relay.splice_pump import FEW_BYTES, PEER_GONE, SPLICE_FLAGS, SplicePump
-from proxy.runtime.shared.relay_table import BOUNDARY, MESSAGES, PIPE, PUTTING, TO_CLIENT, RelayTable
+from proxy.runtime.shared.relay_table import BOUNDARY, INJECTING, MESSAGES, PIPE, TO_CLIENT, RelayTable
 
 HEADER_LOOK_BYTES = 64
 LARGE_FRAME_BYTES = 1 << 15
@@ -63,28 +63,28 @@ class FramedSplicePump:
 
     # ---- relays in
 
-    def follow(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
+    def follow_relay(self, relay: Relay, first_to_broker: bytes, first_to_client: bytes) -> tuple[bytes, bytes]:
         """Follow a relay that has not begun; see FramedJournal.follow. Raises OSError, FrameWrong."""
         line = self._take_over(relay)
-        passing = self.journal.follow(relay, first_to_broker, first_to_client)
+        passing = self.journal.start_cursors(relay, first_to_broker, first_to_client)
         if line.has_opened_producer:
             self._judge.on_producer_opened(_known(relay.to_broker)[0])
         return passing
 
-    def recall(self, relay: Relay) -> None:
+    def resume_relay(self, relay: Relay) -> None:
         """Go on with a predecessor's relay, wherever it stood; see FramedJournal.recall. Raises OSError."""
         line = self._take_over(relay)
-        if closing := self.journal.recall(relay):
+        if closing := self.journal.restore_cursors(relay):
             line.resume_closing(closing)
         for direction in (relay.to_broker, relay.to_client):
-            if direction.framing is not None and direction.framing.removed_bytes is not None:
-                self._mover.stand_in_line(direction)  # it may be complete
+            if direction.cursor is not None and direction.cursor.removed_bytes is not None:
+                self._mover.enqueue(direction)  # it may be complete
 
     def _take_over(self, relay: Relay) -> SplicedSessionControl:
-        assert relay.followed is not None  # the caller's reason to call
-        relay.followed.control = line = SplicedSessionControl(relay, self._mover, self.journal, self._judge)
-        if relay.followed.broker_challenges is not None:
-            relay.followed.broker_challenges.control = line
+        assert relay.session is not None  # the caller's reason to call
+        relay.session.control = line = SplicedSessionControl(relay, self._mover, self.journal, self._judge)
+        if relay.session.broker_challenges is not None:
+            relay.session.broker_challenges.control = line
         for direction in (relay.to_broker, relay.to_client):
             direction.pump = self.pump
         return line
@@ -95,34 +95,34 @@ class FramedSplicePump:
         """As Mover.pump: a portion of what may pass, after whatever else there is to do at the boundary before it."""
         if direction.queued or direction.done:
             return
-        mover, framing = self._mover, direction.framing
+        mover, framing = self._mover, direction.cursor
         assert framing is not None
         try:
-            if direction.in_pipe and not mover.drain(direction):
+            if direction.in_pipe and not mover.drain_pipe(direction):
                 return
             passing = framing.bytes_to_boundary if framing.removed_bytes is None else 0
             passing = passing or self._at_boundary(direction, framing)
-            if passing and (pipe := mover.empty_pipe(direction)) is not None:
+            if passing and (pipe := mover.get_empty_pipe(direction)) is not None:
                 self._move(direction, framing, pipe, passing)
         except FrameInvalid as error:
             self._judge.on_invalid_frame(_known(direction)[0], error)
         except Exception as error:  # noqa: BLE001 -- as Mover.pump
-            mover.defect(direction, error)
+            mover.on_internal_error(direction, error)
 
     def _move(self, direction: Direction, framing: FrameCursor, pipe: Pipe, passing: int) -> None:
         self._cells[direction.row + PIPE] = pipe.id
         try:
-            moved = os.splice(direction.source, pipe.writing, passing, None, None, SPLICE_FLAGS)
+            moved = os.splice(direction.source, pipe.write_end, passing, None, None, SPLICE_FLAGS)
         except OSError as error:
-            self._mover.source_failed(direction, error)
+            self._mover.on_source_error(direction, error)
             return
         if not moved:
             self._cells[direction.row + PIPE] = 0
-            self._mover.end(direction)
+            self._mover.end_direction(direction)
             return
         direction.in_pipe = moved
         is_all = framing.record_consumed(moved, few=moved < FEW_BYTES) or self._fill_up(direction, framing, pipe)
-        self._mover.deliver(direction, pipe, is_all=is_all)
+        self._mover.deliver_from_pipe(direction, pipe, is_all=is_all)
 
     def _at_boundary(self, direction: Direction, framing: FrameCursor) -> int:
         """How much may pass from here; 0: nothing now, all was done that could be."""
@@ -132,11 +132,11 @@ class FramedSplicePump:
             if framing.pending_injection is not None and may_say:
                 may_say = self._say(direction, framing, *framing.pending_injection)
             elif framing.ends_at_boundary:
-                self._mover.end(direction)
+                self._mover.end_direction(direction)
             elif framing.removed_bytes is not None:
                 if not self._take(direction, framing, framing.removed_bytes):
                     return 0
-                self._mover.stand_in_line(direction)  # whoever sends nothing else has a turn for each
+                self._mover.enqueue(direction)  # whoever sends nothing else has a turn for each
             elif framing.stops_at_boundary or framing.awaits_verdict or not (size := self._look(direction, framing)):
                 return 0
             elif passing := self._judge_frames(direction, framing, size):
@@ -156,7 +156,7 @@ class FramedSplicePump:
                 and direction.in_pipe < FILL_BYTES
                 and (passing := self._more_that_may_pass(direction, framing))
             ):
-                moved = os.splice(direction.source, pipe.writing, passing, None, None, SPLICE_FLAGS)
+                moved = os.splice(direction.source, pipe.write_end, passing, None, None, SPLICE_FLAGS)
                 direction.in_pipe += moved
                 is_all = framing.record_consumed(moved, few=False)
         except OSError:  # the pipe is full, or the source has no more: either is met again
@@ -218,7 +218,7 @@ class FramedSplicePump:
         elif followed.close_reason and not framing.ends_at_boundary and direction is direction.relay.to_client:
             line.close_with_error(self._judge.closing_error_frame(followed))
             return
-        self._mover.end(direction)
+        self._mover.end_direction(direction)
 
     def _judge_frames(self, direction: Direction, framing: FrameCursor, size: int) -> int:
         """How much of what is seen may pass; 0: nothing now, or something else was done."""
@@ -266,7 +266,7 @@ class FramedSplicePump:
     def _hold(self, framing: FrameCursor, head: bytes) -> None:
         """Take the beginning of a frame out of the socket; ``head`` begins with what is held already."""
         before = len(framing.held_head)
-        self.journal.hold(framing, head)
+        self.journal.write_head(framing, head)
         framing.sock.recv(len(head) - before)
 
     # ---- commands that are stopped at
@@ -288,7 +288,7 @@ class FramedSplicePump:
         use = self._judge.decide_command(followed)
         if use is CommandDecision.PASS:
             if command_type == BaseCommand.PRODUCER and not line.has_opened_producer:
-                self.journal.note_producer(direction.relay, framing)
+                self.journal.write_producer(direction.relay, framing)
                 self._judge.on_producer_opened(followed)
             return length
         if use is CommandDecision.HOLD:
@@ -333,7 +333,7 @@ class FramedSplicePump:
         if framing.way == TO_CLIENT:
             assert followed.broker_challenges is not None  # or nothing is taken out
             followed.broker_challenges.on_challenge_frame(frame)
-            self.journal.note_exchange(
+            self.journal.write_exchange(
                 direction.relay, followed.broker_challenges.phase
             )  # before it counts as taken out
             self._cells[framing.row + BOUNDARY] = framing.boundary
@@ -363,21 +363,21 @@ class FramedSplicePump:
         False where there is no pipe now. What the sink takes at once has left it.
         """
         if len(data) > INJECTION_BYTES_MAX:
-            pipe = self._mover.roomy_pipe(direction, len(data))
+            pipe = self._mover.get_pipe_for(direction, len(data))
         else:
-            pipe = self._mover.empty_pipe(direction)
+            pipe = self._mover.get_empty_pipe(direction)
         if pipe is None:
             return False
         cells = self._cells
         cells[direction.row + PIPE] = pipe.id
-        cells[framing.row + PUTTING] = what
-        written = os.write(pipe.writing, data)
+        cells[framing.row + INJECTING] = what
+        written = os.write(pipe.write_end, data)
         assert written == len(data)  # it was empty, and is large enough
         cells[framing.row + SAYS[what]] = value
-        cells[framing.row + PUTTING] = 0
+        cells[framing.row + INJECTING] = 0
         direction.in_pipe = written
-        self._mover.lend(direction, pipe)
-        self._mover.drain(direction)
+        self._mover.lend_pipe(direction, pipe)
+        self._mover.drain_pipe(direction)
         return True
 
     def _say(self, direction: Direction, framing: FrameCursor, frame: bytes, what: Injection) -> bool:
@@ -416,7 +416,7 @@ class FramedSplicePump:
 
 
 def _known(direction: Direction) -> tuple[ExpiringSession, SplicedSessionControl]:
-    followed = direction.relay.followed
+    followed = direction.relay.session
     assert followed is not None  # or nobody looks
     assert isinstance(followed.control, SplicedSessionControl)  # Framer made it
     return followed, followed.control

@@ -28,7 +28,7 @@ from proto.rpc_pb2 import (
 )
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
-from proxy.runtime.network.broker_link import BrokerGreeter, BrokerLink, BrokerLinkFailed
+from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.rpc.client import PendingCall, RpcConnectionLost, RpcError
 
 
@@ -47,12 +47,12 @@ class FakeClient:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def ask_now(self, method: int, body: bytes, on_reply: Any, *, timeout_ms: int, deadline: float) -> bool:
+    def start_call(self, method: int, body: bytes, on_reply: Any, *, timeout_ms: int, deadline: float) -> bool:
         self.asked_now.append((method, body, on_reply, timeout_ms, deadline))
         return self.reached
 
     @asynccontextmanager
-    async def begin(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
+    async def open_call(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
         await trio.lowlevel.checkpoint()
         self.begun.append((method, body, deadline))
         yield self.call_begun
@@ -452,9 +452,9 @@ async def test_whether_a_relays_broker_may_ask_for_fresh_credentials(  # noqa: P
 async def test_credentials_for_a_relays_broker_are_asked_for_by_the_settings_in_force() -> None:
     setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
     setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=b"fresh")
-    assert await setup.backends.broker_credentials("b0").answer(None) == ("token", b"fresh")
+    assert await setup.backends.broker_credentials("b0").auth_data_for(None) == ("token", b"fresh")
     assert setup.auth.clients[0].calls[0][1].broker_host == "b0"
-    assert await Setup().backends.broker_credentials("b0").answer(None) == ("", b"")
+    assert await Setup().backends.broker_credentials("b0").auth_data_for(None) == ("", b"")
 
 
 async def test_forwarded_credentials_stand_behind_the_proxys_own(dialled: Dialled) -> None:
@@ -579,13 +579,13 @@ async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
         await trio.sleep(9)
         raise BrokerLinkFailed("timeout", "late", message="late")
 
-    greeter_open = BrokerGreeter.open
+    greeter_open = BrokerLinkFactory.open_link
     calls = iter([open_late, greeter_open, greeter_open])
 
     async def open_next(*args: Any, **options: Any) -> Any:
         return await next(calls)(*args, **options)
 
-    monkeypatch.setattr(BrokerGreeter, "open", open_next)
+    monkeypatch.setattr(BrokerLinkFactory, "open", open_next)
     with pytest.raises(BrokerLinkFailed) as caught:
         await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
     assert caught.value.reason == "timeout"

@@ -18,7 +18,7 @@ from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
 from proxy.config.types import Brokers
 from proxy.runtime.network import dialing
-from proxy.runtime.network.broker_link import BrokerGreeter, BrokerLink, BrokerLinkFailed
+from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.network.tls import TlsFailed
 from proxy.runtime.rpc.client import RpcError
@@ -85,7 +85,7 @@ class FakeCredentials:
     def complete(self) -> bool:
         return len(self.challenges) > self._proof_after
 
-    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         await trio.sleep(self._delay_s)
         if len(self.challenges) >= self._broken_from:
             raise RpcError("no auth worker")
@@ -105,8 +105,8 @@ def make_connect(method: str, data: bytes) -> CommandConnect:
 
 
 async def open_link(*addresses: str, credentials: Any = None, **limits: Any) -> BrokerLink:
-    greeter = BrokerGreeter(Dialer(msgspec.convert(limits, Brokers)), 4096, "pulsar-trio-proxy-test")
-    return await greeter.open(BROKER, addresses, credentials or FakeCredentials(), make_connect)
+    greeter = BrokerLinkFactory(Dialer(msgspec.convert(limits, Brokers)), 4096, "pulsar-trio-proxy-test")
+    return await greeter.open_link(BROKER, addresses, credentials or FakeCredentials(), make_connect)
 
 
 async def failure(*addresses: str, **how: Any) -> BrokerLinkFailed:

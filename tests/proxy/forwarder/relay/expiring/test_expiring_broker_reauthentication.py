@@ -196,7 +196,7 @@ async def test_both_sides_are_asked_at_the_same_time(
         now.s += 90
         await lane.broker.send_all(BROKER_ASKS[:30])
         await trio.testing.wait_all_tasks_blocked(0.01)
-        forwarder.relays.judge.send_due_challenges()
+        forwarder.relays.reauthentication.send_due_challenges()
         await expect_to_client(lane, CHALLENGE)
         await lane.broker.send_all(BROKER_ASKS[30:] + message_frame())
         await expect_to_client(lane, message_frame())
@@ -250,7 +250,7 @@ async def test_where_neither_ends_the_relay_is_blind(
     forwarder = await begun(place, lane, now, judges, broker_host="")
     await lane.broker.send_all(b"anything")
     await expect_to_client(lane, b"anything")
-    assert forwarder.relays.followed() == []
+    assert forwarder.relays.expiring_sessions() == []
 
 
 async def test_a_challenge_right_behind_connected_begins_no_relay(
@@ -305,21 +305,21 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
     monkeypatch.setattr(PipePool, "_may_make", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
     pool = forwarder.relays._pool
     large = [pipe for free in pool._free.values() for pipe in free if pipe.size_bytes > SMALL_PIPE_BYTES]
-    mover = forwarder.relays._engine.mover
+    mover = forwarder.relays._engine.pump
     monkeypatch.setattr(mover, "_ready", None)
     for free in pool._free.values():
         free.clear()
-    pool.give(small := pool._make(SMALL_PIPE_BYTES))
+    pool.release_pipe(small := pool._make(SMALL_PIPE_BYTES))
     monkeypatch.setattr(small, "size_bytes", SMALL_PIPE_BYTES)
     await lane.broker.send_all(BROKER_ASKS)
-    await until(lambda: mover.unsure)
+    await until(lambda: mover.to_recheck)
     for number in range(3):
         await lane.client.send_all(send_frame(b"%d" % number))
         await expect_to_broker(lane, send_frame(b"%d" % number))
     in_hand = [] if mover._ready is None else [mover._ready]
     assert [*in_hand, *(pipe for free in pool._free.values() for pipe in free)] == [small]
     for pipe in large:
-        pool.give(pipe)
+        pool.release_pipe(pipe)
     await expect_to_broker(lane, proxys_answer(b"1" + credentials.padding))
 
 
@@ -414,9 +414,9 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     await lane.client.send_all(frame[:1000])
     await expect_to_broker(lane, frame[:1000])
     await lane.broker.send_all(BROKER_ASKS)
-    (followed,) = forwarder.relays.followed()
+    (followed,) = forwarder.relays.expiring_sessions()
     (relay,) = forwarder.relays._engine.relays
-    await until(lambda: relay.to_broker.framing is not None and relay.to_broker.framing.pending_injection)
+    await until(lambda: relay.to_broker.cursor is not None and relay.to_broker.cursor.pending_injection)
     followed.control.start_closing(CloseReason.MAX_AGE)
     await lane.client.send_all(frame[1000:])
     assert await read_all(lane.broker) == frame[1000:]
@@ -587,7 +587,7 @@ async def test_the_table_says_where_the_exchange_stands(
     credentials.rounds = 2
     credentials.gate = trio.Event()
     forwarder = await begun(place, lane, now, judges)
-    (followed,) = forwarder.relays.followed()
+    (followed,) = forwarder.relays.expiring_sessions()
     cells, cell = forwarder.relays._table.cells, framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE
 
     async def stands_at(phase: int) -> None:
@@ -633,6 +633,6 @@ async def test_the_table_says_that_an_exchange_was_given_up(  # noqa: PLR0917 --
     credentials.padding = bytes(BROKER_ANSWER_BYTES_MAX)
     await lane.broker.send_all(SERVER_FIRST)
     await until(lambda: failed(forwarder, why) == 1)
-    (followed,) = forwarder.relays.followed()
+    (followed,) = forwarder.relays.expiring_sessions()
     cells = forwarder.relays._table.cells
     await until(lambda: cells[framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE] == 0)

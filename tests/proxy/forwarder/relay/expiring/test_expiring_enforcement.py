@@ -42,6 +42,7 @@ from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SES
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
 from proxy.runtime.rpc.client import RpcConnectionLost
@@ -95,7 +96,7 @@ class Stage:
             assert error_in(await read_all(self.client)).error.message == text
 
     def asked(self) -> None:
-        self.relays.judge.send_due_challenges()
+        self.relays.reauthentication.send_due_challenges()
 
     async def settle(self) -> None:
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -162,16 +163,17 @@ async def begin(
                 now=now,
             )
             await relays.begin(
-                our_client,
-                our_broker,
-                about_relay(),
-                first_to_broker=first,
-                first_to_client=b"",
-                config=RelayConfig(),
-                session=known,
+                RelayStart(
+                    our_client,
+                    our_broker,
+                    about_relay(),
+                    first_to_broker=first,
+                    config=RelayConfig(),
+                    session=known,
+                )
             )
             stage = Stage(relays, metrics, now, judges, client, broker)
-        stage.relays.judge.fraction = lambda: 0.0
+        stage.relays.reauthentication.fraction = lambda: 0.0
         await trio.testing.wait_all_tasks_blocked()
         return stage
 
@@ -425,7 +427,7 @@ async def test_an_observed_one_can_leave(begin: Any, was_used: bool) -> None:
     if was_used:
         stage.now.s += 101
         await stage.must_pass()
-    (followed,) = stage.relays.followed()
+    (followed,) = stage.relays.expiring_sessions()
     await stage.client.send_all(SEND[:20])  # what ends is in the middle of a frame
     await stage.settle()
     stage.now.s += 101
@@ -565,7 +567,7 @@ async def test_a_successor_asks_nobody_whose_failure_was_observed(
     second = await successor(place, "killed")
     second.relays.enforcement.configure(observing())
     now.s += 5
-    second.relays.judge.send_due_challenges()
+    second.relays.reauthentication.send_due_challenges()
     await stage.must_come()
 
 
@@ -596,7 +598,7 @@ def observed_in(it: Any, reason: str) -> float:
 
 def observe(it: Any) -> Any:
     """Have a session's ends observed."""
-    it.relays.enforcement.configure(it.backends.config)
+    it.relays.enforcement.configure(it.workers.config)
     return it
 
 
@@ -609,12 +611,12 @@ async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
     await it.must_serve()
     assert observed_in(it, "expired") == 0
     await it.at(101)
-    assert it.session.renewal.has_expired
+    assert it.session.lifetime.has_expired
     for request_id in range(5):
         await it.must_serve(request_id)
     assert observed_in(it, "expired") == 1
     assert it.counted() == (0, 0, 0)
-    assert not it.session.renewal.has_expired, "its frames are not looked at one by one any more"
+    assert not it.session.lifetime.has_expired, "its frames are not looked at one by one any more"
     it.relays.enforcement.configure(ENFORCING)
     await it.client.say(lookup())
     await it.must_be_over("session_expired", EXPIRED)

@@ -62,7 +62,7 @@ async def framed(place: Place, lane: Lane, now: Now, judges: Judges, **fields: A
 
 
 def ask(forwarder: Forwarder) -> None:
-    forwarder.relays.judge.send_due_challenges()
+    forwarder.relays.reauthentication.send_due_challenges()
 
 
 async def expect_end(lane: Lane, text: str, *, before: bytes = b"") -> None:
@@ -109,7 +109,7 @@ async def test_of_large_frames_only_headers_are_looked_at(place: Place, lane: La
     """A look costs a copy; where frames are small again, one look serves many."""
     forwarder = await framed(place, lane, now, judges)
     (relay,) = forwarder.relays._engine.relays
-    framing = relay.to_broker.framing
+    framing = relay.to_broker.cursor
     assert framing is not None
     for frames, look_bytes in ((send_frame(bytes(150_000)) * 3, HEADER_LOOK_BYTES), (send_frame() * 50, PEEK_BYTES)):
         await lane.client.send_all(frames)
@@ -297,7 +297,7 @@ async def test_nobody_can_judge(place: Place, lane: Lane, now: Now, judges: Judg
     ask(forwarder)
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     await lane.client.send_all(answer())
-    await until(lambda: forwarder.relays.judge._due)
+    await until(lambda: forwarder.relays.reauthentication._due)
     ask(forwarder)
     now.s += 1.1
     judges.verdict = identity
@@ -670,7 +670,7 @@ async def test_a_broker_that_ends_while_the_client_is_being_seen_off(
     forwarder = await framed(place, lane, now, judges)
     now.s += 150
     await lane.client.send_all(send_frame())
-    await until(lambda: forwarder.relays._engine.mover.half_closed)
+    await until(lambda: forwarder.relays._engine.pump.half_closed)
     await lane.broker.send_all(message_frame(b"last"))
     await lane.broker.send_eof()
     await expect_end(lane, SESSION_EXPIRED, before=message_frame(b"last"))
@@ -748,7 +748,7 @@ async def test_a_session_that_never_ends_is_blind(place: Place, lane: Lane, now:
     forwarder = await framed(place, lane, now, judges, lifetime_ms=0)
     await lane.client.send_all(b"anything" + answer())
     assert await read(lane.broker, 8 + len(answer())) == b"anything" + answer()
-    assert forwarder.relays.followed() == []
+    assert forwarder.relays.expiring_sessions() == []
 
 
 async def test_no_relay_begins_with_what_is_no_frame(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
@@ -769,11 +769,11 @@ async def test_those_who_look_see_all_that_are_followed(place: Place, lane: Lane
     async with open_lane() as blind, open_lane() as counted_only:
         await forwarder.begin(blind)
         await forwarder.begin(counted_only, session=session(now, judges, clock=None, counts_messages=True))
-        ends = [one.clock and one.clock.expires_at_s for one in forwarder.relays.followed()]
+        ends = [one.clock and one.clock.expires_at_s for one in forwarder.relays.expiring_sessions()]
         assert ends == [now.s + 100, None]
         await lane.client.send_eof()
         await lane.broker.send_eof()
-        await until(lambda: len(forwarder.relays.followed()) == 1)
+        await until(lambda: len(forwarder.relays.expiring_sessions()) == 1)
 
 
 @pytest.mark.conforms("pip-1.15")
