@@ -22,7 +22,7 @@ from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.expiring.reauthentication import NoReauthReason
+from proxy.forwarder.relay.expiring.reauthentication_metrics import NoReauthReason
 from proxy.forwarder.relay.expiring.relay_session import (
     ChallengePermission,
     Reauthenticate,

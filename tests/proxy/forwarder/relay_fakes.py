@@ -23,7 +23,7 @@ from proxy.forwarder.relay.expiring.broker_reauthentication import (
     BrokerReauthenticationFactory,
     BrokerReauthenticationMetrics,
 )
-from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.relay_session import (
     ReauthenticatorFactory,
     RelaySession,
