@@ -74,7 +74,7 @@ class FakePool:
         self.answers: dict[int, Any] = {}
         self.reached = True
 
-    def pick(self) -> FakeClient:
+    def pick_client(self) -> FakeClient:
         self.clients.append(FakeClient(self.answers, reached=self.reached))
         return self.clients[-1]
 
