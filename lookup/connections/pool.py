@@ -137,7 +137,9 @@ class BrokerPool:
     async def connection_apart(
         self, broker: HostPort, locate: Locate, asker: LookupPrincipal, company: Company
     ) -> BrokerConnection:
-        """A connection for a company of suspects alone (see lookup.connections.isolated). Raises as ``connection`` does."""
+        """A connection for a company of suspects alone (see lookup.connections.isolated). Raises as ``connection``
+        does.
+        """
         self._check_not_retired()
 
         async def open_connection(broker: HostPort, target: Target) -> BrokerConnection:

@@ -2,7 +2,8 @@
 
 A client names the broker it wants, and the broker is shown the proxy's own credentials: so this is the guard against
 giving them to anybody else, and against using the proxy to reach anything else. A target is allowed if it is a broker
-of ``brokers.service_url`` (see lookup.brokers.configured), or if the operator's further rules have it. Each time it is looked
+of ``brokers.service_url`` (see lookup.brokers.configured), or if the operator's further rules have it. Each time it
+is looked
 at afresh (PIP-307): the port, then the host and every address that it resolves to. The caller dials exactly an address
 that was checked, so no second answer of a name server can lead elsewhere. What a name resolves to is kept for its TTL,
 and may be used for as long again (10 s at most) while it is asked for in the background.
@@ -107,7 +108,7 @@ class TargetRules:
         if self._through_proxy:
             return await self._proxy(broker)
         try:
-            found = await self._resolver.addresses(broker.host, owner=owner)
+            found = await self._resolver.resolve_addresses(broker.host, owner=owner)
         except ResolutionFailed as error:
             raise TargetDenied("unknown_host", str(error)) from None
         if not self._brokers.own.has_host(broker.host):

@@ -106,7 +106,8 @@ def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
 def _peer_pidfd(sock: trio.socket.SocketType) -> int | None:
     """A descriptor of the process that connected, which stays its own; None where the kernel knows no such thing.
 
-    Raises AncestryUnknown where there is none any more: some kernels have none for a process that has ended (EINVAL up to
+    Raises AncestryUnknown where there is none any more: some kernels have none for a process that has ended (EINVAL
+    up to
     Linux 6.15), and its number may be another's.
     """
     try:

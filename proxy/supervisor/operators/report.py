@@ -36,7 +36,8 @@ STATUS_BYTES_MAX = 256 * 1024
 """Of one worker: of a forwarder's, 20 sessions of principals of 1 KiB are the most."""
 
 LOOKUP_STATUS_BYTES_MAX = 2 * 1024 * 1024
-"""Of one lookup worker: 1,024 brokers (lookup.brokers.discovery.ENDPOINTS_MAX), each with a name of 253 bytes, addresses of
+"""Of one lookup worker: 1,024 brokers (lookup.brokers.discovery.ENDPOINTS_MAX), each with a name of 253 bytes,
+addresses of
 both families, and why neither can be reached (which says the name again).
 """
 

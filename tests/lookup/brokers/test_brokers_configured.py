@@ -1,4 +1,5 @@
-"""lookup.brokers.configured: which targets are brokers of ``brokers.service_url``, and need no further word of the operator.
+"""lookup.brokers.configured: which targets are brokers of ``brokers.service_url``, and need no further word of the
+operator.
 
 DNS is a name server in memory. A stranger has a name server of their own, and certificates for the names in it; another
 tenant can make names in the operator's zone.

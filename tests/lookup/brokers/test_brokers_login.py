@@ -1,4 +1,5 @@
-"""lookup.brokers.login and lookup.brokers.credential_checks: what brokers say to the proxy's own credentials, and that no client has a say."""
+"""lookup.brokers.login and lookup.brokers.credential_checks: what brokers say to the proxy's own credentials, and
+that no client has a say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""lookup.connections.broker_connection: requests of many clients over one connection, matched to their answers by our own ids."""
+"""lookup.connections.broker_connection: requests of many clients over one connection, matched to their answers by
+our own ids."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field

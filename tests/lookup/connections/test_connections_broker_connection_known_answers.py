@@ -1,4 +1,5 @@
-"""lookup.connections.broker_connection: answers that came before are known again, and mean just what they would if parsed."""
+"""lookup.connections.broker_connection: answers that came before are known again, and mean just what they would if
+parsed."""
 
 from __future__ import annotations
 

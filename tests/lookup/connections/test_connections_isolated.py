@@ -1,4 +1,5 @@
-"""lookup.connections.isolated and lookup.connections.losses: a request upon which brokers close connections costs nobody else an answer."""
+"""lookup.connections.isolated and lookup.connections.losses: a request upon which brokers close connections costs
+nobody else an answer."""
 
 from __future__ import annotations
 

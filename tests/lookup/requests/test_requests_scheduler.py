@@ -1,4 +1,5 @@
-"""lookup.requests.scheduler: who is let in, what is asked once for several, and that each gets one answer, under its own id."""
+"""lookup.requests.scheduler: who is let in, what is asked once for several, and that each gets one answer, under
+its own id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""lookup.targets.rules: a client is only relayed to where the operator's rules allow, at the addresses that were checked."""
+"""lookup.targets.rules: a client is only relayed to where the operator's rules allow, at the addresses that were
+checked."""
 
 import ipaddress
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""proxy.admin.supervisor_client and proxy.supervisor.operators.admin_channel: both ends of the line on which the admin worker
+"""proxy.admin.supervisor_client and proxy.supervisor.operators.admin_channel: both ends of the line on which the
+admin worker
 asks."""
 
 from __future__ import annotations

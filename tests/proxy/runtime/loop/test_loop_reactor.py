@@ -334,7 +334,7 @@ class SpyOnPolls:
         reactor._alarm = self  # type: ignore[assignment]
 
     def arm(self, seconds: float) -> None:
-        """As an Alarm's."""
+        """As a TimerFd's."""
         self.alarms.append(seconds)
 
     def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
