@@ -48,28 +48,28 @@ BROKER_CHALLENGE_BYTES_MAX = 1 << 16
 
 
 class CloseReason(enum.IntEnum):
-    """Reason why the proxy closes a relay. A forwarder's successor reads the numbers."""
+    """Why a followed relay is being closed. The numbers are what a successor reads."""
 
     NOT_CLOSING = 0
     ERROR_SENT = 1
-    """The client has received its error; only the ends of both directions are left."""
+    """The client has been told."""
     EXPIRED = 2
     FAILED = 3
-    """The client failed to authenticate itself again."""
+    """The client was to authenticate itself again, and did not."""
     CORRUPT = 4
-    """No further frame boundary can be found, or none that the broker would find, too."""
+    """No boundary can be found any more, or none that the broker would find, too."""
     STILL_SERVED = 5
-    """The session is expired and unused, but past its grace the broker still sends more than PING and PONG."""
+    """It has expired and is not used, but past its grace the broker still sends more than PING and PONG."""
     MAX_AGE = 6
-    """The connection has reached `limits.max_connection_age_ms`."""
+    """Its connection has reached `limits.max_connection_age_ms`."""
     SHUT_DOWN = 7
     """The cluster is draining."""
     OUT_OF_TURN = 8
-    """The broker challenges the proxy in a way that no broker does."""
+    """The broker asks the proxy itself for credentials as no broker does."""
 
 
 PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})
-"""Reasons for which the proxy closes a relay without any fault of the client or the broker."""
+"""Why a relay is closed although nothing is wrong with it."""
 
 
 BROKER_STOP_TYPES = frozenset({BaseCommand.AUTH_CHALLENGE})
