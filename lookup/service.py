@@ -17,7 +17,7 @@ from lookup.targets.name_resolver import TargetResolver
 from lookup.targets.rules import TargetDenied, TargetRules
 from proto.addresses import client_network
 from proto.connect_rules import OriginalCredentials
-from proto.envelope import EnvelopeRefused, parse_embedded_request, verify_envelope_principal, verify_target_principal
+from proto.envelope import EnvelopeRefused, EnvelopeVerifier, parse_embedded_request
 from proto.lookup_answers import ClientAnswer
 from proto.lookup_kinds import failure
 from proto.pulsar_pb2 import CommandConnected
@@ -60,6 +60,7 @@ class LookupService:
         self._context = context
         self._turn = current_tick()
         self._metrics = LookupMetrics(context.registry)
+        self._verifier = EnvelopeVerifier()
         self._askers = LookupPrincipals()
         self._broker_metrics = BrokerMetrics(context.registry)
         self._auth = context.new_rpc_pool(Role.AUTH)
@@ -146,7 +147,7 @@ class LookupService:
     def _envelope(self, data: bytes, _caller: Caller, answer: ReplyStream) -> None:
         request = EnvelopeRequest.FromString(data)
         try:
-            principal = verify_envelope_principal(request, self._seal_key, self._now_unix_ms())
+            principal = self._verifier.verify_envelope(request, self._seal_key, self._now_unix_ms())
         except EnvelopeRefused as refused:
             name = self._refused(request, refused)
             answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
@@ -210,7 +211,7 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            verify_target_principal(request, self._seal_key, int(time.time() * 1000))
+            self._verifier.verify_target(request, self._seal_key, int(time.time() * 1000))
         except EnvelopeRefused as refused:
             self._metrics.target_denied("bad_principal")
             get_logger().warning(
