@@ -181,8 +181,8 @@ class FakeAuthentication:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def tell(self, method: int, request: AuthenticateRequest, *, timeout_s: float) -> None:
-        """In place of RpcClient.tell."""
+    def send_notification(self, method: int, request: AuthenticateRequest, *, timeout_s: float) -> None:
+        """In place of RpcClient.send_notification."""
         assert (method, request.over) == (Method.AUTHENTICATE, True)
         self.given_up.append(request.authentication_id)
 
