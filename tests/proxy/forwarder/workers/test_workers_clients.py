@@ -211,7 +211,9 @@ async def test_each_client_has_rounds_of_its_own() -> None:
     client = FakeClient(setup.auth.answers)
     setup.auth.pick_client = lambda: client  # type: ignore[method-assign]
     for _ in range(2):
-        await setup.worker_clients.new_authentication_exchange(client_end(), connect().connect).authenticate_round(connect())
+        await setup.worker_clients.new_authentication_exchange(client_end(), connect().connect).authenticate_round(
+            connect()
+        )
     ids = {request.authentication_id for _, request, _, _ in client.calls}
     assert len(ids) == 2
 
@@ -220,16 +222,18 @@ async def test_a_lost_connection_in_a_round_passes() -> None:
     setup = Setup()
     setup.auth.answers[Method.AUTHENTICATE] = RpcConnectionLost("gone")
     with pytest.raises(RpcError):
-        await setup.worker_clients.new_authentication_exchange(client_end(), connect().connect).authenticate_round(connect())
+        await setup.worker_clients.new_authentication_exchange(client_end(), connect().connect).authenticate_round(
+            connect()
+        )
 
 
 @pytest.mark.parametrize("forwards", [False, True])
 async def test_credentials_are_kept_for_forwarding_only_where_the_configuration_says_so(forwards: bool) -> None:
     setup = Setup(brokers={"forward_authorization_credentials": forwards})
     setup.auth.answers[Method.AUTHENTICATE] = authenticated()
-    identity = await setup.worker_clients.new_authentication_exchange(client_end(), connect().connect).authenticate_round(
-        connect()
-    )
+    identity = await setup.worker_clients.new_authentication_exchange(
+        client_end(), connect().connect
+    ).authenticate_round(connect())
     assert isinstance(identity, ClientIdentity)
     assert identity.original == (OriginalCredentials("token", SECRET.decode()) if forwards else None)
 
