@@ -16,7 +16,7 @@ from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.targets.name_resolver import TargetResolver
 from lookup.targets.rules import TargetDenied, TargetRules
 from proto.connect_rules import OriginalCredentials
-from proto.envelope import EnvelopeRefused, parse_embedded_request, verify_envelope_principal, verify_target_principal
+from proto.envelope import EnvelopeRefused, EnvelopeVerifier, parse_embedded_request
 from proto.lookup_answers import ClientAnswer
 from proto.lookup_kinds import failure_answer
 from proto.lookup_requests import RequestParser
@@ -63,6 +63,7 @@ class LookupService:
         self._metrics = LookupMetrics(context.registry)
         self._principals = LookupPrincipals()
         self._request_parser = RequestParser()
+        self._verifier = EnvelopeVerifier()
         self._broker_metrics = BrokerMetrics(context.registry)
         self._auth = context.new_rpc_pool(Role.AUTH)
         lookups = self._build_collaborators(context.config, None, None)
@@ -150,7 +151,7 @@ class LookupService:
     def _handle_envelope(self, data: bytes, _caller: Caller, answer: ReplyStream) -> None:
         request = EnvelopeRequest.FromString(data)
         try:
-            principal = verify_envelope_principal(request, self._seal_key, self._now_unix_ms())
+            principal = self._verifier.verify_envelope(request, self._seal_key, self._now_unix_ms())
         except EnvelopeRefused as refused:
             name = self._refuse_envelope(request, refused)
             answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
@@ -216,6 +217,7 @@ class LookupService:
         response = ResolveTargetResponse()
         try:
             principal = verify_target_principal(request, self._seal_key, int(time.time() * 1000))
+        self._verifier = EnvelopeVerifier()
         except EnvelopeRefused as refused:
             self._metrics.count_denied_target("bad_principal")
             get_logger().warning(

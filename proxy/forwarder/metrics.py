@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationMetrics
-from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 
 

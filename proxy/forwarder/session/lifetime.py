@@ -19,7 +19,7 @@ from proto.session_clock import CommandDecision, SessionClock
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.expiring.reauthentication import NoReauthReason
+from proxy.forwarder.relay.expiring.reauthentication_metrics import NoReauthReason
 from proxy.forwarder.relay.expiring.relay_session import (
     ChallengePermission,
     Reauthenticate,

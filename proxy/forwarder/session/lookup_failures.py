@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.frames import encode_frame
-from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure, kind_of
+from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure_answer, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse, Status
 from proxy.runtime.rpc.client import RpcCallRefused, RpcError
@@ -47,4 +47,4 @@ def parse_request(request: bytes) -> tuple[BaseCommand, LookupKind]:
 
 def failure_frame(command: BaseCommand, kind: LookupKind, code: int, text: str) -> bytes:
     """Return the frame that tells a client that its request failed."""
-    return encode_frame(failure(kind, client_request_id(command, kind), code, text).SerializeToString())
+    return encode_frame(failure_answer(kind, client_request_id(command, kind), code, text).SerializeToString())

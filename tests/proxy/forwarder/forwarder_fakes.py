@@ -34,7 +34,12 @@ from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.session.services import SessionServices
-from proxy.forwarder.workers.authentication import AuthenticationExchange, ClientEndpoint, ClientIdentity
+from proxy.forwarder.workers.authentication import (
+    AuthenticationExchange,
+    ClientEndpoint,
+    ClientIdentity,
+    ExchangeSettings,
+)
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
@@ -296,9 +301,11 @@ class FakeWorkerClients:
             self.authentication,  # type: ignore[arg-type]
             client,
             connect,
-            timeout_s=seconds(self.config.limits.handshake_timeout_ms),
-            forwards_credentials=self.config.brokers.forward_authorization_credentials,
-            one_round_methods=frozenset({"token"}),
+            ExchangeSettings(
+                timeout_s=seconds(self.config.limits.handshake_timeout_ms),
+                forwards_credentials=self.config.brokers.forward_authorization_credentials,
+                one_round_methods=frozenset({"token"}),
+            ),
         )
 
     async def broker_profile(self) -> CommandConnected | None:
