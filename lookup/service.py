@@ -216,8 +216,7 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            principal = verify_target_principal(request, self._seal_key, int(time.time() * 1000))
-        self._verifier = EnvelopeVerifier()
+            principal = self._verifier.verify_target(request, self._seal_key, int(time.time() * 1000))
         except EnvelopeRefused as refused:
             self._metrics.count_denied_target("bad_principal")
             get_logger().warning(

@@ -124,7 +124,8 @@ class AnswerTemplates:
 
 
 def _id_position(command: bytes) -> int | None:
-    """Where the request id stands in an answer, if it is written as protobuf would and has PROXY_ID_BYTES: then any other
+    """Where the request id stands in an answer, if it is written as protobuf would and has PROXY_ID_BYTES: then any
+    other
     id of as many bytes may stand there instead, and nothing else is different.
     """
     parsed = parse_command(command)

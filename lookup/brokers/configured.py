@@ -58,7 +58,9 @@ class ConfiguredBrokers:
 def configured_brokers(
     hosts: Iterable[HostPort], names: Iterable[str], endpoints: Iterable[tuple[HostPort, tuple[str, ...]]]
 ) -> ConfiguredBrokers:
-    """What is configured_brokers by the hosts of a URL, their whole names, and the brokers that were found with their addresses."""
+    """What is configured_brokers by the hosts of a URL, their whole names, and the brokers that were found with
+    their addresses.
+    """
     by_address: dict[Address, HostPort] = {}
     by_address_and_port: dict[tuple[Address, int], HostPort] = {}
     ports = set()
