@@ -1,4 +1,4 @@
-"""The lookup worker's service: Envelopes in, answers out (KIP-590); and which targets a relay may open."""
+"""The lookup worker's service: Envelopes in, answers out (KIP-590); and checks of relay targets."""
 
 import time
 from functools import partial
@@ -55,7 +55,7 @@ _NOT_A_FORWARDER = EnvelopeResponse(
 
 
 class LookupService:
-    """See the module."""
+    """RPC service of a lookup worker: builds the collaborators from the configuration, and serves forwarders."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -72,7 +72,7 @@ class LookupService:
     def _build_collaborators(
         self, config: Config, brokers: BrokerDirectory | None, profile: CommandConnected | None
     ) -> LookupExecutor:
-        """Build everything that depends on the configuration, on top of what is known of the brokers."""
+        """Build all that depends on the configuration; the brokers' health and the pool's profile carry over."""
         dialer = Dialer(config.brokers)  # may raise; nothing has changed yet
         self._config = config
         configured = self._resolver("brokers")
@@ -86,7 +86,7 @@ class LookupService:
         return LookupExecutor(config, self._pool, self._rules, self._brokers)
 
     def _login_function(self, config: Config, dialer: Dialer) -> LogIn:
-        """Make what logs in at a broker with the proxy's own credentials."""
+        """Return a function that logs in at a broker with the proxy's own credentials."""
         greeter = BrokerLinkFactory(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
 
         async def log_in_at(broker: Endpoint) -> LoginResult:
@@ -96,7 +96,11 @@ class LookupService:
         return log_in_at
 
     def _resolver(self, names: str) -> Resolver:
-        """Of one group of names: the operator's, those below them or said by brokers, or any that clients choose."""
+        """Return a resolver for one group of names.
+
+        ``names``: "brokers" (the operator's), "known_targets" (below those, or named by brokers) or "targets" (any
+        other that clients choose).
+        """
         brokers = self._config.brokers
         return Resolver(
             self._context.nursery,
@@ -107,7 +111,7 @@ class LookupService:
         )
 
     def handlers(self) -> dict[int, Handler | StreamingHandler]:
-        """The methods served to forwarders."""
+        """Return the methods served to forwarders."""
         return {
             Method.ENVELOPE: StreamingHandler(self._handle_envelope, unauthorized_response=_NOT_A_FORWARDER),
             Method.RESOLVE_TARGET: self._resolve_target,
@@ -115,7 +119,7 @@ class LookupService:
         }
 
     async def start(self) -> None:
-        """Begin to look after brokers. A broker that is down does not keep the cluster from starting."""
+        """Start to watch brokers. A broker that is down does not keep the cluster from starting."""
         self._context.nursery.start_soon(self._auth.run)
         self._context.nursery.start_soon(self._scheduler.run)
         self._start_collaborators()
@@ -133,7 +137,7 @@ class LookupService:
         self._context.nursery.start_soon(old_pool.retire_after, patience_s)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:  # noqa: ARG002
-        """Answer what is under way."""
+        """Answer the lookups under way."""
         await self._scheduler.under_way.wait_until_empty(timeout_s=timeout_s)
 
     def status(self) -> dict[str, object]:
@@ -173,12 +177,14 @@ class LookupService:
 
     @property
     def _seal_key(self) -> bytes | None:
-        """What principals are sealed with; None where clients are not authenticated."""
+        """The key of principals' seals; None where clients are not authenticated."""
         return self._context.seal_key if self._config.authentication.enabled else None
 
     def _now_unix_ms(self) -> int | None:
-        """The time that principals of Envelopes must outlast; None: none, since sessions go on past their end. Which
-        listener a client came in at, only the forwarder says, so one that observes is enough.
+        """Return the time that principals of Envelopes must outlast, in milliseconds since 1970.
+
+        None: they need not, since sessions go on past their end. Only the forwarder knows at which listener a client
+        came in, so one listener that observes is enough.
         """
         return None if any(observed_listeners(self._config)) else int(time.time() * 1000)
 
@@ -189,14 +195,14 @@ class LookupService:
         return self._principals.get_principal(principal, credentials)
 
     def _refuse_envelope(self, request: EnvelopeRequest, refused: EnvelopeRefused) -> str:
-        """Count and log; gives the error's name."""
+        """Count and log a refused Envelope or request; return the error's name."""
         name = EnvelopeResponse.Error.Name(refused.error)
         self._metrics.count_envelope_error(name)
         get_logger().warning("an Envelope was refused", client=request.client_address, error=name, reason=str(refused))
         return name
 
     def _refuse_request(self, refused: RequestRefused, index: int, sender: RequestBatch) -> None:
-        """Answer its sender alone: upon this request a broker would close the connection that others share."""
+        """Refuse a request to its client alone: upon it a broker would close the connection that others share."""
         kind = refused.kind
         self._metrics.count_invalid_request(kind.name, refused.reason)
         get_logger().warning(

@@ -32,7 +32,7 @@ AnswerChallenge = Callable[[bytes], Awaitable[tuple[str, bytes]]]
 
 
 class AnswerReceiver(Protocol):
-    """Who waits for an answer."""
+    """Receiver of a broker's answer to one request."""
 
     kind: LookupKind
     """What kind of request it is."""
@@ -40,7 +40,7 @@ class AnswerReceiver(Protocol):
     """The id of our own under which it was asked."""
 
     def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
-        """Take the answer, or None where the connection was lost; called once, in the task that reads."""
+        """Handle the answer, or None where the connection was lost; called once, in the task that reads."""
         ...
 
 
@@ -56,11 +56,9 @@ class BrokerConnectionLost(Exception):
 
 
 class BrokerConnection:
-    """Ask with ``ask`` or ``request``; ``run`` reads the answers until the connection ends.
+    """Connection to a broker that multiplexes the lookups of one principal.
 
-    ``keep_alive_s``: how long it may be silent before it is asked whether it is there; ``patience_s``: the same while
-    somebody waits for an answer. ``renew_at``: when another one should take its place, in Trio's time. ``shapes``:
-    answers that came before, also over other connections.
+    ``send_request`` and ``request_answer`` send; ``run`` reads the answers until the connection ends.
     """
 
     def __init__(
@@ -103,11 +101,14 @@ class BrokerConnection:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Return True if no request waits for an answer."""
         return not self._pending
 
     def send_request(self, request: LookupRequest, receiver: AnswerReceiver, now: float) -> None:
-        """Send a request at the end of the turn, under an id of our own. Raises BrokerConnectionLost."""
+        """Send a request at the end of the event loop's tick, under one of the proxy's own ids.
+
+        Raises BrokerConnectionLost where the connection is closed; later losses are reported to ``receiver``.
+        """
         if self.closed:
             raise BrokerConnectionLost(f"{self.broker} closed the connection")
         receiver.proxy_id = number = next(self._proxy_ids)
@@ -123,7 +124,7 @@ class BrokerConnection:
             self._tick.schedule_flush(self)
 
     def flush(self) -> None:
-        """Send what was asked in this turn."""
+        """Write the requests of this tick in one piece."""
         requests, self._unsent = self._unsent, []
         try:
             self._writer.write(b"".join(requests))
@@ -131,7 +132,7 @@ class BrokerConnection:
             self._fail_requests(list(self._pending)[-len(requests) :])
 
     def forget_request(self, receiver: AnswerReceiver) -> None:
-        """Nobody waits any more; an answer that still comes is dropped."""
+        """Drop a request whose answer is no longer wanted; an answer that still comes is ignored."""
         self._pending.pop(receiver.proxy_id, None)
         if self._retires_after_use and self._retired and not self._pending:
             self.close()
@@ -172,22 +173,22 @@ class BrokerConnection:
             get_logger().debug("a connection for lookups has ended", broker=str(self.broker), reason=reason)
 
     def retire_when_idle(self) -> None:
-        """Another one has taken its place: end once nobody waits for an answer."""
+        """Take no part in new lookups; close once no request waits for an answer."""
         self._retired = True
         if not self._pending:
             self.close()
 
     def retire_after_use(self) -> None:
-        """It is there for a few requests only: end once these are answered."""
+        """Close once the requests that are about to be sent are answered: it serves one suspect group only."""
         self._retires_after_use = True
 
     def close(self) -> None:
-        """End the connection; who still waits gets BrokerConnectionLost."""
+        """Close the connection; requests that still wait end with BrokerConnectionLost."""
         self.closed = self._no_request_is_to_blame = True
         self._scope.cancel()
 
     def _fail_requests(self, numbers: list[bytes]) -> None:
-        """Tell those who wait that no answer will come."""
+        """Report to the receivers of these requests that no answer will come."""
         with self._tick:
             for number in numbers:
                 asked = self._pending.pop(number, None)
@@ -219,7 +220,7 @@ class BrokerConnection:
             data = self._decoder.take_unread_data()
 
     def _deliver_known_answers(self, data: bytes) -> int:
-        """Take the answers in front that came before, but for their ids, and are not parsed again; how many bytes."""
+        """Deliver the leading answers that match a template without parsing them; return how many bytes they took."""
         find, pending, at = self._answer_templates.find_answer, self._pending, 0
         while (found := find(data, at)) is not None:
             answer, number, at = found
@@ -255,7 +256,10 @@ class BrokerConnection:
             raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
 
     async def _answer_challenge(self, challenge: bytes) -> None:
-        """The broker wants fresh credentials (PIP-55): the proxy's own, or a client's, which nobody here has."""
+        """Send the fresh credentials that the broker wants (PIP-55).
+
+        Where they would be a client's, which no worker holds, RemoteProtocolError ends the connection.
+        """
         if self._make_challenge_answer is None:
             raise RemoteProtocolError(f"{self.broker} wants fresh credentials of a client")
         method, data = await self._make_challenge_answer(challenge)
@@ -263,10 +267,10 @@ class BrokerConnection:
         self._writer.write(commands.auth_response("pulsar-trio-proxy", version, method, data))
 
     async def _keep_alive(self) -> None:
-        """Ping a broker that says nothing; one that then says nothing either is given up.
+        """Ping a silent broker, and give it up if it stays silent.
 
-        Where somebody waits for an answer the patience is short: a broker that has frozen would otherwise take all of a
-        lookup's time, and another one none.
+        While a request waits, the limit is shorter: a broker that has frozen would otherwise use up all of the lookup's
+        time, and leave none for another broker.
         """
         while True:
             now = trio.current_time()
@@ -283,7 +287,7 @@ class BrokerConnection:
             await self._wait_for_next_check(limit_s)
 
     async def _wait_for_next_check(self, limit_s: float) -> None:
-        """An idle connection sleeps for long, since there may be many; but not once somebody waits for an answer."""
+        """Sleep until the next check: long on an idle connection, since there may be many, but woken by a request."""
         if self._pending:
             await trio.sleep(limit_s / CHECKS_PER_SILENCE)
             return
@@ -293,7 +297,7 @@ class BrokerConnection:
 
 
 class _WaitingTask:
-    """A task that waits for an answer."""
+    """Receiver that wakes a task with the answer."""
 
     def __init__(self, kind: LookupKind) -> None:
         self.kind = kind

@@ -1,8 +1,8 @@
-"""The lookup worker's connections to brokers: one for each broker and principal, shared by all of its clients.
+"""Pool of the lookup worker's connections to brokers: one for each broker and principal, shared by its clients.
 
 Per principal, because the broker decides by the *connection's* original principal what a lookup may see (4.0.8; the
-lookup's own original_principal field is not used); and per forwarded credentials, where there are any. Bounded; idle
-connections end.
+lookup's own original_principal field is not used); and per forwarded credentials, where there are any. The pool is
+bounded, and closes idle connections.
 """
 
 import random
@@ -47,14 +47,14 @@ PoolKey = tuple[HostPort, LookupPrincipal]
 
 @dataclass(slots=True)
 class _ConnectAttempt:
-    """One attempt to open a connection; all who wait for it share what comes of it."""
+    """One attempt to open a connection; all tasks that wait for it share the outcome."""
 
     done: trio.Event = field(default_factory=trio.Event)
     connection: BrokerConnection | None = None
     failure: Exception | None = None
 
     def connection_or_raise(self) -> BrokerConnection:
-        """The connection, or what came instead of it."""
+        """Return the connection; raise the attempt's failure where there is none."""
         if self.connection is None:
             raise self.failure or RuntimeError("an attempt without an outcome")
         return self.connection
@@ -62,7 +62,7 @@ class _ConnectAttempt:
 
 @dataclass(slots=True)
 class _PoolSlot:
-    """One broker and principal: the connection, and the attempt to open one that is under way."""
+    """Slot of one broker and principal: the connection, and the attempt under way to open one."""
 
     locate: LocateBroker
     connection: BrokerConnection | None = None
@@ -70,7 +70,7 @@ class _PoolSlot:
 
 
 class BrokerPool:
-    """See the module. ``profile`` is what a broker last said in its CONNECTED, or None."""
+    """Bounded pool of connections by broker and principal. ``profile``: a broker's last CONNECTED, or None."""
 
     def __init__(
         self,
@@ -102,12 +102,15 @@ class BrokerPool:
         return sum(1 for slot in self._slots.values() if slot.connection is not None and not slot.connection.closed)
 
     async def run(self) -> None:
-        """Close what is idle, until ``retire``."""
+        """Close idle connections, until ``retire_after`` is called."""
         with self._scope:
             await run_every(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle_connections)
 
     def get_open_connection(self, broker: HostPort, asker: LookupPrincipal, now: float) -> BrokerConnection | None:
-        """The connection to a broker on somebody's behalf, if there is one; ``now`` in Trio's time."""
+        """Return the open connection to a broker for a principal, or None; ``now`` in Trio's time.
+
+        Where the connection is due for renewal, a new one is opened in the background.
+        """
         slot = self._slots.get((broker, asker))
         connection = None if slot is None else slot.connection
         if slot is None or connection is None or connection.closed:
@@ -117,10 +120,10 @@ class BrokerPool:
         return connection
 
     async def get_connection(self, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal) -> BrokerConnection:
-        """The connection to a broker on somebody's behalf, opened if need be.
+        """Return the connection to a broker for a principal, opened if need be.
 
-        ``locate`` is asked for the broker's (checked) name and addresses only where one must be opened; it may raise,
-        as BrokerLinkFailed is raised where it cannot be opened.
+        ``locate`` is called for the broker's (checked) name and addresses only where a connection must be opened, and
+        may raise. Raises BrokerLinkFailed where the connection cannot be opened.
         """
         self._check_not_retired()
         slot = self._slots.get((broker, asker))
@@ -137,9 +140,7 @@ class BrokerPool:
     async def get_isolated_connection(
         self, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal, company: SuspectGroup
     ) -> BrokerConnection:
-        """A connection for a company of suspects alone (see lookup.connections.isolated). Raises as ``connection``
-        does.
-        """
+        """Return a connection for one suspect group alone (lookup.connections.isolated); raises as ``get_connection``."""
         self._check_not_retired()
 
         async def open_connection(broker: HostPort, target: Target) -> BrokerConnection:
@@ -154,8 +155,10 @@ class BrokerPool:
     def _start_attempt(
         self, slot: _PoolSlot, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal
     ) -> _ConnectAttempt:
-        """Open a connection in a task of its own: whoever asked first may give up before it is there, and the others
-        must not begin again then.
+        """Start a task that opens a connection.
+
+        It is a task of its own: the first caller may give up before the connection is there, and the others must not
+        start again then.
         """
         slot.attempt, slot.locate = _ConnectAttempt(), locate
         self._nursery.start_soon(self._run_attempt, slot, slot.attempt, broker, locate, asker)
@@ -181,7 +184,7 @@ class BrokerPool:
             slot.connection.close()
 
     async def _open_connection(self, broker: HostPort, target: Target, asker: LookupPrincipal) -> BrokerConnection:
-        """A connection that shook hands; it is yet to be run."""
+        """Open a connection and shake hands; the caller must run it."""
         configured = self._config.brokers.credentials is not None
         credentials = credentials_for(self._auth, target.broker.host, configured=configured)
 
@@ -218,8 +221,9 @@ class BrokerPool:
         )
 
     def _evict_if_full(self) -> None:
-        """Bound the slots: of the principal with the most of those that nobody waits on, the one unused for longest
-        goes. Raises BrokerLinkFailed.
+        """Evict an unused slot where the pool is full; raise BrokerLinkFailed where all are in use.
+
+        The victim is the least recently used slot of the principal with the most unused ones.
         """
         if len(self._slots) < self._config.brokers.pooled_connections_max:
             return
@@ -247,7 +251,7 @@ class BrokerPool:
             slot.connection.close()
 
     async def retire_after(self, grace_s: float) -> None:
-        """Give the lookups under way their time, then close everything."""
+        """Let the lookups under way finish within ``grace_s``, then close all connections."""
         self._scope.cancel()
         await trio.sleep(grace_s)
         self._retired = True
@@ -264,8 +268,9 @@ def _last_used_at(slot: _PoolSlot) -> float:
 
 
 def _renew_at(expires_at_unix_ms: int) -> float:
-    """When a connection should be replaced whose credentials end then (0: never), in Trio's time (KIP-368: at a random
-    point within 85 to 95 % of the lifetime, so that not all are replaced at once).
+    """Return when to replace a connection whose credentials end at a time (0: never), in Trio's time.
+
+    KIP-368: at a random point within 85 to 95 % of the lifetime, so that not all are replaced at once.
     """
     if not expires_at_unix_ms:
         return float("inf")

@@ -1,7 +1,8 @@
-"""Where requests are taken in: bounded and shared fairly between principals; what several ask at once is asked once.
+"""Scheduler of lookups: bounded, fair between principals, and with one request to the broker for equal lookups.
 
-Most answers need no task of their own: the request goes out over a connection that is open already, and what comes
-back is the answer. Everything else (a connection to be opened, a redirect, a broker that fails) goes the long way.
+Most answers need no task of their own (the fast path): the request goes out over a connection that is open already, and
+what comes back is the answer. Everything else (a connection to be opened, a redirect, a broker that fails) takes the
+slow path, a task.
 """
 
 import trio
@@ -33,12 +34,12 @@ LookupKey = tuple[LookupExecutor, LookupPrincipal, bytes, bytes]
 
 
 def _budgeted_bytes(prefix: bytes, body: bytes) -> int:
-    """What a request under way counts."""
+    """Return how many bytes of the budget a request under way takes."""
     return len(prefix) + len(body) + REQUEST_OVERHEAD_BYTES
 
 
 class RequestBatch:
-    """Who sent some requests in one go, and when, in Trio's time; and where the answers go."""
+    """Requests of one Envelope: the client, when they were received (Trio's time), and where the answers go."""
 
     __slots__ = ("client_address", "owner", "principal", "received_at", "reply")
 
@@ -56,9 +57,10 @@ Waiter = tuple[RequestBatch, int, bytes]
 
 
 class PendingLookup:
-    """What is being asked of a broker, and who waits for the answer: nearly always one.
+    """A lookup under way, and the waiters for its answer: nearly always one.
 
-    There may be very many, and the garbage collector looks at each object that waits again and again: so they are few.
+    There may be very many, and the garbage collector visits each waiting object again and again: so a lookup is one
+    object with slots.
     """
 
     __slots__ = (
@@ -92,21 +94,21 @@ class PendingLookup:
 
     @property
     def executor(self) -> LookupExecutor:
-        """By whom it is asked."""
+        """The executor that took the lookup: after a reload, the one of the configuration before."""
         return self.key[0]
 
     @property
     def request(self) -> LookupRequest:
-        """What it is."""
+        """What is asked."""
         return LookupRequest(self.kind, *self.key[2:])
 
     def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
-        """Take what a broker said, the short way."""
+        """Pass a broker's answer on the fast path to the scheduler."""
         self.scheduler.on_broker_answer(self, answer)
 
 
 class LookupScheduler:
-    """See the module. ``ask`` never waits."""
+    """Admission, deduplication and completion of lookups. ``submit_request`` never waits."""
 
     def __init__(self, config: Config, executor: LookupExecutor, metrics: LookupMetrics, nursery: trio.Nursery) -> None:
         self.under_way = InFlightCounter()
@@ -120,7 +122,7 @@ class LookupScheduler:
         self.apply_config(config, executor)
 
     def apply_config(self, config: Config, executor: LookupExecutor) -> None:
-        """Settings for requests from now on; those under way go on under the old ones."""
+        """Use these settings from now on; lookups under way finish under those before."""
         self._lookups_max = config.limits.max_concurrent_lookups
         self._first_come_max = self._lookups_max // 2
         self._timeout_s = seconds(config.limits.lookup_timeout_ms)
@@ -130,12 +132,13 @@ class LookupScheduler:
         self._executor = executor
 
     async def run(self) -> None:
-        """End questions whose time is over, until cancelled."""
+        """Fail lookups whose time is over, until cancelled."""
         await run_every(OVERDUE_CHECK_S, self._fail_overdue_lookups)
 
     def submit_request(self, request: LookupRequest, request_id: bytes, index: int, batch: RequestBatch) -> None:
-        """Take a request in: the ``index``-th of its sender's, which gets the answer, now or later, under this id (a
-        varint). An error is one, too.
+        """Submit the ``index``-th request of a batch.
+
+        Its answer, which may be an error, goes to the batch's reply, now or later, under ``request_id`` (a varint).
         """
         kind, prefix, body = request
         asker = batch.principal
@@ -177,7 +180,11 @@ class LookupScheduler:
         batch.reply.add_answer(index, refusal.frame_for(request_id))
 
     def _may_admit(self, principal: str) -> bool:
-        """Half of the room is whoever's comes; of the rest nobody gets more than an equal share, newcomers counted."""
+        """Return True if a principal may have one more lookup.
+
+        Half of the capacity is first come, first served; of the rest no principal has more than an equal share, with
+        one share kept for a newcomer.
+        """
         # Without authentication there is nobody to share with.
         if not principal or self.under_way.count < self._first_come_max:
             return self.under_way.count < self._lookups_max
@@ -189,7 +196,7 @@ class LookupScheduler:
     # ---- the short way
 
     def on_broker_answer(self, lookup: PendingLookup, answer: BrokerAnswer | None) -> None:
-        """What a broker said to a question, or None where the connection was lost."""
+        """Handle a broker's answer on the fast path, or None where the connection was lost."""
         connection = lookup.connection
         if connection is None:
             return  # it has ended already
@@ -215,7 +222,7 @@ class LookupScheduler:
     async def _run_slow_path(
         self, lookup: PendingLookup, answer: BaseCommand | None = None, losses: LossHistory | None = None
     ) -> int:
-        """Answer it; how many bytes the answer has."""
+        """Execute a lookup in this task; return how many bytes its answer has."""
         lookups, asker, _, _ = lookup.key
         kind, client, deadline = lookup.kind, lookup.batch.client_address, lookup.deadline
         try:
@@ -230,7 +237,7 @@ class LookupScheduler:
             return self._complete_lookup(lookup, ClientAnswer(answer), trio.current_time())
 
     async def _run_large_lookup(self, lookup: PendingLookup) -> None:
-        """The long way, for an answer that may be large: once there is room for it, which is its until it has left."""
+        """Execute a lookup whose answer may be large: it waits for capacity, and holds it until the answer has left."""
         sender, timeout_s = lookup.batch, self._timeout_s
         loan: Reservation | None = None
         with trio.move_on_at(lookup.deadline):
@@ -281,7 +288,7 @@ class LookupScheduler:
             self._complete_lookup(lookup, ClientAnswer(answer), trio.current_time())
 
     def _complete_lookup(self, lookup: PendingLookup, answer: ClientAnswer, now: float) -> int:
-        """Hand the answer out; how many bytes it has."""
+        """Give the answer to all waiters; return how many bytes it has."""
         if lookup.is_shared:
             del self._pending[lookup.key]
         sender, kind, others = lookup.batch, lookup.kind.name, lookup.other_waiters
