@@ -52,6 +52,9 @@ CLIENT = "192.0.2.7:4000"
 CERTIFICATE = b"the client's certificate"
 
 SECRET = b"s3cret-t0ken"
+AUTHENTICATED = {"enabled": True, "failure_delay_ms": 200}
+"""The table `authentication` of a cluster that authenticates its clients."""
+
 ALICE = Principal(type="User", name="alice", method="token")
 
 

@@ -31,6 +31,12 @@ TARGET = "b0:6650"
 PRODUCER = BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5})
 
 
+@pytest.fixture
+def play(nursery: trio.Nursery) -> Start:
+    """Start a session between streams in memory, unless the test gives others."""
+    return lambda **kwargs: Play(nursery, **kwargs)
+
+
 async def relaying(play: Start) -> Play:
     it = play()
     await it.client.say(connect(TARGET))

@@ -1,6 +1,6 @@
 """proxy.forwarder.session.handshake: each step returns its outcome; one that comes too late does nothing.
 
-The ways through a handshake are told as dialogues in test_session_client_session.
+The ways through a handshake are told as dialogues in test_session_handshake_dialogues.
 """
 
 from __future__ import annotations
