@@ -74,7 +74,7 @@ class FakePool:
         self.answers: dict[int, Any] = {}
         self.reached = True
 
-    def pick(self) -> FakeClient:
+    def pick_client(self) -> FakeClient:
         self.clients.append(FakeClient(self.answers, reached=self.reached))
         return self.clients[-1]
 
@@ -209,7 +209,7 @@ async def test_each_client_has_rounds_of_its_own() -> None:
     setup = Setup()
     setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
     client = FakeClient(setup.auth.answers)
-    setup.auth.pick = lambda: client  # type: ignore[method-assign]
+    setup.auth.pick_client = lambda: client  # type: ignore[method-assign]
     for _ in range(2):
         await setup.backends.new_authentication(client_end(), connect().connect).round(connect())
     ids = {request.authentication_id for _, request, _, _ in client.calls}
@@ -272,7 +272,7 @@ async def test_the_profiles_age_counts_from_when_it_was_asked_for(autojump_clock
             await trio.sleep(0.9)
             return profile
 
-    setup.lookup.pick = lambda: Slow({})  # type: ignore[method-assign]
+    setup.lookup.pick_client = lambda: Slow({})  # type: ignore[method-assign]
     await setup.backends.broker_profile()
     assert setup.backends.profile_is_fresh
     await trio.sleep(0.2)
