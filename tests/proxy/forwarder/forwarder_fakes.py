@@ -176,7 +176,7 @@ class FakeAuthentication:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def tell(self, method: int, request: AuthenticateRequest, *, timeout_s: float) -> None:
+    def send_notification(self, method: int, request: AuthenticateRequest, *, timeout_s: float) -> None:
         """In place of RpcClient.tell."""
         assert (method, request.over) == (Method.AUTHENTICATE, True)
         self.given_up.append(request.authentication_id)
