@@ -9,7 +9,7 @@ import msgspec
 
 from auth.broker_credentials import KEY, read_secret
 from auth.http import HttpFailed, IssuerClient, discovery_url
-from auth.renewed import Fetched, NotAvailable, RefreshingCache
+from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import CredentialsUnavailable, OneForAllBrokers
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import ReloadingFile

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import trio
 
 from auth.broker_credentials import broker_authentication, end_of_token_unix_ms
-from auth.chain import Claim, principal_behind
+from auth.effective_principal import Claim, principal_behind
+from auth.exchange_store import ExchangeStore
 from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.metrics import AuthMetrics
 from auth.registry import ProviderRegistry, configured_providers
-from auth.rounds import ExchangeStore
 from auth.state import (
     AuthenticationDenied,
     AuthState,

@@ -3,22 +3,23 @@
 import time
 from functools import partial
 
-from lookup.answers import Answers
-from lookup.broker_pool import BrokerPool, LookupPrincipal, LookupPrincipals
-from lookup.brokers import Brokers
-from lookup.desk import LookupScheduler, RequestBatch
-from lookup.discovery import Endpoint
-from lookup.login import Login, log_in
-from lookup.lookups import Lookups
+from lookup.brokers.credential_checks import LogIn
+from lookup.brokers.directory import Brokers
+from lookup.brokers.discovery import Endpoint
+from lookup.brokers.login import Login, log_in
+from lookup.connections.pool import BrokerPool
+from lookup.connections.principals import LookupPrincipal, LookupPrincipals
 from lookup.metrics import BrokerMetrics, LookupMetrics
-from lookup.own_logins import LogIn
-from lookup.target_names import TargetResolver
-from lookup.targets import TargetDenied, TargetRules
+from lookup.requests.envelope_reply import Answers
+from lookup.requests.executor import Lookups
+from lookup.requests.scheduler import LookupScheduler, RequestBatch
+from lookup.targets.name_resolver import TargetResolver
+from lookup.targets.rules import TargetDenied, TargetRules
 from proto.addresses import client_network
 from proto.connect_rules import OriginalCredentials
-from proto.envelope import EnvelopeRefused, embedded_request, principal_of, principal_of_target
+from proto.envelope import EnvelopeRefused, parse_embedded_request, verify_envelope_principal, verify_target_principal
 from proto.lookup_answers import ClientAnswer
-from proto.lookups import failure
+from proto.lookup_kinds import failure
 from proto.pulsar_pb2 import CommandConnected
 from proto.request_rules import RequestRefused
 from proto.roles import Role
@@ -34,7 +35,7 @@ from proto.rpc_pb2 import (
 from proto.varints import varint
 from proxy import __version__
 from proxy.common.logs import get_logger
-from proxy.config.session import observed_listeners
+from proxy.config.session_lifetime import observed_listeners
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import seconds
@@ -145,7 +146,7 @@ class LookupService:
     def _envelope(self, data: bytes, _caller: Caller, answer: ReplyStream) -> None:
         request = EnvelopeRequest.FromString(data)
         try:
-            principal = principal_of(request, self._seal_key, self._now_unix_ms())
+            principal = verify_envelope_principal(request, self._seal_key, self._now_unix_ms())
         except EnvelopeRefused as refused:
             name = self._refused(request, refused)
             answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
@@ -156,7 +157,7 @@ class LookupService:
         with self._turn:
             for index, embedded in enumerate(requests):
                 try:
-                    asked, request_id = embedded_request(embedded)
+                    asked, request_id = parse_embedded_request(embedded)
                 except EnvelopeRefused as refused:
                     answers.refuse(index, self._refused(request, refused), str(refused))
                 except RequestRefused as refused:
@@ -209,7 +210,7 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            principal_of_target(request, self._seal_key, int(time.time() * 1000))
+            verify_target_principal(request, self._seal_key, int(time.time() * 1000))
         except EnvelopeRefused as refused:
             self._metrics.target_denied("bad_principal")
             get_logger().warning(

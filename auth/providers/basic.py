@@ -21,7 +21,7 @@ from passlib.hash import (  # type: ignore[import-untyped]
     sha512_crypt,
 )
 
-from auth.checks import Checks
+from auth.check_queue import Checks
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import ReloadingFile

@@ -23,7 +23,7 @@ from auth.jwt_rules import (
     unverified,
     verified,
 )
-from auth.renewed import Fetched, NotAvailable, RefreshingCache
+from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity
 from proxy.common.logs import get_logger
 from proxy.config.types import OidcAuthentication

@@ -14,7 +14,7 @@ import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers import Brokers
+from lookup.brokers.directory import Brokers
 from lookup.metrics import BrokerMetrics
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver

@@ -24,8 +24,8 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.answers import PART_BYTES_MAX
-from lookup.lookups import Lookups
+from lookup.requests.envelope_reply import PART_BYTES_MAX
+from lookup.requests.executor import Lookups
 from lookup.service import LookupService
 from proto import commands
 from proto.envelope import ENVELOPE_VERSION
@@ -79,7 +79,7 @@ def embedded_in(part: EnvelopeResponse) -> list[Embedded]:
         frame = decoder.next_frame()
         assert frame is not None
         found.append(Embedded(index, frame.command))
-    assert decoder.take_rest() == b""
+    assert decoder.take_unread_data() == b""
     return [*found, *(Embedded(one.index, b"", one.error, one.error_message) for one in part.refused)]
 
 
@@ -287,7 +287,7 @@ async def test_a_role_without_cluster_action_is_told_so_in_the_envelopes_words(
     while (reply := decoder.next_frame()) is None:
         decoder.receive_data(await ours.receive_some(4096))
     assert isinstance(reply, Reply)
-    assert (reply.status, reply.more) == (Status.OK, False)
+    assert (reply.status, reply.has_more) == (Status.OK, False)
     assert EnvelopeResponse.FromString(reply.response).error == EnvelopeResponse.CLUSTER_AUTHORIZATION_FAILED
     assert broker.connects == []
     await ours.aclose()

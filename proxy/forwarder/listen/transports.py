@@ -12,10 +12,10 @@ class ListenerTransport:
 
     def __init__(self, key: str, config: Listener) -> None:
         self.congestion_control = config.congestion_control
-        self.speaks_tls = config.tls is not None
+        self.uses_tls = config.tls is not None
         self._tls = None if config.tls is None else ListenerContexts(f"{key}.tls", config.tls)
 
-    async def enter(
+    async def accept_client(
         self, transport: trio.SocketStream, *, timeout_s: float
     ) -> tuple[trio.abc.HalfCloseableStream, bytes]:
         """A client's stream, and the certificate that it showed (DER; empty: none).

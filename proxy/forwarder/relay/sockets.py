@@ -10,7 +10,7 @@ from proto.addresses import parse_host_port
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.splice_pump import SPLICE_FLAGS
-from proxy.forwarder.relay.user_space import LINGER_S, Stream
+from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.runtime.network.tls import TlsStream
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
@@ -33,7 +33,7 @@ def ip_of(about: StoredRelay) -> str:
     return parse_host_port(about.client_address).host
 
 
-def transport_of(stream: Stream) -> trio.SocketStream:
+def transport_of(stream: trio.abc.HalfCloseableStream) -> trio.SocketStream:
     """The TCP connection below a stream."""
     return stream.transport if isinstance(stream, TlsStream) else cast("trio.SocketStream", stream)
 

@@ -25,7 +25,12 @@ from proxy import __version__
 from proxy.common.logs import get_logger
 from proxy.config.methods import one_round_methods
 from proxy.config.types import Config
-from proxy.forwarder.workers.authentication import SERVER_VERSION, Authentication, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.authentication import (
+    SERVER_VERSION,
+    AuthenticationExchange,
+    ClientEndpoint,
+    ClientIdentity,
+)
 from proxy.runtime.fairness.byte_budget import ByteBudget
 from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.tasks import seconds
@@ -76,7 +81,7 @@ class WorkerClients:
         self._lookup = lookup
         self.profile: CommandConnected | None = None
 
-    def keep_room(self, room: FairCapacity, budget: ByteBudget) -> None:
+    def inherit_budgets(self, room: FairCapacity, budget: ByteBudget) -> None:
         """Go on with the room of settings before these: what is lent there counts, or each reload would add its own."""
         limits = self.config.limits
         room.resize(limits.max_topic_lists_bytes, limits.max_broker_frame_bytes)
@@ -87,9 +92,9 @@ class WorkerClients:
 
     # ---- auth workers
 
-    def new_authentication(self, client: ClientEnd, connect: CommandConnect) -> Authentication:
+    def new_authentication_exchange(self, client: ClientEndpoint, connect: CommandConnect) -> AuthenticationExchange:
         """The rounds of one client, all with the same auth worker."""
-        return Authentication(
+        return AuthenticationExchange(
             self._auth.pick_client(),
             client,
             connect,
@@ -115,17 +120,17 @@ class WorkerClients:
             envelope.original_auth_data = identity.original.data
         return envelope.SerializeToString()
 
-    def forward_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
+    def forward_envelope_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
         """Send an Envelope to a lookup worker, if one can be reached at once; see RpcClient.start_call."""
         worker = self._lookup.pick_client()
         return worker.start_call(_ENVELOPE, envelope, on_reply, timeout_ms=self._answer_timeout_ms, deadline=deadline)
 
-    def forward(self, envelope: bytes, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
+    def forward_envelope(self, envelope: bytes, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
         """Send an Envelope to a lookup worker. Raises RpcError."""
         return self._lookup.pick_client().open_call(_ENVELOPE, envelope, deadline)
 
     @property
-    def profile_is_fresh(self) -> bool:
+    def is_profile_fresh(self) -> bool:
         """Whether ``profile`` will do: it changes when brokers are upgraded."""
         return self.profile is not None and trio.current_time() - self._profile_at < _PROFILE_LIFETIME_S
 

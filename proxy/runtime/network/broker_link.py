@@ -130,7 +130,7 @@ class BrokerLinkFactory:
                         await stream.send_all(
                             commands.auth_response(self.client_version, commands.PROTOCOL_VERSION, method, data)
                         )
-                        handshake.challenge_answered(complete=credentials.complete)
+                        handshake.on_answer_sent(complete=credentials.complete)
 
 
 def _refused(broker: HostPort, refused: Refused) -> BrokerLinkFailed:

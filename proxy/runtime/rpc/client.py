@@ -137,7 +137,7 @@ class PendingCall:
         reply = self._replies.popleft()
         if reply.status != Status.OK:
             raise RpcCallRefused(reply.status, reply.detail)
-        return reply.response, reply.more
+        return reply.response, reply.has_more
 
 
 class RpcClient:
@@ -256,7 +256,7 @@ class RpcClient:
         # A reply that nobody waits for came after its deadline, or twice: it is dropped.
         self.suspect = False
         self._heard = True
-        if frame.more:
+        if frame.has_more:
             pending = self._pending.get(frame.correlation_id)
         else:
             pending = self._pending.pop(frame.correlation_id, None)

@@ -131,14 +131,14 @@ class AddressTables:
         self._publish: Callable[[int], None] | None = None
         self._unpublished = -1
 
-    def begin(self, publish: Callable[[int], None]) -> None:
+    def start_publishing(self, publish: Callable[[int], None]) -> None:
         """Give each table to ``publish`` from now on, which closes the descriptor; also one that is there already."""
         self._publish = publish
         if self._unpublished >= 0:
             descriptor, self._unpublished = self._unpublished, -1
             publish(descriptor)
 
-    def use(self, by_address: Mapping[str, int] | None) -> None:
+    def track_connections(self, by_address: Mapping[str, int] | None) -> None:
         """Write to a table from now on, which begins with these connections; None: to none any more."""
         if by_address is None:
             self._own = None
@@ -150,7 +150,7 @@ class AddressTables:
         self._own = _Rows(mmap.mmap(descriptor, TABLE_BYTES))
         self._own.spread(secrets.randbits(64) | 1, secrets.randbits(64))
         for address, count in by_address.items():
-            self.set(address, count)
+            self.set_connections(address, count)
         try:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         except OSError:
@@ -162,13 +162,13 @@ class AddressTables:
         else:
             self._publish(descriptor)
 
-    def set(self, address: str, count: int) -> None:
+    def set_connections(self, address: str, count: int) -> None:
         """Say how many connections an address has here."""
         if self._own is not None:
             with suppress(OSError):
                 self._own.set(_number_of(address), count)
 
-    def read(self, forwarder: int, descriptor: int) -> None:
+    def read_table(self, forwarder: int, descriptor: int) -> None:
         """Read another forwarder's table from now on, in place of the one that it had. Closes the descriptor."""
         try:
             self._others[forwarder] = _OthersTable(descriptor)

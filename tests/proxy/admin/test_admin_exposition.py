@@ -182,7 +182,7 @@ def test_a_text_with_as_many_lines_as_it_may_have() -> None:
 def test_no_text_is_read_without_pauses(line: str, lines: int) -> None:
     """Security: the admin worker must answer /healthz meanwhile."""
     text = (line + "\n") * lines
-    pauses = list(Exposition().add_in_parts({}, text, collections.Counter()))
+    pauses = list(Exposition().add_process_in_parts({}, text, collections.Counter()))
     assert len(pauses) >= max(lines // PART_LINES, min(lines, len(text) // (2 * PART_CHARACTERS)))
 
 

@@ -10,7 +10,7 @@ import trio
 
 from proto import commands
 from proto.commands import parse_command
-from proto.connect_rules import denial
+from proto.connect_rules import refusal_for_denial
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import Principal, StoredRelay
@@ -155,7 +155,7 @@ def identity(_data: bytes = b"", **fields: Any) -> ClientIdentity:
 
 
 def denied(_data: bytes = b"") -> Denial:
-    return Denial(denial("bad_token"), "bad_token")
+    return Denial(refusal_for_denial("bad_token"), "bad_token")
 
 
 def session(now: Now, judges: Judges, *, lifetime_ms: int = 100_000, **fields: Any) -> RelaySession:

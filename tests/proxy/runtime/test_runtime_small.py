@@ -16,7 +16,7 @@ from proto.rpc_pb2 import BrokerCredentialsResponse, Method
 from proxy.runtime.loop.tasks import Backoff, InFlightCounter, close_gracefully, run_every, seconds
 from proxy.runtime.network.credentials import CredentialExchange, NoCredentials, credentials_for
 from proxy.runtime.process.descriptors import Descriptors, adopt_listener, adopt_stream
-from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 
 # ---- credentials
 
@@ -197,24 +197,24 @@ def test_backoff() -> None:
 
 
 def test_counters_are_shared() -> None:
-    descriptor = new_shared_counters(3)
+    descriptor = create_shared_counters(3)
     one, other = ConnectionCounters(descriptor), ConnectionCounters(os.dup(descriptor))
-    assert one.total() == 0
-    one.set(0, 5)
-    other.set(2, 7)
-    assert one.total() == other.total() == 12
-    one.set(0, 0)
-    assert other.total() == 7
+    assert one.total_connections() == 0
+    one.set_connections(0, 5)
+    other.set_connections(2, 7)
+    assert one.total_connections() == other.total_connections() == 12
+    one.set_connections(0, 0)
+    assert other.total_connections() == 7
     assert not os.get_inheritable(descriptor)
 
 
 def test_who_has_more_than_the_mean() -> None:
-    counters = ConnectionCounters(new_shared_counters(3))
+    counters = ConnectionCounters(create_shared_counters(3))
     assert not any(counters.is_above_mean(number) for number in range(3))
-    counters.set(0, 2)
-    counters.set(1, 1)
+    counters.set_connections(0, 2)
+    counters.set_connections(1, 1)
     assert [counters.is_above_mean(number) for number in range(3)] == [True, False, False]
-    counters.set(2, 3)
+    counters.set_connections(2, 3)
     assert [counters.is_above_mean(number) for number in range(3)] == [False, False, True]
 
 

@@ -128,7 +128,7 @@ async def test_connected(brokers: FakeBrokers) -> None:
     link = await open_link("10.0.0.1")
     assert link.connected.message.server_version == "b"
     assert link.connected.frame.encode() == CONNECTED
-    assert link.connected.rest == b""
+    assert link.connected.trailing_data == b""
     [command] = ends[0].heard
     assert (command.connect.auth_method_name, command.connect.auth_data) == ("token", b"answer-0")
     assert command.connect.original_principal == "alice"
@@ -157,7 +157,7 @@ async def test_bytes_behind_connected_are_kept(brokers: FakeBrokers, rest: bytes
         await broker.say(CONNECTED, rest)
 
     brokers.at["10.0.0.1"] = script
-    assert (await open_link("10.0.0.1")).connected.rest == rest
+    assert (await open_link("10.0.0.1")).connected.trailing_data == rest
 
 
 async def test_connected_split_at_every_byte(brokers: FakeBrokers) -> None:

@@ -46,7 +46,7 @@ Heard = list[tuple[bytes, bool] | None]
 
 
 def listener(heard: Heard) -> Callable[[Reply | None], None]:
-    return lambda reply: heard.append(None if reply is None else (reply.response, reply.more))
+    return lambda reply: heard.append(None if reply is None else (reply.response, reply.has_more))
 
 
 def start_call(client: RpcClient, heard: Heard, body: bytes = b"body", timeout_s: float = 5.0) -> bool:
@@ -388,7 +388,7 @@ async def test_a_handler_in_parts_answers_when_it_can(line: Line) -> None:
     first(b"1", False)
     second(b"2b", False)
     replies = [await line.read() for _ in range(3)]
-    assert [(one.correlation_id, one.response, one.more, one.status) for one in replies] == [
+    assert [(one.correlation_id, one.response, one.has_more, one.status) for one in replies] == [
         (2, b"2a", True, Status.OK),
         (1, b"1", False, Status.OK),
         (2, b"2b", False, Status.OK),
@@ -432,7 +432,7 @@ async def test_what_a_handler_in_parts_raises_is_its_answer(
     with structlog.testing.capture_logs() as logs:
         await line.call(1)
     reply = await line.read()
-    assert (reply.correlation_id, reply.status, reply.more) == (1, status, False)
+    assert (reply.correlation_id, reply.status, reply.has_more) == (1, status, False)
     assert "secret detail" not in reply.detail
     assert len(logs) == logged
     line.handler.answers[0](b"late", False)
@@ -516,7 +516,7 @@ async def test_parts_keep_their_order_where_the_caller_reads_slowly(nursery: tri
     while ends < 2:
         reply = await line.read()
         heard[reply.correlation_id].append(reply.response[:3])
-        ends += not reply.more
+        ends += not reply.has_more
     expected = [b"%03d" % number for number in range(40)] + [b"end"]
     assert heard == {1: expected, 2: expected}
 

@@ -21,7 +21,7 @@ from proxy.common.errors import ConfigError
 from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcConnectionLost, unix_connector
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
-from proxy.supervisor.operators.control import Control, UpgradeRefused, control_path
+from proxy.supervisor.operators.control import ControlServer, UpgradeRefused, control_path
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory
 
@@ -52,7 +52,7 @@ class Operated:
         self.reload_error: Exception | None = None
         self.upgraded = 0
         self.upgrade_error: Exception | None = None
-        self.control = Control(FakeReport(), self._drain, self._reload, self._upgrade)  # type: ignore[arg-type]
+        self.control = ControlServer(FakeReport(), self._drain, self._reload, self._upgrade)  # type: ignore[arg-type]
 
     def _drain(self) -> None:
         self.drained += 1

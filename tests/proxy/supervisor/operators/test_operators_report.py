@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from prometheus_client import Gauge
 from supervisor_fakes import FakeWorker, make_config
 
-from lookup.discovery import ENDPOINTS_MAX
-from lookup.login import DETAIL_CHARACTERS_MAX
+from lookup.brokers.discovery import ENDPOINTS_MAX
+from lookup.brokers.login import DETAIL_CHARACTERS_MAX
 from proto.roles import Role
 from proto.rpc_pb2 import Method
 from proxy.admin.scrape import ASKED_AT_A_TIME_MAX
@@ -35,8 +35,8 @@ from proxy.supervisor.operators.report import (
     METRICS_BYTES_MAX,
     STATUS_BYTES_MAX,
     STATUS_TOTAL_BYTES_MAX,
+    ClusterReport,
     MetricsTooLarge,
-    Report,
 )
 
 
@@ -57,7 +57,7 @@ class Setup:
         self.cluster.of = lambda role: [slot for slot in self.cluster.slots if slot.role is role]
         for role in roles or (Role.AUTH, Role.LOOKUP, Role.FORWARDER, Role.FORWARDER):
             self._add(role)
-        self.report = Report(self.cluster)  # type: ignore[arg-type]
+        self.report = ClusterReport(self.cluster)  # type: ignore[arg-type]
 
     def _add(self, role: Role) -> None:
         index = len(self.cluster.of(role))
