@@ -27,7 +27,8 @@ from proxy.runtime.fairness.fair_capacity import Reservation, owner_of
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.rpc.client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
+from proxy.runtime.rpc.client import RETRIES_MAX
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 
 BYTES_MAX = 4 * 1024 * 1024
 """Requests under way and answers not yet sent that one client may make us keep."""

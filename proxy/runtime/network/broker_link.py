@@ -13,7 +13,7 @@ from proto.pulsar_pb2 import CommandConnect, ServerError
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.credentials import Credentials
 from proxy.runtime.network.dialing import Dialer, DialFailed
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 NOT_CONNECTED = "The proxy cannot connect to the broker"
 REASONS_TO_TRY_ANOTHER_BROKER = frozenset({"unreachable", "tls", "timeout", "handshake"})

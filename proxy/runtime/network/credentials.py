@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from proto.rpc_pb2 import BrokerCredentialsRequest, BrokerCredentialsResponse, Method
-from proxy.runtime.rpc.client import RpcClient, RpcPool
+from proxy.runtime.rpc.client import RpcClient
+from proxy.runtime.rpc.pool import RpcPool
 
 CREDENTIALS_TIMEOUT_S = 5.0
 

@@ -28,8 +28,9 @@ from proxy.runtime.observability.logs import configure_logs
 from proxy.runtime.observability.metrics import new_registry, render_metrics
 from proxy.runtime.observability.process_metrics import register_process_metrics
 from proxy.runtime.process.descriptors import Descriptors, adopt_listener, adopt_stream
-from proxy.runtime.rpc.client import RpcClient, RpcPool, unix_connector
+from proxy.runtime.rpc.client import RpcClient, unix_connector
 from proxy.runtime.rpc.peers import Caller, PeerTable
+from proxy.runtime.rpc.pool import RpcPool
 from proxy.runtime.rpc.server import (
     RPC_FRAME_OVERHEAD_BYTES,
     WAITING_BYTES_MAX,

@@ -7,19 +7,19 @@ waits in the socket's queue, within its deadline.
 import contextlib
 import itertools
 import secrets
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_call, encode_cancel
 from proto.rpc_pb2 import Status
-from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import Backoff, run_every
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
+from proxy.runtime.rpc.replies import CallbackReply, PendingCall, ReplyReceiver
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
 QUIESCE_LOOK_S = 0.005
@@ -33,111 +33,8 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 Connect = Callable[[], Awaitable[trio.abc.HalfCloseableStream]]
 
 
-class RpcError(Exception):
-    """A call that brought no response."""
-
-    @property
-    def reason(self) -> str:
-        """What an operator is told: words, without the names of statuses."""
-        return str(self)
-
-
-class RpcConnectionLost(RpcError):
-    """The connection broke while the call was under way; whether it was carried out is unknown."""
-
-
-class RpcDeadlineExceeded(RpcError):
-    """No answer in time. One that comes later is dropped."""
-
-
 class NoMoreConnections(Exception):
     """What a Connect raises when there never will be another connection."""
-
-
-class RpcCallRefused(RpcError):
-    """The other side answered with a status other than OK."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(f"{_status_name(status)}: {detail}")
-        self.status = status
-        self._detail = detail
-
-    @property
-    def reason(self) -> str:
-        """What the other side said of it; of a defect of its own it says nothing of use."""
-        return (
-            "a defect of the proxy's; its log says more" if self.status == Status.UNKNOWN_SERVER_ERROR else self._detail
-        )
-
-
-class RpcResponseCorrupt(RpcError):
-    """The other side answered with bytes that are no response to this call."""
-
-
-class ReplyReceiver(Protocol):
-    """Who waits for a call's reply."""
-
-    def on_part(self, reply: Reply) -> None:
-        """A part has come, or the whole."""
-        ...
-
-    def on_lost(self) -> None:
-        """Nothing will come any more."""
-        ...
-
-
-class CallbackReply:
-    """Somebody without a task: ``on_reply`` gets each part, or None where nothing will come any more."""
-
-    __slots__ = ("deadline", "on_reply")
-
-    def __init__(self, on_reply: Callable[[Reply | None], None], deadline: float) -> None:
-        self.on_reply = on_reply
-        self.deadline = deadline
-
-    def on_part(self, reply: Reply | None) -> None:
-        """Pass it on. A defect that one reply meets must not end the connection of all the others."""
-        try:
-            self.on_reply(reply)
-        except Exception as error:  # noqa: BLE001 -- see above
-            get_logger().error("a reply met a defect", exc_info=error)
-
-    def on_lost(self) -> None:
-        """Pass that on, too."""
-        self.on_part(None)
-
-
-class PendingCall:
-    """A call that a task waits for. Its reply may come in parts."""
-
-    __slots__ = ("_arrived", "_lost", "_replies")
-
-    def __init__(self) -> None:
-        self._arrived = trio.Event()
-        self._replies: deque[Reply] = deque()
-        self._lost = False
-
-    def on_part(self, reply: Reply) -> None:
-        """A part has come."""
-        self._replies.append(reply)
-        self._arrived.set()
-
-    def on_lost(self) -> None:
-        """Nothing will come any more."""
-        self._lost = True
-        self._arrived.set()
-
-    async def next_part(self) -> tuple[bytes, bool]:
-        """The next part, and whether more follow it. Raises RpcCallRefused, RpcConnectionLost."""
-        while not self._replies:
-            if self._lost:
-                raise RpcConnectionLost("the worker went away")
-            self._arrived = trio.Event()
-            await self._arrived.wait()
-        reply = self._replies.popleft()
-        if reply.status != Status.OK:
-            raise RpcCallRefused(reply.status, reply.detail)
-        return reply.response, reply.has_more
 
 
 class RpcClient:
@@ -367,41 +264,6 @@ class RpcClient:
             raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up") from None
         finally:
             self._pending.pop(correlation_id, None)
-
-
-class RpcPool:
-    """The workers of one role; each call goes to the one with the fewest in flight."""
-
-    def __init__(self, clients: Sequence[RpcClient]) -> None:
-        self._clients = clients
-        self._turn = itertools.count()
-
-    def pick_client(self) -> RpcClient:
-        """The least busy client, in turn where several are. One that let a deadline pass, has no connection, or heard
-        nothing on it (but for one call, which finds out), only where there is no other.
-        """
-        if len(self._clients) == 1:
-            return self._clients[0]
-        start = next(self._turn) % len(self._clients)
-        rotated = [*self._clients[start:], *self._clients[:start]]
-        return min(rotated, key=_rank)
-
-    async def run(self) -> None:
-        """Keep all connections."""
-        async with trio.open_nursery() as nursery:
-            for client in self._clients:
-                nursery.start_soon(client.run)
-
-
-def _rank(client: RpcClient) -> tuple[bool, bool, bool, int]:
-    return client.suspect, not client.connected, client.awaits_first_reply, client.in_flight
-
-
-def _status_name(status: int) -> str:
-    try:
-        return Status.Name(status)
-    except ValueError:  # a newer worker's
-        return f"status {status}"
 
 
 def unix_connector(path: str) -> Connect:

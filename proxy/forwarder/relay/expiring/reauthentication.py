@@ -40,7 +40,7 @@ from proxy.forwarder.workers.authentication import Challenge, ClientIdentity, De
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 from proxy.runtime.observability.windowed_maximum import WINDOW_S, WindowedMaximum
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 SESSION_EXPIRED = "The proxy closes this connection: session expired"
 MAX_AGE_REACHED = "The proxy closes this connection: it has reached its maximum age; connect again"

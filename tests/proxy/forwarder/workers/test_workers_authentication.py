@@ -33,7 +33,7 @@ from proxy.forwarder.workers.authentication import (
     ClientIdentity,
     Denial,
 )
-from proxy.runtime.rpc.client import RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcConnectionLost
 
 BEHIND = Principal(type="User", name="alice", method="token", proxy="proxy-a")
 

@@ -32,7 +32,7 @@ from proxy.forwarder.workers.authentication import (
     Denial,
     Reauthenticator,
 )
-from proxy.runtime.rpc.client import RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcConnectionLost
 
 FRESH = b"fr3sh"
 
