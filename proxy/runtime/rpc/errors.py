@@ -4,24 +4,24 @@ from proto.rpc_pb2 import Status
 
 
 class RpcError(Exception):
-    """A call that brought no response."""
+    """An RPC call that brought no response."""
 
     @property
     def reason(self) -> str:
-        """What an operator is told: words, without the names of statuses."""
+        """The reason in words for an operator, without the names of statuses."""
         return str(self)
 
 
 class RpcConnectionLost(RpcError):
-    """The connection broke while the call was under way; whether it was carried out is unknown."""
+    """Connection lost while the call was under way. The call may or may not have been carried out."""
 
 
 class RpcDeadlineExceeded(RpcError):
-    """No answer in time. One that comes later is dropped."""
+    """No reply before the deadline. A later reply is dropped."""
 
 
 class RpcCallRefused(RpcError):
-    """The other side answered with a status other than OK."""
+    """A reply with a status other than OK."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(f"{_status_name(status)}: {detail}")
@@ -30,18 +30,18 @@ class RpcCallRefused(RpcError):
 
     @property
     def reason(self) -> str:
-        """What the other side said of it; of a defect of its own it says nothing of use."""
+        """The worker's own words; for an internal error of the worker, which sends none, a pointer to the log."""
         return (
             "a defect of the proxy's; its log says more" if self.status == Status.UNKNOWN_SERVER_ERROR else self._detail
         )
 
 
 class RpcResponseCorrupt(RpcError):
-    """The other side answered with bytes that are no response to this call."""
+    """A reply with bytes that do not parse as this method's response."""
 
 
 def _status_name(status: int) -> str:
     try:
         return Status.Name(status)
-    except ValueError:  # a newer worker's
+    except ValueError:  # a newer worker's status
         return f"status {status}"

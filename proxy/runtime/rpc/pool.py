@@ -9,24 +9,26 @@ from proxy.runtime.rpc.client import RpcClient
 
 
 class RpcPool:
-    """The workers of one role; each call goes to the one with the fewest in flight."""
+    """The clients of all workers of one role; each call goes to the worker with the fewest calls in flight."""
 
     def __init__(self, clients: Sequence[RpcClient]) -> None:
         self._clients = clients
-        self._turn = itertools.count()
+        self._round_robin = itertools.count()
 
     def pick_client(self) -> RpcClient:
-        """The least busy client, in turn where several are. One that let a deadline pass, has no connection, or heard
-        nothing on it (but for one call, which finds out), only where there is no other.
+        """Return the least busy client, round robin where several are equal.
+
+        A client whose last call missed its deadline, that has no connection, or whose connection has not brought a
+        reply yet (except for one call, which tests it) is picked only if there is no other.
         """
         if len(self._clients) == 1:
             return self._clients[0]
-        start = next(self._turn) % len(self._clients)
+        start = next(self._round_robin) % len(self._clients)
         rotated = [*self._clients[start:], *self._clients[:start]]
         return min(rotated, key=_rank)
 
     async def run(self) -> None:
-        """Keep all connections."""
+        """Keep all connections until cancelled."""
         async with trio.open_nursery() as nursery:
             for client in self._clients:
                 nursery.start_soon(client.run)

@@ -16,19 +16,22 @@ from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
 
 
 class ReplyReceiver(Protocol):
-    """Who waits for a call's reply."""
+    """Receiver of the parts of an RPC's reply."""
 
     def on_part(self, reply: Reply) -> None:
-        """A part has come, or the whole."""
+        """Receive the next part, or the whole reply."""
         ...
 
     def on_lost(self) -> None:
-        """Nothing will come any more."""
+        """Learn that no part will come any more: the connection is lost or the deadline has passed."""
         ...
 
 
 class CallbackReply:
-    """Somebody without a task: ``on_reply`` gets each part, or None where nothing will come any more."""
+    """A reply receiver without a task: calls ``on_reply`` with each part, and with None once no more will come.
+
+    ``deadline``: in Trio's time.
+    """
 
     __slots__ = ("deadline", "on_reply")
 
@@ -37,19 +40,19 @@ class CallbackReply:
         self.deadline = deadline
 
     def on_part(self, reply: Reply | None) -> None:
-        """Pass it on. A defect that one reply meets must not end the connection of all the others."""
+        """Pass a part to the callback. An error in it is logged: it must not end the connection of all other calls."""
         try:
             self.on_reply(reply)
-        except Exception as error:  # noqa: BLE001 -- see above
+        except Exception as error:  # noqa: BLE001 -- see the docstring
             get_logger().error("a reply met a defect", exc_info=error)
 
     def on_lost(self) -> None:
-        """Pass that on, too."""
+        """Pass None to the callback."""
         self.on_part(None)
 
 
 class PendingCall:
-    """A call that a task waits for. Its reply may come in parts."""
+    """A reply receiver that one task awaits, part by part."""
 
     __slots__ = ("_arrived", "_lost", "_replies")
 
@@ -59,17 +62,17 @@ class PendingCall:
         self._lost = False
 
     def on_part(self, reply: Reply) -> None:
-        """A part has come."""
+        """Queue a part and wake the waiting task."""
         self._replies.append(reply)
         self._arrived.set()
 
     def on_lost(self) -> None:
-        """Nothing will come any more."""
+        """Wake the waiting task; after the queued parts it gets RpcConnectionLost."""
         self._lost = True
         self._arrived.set()
 
     async def next_part(self) -> tuple[bytes, bool]:
-        """The next part, and whether more follow it. Raises RpcCallRefused, RpcConnectionLost."""
+        """Wait for the next part; return it and True if more follow. Raises RpcCallRefused, RpcConnectionLost."""
         while not self._replies:
             if self._lost:
                 raise RpcConnectionLost("the worker went away")

@@ -14,9 +14,9 @@ from proxy.runtime.network.congestion import set_congestion_control, set_congest
 
 @pytest.fixture(autouse=True)
 def _nothing_was_said() -> Iterator[None]:
-    congestion._tell_of_refusal.cache_clear()
+    congestion._log_refusal_once.cache_clear()
     yield
-    congestion._tell_of_refusal.cache_clear()
+    congestion._log_refusal_once.cache_clear()
 
 
 class FakeSocket:

@@ -362,7 +362,7 @@ async def test_a_new_certificate_is_shown_without_a_reload(
         assert await stream.receive_some(5) == b"hello"
         await stream.aclose()
         authority.client("renewed-proxy")
-        await trio.sleep(watched.LOOK_INTERVAL_S)
+        await trio.sleep(watched.CHECK_INTERVAL_S)
     assert len(set(there.certificates)) == 2
 
 
