@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
-from proto.lookup_requests import Request, parse_request
+from proto.lookup_requests import LookupRequest, RequestParser
 from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal, ResolveTargetRequest
 from proto.sealed_principal import SealBroken, expiry_unix_ms, unseal
 from proto.varints import varint
@@ -102,12 +102,12 @@ def _unsealed(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
     return principal, expiry_unix_ms(principal)
 
 
-def parse_embedded_request(data: bytes) -> tuple[Request, bytes]:
+def parse_embedded_request(data: bytes, parser: RequestParser) -> tuple[LookupRequest, bytes]:
     """What one of an Envelope's requests asks, and its request id, a varint. Raises EnvelopeRefused, and
     RequestRefused where no broker must see it.
     """
     try:
-        parsed = parse_request(data)
+        parsed = parser.parse_request(data)
     except KeyError:
         text = f"{command_name(parse_command(data).type)} may not be forwarded"
         raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, text) from None

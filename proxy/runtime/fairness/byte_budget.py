@@ -1,14 +1,7 @@
 """A bound in bytes on what a process keeps for clients: shared fairly; reservations fail instead of waiting."""
 
-from functools import lru_cache
-
-from proxy.runtime.fairness.fair_capacity import owner_of
-
 REQUEST_OVERHEAD_BYTES = 512
 """Memory that a request in flight needs beside its own bytes."""
-
-owner_by_address = lru_cache(4096)(owner_of)
-"""owner_of, cached: there are very many requests."""
 
 
 class ByteBudget:

@@ -8,25 +8,14 @@ from collections import Counter, OrderedDict, deque
 
 import trio
 
-from proto.addresses import client_network
-
-
-def owner_of(principal: str, client_address: str) -> str:
-    """Name who shares the room as one: a principal, or, where there is none, all that comes from one IP address (of
-    IPv6: one /64 network).
-
-    ``client_address``: with its port.
-    """
-    return principal or client_network(client_address)
-
 
 class Reservation:
     """Capacity that is reserved for an owner, for one answer."""
 
     __slots__ = ("_capacity", "owner", "size_bytes")
 
-    def __init__(self, room: "FairCapacity", owner: str, size_bytes: int) -> None:
-        self._capacity = room
+    def __init__(self, capacity: "FairCapacity", owner: str, size_bytes: int) -> None:
+        self._capacity = capacity
         self.owner = owner
         self.size_bytes = size_bytes
 

@@ -43,7 +43,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bytes]]:
     """What is chosen for a socket on a machine with such a congestion control."""
 
     def choose(name: str, *, system: str = "cubic", current: str = "", refuses: bool = False) -> list[bytes]:
-        monkeypatch.setattr(congestion, "_systems", lambda: system)
+        monkeypatch.setattr(congestion, "_system_default", lambda: system)
         sock = FakeSocket(current or system, refuses=refuses)
         use = set_congestion_control_of_accepted if current else set_congestion_control
         use(sock, name)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from proxy.common import reloading_file as watched
 from proxy.common.errors import ConfigError
 from proxy.config.types import Brokers, ListenerTls
 from proxy.runtime.network import dialing
-from proxy.runtime.network.congestion import _systems
+from proxy.runtime.network.congestion import _system_default
 from proxy.runtime.network.dialing import ATTEMPT_DELAY_S, Dialer, DialFailed, interleave_families, tune_socket
 from proxy.runtime.network.tls import TlsFailed, TlsStream, listener_context
 
@@ -391,7 +391,7 @@ class FakeTrioSocket:
         self.connected_to: Any = None
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        return _systems().encode()
+        return _system_default().encode()
 
     def setsockopt(self, level: int, option: int, value: object) -> None:
         assert self.connected_to is None, "before there is a connection"
