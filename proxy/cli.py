@@ -19,7 +19,8 @@ from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
-from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcDeadlineExceeded, RpcError, unix_connector
+from proxy.runtime.rpc.client import RpcClient, unix_connector
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcDeadlineExceeded, RpcError
 from proxy.status_text import status_text
 from proxy.supervisor.main import serve as run_supervisor
 from proxy.supervisor.operators.control import control_path

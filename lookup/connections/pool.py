@@ -29,7 +29,7 @@ from proxy.runtime.loop.tasks import run_every, seconds
 from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.rpc.client import RpcPool
+from proxy.runtime.rpc.pool import RpcPool
 
 SILENCE_SHARE = 4
 """A broker that says nothing for this share of a lookup's time is asked whether it is there, and given up after two:

@@ -26,7 +26,7 @@ from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.broker_link import BrokerLinkFactory
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.rpc.client import RpcCallRefused
+from proxy.runtime.rpc.errors import RpcCallRefused
 
 BROKERS_MAX = 64
 """Brokers that are tried; of more, the first ones, and then not all is well."""

@@ -24,7 +24,7 @@ from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.process_metrics import register_process_metrics
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.supervisor.cluster.slot import ServeChannel, SlotState, SpawnWorker, WorkerRun, WorkerSlot
 from proxy.supervisor.cluster.standby import StandbyForwarder

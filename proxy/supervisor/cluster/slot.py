@@ -12,7 +12,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import DrainRequest, Empty, Method, Text
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.tasks import Backoff, seconds
-from proxy.runtime.rpc.client import RpcConnectionLost, RpcError
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcError
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 from proxy.supervisor.startup.sockets import StartFailed
 

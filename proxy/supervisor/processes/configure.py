@@ -9,7 +9,7 @@ from proto.rpc_pb2 import ConfigureRequest, Method
 from proxy.common.logs import get_logger
 from proxy.config.load import encode_config, without_secrets
 from proxy.config.types import Config
-from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
 CONFIGURE_TIMEOUT_S = 10.0

@@ -14,7 +14,7 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy.config.types import Config
-from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
 from proxy.supervisor.processes.worker_process import SerializedWorker
 

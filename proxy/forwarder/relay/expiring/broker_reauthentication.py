@@ -28,7 +28,7 @@ from proxy.forwarder.relay.expiring.session import (
 )
 from proxy.forwarder.workers.authentication import SERVER_VERSION
 from proxy.runtime.network.credentials import Credentials, NoCredentials
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 EXCHANGE_INTERVAL_S = 1.0
 """Least time between two exchanges of a relay, however often its broker sends challenges."""

@@ -23,7 +23,7 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proto.rpc_pb2 import Principal, StoredRelay, StoredSession
 from proto.session_clock import SessionClock
 from proxy.forwarder.workers.authentication import Verdict
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 Reauthenticate = Callable[[BaseCommand], Awaitable[Verdict]]
 ReauthenticatorFactory = Callable[[StoredRelay], Reauthenticate]

@@ -29,7 +29,8 @@ from proto.rpc_pb2 import (
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFactory, BrokerLinkFailed
-from proxy.runtime.rpc.client import PendingCall, RpcConnectionLost, RpcError
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcError
+from proxy.runtime.rpc.replies import PendingCall
 
 
 class FakeClient:

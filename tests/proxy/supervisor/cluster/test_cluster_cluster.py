@@ -17,7 +17,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import DrainRequest, Method, Status, StoredRelay, StoreMessage
 from proxy.config.load import decode_config
 from proxy.config.types import Config
-from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.runtime.shared.fd_store_channel import StoreChannel, close_descriptors
 from proxy.supervisor.cluster import cluster as module

@@ -14,7 +14,7 @@ from test_cluster_slot import called
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import DRAIN_GRACE_S, SlotState
 

@@ -13,7 +13,7 @@ from supervisor_fakes import FakeWorker, SpawnSequence, no_listeners
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method, RelayLeftBehind, StartRequest, StoreMessage
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.fd_store_channel import close_descriptors
 from proxy.supervisor.cluster.slot import LEAVING_MAX, SlotState, WorkerSlot
 from proxy.supervisor.handover.address_tables import AddressTableExchange

@@ -15,7 +15,7 @@ from supervisor_fakes import FakeWorker, SpawnSequence, after, hang, no_listener
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method, StartRequest, StoredRelay, StoreMessage
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.fd_store_channel import close_descriptors
 from proxy.supervisor.cluster.slot import (
     DRAIN_GRACE_S,

@@ -18,7 +18,8 @@ from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy import cli
 from proxy.common.errors import ConfigError
-from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcConnectionLost, unix_connector
+from proxy.runtime.rpc.client import RpcClient, unix_connector
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
 from proxy.supervisor.operators.control import ControlServer, UpgradeRefused, control_path

@@ -24,7 +24,7 @@ from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.near_expiry import SHOWN_MAX
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 from proxy.status_text import status_text
 from proxy.supervisor.cluster.slot import SlotState, WorkerRun, WorkerSlot
