@@ -91,7 +91,7 @@ class FakeCluster:
             raise self.reload_error
         self.reloaded.append(config)
 
-    async def wait_for_retired(self) -> None:
+    async def wait_for_leaving(self) -> None:
         await self.retired_gate.wait()
 
     @contextlib.asynccontextmanager

@@ -172,7 +172,7 @@ async def test_workers_that_do_not_come_to_rest_are_waited_for_at_once_and_it_an
 
     restless = [worker for worker in setup.workshop.workers if worker is not admin]
     for worker in restless:
-        monkeypatch.setattr(worker, "prepare_to_be_inherited", never)
+        monkeypatch.setattr(worker, "quiesce_and_serialize", never)
     admin.answers[Method.DRAIN] = hang
     began = trio.current_time()
     with structlog.testing.capture_logs():

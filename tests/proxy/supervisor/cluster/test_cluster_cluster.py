@@ -967,12 +967,12 @@ async def test_one_that_does_not_come_to_rest_is_ended(
         await trio.sleep(timeout_s)
         relay(restless, 4, 5)
 
-    monkeypatch.setattr(restless, "prepare_to_be_inherited", never)
+    monkeypatch.setattr(restless, "quiesce_and_serialize", never)
     with structlog.testing.capture_logs() as logs:
         async with cluster.quiesced() as inherited:
             assert restless.code == -9
             assert [(one.role, one.index) for one in inherited] == [("auth", 0), ("lookup", 0), ("forwarder", 0)]
-            assert sorted(cluster.handover_fields(inherited)["shelves"][1].relays) == [4, 5], "it was heard to the end"
+            assert sorted(cluster.handover_fields(inherited)["fd_store_slots"][1].relays) == [4, 5], "it was heard to the end"
     assert "a worker does not come to rest; ending it" in {entry["event"] for entry in logs}
     nursery.cancel_scope.cancel()
 
@@ -995,7 +995,7 @@ async def test_it_does_not_stand_still_while_a_worker_starts(
     nursery.cancel_scope.cancel()
 
 
-async def test_wait_for_retired(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+async def test_wait_for_leaving(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     cluster = await setup.started(nursery)
     await cluster.wait_for_leaving()
     for index in range(2):
@@ -1017,12 +1017,12 @@ class Left:
         self.workers: dict[tuple[Role, int], FakeWorker] = {}
         for role, index in (*((role, 0) for role in Role if role in PLACES), (Role.AUTH, 1), (Role.FORWARDER, 1)):
             worker = self.workers[role, index] = FakeWorker(role, index, setup.log)
-            worker.inherited = True
+            worker.is_inherited = True
             if role is Role.FORWARDER:
                 worker.open_line()
                 forwarder_like(worker)
             setup.workshop.workers.append(worker)
-        self.shelves = [FdStoreSlot(), FdStoreSlot()]
+        self.fd_store_slots = [FdStoreSlot(), FdStoreSlot()]
         self.connections = new_shared_counters(2)
         self.listeners = {bind: FakeSocket(f"left {bind}", setup.log) for bind in ("0.0.0.0:6650", "0.0.0.0:7")}
         self.services = {place: FakeSocket(f"left {place}", setup.log) for place in self.workers if place[1] == 0}
@@ -1032,7 +1032,7 @@ class Left:
             listeners=dict(self.listeners),  # type: ignore[arg-type]
             service_sockets=dict(self.services),  # type: ignore[arg-type]
             connections_fd=self.connections,
-            fd_store_slots=self.shelves,
+            fd_store_slots=self.fd_store_slots,
             workers=dict(self.workers),  # type: ignore[arg-type]
         )
         self.services.pop((Role.FORWARDER, 0))
@@ -1047,7 +1047,7 @@ async def test_another_program_goes_on(
 ) -> None:
     left = Left(setup)
     ends = os.pipe()
-    left.shelves[1].relays[5] = StoredFds(StoredRelay(id=5).SerializeToString(), *ends)
+    left.fd_store_slots[1].relays[5] = StoredFds(StoredRelay(id=5).SerializeToString(), *ends)
     ConnectionCounters(left.connections).set(1, 9)
     relay(left.workers[Role.FORWARDER, 1], 6)  # on its way while nobody was there
     cluster = setup.make(left.legacy, relay={"crash_safe": True})
@@ -1149,7 +1149,7 @@ async def test_an_upgrade_cannot_take_forwarders_away(
     left = Left(setup)
     cluster = await setup.started(nursery, left.legacy, relay={"crash_safe": True}, cluster={"forwarders": 1})
     assert len(cluster.slots_of(Role.FORWARDER)) == 2
-    assert cluster.fd_store_slots == left.shelves
+    assert cluster.fd_store_slots == left.fd_store_slots
     assert all(slot.state is SlotState.RUNNING for slot in cluster.slots)
     nursery.cancel_scope.cancel()
 
@@ -1166,7 +1166,7 @@ async def test_an_upgrade_can_bring_workers(
         listener=[{"bind": "0.0.0.0:6650"}, {"bind": "0.0.0.0:8"}],
     )
     assert len(cluster.slots_of(Role.FORWARDER)) == 4
-    assert cluster.fd_store_slots[:2] == left.shelves
+    assert cluster.fd_store_slots[:2] == left.fd_store_slots
     assert set(setup.directory.sockets) == {"lookup-1.sock"}
     assert [listener.name for listener in cluster.listeners] == ["left 0.0.0.0:6650", "listener[1].bind"]  # type: ignore[attr-defined]
     assert all(slot.state is SlotState.RUNNING for slot in cluster.slots)

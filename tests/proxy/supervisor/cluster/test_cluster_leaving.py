@@ -70,14 +70,14 @@ class Place:
         """As the cluster does it."""
         if self.start_error is not None:
             raise self.start_error
-        await worker.command(Method.START, StartRequest(index=slot.index), timeout_s=30)
+        await worker.send_command(Method.START, StartRequest(index=slot.index), timeout_s=30)
         slot.worker = worker  # type: ignore[assignment]
         slot.state = SlotState.RUNNING
 
     async def _keep_shelf(self, worker: FakeWorker) -> None:
-        assert worker.store is not None
+        assert worker.store_channel is not None
         tables = AddressTableExchange().open_channel(0)
-        await self.shelf.serve_forwarder(worker.store, no_listeners, pid=worker.pid, is_new=True, tables=tables)
+        await self.shelf.serve_forwarder(worker.store_channel, no_listeners, pid=worker.pid, is_new=True, tables=tables)
 
     def _announce_shutdown(self, worker: FakeWorker) -> Callable[[Any], Awaitable[None]]:
         async def drain(request: Any) -> None:
@@ -106,7 +106,7 @@ class Place:
 
     def close(self) -> None:
         for worker in self.workers:
-            for channel in (worker.store, worker.line):
+            for channel in (worker.store_channel, worker.line):
                 if channel is not None:
                     channel.sock.close()
         self.shelf.close_stored()

@@ -269,7 +269,7 @@ async def test_much_is_left(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> 
     about = StoredRelay(id=1, principal="p" * 3000).SerializeToString()
     ends = estate.client.fileno(), estate.broker.fileno()
     shelf = FdStoreSlot(estate.shelf.table_fd, {number: StoredFds(about, *ends) for number in range(50)})
-    state = estate.state(shelves=[serialize_slot(shelf)], drain=True)
+    state = estate.state(fd_store_slots=[serialize_slot(shelf)], drain=True)
     assert state.relay_count == 50
     memory = leave(state, monkeypatch, Path("x")).legacy
     with os.fdopen(memory, "rb") as file:
@@ -388,8 +388,8 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.runtime.shared.connection_count import new_shared_counters
 from proxy.supervisor.handover import exec_handover as module
 from proxy.supervisor.handover.fd_store import StoredFds, FdStoreSlot
-from proxy.supervisor.handover.exec_handover import State, become_next_program, shelf_state
-from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
+from proxy.supervisor.handover.exec_handover import SerializedHandover, exec_next_program, serialize_slot
+from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 
 module._PROGRAM = (sys.executable, sys.argv[1])
 client, broker = socket.socketpair()
@@ -403,24 +403,24 @@ shelf.relays[1] = StoredFds(StoredRelay(id=1, target="b").SerializeToString(), o
 lock = os.open("/dev/null", os.O_RDONLY)
 for number in range(3):
     os.set_inheritable(os.open(sys.argv[2], os.O_RDONLY), True)
-state = State(generation=2, runtime_dir="x", seal_key=b"this is a key of exactly 32 byte", runtime_lock=lock,
+state = SerializedHandover(generation=2, runtime_dir="x", seal_key=b"this is a key of exactly 32 byte", runtime_lock=lock,
               control=control.fileno(), admin={"a": admin.fileno()}, listeners={"l": listener.fileno()}, services={},
-              connections=new_shared_counters(1), shelves=[shelf_state(shelf)],
-              workers=[Inherited("lookup", 0, pid, 1.0, channel.fileno(), liveness)])
+              connections=new_shared_counters(1), fd_store_slots=[serialize_slot(shelf)],
+              workers=[SerializedWorker("lookup", 0, pid, 1.0, channel.fileno(), liveness)])
 os.write(client.fileno(), b"on its way")
-become_next_program(state, Path("proxy.toml"))
+exec_next_program(state, Path("proxy.toml"))
 """
 
 _NEXT = """
 import json, os, signal, sys
 import trio
 from proto.roles import Role
-from proxy.supervisor.handover.exec_handover import Legacy
+from proxy.supervisor.handover.exec_handover import HandoverState
 
 assert sys.argv[1:5] == ["serve", "--config", "proxy.toml", "--legacy"], sys.argv
 blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-legacy = Legacy.read(int(sys.argv[5]))
-[kept] = legacy.shelves[0].relays.values()
+legacy = HandoverState.from_memfd(int(sys.argv[5]))
+[kept] = legacy.fd_store_slots[0].relays.values()
 worker = legacy.workers[Role.LOOKUP, 0]
 worker.kill()
 

@@ -196,7 +196,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
         return path == str(tmp_path / CONTROL_SOCKET)
 
     monkeypatch.setattr(cli, "_call", call)
-    monkeypatch.setattr(cli, "_anybody_listens", somebody_listens)
+    monkeypatch.setattr(cli, "_is_listening", somebody_listens)
     return answers
 
 
@@ -303,7 +303,7 @@ def test_upgrade_command_returns_when_all_is_new(
     ]
     result = run("upgrade")
     assert (result.exit_code, result.output) == (0, "upgrading\nupgraded\n")
-    assert ended_at == [pytest.approx(7, abs=cli.UPGRADE_LOOK_S + 0.01)]
+    assert ended_at == [pytest.approx(7, abs=cli.UPGRADE_POLL_S + 0.01)]
 
 
 def test_another_upgrade_may_have_followed(run: Run, upgrading: Statuses) -> None:
