@@ -78,7 +78,8 @@ class Cluster:
         self._seal_key = handover.seal_key
         self._workers_lock = trio.Lock()
         self._services = {
-            (role, index): handover.take_service_socket(role, index) or directory.bind(f"{role.value}-{index}.sock")
+            (role, index): handover.take_service_socket(role, index)
+            or directory.bind_socket(f"{role.value}-{index}.sock")
             for role, count in ((Role.AUTH, config.cluster.auth_workers), (Role.LOOKUP, config.cluster.lookup_workers))
             for index in range(count)
         }

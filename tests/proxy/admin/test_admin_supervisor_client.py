@@ -19,7 +19,7 @@ from proxy.admin.supervisor_client import HEALTH_INTERVAL_S, SILENCE_S_MAX, Chan
 from proxy.runtime.process.process_place import ProcessPlace
 from proxy.runtime.rpc.client import RpcCallRefused
 from proxy.runtime.rpc.peers import Caller
-from proxy.supervisor.operators.admin_channel import REPORT_INTERVAL_S, CONCURRENT_CALLS_MAX, AdminChannel
+from proxy.supervisor.operators.admin_channel import CONCURRENT_CALLS_MAX, REPORT_INTERVAL_S, AdminChannel
 from proxy.supervisor.operators.report import MetricsTooLarge
 
 FORWARDER = ProcessPlace("forwarder", 1)

@@ -195,14 +195,14 @@ class FakeDirectory:
     def __init__(self, log: list[Any]) -> None:
         self.sockets: dict[str, FakeSocket] = {}
         self.cleared = False
-        self.lock = 499
+        self.lock_fd = 499
         self._log = log
 
-    def bind(self, name: str) -> FakeSocket:
+    def bind_socket(self, name: str) -> FakeSocket:
         self.sockets[name] = FakeSocket(name, self._log)
         return self.sockets[name]
 
-    def clear(self) -> None:
+    def remove_sockets(self) -> None:
         self.cleared = True
 
 

@@ -940,7 +940,7 @@ async def test_standing_still(setup: Setup, nursery: trio.Nursery, autojump_cloc
         await trio.sleep(30)
         assert len(setup.workshop.workers) == workers, "nobody comes"
         told = cluster.handover_fields(inherited)
-    state = SerializedHandover(**told, runtime_lock=setup.directory.lock, control=1, admin={})
+    state = SerializedHandover(**told, runtime_lock=setup.directory.lock_fd, control=1, admin={})
     assert (state.generation, state.seal_key, state.relay_count) == (2, KEY, 1)
     assert state.listeners == {"0.0.0.0:6650": cluster.listeners[0].fileno()}
     assert state.services == {
@@ -972,7 +972,9 @@ async def test_one_that_does_not_come_to_rest_is_ended(
         async with cluster.quiesced() as inherited:
             assert restless.code == -9
             assert [(one.role, one.index) for one in inherited] == [("auth", 0), ("lookup", 0), ("forwarder", 0)]
-            assert sorted(cluster.handover_fields(inherited)["fd_store_slots"][1].relays) == [4, 5], "it was heard to the end"
+            assert sorted(cluster.handover_fields(inherited)["fd_store_slots"][1].relays) == [4, 5], (
+                "it was heard to the end"
+            )
     assert "a worker does not come to rest; ending it" in {entry["event"] for entry in logs}
     nursery.cancel_scope.cancel()
 

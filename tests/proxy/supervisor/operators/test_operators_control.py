@@ -140,7 +140,7 @@ async def test_over_a_real_socket(
 ) -> None:
     """Security: who may come is the kernel's word (SO_PEERCRED, so no socket in memory will do)."""
     directory = RuntimeDirectory(str(tmp_path))
-    nursery.start_soon(operated.control.serve, directory.bind(CONTROL_SOCKET))
+    nursery.start_soon(operated.control.serve, directory.bind_socket(CONTROL_SOCKET))
     assert json.loads(await cli._call(control_path(str(tmp_path)), Method.CLUSTER_STATUS)) == STATUS
     uid = os.geteuid()
     with monkeypatch.context() as patch:
@@ -148,7 +148,7 @@ async def test_over_a_real_socket(
         stranger = await connect_unix(control_path(str(tmp_path)))()
         assert await stranger.receive_some(10) == b""
         await stranger.aclose()
-    directory.clear()
+    directory.remove_sockets()
     nursery.cancel_scope.cancel()
 
 
