@@ -16,7 +16,7 @@ from proto.commands import NO_REQUEST_ID
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoredRelay
-from proxy.config.load import forwarder_count
+from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.accepting import accept_clients

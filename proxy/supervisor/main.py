@@ -12,8 +12,9 @@ import trio
 
 from proto.roles import Role
 from proxy import __version__
+from proxy.config.changes import changes_that_need_new_processes, new_binds
 from proxy.config.errors import ConfigError
-from proxy.config.load import changes_that_need_new_processes, load_config, load_plan, new_binds
+from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds

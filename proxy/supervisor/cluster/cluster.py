@@ -13,12 +13,12 @@ from prometheus_client import Counter, Gauge
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
 from proxy import __version__
-from proxy.config.load import (
+from proxy.config.changes import (
     changes_that_need_a_restart,
     changes_that_need_an_upgrade,
     changes_that_need_new_processes,
-    forwarder_count,
 )
+from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import get_logger

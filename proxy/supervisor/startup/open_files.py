@@ -3,7 +3,7 @@
 import contextlib
 import resource
 
-from proxy.config.load import forwarder_count
+from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.observability.logs import get_logger
 

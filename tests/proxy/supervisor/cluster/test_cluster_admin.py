@@ -13,7 +13,7 @@ from supervisor_fakes import FakeDirectory, FakeSocket, FakeWorker, Workshop, ha
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method
-from proxy.config.load import decode_config
+from proxy.config.worker_config import decode_config
 from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost
 from proxy.supervisor.cluster import cluster as module
 from proxy.supervisor.cluster.cluster import QUIESCE_TIMEOUT_S, Cluster

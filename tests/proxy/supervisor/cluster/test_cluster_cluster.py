@@ -15,8 +15,8 @@ from supervisor_fakes import FakeDirectory, FakeSocket, FakeWorker, Workshop, af
 
 from proto.roles import Role
 from proto.rpc_pb2 import DrainRequest, Method, Status, StoredRelay, StoreMessage
-from proxy.config.load import decode_config
 from proxy.config.types import Config
+from proxy.config.worker_config import decode_config
 from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
 from proxy.runtime.shared.fd_store_channel import StoreChannel, close_all
