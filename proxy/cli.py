@@ -13,13 +13,13 @@ import trio
 
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import did_you_mean
 from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
-from proxy.config.suggestions import did_you_mean
 from proxy.config.types import Config
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
-from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcDeadlineExceeded, RpcError, connect_unix
+from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcDeadlineExceeded, RpcError, unix_connector
 from proxy.status_text import status_text
 from proxy.supervisor.main import run_supervisor
 from proxy.supervisor.operators.control import control_path
@@ -260,7 +260,7 @@ def _call_cluster_at(path: str, method: int) -> str:
 
 
 async def _call(path: str, method: int) -> str:
-    client = RpcClient(connect_unix(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
+    client = RpcClient(unix_connector(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.run)
         try:

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from proxy.admin.http import HttpRequest, HttpResponse
 from proxy.admin.scrape import CollectedMetrics
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.rpc.client import RpcError
 
 JSON = "application/json"

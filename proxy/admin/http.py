@@ -13,7 +13,7 @@ from http import HTTPStatus
 import h11
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 CONNECTIONS_MAX = 256
 HEAD_BYTES_MAX = 8 * 1024

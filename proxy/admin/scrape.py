@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proxy.admin.exposition import Exposition
-from proxy.runtime.observability.logs import get_logger
-from proxy.runtime.observability.metrics import exposition
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.common.logs import get_logger
+from proxy.runtime.observability.metrics import render_metrics
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.client import RpcCallRefused, RpcError
 
 CONCURRENT_CALLS_MAX = 4
@@ -29,11 +29,11 @@ class CollectedMetrics(NamedTuple):
 class MetricsSource(Protocol):
     """What is used of Questions."""
 
-    async def places(self) -> list[ProcessPlace]:
+    async def places(self) -> list[ProcessIdentity]:
         """The processes that can be asked for their metrics. Raises RpcError."""
         ...
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         """One process's metrics. Raises RpcError."""
         ...
 
@@ -57,10 +57,10 @@ class MetricsScrape:
         """Ask all processes. One that does not answer is left out; its restart shows elsewhere. Raises RpcError."""
         at = time.time()
         places = await self._source.places()
-        texts: dict[ProcessPlace, str] = {}
+        texts: dict[ProcessIdentity, str] = {}
         limit = trio.CapacityLimiter(CONCURRENT_CALLS_MAX)
 
-        async def ask(place: ProcessPlace) -> None:
+        async def ask(place: ProcessIdentity) -> None:
             async with limit:
                 try:
                     texts[place] = await self._source.metrics(place)
@@ -80,17 +80,17 @@ class MetricsScrape:
             if dropped:
                 self._count_dropped(place, dropped, "it writes what is no metric, or too much")
             await trio.lowlevel.checkpoint()
-        merged.add(self._labels(ProcessPlace(Role.ADMIN.value, 0)), exposition(self._registry))
+        merged.add(self._labels(ProcessIdentity(Role.ADMIN.value, 0)), render_metrics(self._registry))
         text = bytearray()
         for part in merged.text_in_parts():
             text += part
             await trio.lowlevel.checkpoint()
         return CollectedMetrics(bytes(text), at)
 
-    def _labels(self, place: ProcessPlace) -> dict[str, str]:
+    def _labels(self, place: ProcessIdentity) -> dict[str, str]:
         return {"cluster": self._cluster, "role": place.role, "worker": place.worker_label}
 
-    def _count_dropped(self, place: ProcessPlace, dropped: Counter[str], why: str) -> None:
+    def _count_dropped(self, place: ProcessIdentity, dropped: Counter[str], why: str) -> None:
         for reason, count in dropped.items():
             self._dropped.labels(of=place.role, reason=reason).inc(count)
         name = f"{place.role}-{place.index}"

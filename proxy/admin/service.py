@@ -14,10 +14,10 @@ from proxy.admin.kept import CoalescingCache
 from proxy.admin.scrape import MetricsScrape
 from proxy.admin.supervisor_client import ChannelLost, SupervisorClient
 from proxy.admin.token_check import TokenCheck
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 from proxy.runtime.process.worker import WorkerContext
-from proxy.runtime.rpc.server import Handler, InParts
+from proxy.runtime.rpc.server import Handler, StreamingHandler
 
 METRICS_KEPT_S = 1.0
 READINESS_KEPT_S = 0.5
@@ -60,7 +60,7 @@ class AdminService:
     async def _is_allowed(self, authorization: list[bytes]) -> bool:
         return await self._token_check.is_allowed(authorization)
 
-    def handlers(self) -> Mapping[int, Handler | InParts]:
+    def handlers(self) -> Mapping[int, Handler | StreamingHandler]:
         """None: nobody but the supervisor calls it."""
         return {}
 

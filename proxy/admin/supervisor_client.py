@@ -7,7 +7,7 @@ import trio
 
 from proto.rpc_pb2 import Empty, Method, Places, Reasons, Text
 from proxy.runtime.process.descriptors import adopt_socket
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import NoMoreConnections, RpcClient, RpcError
 
@@ -78,12 +78,12 @@ class SupervisorClient:
         """The whole cluster, as JSON. Raises RpcError."""
         return (await self._rpc.call(Method.REPORT_STATUS, Empty(), Text, timeout_s=ANSWER_TIMEOUT_S)).text
 
-    async def places(self) -> list[ProcessPlace]:
+    async def places(self) -> list[ProcessIdentity]:
         """The processes that can be asked for their metrics. Raises RpcError."""
         told = await self._rpc.call(Method.REPORT_PLACES, Empty(), Places, timeout_s=ANSWER_TIMEOUT_S)
-        return [ProcessPlace.of(place) for place in told.places]
+        return [ProcessIdentity.from_protobuf(place) for place in told.places]
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         """One process's metrics. Raises RpcError."""
         request = place.to_protobuf()
         return (await self._rpc.call(Method.REPORT_METRICS, request, Text, timeout_s=ANSWER_TIMEOUT_S)).text

@@ -3,9 +3,9 @@
 import hashlib
 import hmac
 
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.admin_token import read_admin_token
 from proxy.config.types import Admin
-from proxy.runtime.reloading_file import ReloadingFile
 
 _KEY = "admin.token_file"
 
@@ -23,7 +23,7 @@ class TokenCheck:
         """Whether a request with these values of the header may read everything."""
         if self._token is None:
             return True
-        token = await self._token.current()
+        token = await self._token.current_value()
         if len(authorization) != 1:
             return False
         scheme, _, given = authorization[0].partition(b" ")

@@ -12,7 +12,7 @@ from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import BrokerAuthentication, CredentialsUnavailable
 from proxy.admin.token_check import TokenCheck
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
 from proxy.forwarder.listen.transports import listener_transports

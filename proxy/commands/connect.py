@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import trio
 
 from auth.state import BrokerAuthentication, CredentialsUnavailable
-from lookup.discovery import Discovery, Endpoint, Verdict
-from lookup.health import probe
-from lookup.login import Login, log_in_as, login_principal
+from lookup.brokers.discovery import Discovery, Endpoint, Verdict
+from lookup.brokers.login import Login, log_in_as, login_principal
+from lookup.brokers.probe import probe
 from proto.addresses import HostPort, parse_broker_url, speaks_tls
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import Status
@@ -23,7 +23,7 @@ from proxy import __version__
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.network.broker_link import BrokerGreeter
+from proxy.runtime.network.broker_link import BrokerLinkFactory
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.rpc.client import RpcCallRefused
@@ -58,7 +58,7 @@ class InProcessCredentials:
         """When the credentials of the last answer end; 0: never, or it is not known."""
         return self._state.expires_at_unix_ms
 
-    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         """Method and data, as an auth worker would give them. Raises RpcError."""
         try:
             return self._method, await self._state.authenticate(challenge)
@@ -103,7 +103,7 @@ async def _discovered(config: Config) -> AsyncIterator[Discovery]:
             nursery,
             timeout_s=seconds(brokers.connect_timeout_ms),
             ttl_max_s=seconds(brokers.dns_ttl_max_ms),
-            knows_more=True,
+            use_system_resolver=True,
         )
         discovery = Discovery(parse_broker_url(brokers.service_url), resolver)
         nursery.start_soon(discovery.run)
@@ -120,7 +120,7 @@ class _BrokerCheck:
         self._authentication = authentication
         self._dialer = Dialer(config.brokers)
         max_frame_bytes = config.limits.max_broker_frame_bytes
-        self._greeter = BrokerGreeter(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+        self._greeter = BrokerLinkFactory(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
 
     async def findings(self, broker: Endpoint) -> Finding:
         """Try one broker, in at most four times ``brokers.handshake_timeout_ms``."""

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 from proto.addresses import parse_host_port
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 
 _BINDV6ONLY = Path("/proc/sys/net/ipv6/bindv6only")

@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
-from proxy.config.errors import ConfigError
 from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
-from proxy.config.suggestions import did_you_mean
 from proxy.config.targets import check_targets
 from proxy.config.types import (
     Authentication,

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proxy.common.errors import ConfigError
 from proxy.config.cgroups import ContainerLimits, container_limits
 from proxy.config.checks import validate_config
-from proxy.config.errors import ConfigError
 from proxy.config.memory import MemoryPlan, fit_to_container
 from proxy.config.shape import convert, fields_of, is_list, unknown_key, without_none
 from proxy.config.types import Config

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from proto.addresses import speaks_tls
+from proxy.common.errors import ConfigError
 from proxy.config.cgroups import ContainerLimits, container_limits, usable_cpus
-from proxy.config.errors import ConfigError
 from proxy.config.types import MIB, Config, Limits
 
 SUPERVISION_BYTES = 88 * MIB

@@ -7,8 +7,8 @@ entry can be read in one way only, and a misspelt method is a mistake instead of
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from proxy.config.errors import ConfigError
-from proxy.config.suggestions import closest_name
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import closest_name
 from proxy.config.types import Authentication
 
 ANY_METHOD = "*"

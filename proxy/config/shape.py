@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.config.errors import ConfigError
-from proxy.config.suggestions import closest_name, did_you_mean, quote_name
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import closest_name, did_you_mean, quote_name
 
 _WORDS = {
     "int": "an integer",

@@ -7,7 +7,7 @@ the stranger has a certificate for that host.
 import ipaddress
 from collections.abc import Iterator
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import Brokers
 
 FIXED_LABELS_MIN = 2

@@ -63,7 +63,7 @@ class ChangeDetector:
         self._tried = NOT_WATCHED
         self._seen = NOT_WATCHED
         self._again_at_s = NEVER
-        self._pauses = Backoff(first_s=RETRY_PAUSE_FIRST_S, most_s=RETRY_PAUSE_MAX_S)
+        self._pauses = Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S)
 
     def note_attempt(self, content: bytes) -> None:
         """This content has been tried, whoever asked for it."""

@@ -12,14 +12,15 @@ import trio
 
 from proto.roles import Role
 from proxy import __version__
+from proxy.common.errors import ConfigError
+from proxy.common.logs import get_logger
 from proxy.config.changes import changes_that_need_new_processes, new_binds
-from proxy.config.errors import ConfigError
 from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import configure_logs, get_logger
-from proxy.runtime.process.hardening import adopt_orphans, harden_process
+from proxy.runtime.observability.logs import configure_logs
+from proxy.runtime.process.hardening import become_subreaper, harden_process
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.config_watch import ConfigFileWatcher, ReloadMetrics
 from proxy.supervisor.handover.exec_handover import (
@@ -333,7 +334,7 @@ def run_supervisor(plan: MemoryPlan, config_file: Path, handover_fd: int | None,
     """
     config = plan.config
     harden_process()
-    adopt_orphans()
+    become_subreaper()
     configure_logs(config.log, Role.SUPERVISOR, 0)
     _log_plan(plan)
     if plan.shortage and handover_fd is None:  # what another program left must not end by this

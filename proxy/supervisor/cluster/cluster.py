@@ -13,6 +13,7 @@ from prometheus_client import Counter, Gauge
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
 from proxy import __version__
+from proxy.common.logs import get_logger
 from proxy.config.changes import (
     changes_that_need_a_restart,
     changes_that_need_an_upgrade,
@@ -21,11 +22,10 @@ from proxy.config.changes import (
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.observability.metrics import new_registry
-from proxy.runtime.observability.process_metrics import measure_process
+from proxy.runtime.observability.process_metrics import register_process_metrics
 from proxy.runtime.rpc.client import RpcError
-from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
+from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 from proxy.supervisor.cluster.slot import ServeChannel, SlotState, SpawnWorker, WorkerRun, WorkerSlot
 from proxy.supervisor.cluster.standby import StandbyForwarder
 from proxy.supervisor.handover.address_tables import AddressTableExchange
@@ -74,7 +74,7 @@ class Cluster:
         for index, listener in enumerate(config.listener):
             self._bind_listener(f"listener[{index}].bind", listener.bind, handover)
         self.registry = new_registry()
-        measure_process(self.registry)
+        register_process_metrics(self.registry)
         self._seal_key = handover.seal_key
         self._workers_lock = trio.Lock()
         self._services = {
@@ -90,7 +90,7 @@ class Cluster:
             *(FdStoreSlot() for _ in range(forwarders - len(handover.fd_store_slots))),
         ]
         as_before = len(handover.fd_store_slots) == forwarders
-        self._connections_fd = handover.connections_fd if as_before else new_shared_counters(forwarders)
+        self._connections_fd = handover.connections_fd if as_before else create_shared_counters(forwarders)
         if handover.connections_fd not in {-1, self._connections_fd}:
             os.close(handover.connections_fd)
         self._counters = ConnectionCounters(self._connections_fd)
@@ -266,7 +266,7 @@ class Cluster:
 
     def _on_worker_ended(self, slot: WorkerSlot) -> None:
         if slot.role is Role.FORWARDER:
-            self._counters.set(slot.index, 0)
+            self._counters.set_connections(slot.index, 0)
         if not self.draining:
             self._restarts.labels(of=slot.role.value).inc()
 

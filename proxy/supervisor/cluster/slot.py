@@ -10,8 +10,8 @@ import trio
 
 from proto.roles import Role
 from proto.rpc_pb2 import DrainRequest, Empty, Method, Text
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.tasks import Backoff, seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcError
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 from proxy.supervisor.startup.sockets import StartFailed
@@ -107,7 +107,7 @@ class WorkerSlot:
         self._stop_begun = trio.Event()
         self._needs_successor: Callable[[], bool] = lambda: False
         self._came_up = trio.Event()
-        self._backoff = Backoff(first_s=0.1, most_s=PAUSE_MAX_S[role])
+        self._backoff = Backoff(initial_s=0.1, max_s=PAUSE_MAX_S[role])
         self._next_run: WorkerRun | None = None
         self._change_lock = trio.Lock()
         self._nursery: trio.Nursery

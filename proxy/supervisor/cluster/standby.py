@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
 PAUSE_S = 1.0

@@ -7,9 +7,9 @@ import os
 from collections.abc import Sequence
 
 from proto.rpc_pb2 import StoreMessage
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.shared.address_tables import is_sealed_table
-from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, close_all
+from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, close_descriptors
 
 PUBLISHED_MAX = 100
 """Tables that one forwarder may publish in its life: it makes one whenever the limit is set where it was not."""
@@ -48,7 +48,7 @@ class AddressTableExchange:
 
     def close(self) -> None:
         """Close all tables."""
-        close_all(list(self._tables.values()))
+        close_descriptors(list(self._tables.values()))
         self._tables.clear()
 
 
@@ -87,6 +87,6 @@ class AddressTableChannel:
         """Pass on the table that the forwarder has published. Raises StoreLost where it is none."""
         self._published += 1
         if len(descriptors) != 1 or not is_sealed_table(descriptors[0]) or self._published > PUBLISHED_MAX:
-            close_all(descriptors)
+            close_descriptors(descriptors)
             raise StoreLost("a forwarder that publishes what is no table of client addresses")
         self._exchange.publish_table(self._index, descriptors[0])

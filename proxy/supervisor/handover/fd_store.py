@@ -17,7 +17,7 @@ import trio
 from google.protobuf.message import DecodeError
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.shared.fd_store_channel import (
     CLIENT_IP_CHARACTERS_MAX,
     DESCRIPTORS_MAX,
@@ -26,9 +26,9 @@ from proxy.runtime.shared.fd_store_channel import (
     RECORD_BYTES_MAX,
     StoreChannel,
     StoreLost,
-    close_all,
+    close_descriptors,
 )
-from proxy.runtime.shared.relay_table import RELAYS_MAX, new_table, table_of_this_form
+from proxy.runtime.shared.relay_table import RELAYS_MAX, create_table, upgrade_table
 from proxy.supervisor.handover.address_tables import AddressTableChannel
 
 PIPES_MAX = 2 * RELAYS_MAX + 1024
@@ -70,7 +70,7 @@ def _log_channel_lost(error: Exception) -> None:
 class FdStoreSlot:
     """What is kept for one place."""
 
-    table_fd: int = field(default_factory=new_table)
+    table_fd: int = field(default_factory=create_table)
     relays: dict[int, StoredFds] = field(default_factory=dict)
     pipes: dict[int, StoredFds] = field(default_factory=dict)
     left_behind: dict[int, dict[int, str]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class FdStoreSlot:
             elif stores_relays or not descriptors:
                 self.apply_message(message, descriptors, pid)
             else:
-                close_all(descriptors)
+                close_descriptors(descriptors)
 
     def apply_message(self, message: StoreMessage, descriptors: list[int], pid: int = 0) -> None:
         """Do what one message of a forwarder says. Raises StoreLost where it says what no forwarder would."""
@@ -138,11 +138,11 @@ class FdStoreSlot:
         for pipe_id in message.dropped_pipes:
             self._drop_pipe(pipe_id)
         if len(descriptors) != 2 * (len(message.relays) + len(message.pipes)):
-            close_all(descriptors)
+            close_descriptors(descriptors)
             get_logger().error("a relay is not crash-safe: the supervisor may open no more files; raise ulimit -n")
             return
         if any(not 0 < relay.id <= RELAYS_MAX for relay in message.relays) or len(self.pipes) > PIPES_MAX:
-            close_all(descriptors)
+            close_descriptors(descriptors)
             raise StoreLost("a forwarder that wants more kept than it can have")
         ends = zip(descriptors[::2], descriptors[1::2], strict=True)
         for relay in message.relays:
@@ -191,7 +191,7 @@ class FdStoreSlot:
             self.relays[relay.id] = StoredFds(record, client, broker)
             self._record_bytes += len(record)
             return
-        close_all((client, broker))
+        close_descriptors((client, broker))
         if too_long:
             get_logger().error("a relay is not crash-safe: its record is too long", bytes=len(record))
         elif not self._full_was_logged:
@@ -215,7 +215,7 @@ class FdStoreSlot:
 
     async def send_contents(self, channel: StoreChannel, listeners: Sequence[int]) -> None:
         """Give a copy of everything to a new forwarder. Raises StoreLost where that one is gone, too."""
-        self.table_fd = table_of_this_form(self.table_fd)  # an upgrade may have brought it from an older program
+        self.table_fd = upgrade_table(self.table_fd)  # an upgrade may have brought it from an older program
         channel.send_now(StoreMessage(table=True, listeners=len(listeners)), (self.table_fd, *listeners))
         for batch in _batches(self.pipes.values()):
             pipes = [StoredPipe.FromString(kept.record) for kept in batch]

@@ -13,8 +13,8 @@ import trio
 
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Status, Text
-from proxy.runtime.observability.logs import get_logger
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.common.logs import get_logger
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
 from proxy.supervisor.operators.paced import RateLimitedAnswer
@@ -46,7 +46,7 @@ class AdminChannel:
         self._calls = 0
         self._reasons = RateLimitedAnswer(report.not_ready_reasons, interval_s)
         self._status_json = RateLimitedAnswer(report.status_json, interval_s)
-        self._metrics_of: dict[ProcessPlace, RateLimitedAnswer[str]] = {}
+        self._metrics_of: dict[ProcessIdentity, RateLimitedAnswer[str]] = {}
 
     async def serve(self, worker: WorkerProcess) -> None:
         """Give a worker the port when it wants it, and answer its questions, until it has ended."""
@@ -115,14 +115,14 @@ class AdminChannel:
         return Places(places=[place.to_protobuf() for place in self._report.places()]).SerializeToString()
 
     async def _metrics(self, data: bytes, _caller: Caller) -> bytes:
-        place = ProcessPlace.of(Place.FromString(data))
+        place = ProcessIdentity.from_protobuf(Place.FromString(data))
         try:
             text = await self._metrics_at(place)
         except MetricsTooLarge as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         return Text(text=text).SerializeToString()
 
-    async def _metrics_at(self, place: ProcessPlace) -> str:
+    async def _metrics_at(self, place: ProcessIdentity) -> str:
         """One process's metrics; nothing where there is none. Raises MetricsTooLarge."""
         places = self._report.places()
         if place not in places:  # so that there is a bound on how many are kept here

@@ -2,7 +2,7 @@
 
 All processes of a cluster run as one user, so a worker that was taken over could open control.sock like any operator,
 itself or by way of a process that it starts. It cannot choose its ancestors, though: the supervisor adopts whoever
-loses its parent below it (``adopt_orphans``), so the chain of parents of every process that a worker has begun,
+loses its parent below it (``become_subreaper``), so the chain of parents of every process that a worker has begun,
 directly or not, leads to the supervisor, for as long as that process lives.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import trio
 
 from proto.roles import Role
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.rpc.peers import Caller, peer_credentials
 
 _SO_PEERPIDFD = 77  # since Linux 6.5
@@ -106,7 +106,8 @@ def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
 def _peer_pidfd(sock: trio.socket.SocketType) -> int | None:
     """A descriptor of the process that connected, which stays its own; None where the kernel knows no such thing.
 
-    Raises AncestryUnknown where there is none any more: some kernels have none for a process that has ended (EINVAL up to
+    Raises AncestryUnknown where there is none any more: some kernels have none for a process that has ended (EINVAL
+    up to
     Linux 6.15), and its number may be another's.
     """
     try:

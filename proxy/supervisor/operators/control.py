@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from proto.rpc_pb2 import Empty, Method, Status, Text
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer

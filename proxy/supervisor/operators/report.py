@@ -16,12 +16,12 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
+from proxy.common.logs import get_logger
 from proxy.config.types import Listener
 from proxy.runtime.fairness.utf8 import utf8_bytes
-from proxy.runtime.observability.logs import get_logger
-from proxy.runtime.observability.metrics import exposition
-from proxy.runtime.observability.near_expiry import NearExpiry, merged
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.observability.metrics import render_metrics
+from proxy.runtime.observability.near_expiry import NearExpiry, merge_near_expiry
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.client import RpcError
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import SlotState, WorkerSlot
@@ -36,7 +36,8 @@ STATUS_BYTES_MAX = 256 * 1024
 """Of one worker: of a forwarder's, 20 sessions of principals of 1 KiB are the most."""
 
 LOOKUP_STATUS_BYTES_MAX = 2 * 1024 * 1024
-"""Of one lookup worker: 1,024 brokers (lookup.discovery.ENDPOINTS_MAX), each with a name of 253 bytes, addresses of
+"""Of one lookup worker: 1,024 brokers (lookup.brokers.discovery.ENDPOINTS_MAX), each with a name of 253 bytes,
+addresses of
 both families, and why neither can be reached (which says the name again).
 """
 
@@ -91,17 +92,17 @@ class ClusterReport:
         self._cluster = cluster
         self._logged: set[str] = set()
 
-    def places(self) -> list[ProcessPlace]:
+    def places(self) -> list[ProcessIdentity]:
         """The processes that can be asked for their metrics; the admin worker, which asks, knows its own."""
         processes = [process for process in self._answering_workers() if process.slot.role is not Role.ADMIN]
-        return [ProcessPlace(Role.SUPERVISOR, 0), *(process.place for process in processes)]
+        return [ProcessIdentity(Role.SUPERVISOR, 0), *(process.place for process in processes)]
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         """The metrics of one process; nothing where it does not answer: its restart shows elsewhere. Raises
         MetricsTooLarge.
         """
         if place.role == Role.SUPERVISOR:
-            return exposition(self._cluster.registry)
+            return render_metrics(self._cluster.registry)
         for process in self._answering_workers():
             if process.place == place:
                 text = await self._ask(process, Method.COLLECT_METRICS)
@@ -151,7 +152,7 @@ class ClusterReport:
             "listeners": [_url(listener) for listener in self._cluster.config.listener],
             "service_url": self._cluster.config.brokers.service_url,
             "authentication": self._cluster.config.authentication.enabled,
-            NEAR_EXPIRY: merged(near_expiry),
+            NEAR_EXPIRY: merge_near_expiry(near_expiry),
             "workers": workers,
             "leaving_workers": leaving,
         }
@@ -256,9 +257,9 @@ class _ReportedWorker:
     is_leaving: bool
 
     @property
-    def place(self) -> ProcessPlace:
+    def place(self) -> ProcessIdentity:
         """Its name for whoever asks."""
-        return ProcessPlace(self.slot.role.value, self.slot.index, self.worker.pid if self.is_leaving else 0)
+        return ProcessIdentity(self.slot.role.value, self.slot.index, self.worker.pid if self.is_leaving else 0)
 
     @property
     def name(self) -> str:

@@ -9,9 +9,9 @@ import trio
 
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, Method
+from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.config.worker_config import encode_config, without_secrets
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.supervisor.processes.worker_process import WorkerProcess
 

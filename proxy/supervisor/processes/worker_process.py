@@ -20,7 +20,7 @@ from proxy.config.load import worker_environment
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import NoMoreConnections, RpcClient
-from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
+from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
 from proxy.supervisor.processes.children import child_reaper
 
 MODULES = {Role.ADMIN: "proxy.admin", Role.AUTH: "auth", Role.LOOKUP: "lookup", Role.FORWARDER: "proxy.forwarder"}
@@ -140,7 +140,7 @@ class WorkerProcess:
             undo.callback(os.close, liveness_ours)
             ours, theirs = both(*socket.socketpair())
             ours.setblocking(False)
-            store, store_theirs = both(*store_sockets()) if role is Role.FORWARDER else (None, None)
+            store, store_theirs = both(*create_store_sockets()) if role is Role.FORWARDER else (None, None)
             admin, admin_theirs = both(*socket.socketpair()) if role is Role.ADMIN else (None, None)
             descriptors = Descriptors(
                 channel=theirs.fileno(),
@@ -155,7 +155,7 @@ class WorkerProcess:
                     # -P: a folder called "auth" in the operator's working directory must not be imported.
                     [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=descriptors.all(),
+                    pass_fds=descriptors.inheritable(),
                     env=worker_environment(os.environ),
                     process_group=0,  # Ctrl-C must reach the supervisor alone
                 )

@@ -3,9 +3,9 @@
 import contextlib
 import resource
 
+from proxy.common.logs import get_logger
 from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
-from proxy.runtime.observability.logs import get_logger
 
 DESCRIPTORS_PER_RELAY = 4
 """Two sockets, and a pipe where a receiver does not read."""

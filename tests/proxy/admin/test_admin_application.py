@@ -16,7 +16,7 @@ from proxy.admin.exposition import PROCESS_BYTES_MAX
 from proxy.admin.http import HttpRequest, HttpResponse
 from proxy.admin.scrape import CONCURRENT_CALLS_MAX, CollectedMetrics, MetricsScrape
 from proxy.runtime.observability.metrics import new_registry
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 
@@ -146,11 +146,11 @@ class Source:
         self.asked = 0
         self.asked_at_a_time = 0
 
-    async def places(self) -> list[ProcessPlace]:
+    async def places(self) -> list[ProcessIdentity]:
         await trio.lowlevel.checkpoint()
-        return [ProcessPlace(name, 0) for name in self._texts]
+        return [ProcessIdentity(name, 0) for name in self._texts]
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         self.asked += 1
         self.asked_at_a_time = max(self.asked_at_a_time, self.asked)
         await trio.testing.wait_all_tasks_blocked()
@@ -164,7 +164,7 @@ class Source:
 class Quick(Source):
     """Answers at once: nothing else needs to be blocked."""
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         await trio.lowlevel.checkpoint()
         return str(self._texts[place.role])
 
@@ -192,9 +192,9 @@ async def test_a_replaced_worker_has_series_of_its_own() -> None:
     """Its counters must not read as a reset of its successor's."""
 
     class Both(Source):
-        async def places(self) -> list[ProcessPlace]:
+        async def places(self) -> list[ProcessIdentity]:
             await trio.lowlevel.checkpoint()
-            return [ProcessPlace("forwarder", 0), ProcessPlace("forwarder", 0, leaving_pid=4711)]
+            return [ProcessIdentity("forwarder", 0), ProcessIdentity("forwarder", 0, leaving_pid=4711)]
 
     assert await collected(MetricsScrape("prod", Both(forwarder=gauge(1)), new_registry())) == [
         'g{cluster="prod",role="forwarder",worker="0"} 1',

@@ -1,4 +1,5 @@
-"""proxy.admin.supervisor_client and proxy.supervisor.operators.admin_channel: both ends of the line on which the admin worker
+"""proxy.admin.supervisor_client and proxy.supervisor.operators.admin_channel: both ends of the line on which the
+admin worker
 asks."""
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ import trio.testing
 from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Place, Text
 from proxy.admin.supervisor_client import HEALTH_INTERVAL_S, SILENCE_S_MAX, ChannelLost, SupervisorClient
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.client import RpcCallRefused
 from proxy.runtime.rpc.peers import Caller
 from proxy.supervisor.operators.admin_channel import CONCURRENT_CALLS_MAX, REPORT_INTERVAL_S, AdminChannel
 from proxy.supervisor.operators.report import MetricsTooLarge
 
-FORWARDER = ProcessPlace("forwarder", 1)
-LEAVING = ProcessPlace("forwarder", 1, leaving_pid=4711)
+FORWARDER = ProcessIdentity("forwarder", 1)
+LEAVING = ProcessIdentity("forwarder", 1, leaving_pid=4711)
 
 
 def same_file(one: int, other: int) -> bool:
@@ -47,10 +48,10 @@ class FakeReport:
         await trio.lowlevel.checkpoint()
         return b'{"cluster":"prod"}'
 
-    def places(self) -> list[ProcessPlace]:
-        return [ProcessPlace("supervisor", 0), ProcessPlace("auth", 0), FORWARDER, LEAVING]
+    def places(self) -> list[ProcessIdentity]:
+        return [ProcessIdentity("supervisor", 0), ProcessIdentity("auth", 0), FORWARDER, LEAVING]
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         self.asked.append(place)
         await self.gate.wait()
         await trio.lowlevel.checkpoint()
@@ -104,11 +105,16 @@ async def test_questions_and_answers(setup: Setup, questions: SupervisorClient) 
     assert questions.is_responsive()
     assert await questions.not_ready_reasons() == ["draining"]
     assert await questions.status() == '{"cluster":"prod"}'
-    assert await questions.places() == [ProcessPlace("supervisor", 0), ProcessPlace("auth", 0), FORWARDER, LEAVING]
+    assert await questions.places() == [
+        ProcessIdentity("supervisor", 0),
+        ProcessIdentity("auth", 0),
+        FORWARDER,
+        LEAVING,
+    ]
     assert await questions.metrics(FORWARDER) == await questions.metrics(LEAVING) == "g 1.0\n"
     assert setup.report.asked == ["readiness", "status", FORWARDER, LEAVING]
     with pytest.raises(RpcCallRefused, match="auth-0 writes more than it may"):
-        await questions.metrics(ProcessPlace("auth", 0))
+        await questions.metrics(ProcessIdentity("auth", 0))
 
 
 def test_it_serves_an_admin_worker_and_nothing_else() -> None:
@@ -196,7 +202,7 @@ async def test_places_that_have_ended_are_forgotten(setup: Setup) -> None:
     handler = setup.line._handlers()[Method.REPORT_METRICS]
     for place in (FORWARDER, LEAVING):
         await handler(place.to_protobuf().SerializeToString(), Caller(Role.ADMIN, 77))
-    another = ProcessPlace("forwarder", 1, leaving_pid=4712)
+    another = ProcessIdentity("forwarder", 1, leaving_pid=4712)
     setup.report.places = lambda: [FORWARDER, another]  # type: ignore[method-assign]
     await handler(another.to_protobuf().SerializeToString(), Caller(Role.ADMIN, 77))
     assert set(setup.line._metrics_of) == {FORWARDER, another}

@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from proxy.admin.token_check import TokenCheck
+from proxy.common.errors import ConfigError
 from proxy.config.admin_token import TOKEN_BYTES_MAX, read_admin_token
-from proxy.config.errors import ConfigError
 from proxy.config.types import Admin
 
 

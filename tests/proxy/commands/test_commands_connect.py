@@ -3,7 +3,7 @@
 import pytest
 import trio.testing
 
-from lookup.discovery import Endpoint
+from lookup.brokers.discovery import Endpoint
 from proxy.commands import connect
 from proxy.commands.connect import BROKERS_MAX, Finding, check_brokers
 from proxy.config.types import Brokers, Config

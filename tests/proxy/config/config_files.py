@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.load import load_config
 from proxy.config.types import Config
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.common.errors import ConfigError
 from proxy.config.admin_token import TOKEN_BYTES_MAX
 from proxy.config.checks import validate_config
-from proxy.config.errors import ConfigError
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 

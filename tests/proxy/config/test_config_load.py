@@ -13,8 +13,8 @@ from config_files import Files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.common.errors import ConfigError
 from proxy.config.checks import validate_config
-from proxy.config.errors import ConfigError
 from proxy.config.load import load_config, worker_environment
 from proxy.config.types import Config
 

@@ -13,9 +13,9 @@ from config_files import Files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.common.errors import ConfigError
 from proxy.config import memory
 from proxy.config.cgroups import ContainerLimits
-from proxy.config.errors import ConfigError
 from proxy.config.load import load_plan
 from proxy.config.memory import CONNECTIONS_MIN, UNAUTHENTICATED_MIN, MemoryPlan, fit_to_container, forwarder_count
 from proxy.config.types import MIB, Config

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.common.errors import ConfigError
 from proxy.config.checks import validate_config
-from proxy.config.errors import ConfigError
 from proxy.config.proxy_roles import ProxyRole, ProxyRoles, check_proxy_roles, configured_methods
 from proxy.config.types import Authentication, Config
 

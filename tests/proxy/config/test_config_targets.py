@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.common.errors import ConfigError
 from proxy.config.checks import validate_config
-from proxy.config.errors import ConfigError
 from proxy.config.targets import is_publicly_registrable
 from proxy.config.types import Config
 

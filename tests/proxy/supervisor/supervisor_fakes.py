@@ -15,7 +15,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy.config.types import Config
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
-from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
+from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
 from proxy.supervisor.processes.worker_process import SerializedWorker
 
 _pids = itertools.count(1000)
@@ -140,7 +140,7 @@ class FakeWorker:
 
     def open_line(self) -> StoreChannel:
         """A real line to the fd store; the forwarder's end of it."""
-        ours, theirs = store_sockets()
+        ours, theirs = create_store_sockets()
         self.store_channel, self.line = StoreChannel(ours), StoreChannel(theirs)
         return self.line
 

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from supervisor_fakes import make_config
 from test_supervisor_main import Setup
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.load import load_config, load_plan
 from proxy.supervisor import config_watch
 from proxy.supervisor.config_watch import (

@@ -18,8 +18,8 @@ from proto.rpc_pb2 import DrainRequest, Method, Status, StoredRelay, StoreMessag
 from proxy.config.types import Config
 from proxy.config.worker_config import decode_config
 from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
-from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
-from proxy.runtime.shared.fd_store_channel import StoreChannel, close_all
+from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
+from proxy.runtime.shared.fd_store_channel import StoreChannel, close_descriptors
 from proxy.supervisor.cluster import cluster as module
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import SlotState
@@ -43,7 +43,7 @@ def forwarder_like(worker: FakeWorker) -> None:
 
     async def adopt(line: StoreChannel) -> None:
         while (received := await line.receive()) is not None:
-            close_all(received[1])
+            close_descriptors(received[1])
             worker.adopted += [relay.id for relay in received[0].relays]
             worker.listeners += received[0].listeners
             if received[0].complete:
@@ -168,7 +168,7 @@ async def test_what_each_role_is_given(setup: Setup, nursery: trio.Nursery) -> N
         shelf = cluster.fd_store_slots[forwarder.index]
         assert same_file(descriptors[0], shelf.table_fd), "its counters outlive it, though its relays do not"
         assert same_file(descriptors[1], listener.fileno())
-        close_all(descriptors)
+        close_descriptors(descriptors)
     nursery.cancel_scope.cancel()
 
 
@@ -258,11 +258,11 @@ async def test_the_clients_of_a_dead_forwarder_count_no_more(
     await setup.started(nursery)
     [descriptor] = {given["connections"] for given in setup.workshop.given if "connections" in given}
     counters = ConnectionCounters(descriptor)
-    counters.set(0, 5)
-    counters.set(1, 7)
+    counters.set_connections(0, 5)
+    counters.set_connections(1, 7)
     next(worker for worker in setup.workshop.of(Role.FORWARDER) if worker.index == 0).end(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert counters.total() == 7
+    assert counters.total_connections() == 7
     nursery.cancel_scope.cancel()
 
 
@@ -494,7 +494,7 @@ def relay(worker: FakeWorker, *ids: int) -> None:
     ends = os.pipe()
     assert worker.line is not None
     worker.line.send_now(StoreMessage(relays=[StoredRelay(id=number) for number in ids]), ends * len(ids))
-    close_all(ends)
+    close_descriptors(ends)
 
 
 def in_place(cluster: Cluster, role: Role, index: int = 0) -> FakeWorker:
@@ -894,11 +894,11 @@ async def test_the_numbers_of_listeners_that_a_drain_has_closed(
     with trio.move_on_after(1):
         while (received := await theirs.receive()) is not None:
             assert not any(same_file(secret, number) for number in received[1])
-            close_all(received[1])
+            close_descriptors(received[1])
     await trio.sleep(60)
     assert all(worker.code is not None for worker in setup.workshop.workers), "and the drain goes on to its end"
     theirs.close()
-    close_all(sorted({secret, was}))
+    close_descriptors(sorted({secret, was}))
     nursery.cancel_scope.cancel()
 
 
@@ -1025,7 +1025,7 @@ class Left:
                 forwarder_like(worker)
             setup.workshop.workers.append(worker)
         self.fd_store_slots = [FdStoreSlot(), FdStoreSlot()]
-        self.connections = new_shared_counters(2)
+        self.connections = create_shared_counters(2)
         self.listeners = {bind: FakeSocket(f"left {bind}", setup.log) for bind in ("0.0.0.0:6650", "0.0.0.0:7")}
         self.services = {place: FakeSocket(f"left {place}", setup.log) for place in self.workers if place[1] == 0}
         self.legacy = HandoverState(
@@ -1050,7 +1050,7 @@ async def test_another_program_goes_on(
     left = Left(setup)
     ends = os.pipe()
     left.fd_store_slots[1].relays[5] = StoredFds(StoredRelay(id=5).SerializeToString(), *ends)
-    ConnectionCounters(left.connections).set(1, 9)
+    ConnectionCounters(left.connections).set_connections(1, 9)
     relay(left.workers[Role.FORWARDER, 1], 6)  # on its way while nobody was there
     cluster = setup.make(left.legacy, relay={"crash_safe": True})
     assert (cluster.generation, cluster.replacing) == (2, True), "from the very first look at it"
@@ -1175,8 +1175,8 @@ async def test_an_upgrade_can_bring_workers(
     [connections] = {given["connections"] for given in setup.workshop.given if "connections" in given}
     assert connections != left.connections
     counters = ConnectionCounters(connections)
-    counters.set(3, 5)
-    assert counters.total() == 5
+    counters.set_connections(3, 5)
+    assert counters.total_connections() == 5
     nursery.cancel_scope.cancel()
 
 

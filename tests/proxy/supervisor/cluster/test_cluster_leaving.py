@@ -14,7 +14,7 @@ from supervisor_fakes import FakeWorker, SpawnSequence, no_listeners
 from proto.roles import Role
 from proto.rpc_pb2 import Method, RelayLeftBehind, StartRequest, StoreMessage
 from proxy.runtime.rpc.client import RpcError
-from proxy.runtime.shared.fd_store_channel import close_all
+from proxy.runtime.shared.fd_store_channel import close_descriptors
 from proxy.supervisor.cluster.slot import LEAVING_MAX, SlotState, WorkerSlot
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -62,7 +62,7 @@ class Place:
     async def _adopt(worker: FakeWorker) -> None:
         assert worker.line is not None
         while (received := await worker.line.receive()) is not None:
-            close_all(received[1])
+            close_descriptors(received[1])
             if received[0].complete:
                 return
 
@@ -110,7 +110,7 @@ class Place:
                 if channel is not None:
                     channel.sock.close()
         self.shelf.close_stored()
-        close_all([self.shelf.table_fd])
+        close_descriptors([self.shelf.table_fd])
 
 
 async def test_they_are_known_until_they_end(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:

@@ -16,7 +16,7 @@ from supervisor_fakes import FakeWorker, SpawnSequence, after, hang, no_listener
 from proto.roles import Role
 from proto.rpc_pb2 import Method, StartRequest, StoredRelay, StoreMessage
 from proxy.runtime.rpc.client import RpcError
-from proxy.runtime.shared.fd_store_channel import close_all
+from proxy.runtime.shared.fd_store_channel import close_descriptors
 from proxy.supervisor.cluster.slot import (
     DRAIN_GRACE_S,
     HAND_OVER_TIMEOUT_S,
@@ -107,7 +107,7 @@ class ForwarderPlace(Place):
             if received is None:
                 return
             message, descriptors = received
-            close_all(descriptors)
+            close_descriptors(descriptors)
             self.adopted[worker.pid] += [relay.id for relay in message.relays]
             if message.complete:
                 return
@@ -117,7 +117,7 @@ class ForwarderPlace(Place):
         ends = os.pipe()
         relays = [StoredRelay(id=number) for number in ids]
         worker.line.send_now(StoreMessage(relays=relays), ends * len(ids))  # type: ignore[union-attr]
-        close_all(ends)
+        close_descriptors(ends)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import trio
 
 from proto.rpc_pb2 import StoreMessage
 from proxy.runtime.shared.address_tables import AddressTables
-from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, close_all, store_sockets
+from proxy.runtime.shared.fd_store_channel import StoreChannel, StoreLost, close_descriptors, create_store_sockets
 from proxy.supervisor.handover.address_tables import PUBLISHED_MAX, AddressTableChannel, AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
 
@@ -19,8 +19,8 @@ from proxy.supervisor.handover.fd_store import FdStoreSlot
 def new_table() -> int:
     tables: list[int] = []
     maker = AddressTables()
-    maker.begin(tables.append)
-    maker.use({"192.0.2.1": 2})
+    maker.start_publishing(tables.append)
+    maker.track_connections({"192.0.2.1": 2})
     return tables[0]
 
 
@@ -35,7 +35,7 @@ class Forwarder:
     """One that has started."""
 
     def __init__(self, exchange: AddressTableExchange, place: int) -> None:
-        ours, theirs = store_sockets()
+        ours, theirs = create_store_sockets()
         self.ours, self.theirs = StoreChannel(ours), StoreChannel(theirs)
         self.line = AddressTableChannel(exchange, place)
         self.line.on_forwarder_started(self.ours)
@@ -95,7 +95,7 @@ def test_what_is_no_table_ends_the_forwarder(exchange: AddressTableExchange, wha
             with pytest.raises(StoreLost):
                 one.line.accept_published(descriptors)
         else:
-            close_all(descriptors)
+            close_descriptors(descriptors)
     assert other.hear() == []
     one.close()
     other.close()
@@ -115,7 +115,7 @@ async def test_by_the_line_to_the_fd_store(
     exchange: AddressTableExchange, nursery: trio.Nursery, *, crash_safe: bool
 ) -> None:
     other = Forwarder(exchange, 1)
-    ours, theirs = (StoreChannel(sock) for sock in store_sockets())
+    ours, theirs = (StoreChannel(sock) for sock in create_store_sockets())
     shelf = FdStoreSlot()
     ended = trio.Event()
 
@@ -130,7 +130,7 @@ async def test_by_the_line_to_the_fd_store(
     while not complete:
         received = await theirs.receive()
         assert received is not None
-        close_all(received[1])
+        close_descriptors(received[1])
         complete = received[0].complete
     table = new_table()
     await theirs.send(StoreMessage(address_tables=[0]), (table,))

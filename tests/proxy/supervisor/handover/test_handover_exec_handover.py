@@ -23,8 +23,8 @@ from supervisor_fakes import same_file
 from proto.roles import Role
 from proto.rpc_pb2 import StoredPipe, StoredRelay
 from proto.sealed_principal import SEAL_KEY_BYTES
-from proxy.runtime.shared.connection_count import ConnectionCounters, new_shared_counters
-from proxy.runtime.shared.fd_store_channel import store_sockets
+from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
+from proxy.runtime.shared.fd_store_channel import create_store_sockets
 from proxy.supervisor.handover import exec_handover as module
 from proxy.supervisor.handover.exec_handover import (
     SIGNALS,
@@ -64,7 +64,7 @@ class Estate:
         self.admin, self.listener, self.service = socket.socket(), socket.socket(), socket.socket()
         self.listener.bind(("127.0.0.1", 0))
         self.address = self.listener.getsockname()
-        self.connections = new_shared_counters(1)
+        self.connections = create_shared_counters(1)
         self.client, self.broker = socket.socketpair()
         self.pipe = os.pipe()
         self.shelf = FdStoreSlot()
@@ -73,7 +73,7 @@ class Estate:
         self.shelf.relays[3] = StoredFds(relay, *ends[:2])
         self.shelf.pipes[9] = StoredFds(StoredPipe(id=9).SerializeToString(), *ends[2:])
         self.channel, self.channel_theirs = socket.socketpair()
-        self.store, self.store_theirs = store_sockets()
+        self.store, self.store_theirs = create_store_sockets()
         self.liveness_theirs, self.liveness = os.pipe()
         self.pid = os.posix_spawn("/bin/sleep", ["sleep", "300"], {})
         self.folder = folder
@@ -146,7 +146,7 @@ def leave(state: SerializedHandover, monkeypatch: pytest.MonkeyPatch, config_fil
 
 
 async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> None:
-    ConnectionCounters(estate.connections).set(0, 77)
+    ConnectionCounters(estate.connections).set_connections(0, 77)
     state = estate.state()
     exec_ = leave(state, monkeypatch, Path("proxy.toml"))
     assert exec_.inheritable >= {*state.descriptors(), exec_.memory}
@@ -161,7 +161,7 @@ async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.Mon
         estate.connections,
         False,
     )
-    assert ConnectionCounters(legacy.connections_fd).total() == 77
+    assert ConnectionCounters(legacy.connections_fd).total_connections() == 77
     assert legacy.control_socket is not None
     assert legacy.control_socket.getsockname() == str(estate.folder / "control.sock")
     assert not legacy.control_socket.getblocking()
@@ -385,7 +385,7 @@ _FIRST = """
 import os, signal, socket, sys
 from pathlib import Path
 from proto.rpc_pb2 import StoredRelay
-from proxy.runtime.shared.connection_count import new_shared_counters
+from proxy.runtime.shared.connection_count import create_shared_counters
 from proxy.supervisor.handover import exec_handover as module
 from proxy.supervisor.handover.fd_store import StoredFds, FdStoreSlot
 from proxy.supervisor.handover.exec_handover import SerializedHandover, exec_next_program, serialize_slot
@@ -405,7 +405,7 @@ for number in range(3):
     os.set_inheritable(os.open(sys.argv[2], os.O_RDONLY), True)
 state = SerializedHandover(generation=2, runtime_dir="x", seal_key=b"this is a key of exactly 32 byte", runtime_lock=lock,
               control=control.fileno(), admin={"a": admin.fileno()}, listeners={"l": listener.fileno()}, services={},
-              connections=new_shared_counters(1), fd_store_slots=[serialize_slot(shelf)],
+              connections=create_shared_counters(1), fd_store_slots=[serialize_slot(shelf)],
               workers=[SerializedWorker("lookup", 0, pid, 1.0, channel.fileno(), liveness)])
 os.write(client.fileno(), b"on its way")
 exec_next_program(state, Path("proxy.toml"))

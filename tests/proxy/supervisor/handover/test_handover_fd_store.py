@@ -25,8 +25,8 @@ from proxy.runtime.shared.fd_store_channel import (
     RECORD_BYTES_MAX,
     StoreChannel,
     StoreLost,
-    close_all,
-    store_sockets,
+    close_descriptors,
+    create_store_sockets,
 )
 from proxy.runtime.shared.relay_table import RELAYS_MAX, RelayTable, row
 from proxy.supervisor.handover import fd_store as module
@@ -53,7 +53,7 @@ class Store:
 
     def line(self) -> tuple[StoreChannel, StoreChannel]:
         """The store's end, and the forwarder's."""
-        ours, theirs = store_sockets()
+        ours, theirs = create_store_sockets()
         ends = StoreChannel(ours), StoreChannel(theirs)
         self._lines += ends
         return ends
@@ -88,7 +88,7 @@ class Store:
         self.shelf.close_stored()
         for line in self._lines:
             line.sock.close()
-        close_all((self.shelf.table_fd, self.reading, self.writing))
+        close_descriptors((self.shelf.table_fd, self.reading, self.writing))
         self.client.close()
         self.broker.close()
 
@@ -114,7 +114,7 @@ async def inherit(line: StoreChannel) -> list[tuple[StoreMessage, list[int]]]:
         received = await line.receive()
         assert received is not None
         if got:
-            close_all(received[1])
+            close_descriptors(received[1])
         got.append(received)
     return got
 
@@ -293,7 +293,7 @@ async def test_a_new_one_gets_its_clients_listeners(store: Store, nursery: trio.
         assert len(descriptors) == 2 + int(first.table)
         for ours_, theirs_ in zip(listeners, descriptors[-2:], strict=True):
             assert same_file(ours_, theirs_)
-        close_all(descriptors)
+        close_descriptors(descriptors)
         theirs.close()
         await trio.testing.wait_all_tasks_blocked()
 
@@ -338,7 +338,7 @@ async def test_a_successor_is_told_what_stays_behind_and_when_that_has_ended(
     nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     for _message, descriptors in got:
-        close_all(descriptors)
+        close_descriptors(descriptors)
     named = {(message.predecessor_pid, one.id) for message, _descriptors in got for one in message.left_behind}
     assert named == {(7, number) for number in range(1, 2001)} | {(8, 2001)}
     store.shelf.on_process_ended(7)
@@ -510,7 +510,7 @@ async def test_listeners_are_asked_for_once_the_predecessors_line_has_ended(
     assert (asked, relay_ids(got)) == (["its successor"], [1])
     _table, listener = got[0][1]
     assert same_file(listener, store.reading)
-    close_all(got[0][1])
+    close_descriptors(got[0][1])
     next_theirs.close()
 
 
@@ -555,7 +555,7 @@ async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nurs
         if kind == "table":
             ends = (store.shelf.table_fd,)  # type: ignore[assignment]
         assert all(same_file(got, ends[at % len(ends)]) for at, got in enumerate(descriptors)), kind
-        close_all(descriptors)
+        close_descriptors(descriptors)
         relays += message.relays
     assert kinds == ["table", "pipes", "relays", "relays", "relays", "complete"]
     assert sizes == [1, 4, DESCRIPTORS_MAX, DESCRIPTORS_MAX, 600 - 2 * DESCRIPTORS_MAX, 0]
