@@ -59,3 +59,12 @@ def changes_that_need_new_processes(old: Config, new: Config) -> list[str]:
     if old.log != new.log:
         changed.append("log")
     return changed
+
+
+def reload_refusal(old: Config, new: Config) -> str:
+    """Return which changes a reload cannot make, and what can make them; "" where it can make all."""
+    upgrade, restart = changes_that_need_an_upgrade(old, new), changes_that_need_a_restart(old, new)
+    parts = [f"a restart is needed to change: {', '.join(restart)}"] if restart else []
+    if upgrade:
+        parts.append(f"an upgrade (pulsar-trio-proxy upgrade) is needed to change: {', '.join(upgrade)}")
+    return "; ".join(parts)

@@ -15,7 +15,7 @@ from proto.roles import Role
 from proto.rpc_pb2 import Method, RelayLeftBehind, StartRequest, StoreMessage
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.shared.fd_store_channel import close_descriptors
-from proxy.supervisor.cluster.slot import LEAVING_MAX, SlotState, WorkerSlot
+from proxy.supervisor.cluster.slot import LEAVING_MAX, SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
 
@@ -35,11 +35,13 @@ class Place:
         self.slot = WorkerSlot(
             Role.FORWARDER,
             0,
-            self._spawn,  # type: ignore[arg-type]
-            self._start,  # type: ignore[arg-type]
-            lambda _slot: None,
-            self._keep_shelf,  # type: ignore[arg-type]
-            self.shelf.on_process_ended,
+            SlotHooks(
+                self._spawn,  # type: ignore[arg-type]
+                self._start,  # type: ignore[arg-type]
+                lambda _slot: None,
+                self._keep_shelf,  # type: ignore[arg-type]
+                self.shelf.on_process_ended,
+            ),
         )
 
     async def _spawn(self) -> FakeWorker:
@@ -49,7 +51,7 @@ class Place:
         worker = self.workers.add(FakeWorker(Role.FORWARDER, 0))
         worker.open_line()
         worker.answers[Method.START] = lambda _request: self._adopt(worker)
-        worker.answers[Method.DRAIN] = self._announce_shutdown(worker)
+        worker.answers[Method.DRAIN] = self._leave_relays(worker)
         if self.awake is not None:
             worker.answers[Method.GET_STATUS] = self._wake_up
         return worker
@@ -79,7 +81,7 @@ class Place:
         tables = AddressTableExchange().open_channel(0)
         await self.shelf.serve_forwarder(worker.store_channel, no_listeners, pid=worker.pid, is_new=True, tables=tables)
 
-    def _announce_shutdown(self, worker: FakeWorker) -> Callable[[Any], Awaitable[None]]:
+    def _leave_relays(self, worker: FakeWorker) -> Callable[[Any], Awaitable[None]]:
         async def drain(request: Any) -> None:
             if request.hand_over:
                 relay = RelayLeftBehind(id=len(self.workers), client_ip="192.0.2.1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import AsyncIterator, Callable
@@ -17,16 +18,13 @@ from proto.roles import Role
 from proto.rpc_pb2 import Method, StartRequest, StoredRelay, StoreMessage
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.shared.fd_store_channel import close_descriptors
-from proxy.supervisor.cluster.slot import (
+from proxy.supervisor.cluster.slot import HAND_OVER_TIMEOUT_S, STABLE_AFTER_S, SlotHooks, SlotState, WorkerSlot
+from proxy.supervisor.cluster.worker_run import (
     DRAIN_GRACE_S,
-    HAND_OVER_TIMEOUT_S,
     HEALTH_FAILURES_MAX,
     HEALTH_INTERVAL_S,
     HEALTH_TIMEOUT_S,
     IMPORT_TIMEOUT_S,
-    STABLE_AFTER_S,
-    SlotState,
-    WorkerSlot,
 )
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -41,7 +39,7 @@ class Place:
         self.spawn_gate = trio.Event()
         self.spawn_gate.set()
         self.start_by: Callable[[FakeWorker], Any] | None = None
-        self.slot: Any = WorkerSlot(Role.LOOKUP, 1, self._spawn, self._start, self.ended.append)  # type: ignore[arg-type]
+        self.slot: Any = WorkerSlot(Role.LOOKUP, 1, SlotHooks(self._spawn, self._start, self.ended.append))  # type: ignore[arg-type]
 
     async def _spawn(self) -> FakeWorker:
         await trio.lowlevel.checkpoint()
@@ -76,7 +74,11 @@ class ForwarderPlace(Place):
         super().__init__()
         self.shelf = FdStoreSlot()
         self.adopted: dict[int, list[int]] = {}
-        self.slot = WorkerSlot(Role.FORWARDER, 0, self._spawn, self._start, self.ended.append, self._keep_shelf)  # type: ignore[arg-type]
+        self.slot = WorkerSlot(
+            Role.FORWARDER,
+            0,
+            SlotHooks(self._spawn, self._start, self.ended.append, self._keep_shelf),  # type: ignore[arg-type]
+        )
 
     async def _keep_shelf(self, worker: FakeWorker) -> None:
         assert worker.store_channel is not None
@@ -421,7 +423,7 @@ async def test_no_descriptors_for_a_successor(
         await trio.lowlevel.checkpoint()
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(place.slot, "_spawn", fail)
+    monkeypatch.setattr(place.slot, "_hooks", dataclasses.replace(place.slot._hooks, spawn=fail))
     with structlog.testing.capture_logs() as logs:
         place.worker.end(1)
         await trio.sleep(3)
@@ -437,7 +439,7 @@ async def test_no_descriptors_for_the_very_first(place: Place, monkeypatch: pyte
         await trio.lowlevel.checkpoint()
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(place.slot, "_spawn", fail)
+    monkeypatch.setattr(place.slot, "_hooks", dataclasses.replace(place.slot._hooks, spawn=fail))
     with pytest.RaisesGroup(pytest.RaisesExc(StartFailed, match="Too many open files")):
         await place.slot.run()
 
@@ -451,7 +453,7 @@ async def test_stop_while_the_process_is_being_made(place: Place, monkeypatch: p
         made.append(FakeWorker(Role.LOOKUP, 1))
         return made[0]
 
-    monkeypatch.setattr(place.slot, "_spawn", slowly)
+    monkeypatch.setattr(place.slot, "_hooks", dataclasses.replace(place.slot._hooks, spawn=slowly))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(place.slot.run)
         await trio.testing.wait_all_tasks_blocked()

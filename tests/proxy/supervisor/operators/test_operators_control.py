@@ -425,8 +425,8 @@ def test_serve(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
     monkeypatch.setattr(cli, "run_supervisor", lambda *arguments: served.extend(arguments))
     assert run("serve").exit_code == 0
-    loaded, path, legacy, fail = served
-    assert (loaded.config.limits.drain_timeout_ms, path, legacy) == (1234, config, None)
+    loaded, path, handover, fail = served
+    assert (loaded.config.limits.drain_timeout_ms, path, handover) == (1234, config, None)
     with pytest.raises(SystemExit) as caught:
         fail("why")
     assert caught.value.code == 1

@@ -27,7 +27,8 @@ from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 from proxy.status_text import status_text
-from proxy.supervisor.cluster.slot import SlotState, WorkerRun, WorkerSlot
+from proxy.supervisor.cluster.slot import SlotHooks, SlotState, WorkerSlot
+from proxy.supervisor.cluster.worker_run import WorkerRun
 from proxy.supervisor.operators import report as supervisor_report
 from proxy.supervisor.operators.report import (
     CREDENTIALS_REFUSED,
@@ -61,7 +62,7 @@ class Setup:
 
     def _add(self, role: Role) -> None:
         index = len(self.cluster.slots_of(role))
-        slot = WorkerSlot(role, index, None, None, lambda _slot: None)  # type: ignore[arg-type]
+        slot = WorkerSlot(role, index, SlotHooks(None, None, lambda _slot: None))  # type: ignore[arg-type]
         slot.state = SlotState.RUNNING
         worker = FakeWorker(role, index)
         status: dict[str, Any] = {"ready": True, "brokers": []} if role is Role.LOOKUP else {}

@@ -1,0 +1,21 @@
+"""Start of a worker process: it gives up its privileges before the imports, which take most of a second."""
+
+from importlib import import_module
+
+from proxy.runtime.process.hardening import confine_process, harden_process, raise_oom_score
+
+
+def start_worker(role: str, service: str, oom_score: int) -> None:
+    """Harden this process, then run it as a worker until the supervisor ends it.
+
+    ``service``: ``module:name`` of the factory of its proxy.runtime.process.worker.Service. ``oom_score``: thousandths
+    of the memory, see ``raise_oom_score``.
+    """
+    raise_oom_score(oom_score)
+    harden_process()
+    confine_process()
+    from proto.roles import Role
+    from proxy.runtime.process.worker import worker_main
+
+    module, _, name = service.partition(":")
+    worker_main(Role(role), getattr(import_module(module), name))
