@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from proxy.runtime.process.hardening import confine_process, harden_process, raise_oom_score
+from proxy.runtime.process import hardening
 
 
 def start_worker(role: str, service: str, oom_score: int) -> None:
@@ -11,9 +11,9 @@ def start_worker(role: str, service: str, oom_score: int) -> None:
     ``service``: ``module:name`` of the factory of its proxy.runtime.process.worker.Service. ``oom_score``: thousandths
     of the memory, see ``raise_oom_score``.
     """
-    raise_oom_score(oom_score)
-    harden_process()
-    confine_process()
+    hardening.raise_oom_score(oom_score)
+    hardening.harden_process()
+    hardening.confine_process()
     from proto.roles import Role
     from proxy.runtime.process.worker import worker_main
 
