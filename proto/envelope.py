@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
-from proto.lookup_requests import Request, parse_request
+from proto.lookup_requests import LookupRequest, RequestParser
 from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal, ResolveTargetRequest
 from proto.sealed_principal import SealBroken, expiry_unix_ms, unseal
 from proto.varints import varint
@@ -108,13 +108,13 @@ def _unseal_with_expiry(sealed: bytes, seal_key: bytes) -> tuple[Principal, floa
     return principal, expiry_unix_ms(principal)
 
 
-def parse_embedded_request(data: bytes) -> tuple[Request, bytes]:
+def parse_embedded_request(data: bytes, parser: RequestParser) -> tuple[LookupRequest, bytes]:
     """Parse one of an Envelope's requests; return the request and its request id, a varint.
 
     Raises EnvelopeRefused, and RequestRefused for a request that no broker must receive.
     """
     try:
-        parsed = parse_request(data)
+        parsed = parser.parse_request(data)
     except KeyError:
         text = f"{command_name(parse_command(data).type)} may not be forwarded"
         raise EnvelopeRefused(EnvelopeResponse.INVALID_REQUEST, text) from None

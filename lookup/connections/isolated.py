@@ -16,38 +16,43 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from lookup.connections.broker_connection import BrokerConnection, BrokerConnectionLost
-from lookup.connections.losses import Company
-from lookup.targets.rules import Locate, Target
+from lookup.connections.losses import SuspectGroup
+from lookup.targets.rules import LocateBroker, Target
 from proto.addresses import HostPort
 from proxy.runtime.fairness.fair_capacity import FairCapacity
 
-UNUSED_S = 1.0
+UNUSED_TIMEOUT_S = 1.0
 """A connection that nobody asks over in this time was opened for nothing."""
 
-Open = Callable[[HostPort, Target], Awaitable[BrokerConnection]]
+OpenConnection = Callable[[HostPort, Target], Awaitable[BrokerConnection]]
 
 
-class SuspectConnections:
+class IsolatedConnections:
     """Connections to brokers for one company each; so many at a time, in turn by principal."""
 
     def __init__(self, nursery: trio.Nursery, connections_max: int) -> None:
         self._nursery = nursery
         self._room = FairCapacity(connections_max, 1)  # a connection is one unit of it
-        self._attempts: dict[tuple[HostPort, Company], _Attempt] = {}
+        self._attempts: dict[tuple[HostPort, SuspectGroup], _IsolatedAttempt] = {}
 
     def __len__(self) -> int:
         return len(self._attempts)
 
-    async def connection(
-        self, broker: HostPort, locate: Locate, open_connection: Open, principal: str, company: Company
+    async def get_connection(
+        self,
+        broker: HostPort,
+        locate: LocateBroker,
+        open_connection: OpenConnection,
+        principal: str,
+        company: SuspectGroup,
     ) -> BrokerConnection:
         """The connection to a broker for one company, opened if need be. Raises what ``open_connection`` raises."""
         key = broker, company
         while True:
             attempt = self._attempts.get(key)
             if attempt is None:
-                attempt = self._attempts[key] = _Attempt()
-                self._nursery.start_soon(self._serve, key, attempt, locate, open_connection, principal)
+                attempt = self._attempts[key] = _IsolatedAttempt()
+                self._nursery.start_soon(self._run_attempt, key, attempt, locate, open_connection, principal)
             attempt.waiting += 1
             try:
                 await attempt.done.wait()
@@ -59,12 +64,12 @@ class SuspectConnections:
                 return attempt.connection
             await attempt.ended.wait()  # one that came late: what ended before it was asked says nothing of it
 
-    async def _serve(
+    async def _run_attempt(
         self,
-        key: tuple[HostPort, Company],
-        attempt: "_Attempt",
-        locate: Locate,
-        open_connection: Open,
+        key: tuple[HostPort, SuspectGroup],
+        attempt: "_IsolatedAttempt",
+        locate: LocateBroker,
+        open_connection: OpenConnection,
         principal: str,
     ) -> None:
         """From the attempt to the end of the connection: that long it counts."""
@@ -74,7 +79,7 @@ class SuspectConnections:
                 if attempt.waiting:  # or their time was over before it was their turn
                     attempt.connection = await open_connection(key[0], await locate())
                     attempt.done.set()
-                    await self._run(attempt.connection)
+                    await self._run_until_answered(attempt.connection)
             finally:
                 loan.release()
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
@@ -85,9 +90,9 @@ class SuspectConnections:
             attempt.ended.set()
 
     @staticmethod
-    async def _run(connection: BrokerConnection) -> None:
+    async def _run_until_answered(connection: BrokerConnection) -> None:
         """Until all that were asked are answered, or the broker ends it."""
-        connection.retire_once_asked()
+        connection.retire_after_use()
         async with trio.open_nursery() as nursery:
 
             async def run() -> None:
@@ -95,11 +100,11 @@ class SuspectConnections:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(run)
-            await trio.sleep(UNUSED_S)
-            connection.retire()
+            await trio.sleep(UNUSED_TIMEOUT_S)
+            connection.retire_when_idle()
 
 
-class _Attempt:
+class _IsolatedAttempt:
     """A connection, or what came instead of it; all of a company wait for it."""
 
     __slots__ = ("connection", "done", "ended", "failure", "waiting")

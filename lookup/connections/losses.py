@@ -8,32 +8,32 @@ from collections.abc import Iterable
 from proto.addresses import HostPort
 
 
-class Company:
+class SuspectGroup:
     """Requests that are asked over one connection, and nobody else's are."""
 
     __slots__ = ()
 
 
-class Loss:
+class ConnectionLoss:
     """A connection to a broker that was lost while it carried ``count`` requests."""
 
-    __slots__ = ("__weakref__", "_halves", "_joined", "_open", "_request_to_blame", "broker", "count")
+    __slots__ = ("__weakref__", "_halves", "_joined", "_open", "_request_to_blame", "broker", "request_count")
 
     def __init__(self, broker: HostPort, count: int) -> None:
         self.broker = broker
-        self.count = count
-        self._halves = Company(), Company()
+        self.request_count = count
+        self._halves = SuspectGroup(), SuspectGroup()
         self._joined = 0
         self._open = count
         self._request_to_blame = False
 
-    def join(self) -> Company:
+    def assign_group(self) -> SuspectGroup:
         """With whom one of the requests goes on: each asks once."""
-        half = self._halves[2 * self._joined >= self.count]
+        half = self._halves[2 * self._joined >= self.request_count]
         self._joined += 1
         return half
 
-    def settle(self, *, to_blame: bool) -> bool:
+    def record_outcome(self, *, to_blame: bool) -> bool:
         """Say what became of one of the requests, in the end. Whether this was the last one, and the broker is to blame
         as no request is.
         """
@@ -42,31 +42,31 @@ class Loss:
         return not self._open and not self._request_to_blame
 
 
-class Trial:
+class LossHistory:
     """What one request has been through: the connections that were lost under it."""
 
-    __slots__ = ("company", "losses", "lost_at", "to_blame")
+    __slots__ = ("is_to_blame", "last_lost_at", "losses", "suspect_group")
 
     def __init__(self) -> None:
-        self.losses: list[Loss] = []
-        self.company: Company | None = None
+        self.losses: list[ConnectionLoss] = []
+        self.suspect_group: SuspectGroup | None = None
         """None: it is asked over a shared connection."""
-        self.lost_at: HostPort | None = None
+        self.last_lost_at: HostPort | None = None
         """The broker to which the last one was."""
-        self.to_blame = False
+        self.is_to_blame = False
 
-    def lost(self, broker: HostPort, loss: Loss | None) -> bool:
+    def record_loss(self, broker: HostPort, loss: ConnectionLoss | None) -> bool:
         """A connection was lost under it; ``loss`` is None where that says nothing of the request. Whether it is to
         blame: nothing else was on a connection that was its company's alone.
         """
-        self.lost_at = broker
+        self.last_lost_at = broker
         if loss is not None:
-            self.to_blame = self.company is not None and loss.count == 1
-            self.company = loss.join()
+            self.is_to_blame = self.suspect_group is not None and loss.request_count == 1
+            self.suspect_group = loss.assign_group()
             self.losses.append(loss)
-        return self.to_blame
+        return self.is_to_blame
 
-    def settled(self) -> Iterable[Loss]:
+    def settle_losses(self) -> Iterable[ConnectionLoss]:
         """The request has its answer. Gives the losses that are to be blamed on their brokers."""
         losses, self.losses = self.losses, []
-        return [loss for loss in losses if loss.settle(to_blame=self.to_blame)]
+        return [loss for loss in losses if loss.record_outcome(to_blame=self.is_to_blame)]

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 
 import trio
 
-from lookup.brokers.credential_checks import OwnLogins
+from lookup.brokers.credential_checks import CredentialChecks
 from lookup.connections.broker_connection import BrokerConnection
-from lookup.connections.isolated import SuspectConnections
-from lookup.connections.losses import Company
+from lookup.connections.isolated import IsolatedConnections
+from lookup.connections.losses import SuspectGroup
 from lookup.connections.principals import LookupPrincipal
-from lookup.targets.rules import Locate, Target
+from lookup.targets.rules import LocateBroker, Target
 from proto.addresses import HostPort
 from proto.commands import AUTH_REFRESH
 from proto.connect_rules import BrokerIdentity, proxy_connect
-from proto.lookup_answers import AnswerShapes
+from proto.lookup_answers import AnswerTemplates
 from proto.pulsar_pb2 import CommandConnect, CommandConnected, ServerError
 from proxy import __version__
 from proxy.config.types import Config
@@ -31,29 +31,29 @@ from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.rpc.client import RpcPool
 
-PATIENCE_SHARE = 4
+SILENCE_SHARE = 4
 """A broker that says nothing for this share of a lookup's time is asked whether it is there, and given up after two:
 then half of the time is left for another one.
 """
 
-SUSPECT_SHARE = 4
+ISOLATED_SHARE = 4
 """Beside the pooled connections there may be this share of brokers.pooled_connections_max for suspects."""
 
 RENEWAL_RETRY_S = 5.0
 
 
-Key = tuple[HostPort, LookupPrincipal]
+PoolKey = tuple[HostPort, LookupPrincipal]
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _ConnectAttempt:
     """One attempt to open a connection; all who wait for it share what comes of it."""
 
     done: trio.Event = field(default_factory=trio.Event)
     connection: BrokerConnection | None = None
     failure: Exception | None = None
 
-    def outcome(self) -> BrokerConnection:
+    def connection_or_raise(self) -> BrokerConnection:
         """The connection, or what came instead of it."""
         if self.connection is None:
             raise self.failure or RuntimeError("an attempt without an outcome")
@@ -61,12 +61,12 @@ class _Attempt:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _PoolSlot:
     """One broker and principal: the connection, and the attempt to open one that is under way."""
 
-    locate: Locate
+    locate: LocateBroker
     connection: BrokerConnection | None = None
-    attempt: _Attempt | None = None
+    attempt: _ConnectAttempt | None = None
 
 
 class BrokerPool:
@@ -80,17 +80,17 @@ class BrokerPool:
         nursery: trio.Nursery,
         *,
         profile: CommandConnected | None = None,
-        logins: OwnLogins | None = None,
+        credential_checks: CredentialChecks | None = None,
     ) -> None:
         """``logins``: is told what brokers say to the proxy's credentials."""
         self._config = config
-        self._logins = logins
+        self._credential_checks = credential_checks
         self._auth = auth
         self._nursery = nursery
-        self._slots: dict[Key, _Slot] = {}
-        self._shapes = AnswerShapes()
-        suspects_max = max(2, config.brokers.pooled_connections_max // SUSPECT_SHARE)
-        self._suspects = SuspectConnections(nursery, suspects_max)
+        self._slots: dict[PoolKey, _PoolSlot] = {}
+        self._answer_templates = AnswerTemplates()
+        suspects_max = max(2, config.brokers.pooled_connections_max // ISOLATED_SHARE)
+        self._isolated = IsolatedConnections(nursery, suspects_max)
         self._scope = trio.CancelScope()
         self._retired = False
         self._greeter = BrokerLinkFactory(
@@ -104,19 +104,19 @@ class BrokerPool:
     async def run(self) -> None:
         """Close what is idle, until ``retire``."""
         with self._scope:
-            await run_every(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle)
+            await run_every(seconds(self._config.brokers.idle_connection_timeout_ms) / 4, self._close_idle_connections)
 
-    def open_connection(self, broker: HostPort, asker: LookupPrincipal, now: float) -> BrokerConnection | None:
+    def get_open_connection(self, broker: HostPort, asker: LookupPrincipal, now: float) -> BrokerConnection | None:
         """The connection to a broker on somebody's behalf, if there is one; ``now`` in Trio's time."""
         slot = self._slots.get((broker, asker))
         connection = None if slot is None else slot.connection
         if slot is None or connection is None or connection.closed:
             return None
         if connection.renew_at <= now and slot.attempt is None:
-            self._begin(slot, broker, slot.locate, asker)  # meanwhile this one serves
+            self._start_attempt(slot, broker, slot.locate, asker)  # meanwhile this one serves
         return connection
 
-    async def connection(self, broker: HostPort, locate: Locate, asker: LookupPrincipal) -> BrokerConnection:
+    async def get_connection(self, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal) -> BrokerConnection:
         """The connection to a broker on somebody's behalf, opened if need be.
 
         ``locate`` is asked for the broker's (checked) name and addresses only where one must be opened; it may raise,
@@ -125,17 +125,17 @@ class BrokerPool:
         self._check_not_retired()
         slot = self._slots.get((broker, asker))
         if slot is None:
-            self._make_room()
-            slot = self._slots[broker, asker] = _Slot(locate)
-        connection = self.open_connection(broker, asker, trio.current_time())
+            self._evict_if_full()
+            slot = self._slots[broker, asker] = _PoolSlot(locate)
+        connection = self.get_open_connection(broker, asker, trio.current_time())
         if connection is not None:
             return connection
-        attempt = slot.attempt or self._begin(slot, broker, locate, asker)
+        attempt = slot.attempt or self._start_attempt(slot, broker, locate, asker)
         await attempt.done.wait()
-        return attempt.outcome()
+        return attempt.connection_or_raise()
 
-    async def connection_apart(
-        self, broker: HostPort, locate: Locate, asker: LookupPrincipal, company: Company
+    async def get_isolated_connection(
+        self, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal, company: SuspectGroup
     ) -> BrokerConnection:
         """A connection for a company of suspects alone (see lookup.connections.isolated). Raises as ``connection``
         does.
@@ -143,31 +143,33 @@ class BrokerPool:
         self._check_not_retired()
 
         async def open_connection(broker: HostPort, target: Target) -> BrokerConnection:
-            return await self._open(broker, target, asker)
+            return await self._open_connection(broker, target, asker)
 
-        return await self._suspects.connection(broker, locate, open_connection, asker.principal, company)
+        return await self._isolated.get_connection(broker, locate, open_connection, asker.name, company)
 
     def _check_not_retired(self) -> None:
         if self._retired:
             raise BrokerLinkFailed("retired", "the lookup is older than a reload", message=NOT_CONNECTED)
 
-    def _begin(self, slot: _Slot, broker: HostPort, locate: Locate, asker: LookupPrincipal) -> _Attempt:
+    def _start_attempt(
+        self, slot: _PoolSlot, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal
+    ) -> _ConnectAttempt:
         """Open a connection in a task of its own: whoever asked first may give up before it is there, and the others
         must not begin again then.
         """
-        slot.attempt, slot.locate = _Attempt(), locate
-        self._nursery.start_soon(self._try_to_open, slot, slot.attempt, broker, locate, asker)
+        slot.attempt, slot.locate = _ConnectAttempt(), locate
+        self._nursery.start_soon(self._run_attempt, slot, slot.attempt, broker, locate, asker)
         return slot.attempt
 
-    async def _try_to_open(
-        self, slot: _Slot, attempt: _Attempt, broker: HostPort, locate: Locate, asker: LookupPrincipal
+    async def _run_attempt(
+        self, slot: _PoolSlot, attempt: _ConnectAttempt, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal
     ) -> None:
         try:
-            attempt.connection = await self._open(broker, await locate(), asker)
+            attempt.connection = await self._open_connection(broker, await locate(), asker)
             self._nursery.start_soon(attempt.connection.run)
             old, slot.connection = slot.connection, attempt.connection
             if old is not None:
-                old.retire()
+                old.retire_when_idle()
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
             attempt.failure = failure
             if slot.connection is not None:  # that it could not be renewed disturbs nobody yet
@@ -178,13 +180,13 @@ class BrokerPool:
         if self._retired and slot.connection is not None:
             slot.connection.close()
 
-    async def _open(self, broker: HostPort, target: Target, asker: LookupPrincipal) -> BrokerConnection:
+    async def _open_connection(self, broker: HostPort, target: Target, asker: LookupPrincipal) -> BrokerConnection:
         """A connection that shook hands; it is yet to be run."""
         configured = self._config.brokers.credentials is not None
         credentials = credentials_for(self._auth, target.broker.host, configured=configured)
 
         def make_connect(method: str, data: bytes) -> CommandConnect:
-            return proxy_connect(BrokerIdentity(method, data, asker.principal, asker.credentials), __version__)
+            return proxy_connect(BrokerIdentity(method, data, asker.name, asker.credentials), __version__)
 
         async def answer_challenge(challenge: bytes) -> tuple[str, bytes]:
             nonlocal credentials
@@ -196,30 +198,32 @@ class BrokerPool:
         try:
             link = await self._greeter.open_link(target.broker, target.addresses, credentials, make_connect)
         except BrokerLinkFailed as failed:
-            if self._logins is not None and failed.refusal is not None:
-                self._logins.doubted(broker)
+            if self._credential_checks is not None and failed.refusal is not None:
+                self._credential_checks.request_recheck(broker)
             raise
-        if self._logins is not None and asker.credentials is None:  # else they may be what it was taken in for
-            self._logins.accepted(broker)
+        if (
+            self._credential_checks is not None and asker.credentials is None
+        ):  # else they may be what it was taken in for
+            self._credential_checks.record_acceptance(broker)
         self.profile = link.connected.message
         return BrokerConnection(
             broker,
             link,
             max_frame_bytes=self._config.limits.max_broker_frame_bytes,
             keep_alive_s=seconds(self._config.limits.keep_alive_interval_ms),
-            patience_s=seconds(self._config.limits.lookup_timeout_ms) / PATIENCE_SHARE,
+            silence_s=seconds(self._config.limits.lookup_timeout_ms) / SILENCE_SHARE,
             renew_at=_renew_at(credentials.expires_at_unix_ms),
             answer_challenge=answer_challenge if asker.credentials is None else None,
-            shapes=self._shapes,
+            answer_templates=self._answer_templates,
         )
 
-    def _make_room(self) -> None:
+    def _evict_if_full(self) -> None:
         """Bound the slots: of the principal with the most of those that nobody waits on, the one unused for longest
         goes. Raises BrokerLinkFailed.
         """
         if len(self._slots) < self._config.brokers.pooled_connections_max:
             return
-        free = [key for key, slot in self._slots.items() if _unused(slot)]
+        free = [key for key, slot in self._slots.items() if _is_unused(slot)]
         if not free:
             message = "Too many lookups for too many principals at once"
             raise BrokerLinkFailed(
@@ -228,35 +232,35 @@ class BrokerPool:
                 code=ServerError.TooManyRequests,
                 message=message,
             )
-        held = Counter(asker.principal for _broker, asker in free)
-        self._drop(min(free, key=lambda key: (-held[key[1].principal], _last_used(self._slots[key]))))
+        held = Counter(asker.name for _broker, asker in free)
+        self._close_slot(min(free, key=lambda key: (-held[key[1].name], _last_used_at(self._slots[key]))))
 
-    async def _close_idle(self) -> None:
+    async def _close_idle_connections(self) -> None:
         oldest = trio.current_time() - seconds(self._config.brokers.idle_connection_timeout_ms)
         for key, slot in list(self._slots.items()):
-            if _unused(slot) and _last_used(slot) <= oldest:
-                self._drop(key)
+            if _is_unused(slot) and _last_used_at(slot) <= oldest:
+                self._close_slot(key)
 
-    def _drop(self, key: Key) -> None:
+    def _close_slot(self, key: PoolKey) -> None:
         slot = self._slots.pop(key)
         if slot.connection is not None:
             slot.connection.close()
 
-    async def retire(self, patience_s: float) -> None:
+    async def retire_after(self, grace_s: float) -> None:
         """Give the lookups under way their time, then close everything."""
         self._scope.cancel()
-        await trio.sleep(patience_s)
+        await trio.sleep(grace_s)
         self._retired = True
         for key in list(self._slots):
-            self._drop(key)
+            self._close_slot(key)
 
 
-def _unused(slot: _Slot) -> bool:
+def _is_unused(slot: _PoolSlot) -> bool:
     return slot.attempt is None and (slot.connection is None or slot.connection.idle)
 
 
-def _last_used(slot: _Slot) -> float:
-    return float("-inf") if slot.connection is None else slot.connection.last_used
+def _last_used_at(slot: _PoolSlot) -> float:
+    return float("-inf") if slot.connection is None else slot.connection.last_used_at
 
 
 def _renew_at(expires_at_unix_ms: int) -> float:

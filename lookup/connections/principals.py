@@ -13,7 +13,7 @@ class LookupPrincipal:
     There is one object for each (see Askers), so that it is found by what it is rather than by what it holds.
     """
 
-    principal: str
+    name: str
     credentials: OriginalCredentials | None = None
 
 
@@ -21,13 +21,13 @@ class LookupPrincipals:
     """All askers that somebody holds."""
 
     def __init__(self) -> None:
-        self._askers: WeakValueDictionary[tuple[str, OriginalCredentials | None], LookupPrincipal] = (
+        self._principals: WeakValueDictionary[tuple[str, OriginalCredentials | None], LookupPrincipal] = (
             WeakValueDictionary()
         )
 
-    def get(self, principal: str, credentials: OriginalCredentials | None = None) -> LookupPrincipal:
+    def get_principal(self, principal: str, credentials: OriginalCredentials | None = None) -> LookupPrincipal:
         """The one asker with this principal and these credentials."""
-        asker = self._askers.get((principal, credentials))
+        asker = self._principals.get((principal, credentials))
         if asker is None:
-            asker = self._askers[principal, credentials] = LookupPrincipal(principal, credentials)
+            asker = self._principals[principal, credentials] = LookupPrincipal(principal, credentials)
         return asker

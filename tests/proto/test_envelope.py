@@ -5,6 +5,7 @@ import pytest
 from proto.client_machine import is_plainly_lookup
 from proto.envelope import ENVELOPE_VERSION, EnvelopeRefused, EnvelopeVerifier, parse_embedded_request
 from proto.lookup_kinds import KINDS
+from proto.lookup_requests import RequestParser
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import RequestRefused
 from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal
@@ -126,9 +127,9 @@ def test_an_envelope_without_a_request() -> None:
 
 @pytest.mark.conforms("kip-590.11")
 def test_a_request_and_its_id() -> None:
-    request, request_id = parse_embedded_request(LOOKUP.SerializeToString())
+    request, request_id = parse_embedded_request(LOOKUP.SerializeToString(), RequestParser())
     assert request.kind is KINDS[BaseCommand.LOOKUP]
-    assert request.command().lookup_topic.topic == "t"
+    assert request.to_command().lookup_topic.topic == "t"
     assert request_id == b"\x07"
 
 
@@ -137,7 +138,7 @@ def test_a_request_and_its_id() -> None:
 def test_a_command_that_may_not_be_forwarded(kind: int) -> None:
     """Security: a lookup worker asks for its clients, and does nothing else on their behalf."""
     with pytest.raises(EnvelopeRefused, match="may not be forwarded") as caught:
-        parse_embedded_request(BaseCommand(type=kind).SerializeToString())
+        parse_embedded_request(BaseCommand(type=kind).SerializeToString(), RequestParser())
     assert caught.value.error == EnvelopeResponse.INVALID_REQUEST
 
 
@@ -148,16 +149,16 @@ def test_a_request_for_much_that_begins_as_one_for_little(kind: int) -> None:
     request = getattr(command, KINDS[kind].request_field)
     request.request_id = 8
     setattr(request, KINDS[kind].subject_field, "t/n")
-    assert parse_embedded_request(command.SerializeToString())[0].kind is KINDS[kind]
+    assert parse_embedded_request(command.SerializeToString(), RequestParser())[0].kind is KINDS[kind]
     hidden = LOOKUP.SerializeToString() + command.SerializeToString()
     assert not is_plainly_lookup(hidden), "so a forwarder parses it"
     with pytest.raises(RequestRefused, match="has one message"):
-        parse_embedded_request(hidden)
+        parse_embedded_request(hidden, RequestParser())
 
 
 @pytest.mark.conforms("kip-590.25")
 @pytest.mark.parametrize("inner", [b"\xff\xff\xff\xff", BaseCommand(type=BaseCommand.LOOKUP).SerializeToString()])
 def test_inner_bytes_that_cannot_be_parsed(inner: bytes) -> None:
     with pytest.raises(EnvelopeRefused) as caught:
-        parse_embedded_request(inner)
+        parse_embedded_request(inner, RequestParser())
     assert caught.value.error == EnvelopeResponse.UNSUPPORTED_VERSION

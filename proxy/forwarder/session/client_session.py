@@ -30,13 +30,13 @@ from proxy.forwarder.session.closing import ConnectionCloser
 from proxy.forwarder.session.connection_age import ConnectionAge
 from proxy.forwarder.session.handshake import Handshake
 from proxy.forwarder.session.lifetime import SessionLifetime
-from proxy.forwarder.session.lookup_mode import LookupMode, budget_owner
+from proxy.forwarder.session.lookup_mode import LookupMode
 from proxy.forwarder.session.timeouts import ClientTimeouts
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import ByteReservation
-from proxy.runtime.fairness.fair_capacity import owner_of
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.scoped_tasks import ScopedTasks
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
@@ -393,7 +393,8 @@ class ClientSession:
     def accepted(self, connect: CommandConnect, identity: ClientIdentity) -> None:
         """It is known who the client is."""
         self.identity = identity
-        self._unfinished.transfer_to(budget_owner(identity, self.address, self._workers.config))
+        anonymous_role = self._workers.config.authentication.anonymous_role
+        self._unfinished.transfer_to(owner_of(identity.role, self.address, anonymous_role))
         self.lifetime.on_authenticated(connect, identity.principal)
 
     def enter_lookup_mode(self, connected: bytes) -> None:

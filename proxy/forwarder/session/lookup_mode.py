@@ -12,18 +12,18 @@ from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.envelope import encode_embedded_request
 from proto.errors import RemoteProtocolError
 from proto.frames import encode_frame
-from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure, kind_of
+from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure_answer, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
 from proxy.common.logs import get_logger
-from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteReservation
-from proxy.runtime.fairness.fair_capacity import Reservation, owner_of
+from proxy.runtime.fairness.fair_capacity import Reservation
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.loop.tick import current_tick
@@ -113,7 +113,7 @@ class LookupMode:
     def set_identity(self, identity: ClientIdentity) -> None:
         """Whose requests these are, from now on."""
         self._identity = identity
-        owner = budget_owner(identity, self._client_address, self._workers.config)
+        owner = owner_of(identity.role, self._client_address, self._workers.config.authentication.anonymous_role)
         if owner != self._owner:
             self._budget.transfer_bytes(self._owner, owner, self._taken)
             self._unsent.transfer_to(owner)
@@ -425,12 +425,6 @@ def _in_time(batch: _Batch) -> Iterator[None]:
         raise RpcDeadlineExceeded("no answer in time") from None
 
 
-def budget_owner(identity: ClientIdentity, client_address: str, config: Config) -> str:
-    """Name who shares the memory for clients as one: a principal, or an address without one."""
-    is_somebody = identity.role != config.authentication.anonymous_role
-    return owner_of(identity.role if is_somebody else "", client_address)
-
-
 def _parsed(request: bytes) -> tuple[BaseCommand, LookupKind]:
     """A request and its kind. Raises CommandCorrupt where it only began as one."""
     command = parse_command(request)
@@ -441,7 +435,7 @@ def _parsed(request: bytes) -> tuple[BaseCommand, LookupKind]:
 
 def _failed(command: BaseCommand, kind: LookupKind, code: int, text: str) -> bytes:
     """The frame that says that a request failed."""
-    return encode_frame(failure(kind, client_request_id(command, kind), code, text).SerializeToString())
+    return encode_frame(failure_answer(kind, client_request_id(command, kind), code, text).SerializeToString())
 
 
 def _envelope_error(error: int | None) -> tuple[int, str]:

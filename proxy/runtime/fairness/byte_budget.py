@@ -1,14 +1,7 @@
 """A bound in bytes on what is kept for clients by a process, shared fairly, and refused rather than waited for."""
 
-from functools import lru_cache
-
-from proxy.runtime.fairness.fair_capacity import owner_of
-
 REQUEST_OVERHEAD_BYTES = 512
 """What a request under way needs beside its own bytes."""
-
-owner_by_address = lru_cache(4096)(owner_of)
-"""Name who shares the budget as one, for requests of which there are very many."""
 
 
 class ByteBudget:

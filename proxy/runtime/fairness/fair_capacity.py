@@ -8,17 +8,6 @@ from collections import Counter, OrderedDict, deque
 
 import trio
 
-from proto.addresses import client_network
-
-
-def owner_of(principal: str, client_address: str) -> str:
-    """Name who shares the room as one: a principal, or, where there is none, all that comes from one IP address (of
-    IPv6: one /64 network).
-
-    ``client_address``: with its port.
-    """
-    return principal or client_network(client_address)
-
 
 class Reservation:
     """Room that was lent to an owner, for one answer."""

@@ -43,7 +43,7 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proxy.forwarder.session.transport import PONGS_BYTES_MAX
-from proxy.runtime.fairness.fair_capacity import owner_of
+from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
 
