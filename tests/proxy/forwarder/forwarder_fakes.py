@@ -30,8 +30,10 @@ from proto.rpc_pb2 import (
     StoredRelay,
 )
 from proxy.config.types import Config
+from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.client_session import ClientSession
+from proxy.forwarder.session.services import SessionServices
 from proxy.forwarder.workers.authentication import (
     AuthenticationExchange,
     ClientEndpoint,
@@ -256,9 +258,9 @@ class SentEnvelope:
 
 
 class FakeWorkerClients:
-    """proxy.forwarder.workers.clients.Backends without workers.
+    """proxy.forwarder.workers.clients.WorkerClients without workers.
 
-    ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``short_way``:
+    ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``fast_path``:
     whether an Envelope can go out at once.
     """
 
@@ -267,7 +269,7 @@ class FakeWorkerClients:
         self.nursery = nursery
         self.room = FairCapacity(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
-        self.short_way = True
+        self.fast_path = True
         self.sent: list[SentEnvelope] = []
         self.answer_by: Answerer | None = self.answer_at_once
         self.authentication = FakeAuthentication([])
@@ -320,9 +322,9 @@ class FakeWorkerClients:
     answer_timeout_s = property(lambda self: seconds(self.config.limits.lookup_timeout_ms) + 1.0)
 
     def forward_envelope_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
-        if self.short_way:
+        if self.fast_path:
             self._send(SentEnvelope(envelope, on_reply, deadline))
-        return self.short_way
+        return self.fast_path
 
     @asynccontextmanager
     async def forward_envelope(self, envelope: bytes, deadline: float) -> AsyncIterator[PendingCall]:
@@ -379,6 +381,7 @@ class Play:
         nursery: trio.Nursery,
         *,
         lockstep: bool = False,
+        pre_auth: PreAuthConnection | None = None,
         streams: tuple[trio.abc.HalfCloseableStream, trio.abc.HalfCloseableStream] | None = None,
         **tables: dict[str, Any],
     ) -> None:
@@ -401,13 +404,9 @@ class Play:
         self.session = ClientSession(
             ours,
             ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE),
-            self.workers,
-            self.relays,
-            self.metrics,
-            handshakes=self.handshakes,  # type: ignore[arg-type]
-            nursery=nursery,
-            deadlines=deadlines,
-            on_end=lambda _session: self.ended.set(),
+            SessionServices(self.workers, self.relays, self.metrics, self.handshakes, nursery, deadlines),  # type: ignore[arg-type]
+            lambda _session: self.ended.set(),
+            pre_auth,
         )
         self.session.start_session()
 

@@ -260,15 +260,15 @@ ENDINGS: list[Ending] = [
 ]
 
 
-@pytest.mark.parametrize("short_way", [True, False])
+@pytest.mark.parametrize("fast_path", [True, False])
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("passes", range(8))
 async def test_an_answer_at_any_moment_of_the_sessions_end(
-    play: Start, passes: int, ending: Ending, short_way: bool
+    play: Start, passes: int, ending: Ending, fast_path: bool
 ) -> None:
     """A nursery is closed a moment before its session knows; whatever comes then must start nothing in it."""
     it = await play().in_lookup_mode()
-    it.workers.answer_by, it.workers.short_way = None, short_way
+    it.workers.answer_by, it.workers.fast_path = None, fast_path
     await it.client.say(lookup("a", 1), lookup("b", 2))
     await trio.testing.wait_all_tasks_blocked()
     [sent] = it.workers.sent
@@ -1093,13 +1093,13 @@ TORN = b"\x08\x17\xba\x01\x02\x0a\x7f"
 
 
 @pytest.mark.parametrize("corrupt", [TORN, b"\x08\x17\xba\x01\x01\xff"])
-@pytest.mark.parametrize("short_way", [True, False])
+@pytest.mark.parametrize("fast_path", [True, False])
 async def test_a_request_that_turns_out_to_be_none_ends_the_connection(
-    play: Start, corrupt: bytes, short_way: bool
+    play: Start, corrupt: bytes, fast_path: bool
 ) -> None:
     """Security: no client may cause what looks like a defect of the proxy's, or be left waiting."""
     it = await play().in_lookup_mode()
-    it.workers.answer_by, it.workers.short_way = None, short_way
+    it.workers.answer_by, it.workers.fast_path = None, fast_path
     await it.client.say(lookup("a", 1), encode_frame(corrupt), lookup("b", 3))
     await trio.testing.wait_all_tasks_blocked()
     [sent] = it.workers.sent
@@ -1494,7 +1494,7 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
 ) -> None:
     """The proxy itself lets them lie; others have taken the memory."""
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
-    monkeypatch.setattr("proxy.forwarder.session.client_session.UNFINISHED_BYTES_MIN", 1)
+    monkeypatch.setattr("proxy.forwarder.session.flow.PARTIAL_FRAME_BYTES_MIN", 1)
     it = await play().in_lookup_mode()
     it.workers.answer_by = None
     await it.client.say(*(lookup("t" * 400, number) for number in range(3)))
@@ -1502,7 +1502,7 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
     it.workers.budget.resize(1)
     await it.client.say(*(lookup("t" * 400, number) for number in range(3, 9)))
     await trio.testing.wait_all_tasks_blocked()
-    assert it.session._is_full
+    assert it.session._inbound.is_full
     assert it.session._transport.partial_frame_bytes
     assert not it.session.is_over
 

@@ -1,8 +1,8 @@
-"""Protobuf's wire format for many messages at a time: the fields of all of them, as numpy columns.
+"""Vectorized reader of protobuf's wire format: the fields of many messages at a time, as numpy columns.
 
 https://protobuf.dev/programming-guides/encoding/. One Python object for each sample would cost more than everything
-else together. So each round here reads one field of every message that is not yet at its end, with a fixed number of
-numpy operations; the last few messages, which are longer than the others, are read one field at a time.
+else together. So each round reads one field of every message that is not yet at its end, with a fixed number of numpy
+operations; the last few messages, which are longer than the others, are read one field at a time.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 Integers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
-_FEW = 16
+_VECTOR_MESSAGES_MIN = 16
 _VARINT_BYTES_MAX = 10
 _MORE = 0x80
 _FEW_BYTES_MAX = 4  # 28 bits
@@ -40,7 +40,7 @@ _LONG_VARINT = "a number has more than ten bytes"
 
 
 class FieldColumns(NamedTuple):
-    """Some fields. All columns are int64 and equally long.
+    """Columns of fields. All are int64 and equally long.
 
     owner: position of the message among those asked for; tag: number and wire type, as on the wire; at: offset of the
     tag; begin, end: offsets of the value; value: a varint's 64 bits as a signed number, else 0.
@@ -54,8 +54,8 @@ class FieldColumns(NamedTuple):
     value: Integers
 
 
-class Run(NamedTuple):
-    """For each message: where its first field of one kind begins, the last one ends, and the bytes of all of them."""
+class FieldRuns(NamedTuple):
+    """Columns by message: where its first field of one kind begins, where the last one ends, and their total bytes."""
 
     begin: Integers
     end: Integers
@@ -65,20 +65,20 @@ class Run(NamedTuple):
 class Fields:
     """All fields of `count` messages, in parts; within a part, and from part to part, each message's own are in order.
 
-    Nothing is put together before it is asked for: most columns of most fields are never looked at.
+    Parts are concatenated only on demand: most columns of most fields are never used.
     """
 
     def __init__(self, parts: list[FieldColumns], count: int) -> None:
         self._parts = parts
-        self._tags = [_only(part.tag) for part in parts]
+        self._tags = [_uniform_value(part.tag) for part in parts]
         self.count = count
 
     def select(self, number: int, kind: int) -> FieldColumns:
-        """The fields with this number and wire type, by message and then as they came.
+        """Return the fields with this number and wire type, by message and then in encoded order.
 
-        (The same number with another wire type is an unknown field.)
+        The same number with another wire type is an unknown field.
         """
-        found = list(self._chosen(number << 3 | kind))
+        found = list(self._with_tag(number << 3 | kind))
         if len(found) == 1 and (np.diff(found[0].owner) >= 0).all():
             return found[0]
         if not found:
@@ -87,10 +87,10 @@ class Fields:
         order = np.argsort(joined[0], kind="stable")
         return FieldColumns(*(column[order] for column in joined))
 
-    def run(self, number: int, kind: int) -> Run:
-        """Where each message's fields of one number and wire type are; zeros for a message that has none."""
-        run = Run(*(np.zeros(self.count, dtype=np.int64) for _ in Run._fields))
-        chosen = list(self._chosen(number << 3 | kind))
+    def find_runs(self, number: int, kind: int) -> FieldRuns:
+        """Return where each message's fields of one number and wire type are; zeros for a message without any."""
+        run = FieldRuns(*(np.zeros(self.count, dtype=np.int64) for _ in FieldRuns._fields))
+        chosen = list(self._with_tag(number << 3 | kind))
         for owner, _, at, _, end, _ in chosen:
             run.end[owner] = end  # of several the last is written last, and stays
             np.add.at(run.size, owner, end - at)
@@ -98,8 +98,8 @@ class Fields:
             run.begin[owner[::-1]] = at[::-1]
         return run
 
-    def _chosen(self, tag: int) -> Iterator[FieldColumns]:
-        """What each part has of a tag, if anything; a part whose fields are all alike is not searched."""
+    def _with_tag(self, tag: int) -> Iterator[FieldColumns]:
+        """Yield each part's fields of a tag, if any; a part with one tag only is not searched."""
         for part, only in zip(self._parts, self._tags, strict=True):
             if only == tag:
                 yield part
@@ -109,16 +109,16 @@ class Fields:
                     yield FieldColumns(*(column[chosen] for column in part))
 
 
-def buffer(*data: bytes) -> tuple[bytes, Bytes]:
-    """All of it in one piece, as bytes and as an array, with zeros behind: `fields` reads a little beyond the end."""
+def padded_buffer(*data: bytes) -> tuple[bytes, Bytes]:
+    """Join the data, as bytes and as an array, followed by zeros: `read_fields` reads a little beyond the end."""
     blob = b"".join((*data, bytes(_VARINT_BYTES_MAX)))
     return blob, np.frombuffer(blob, dtype=np.uint8)
 
 
 def count_fields(raw: bytes, bounds: Bounds, counted: Mapping[int, str]) -> None:
-    """Count the fields of one large message and read none of them; raises BoundError, and DecodeError for groups.
+    """Count the fields of one large message without reading them. Raises BoundError, and DecodeError for groups.
 
-    counted: by tag, the name of its fields' bound. A message that is cut off is left to its parser.
+    counted: tag → the name of its fields' bound. A truncated message is left to its parser.
     """
     left = {tag: getattr(bounds, name) for tag, name in counted.items()}
     fields_left = bounds.fields
@@ -129,7 +129,7 @@ def count_fields(raw: bytes, bounds: Bounds, counted: Mapping[int, str]) -> None
         if tag < _MORE and following < _MORE and kind in {VARINT, LENGTH_DELIMITED}:
             at += 2 + (following if kind == LENGTH_DELIMITED else 0)
         else:
-            tag, _, at, _ = _field(raw, at)
+            tag, _, at, _ = _read_field(raw, at)
         fields_left -= 1
         if fields_left < 0:
             raise bounds.error("fields")
@@ -139,81 +139,84 @@ def count_fields(raw: bytes, bounds: Bounds, counted: Mapping[int, str]) -> None
                 raise bounds.error(counted[tag])
 
 
-def fields(data: Bytes, starts: Integers, ends: Integers, budget: Budget | None = None) -> Fields:
-    """The fields of the messages [starts[i], ends[i]) of `data`, which comes from `buffer`.
+def read_fields(data: Bytes, starts: Integers, ends: Integers, budget: Budget | None = None) -> Fields:
+    """Read the fields of the messages [starts[i], ends[i]) of `data`, which comes from `padded_buffer`.
 
-    Raises DecodeError for what is no protobuf message, and BoundError before more fields are read than the budget has,
-    or more of one message than `series_fields`: what a round costs does not depend on how few messages are left.
+    Raises DecodeError for invalid messages, and BoundError before more fields are read than the budget has, or more of
+    one message than `series_fields`: a round's cost does not depend on how few messages are left.
     """
     budget = budget or Budget(Bounds())
     rounds_max = budget.bounds.series_fields
     cursor = starts.astype(np.int64, copy=True)
     active = np.flatnonzero(cursor < ends)
     parts: list[FieldColumns] = []
-    while active.size >= _FEW:
+    while active.size >= _VECTOR_MESSAGES_MIN:
         if len(parts) == rounds_max:
             raise budget.bounds.error("series_fields")
         budget.spend("fields", active.size)
-        parts.append(_round(data, active, cursor[active], ends[active]))
+        parts.append(_read_next_fields(data, active, cursor[active], ends[active]))
         cursor[active] = parts[-1].end
         active = active[parts[-1].end < ends[active]]
     left = rounds_max - len(parts)
-    parts.extend(_alone(data, owner, (int(cursor[owner]), int(ends[owner])), left, budget) for owner in active.tolist())
+    parts.extend(
+        _read_one_message(data, owner, (int(cursor[owner]), int(ends[owner])), left, budget)
+        for owner in active.tolist()
+    )
     return Fields([part for part in parts if part.owner.size], starts.size)
 
 
-def _round(data: Bytes, owner: Integers, at: Integers, ends: Integers) -> FieldColumns:
-    """The next field of each of these messages. As a rule they are all of one kind, but they need not be."""
+def _read_next_fields(data: Bytes, owner: Integers, at: Integers, ends: Integers) -> FieldColumns:
+    """Read the next field of each of these messages. As a rule they are all of one kind, but they need not be."""
     first = data[at]
     tag_everywhere = int(first[0])
     if _TAG_MIN <= tag_everywhere < _MORE and (first == tag_everywhere).all():
-        begin, end, value = _values(data, tag_everywhere & 7, at + 1, ends)
+        begin, end, value = _read_values(data, tag_everywhere & 7, at + 1, ends)
         tag = np.full_like(at, tag_everywhere)
     else:
-        tag, begin, end, value = _mixed(data, at, ends)
+        tag, begin, end, value = _read_mixed_fields(data, at, ends)
     if (end > ends).any():
         raise DecodeError(_CUT_OFF)
     return FieldColumns(owner, tag, at, begin, end, value)
 
 
-def _mixed(data: Bytes, at: Integers, ends: Integers) -> tuple[Integers, Integers, Integers, Integers]:
-    """Tags, begins, ends and values of fields that are not all of one kind."""
-    tag, begin = varints(data, at)
+def _read_mixed_fields(data: Bytes, at: Integers, ends: Integers) -> tuple[Integers, Integers, Integers, Integers]:
+    """Return tags, begins, ends and values of fields that are not all of one kind."""
+    tag, begin = read_varints(data, at)
     if tag.min() < _TAG_MIN or tag.max() > _TAG_MAX:
         raise DecodeError(_BAD_NUMBER)
     kind = tag & 7
     end, value = np.zeros_like(begin), np.zeros_like(begin)
     for one in np.flatnonzero(np.bincount(kind)).tolist():
         chosen = np.flatnonzero(kind == one)
-        begin[chosen], end[chosen], value[chosen] = _values(data, one, begin[chosen], ends[chosen])
+        begin[chosen], end[chosen], value[chosen] = _read_values(data, one, begin[chosen], ends[chosen])
     return tag, begin, end, value
 
 
-def _values(data: Bytes, kind: int, begin: Integers, ends: Integers) -> tuple[Integers, Integers, Integers]:
-    """Where values of one wire type begin and end, and what they are if they are varints."""
+def _read_values(data: Bytes, kind: int, begin: Integers, ends: Integers) -> tuple[Integers, Integers, Integers]:
+    """Return begins and ends of values of one wire type, and the values of varints."""
     if (begin > ends).any():
         raise DecodeError(_CUT_OFF)
     if kind == LENGTH_DELIMITED:
-        length, begin = varints(data, begin)
+        length, begin = read_varints(data, begin)
         if ((length < 0) | (length > ends - begin)).any():
             raise DecodeError(_CUT_OFF)
         return begin, begin + length, np.zeros_like(begin)
     if kind == VARINT:
-        value, end = varints(data, begin)
+        value, end = read_varints(data, begin)
         return begin, end, value
     if kind in _FIXED_BYTES:
         return begin, begin + _FIXED_BYTES[kind], np.zeros_like(begin)
     raise DecodeError(_BAD_KIND)
 
 
-def _only(column: Integers) -> int | None:
-    """What stands everywhere in a column that is not empty; None if it differs."""
+def _uniform_value(column: Integers) -> int | None:
+    """Return the value that a non-empty column has everywhere; None if values differ."""
     first = int(column[0])
     return first if (column == first).all() else None
 
 
-def _alone(data: Bytes, owner: int, span: tuple[int, int], fields_max: int, budget: Budget) -> FieldColumns:
-    """The fields of a message that has no company; raises as `fields` does."""
+def _read_one_message(data: Bytes, owner: int, span: tuple[int, int], fields_max: int, budget: Budget) -> FieldColumns:
+    """Read the fields of a single message. Raises as `read_fields`."""
     start, end = span
     text = data[start:end].tobytes()
     rows: list[tuple[int, ...]] = []
@@ -222,21 +225,21 @@ def _alone(data: Bytes, owner: int, span: tuple[int, int], fields_max: int, budg
         if len(rows) >= fields_max:
             raise budget.bounds.error("series_fields")
         budget.spend("fields", 1)
-        tag, begin, stop, value = _field(text, at)
+        tag, begin, stop, value = _read_field(text, at)
         rows.append((owner, tag, start + at, start + begin, start + stop, value))
         at = stop
     return FieldColumns(*np.array(rows, dtype=np.int64).reshape(-1, len(FieldColumns._fields)).T)
 
 
-def _field(text: bytes, at: int) -> tuple[int, int, int, int]:
-    """Tag, begin and end of the value, and the value of a varint (as a signed number of 64 bits)."""
-    tag, begin = _varint(text, at)
+def _read_field(text: bytes, at: int) -> tuple[int, int, int, int]:
+    """Return tag, begin and end of the value, and the value of a varint (as a signed number of 64 bits)."""
+    tag, begin = _read_varint(text, at)
     kind = tag & 7
     value, end = 0, begin
     if kind == VARINT:
-        value, end = _varint(text, begin)
+        value, end = _read_varint(text, begin)
     elif kind == LENGTH_DELIMITED:
-        length, begin = _varint(text, begin)
+        length, begin = _read_varint(text, begin)
         end = begin + length
     elif kind in _FIXED_BYTES:
         end = begin + _FIXED_BYTES[kind]
@@ -253,7 +256,7 @@ def _signed(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def _varint(text: bytes, at: int) -> tuple[int, int]:
+def _read_varint(text: bytes, at: int) -> tuple[int, int]:
     value = 0
     for position, byte in enumerate(text[at : at + _VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << (7 * position)
@@ -262,8 +265,8 @@ def _varint(text: bytes, at: int) -> tuple[int, int]:
     raise DecodeError(_CUT_OFF if at + _VARINT_BYTES_MAX > len(text) else _LONG_VARINT)
 
 
-def varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
-    """The varints at these offsets as signed numbers of 64 bits, and the offsets behind them; raises DecodeError."""
+def read_varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
+    """Read the varints at these offsets as signed 64-bit numbers, and the offsets after them. Raises DecodeError."""
     byte = data[at]
     value, end = byte.astype(np.int64), at + 1
     if byte.size and byte.max() >= _MORE:
@@ -274,10 +277,10 @@ def varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
 
 
 def _long_varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
-    """Values and sizes of varints of several bytes: those of up to eight bytes all in one go."""
+    """Return values and sizes of varints of several bytes; those of up to eight bytes are read together."""
     word = _words(data)[at]
     stop = ~word & _MORE_IN_WORD
-    below = (stop & -stop) - 1  # all bits before the one that says: this byte is the last
+    below = (stop & -stop) - 1  # all bits below the one that marks the last byte
     size = (np.bitwise_count(below) >> 3).astype(np.int64) + 1
     value = word & below & ~np.uint64(_MORE_IN_WORD)
     for stay, move, by in _PACKING:
@@ -289,24 +292,24 @@ def _long_varints(data: Bytes, at: Integers) -> tuple[Integers, Integers]:
 
 
 def _longest_varint(data: Bytes, at: int) -> tuple[int, int]:
-    """Value and size of a varint of nine or ten bytes."""
+    """Return value and size of a varint of nine or ten bytes."""
     text = data[at : at + _VARINT_BYTES_MAX].tobytes()
     for size in range(_WORD_BYTES + 1, _VARINT_BYTES_MAX + 1):
         if text[size - 1] < _MORE:
-            value, _ = _varint(text, 0)
+            value, _ = _read_varint(text, 0)
             return _signed(value), size
     raise DecodeError(_LONG_VARINT)
 
 
 def _words(data: Bytes) -> npt.NDArray[np.uint64]:
-    """The eight bytes from each offset on, as one number. No copy."""
+    """Return the eight bytes at each offset as one number, without a copy."""
     return np.ndarray((data.size - _WORD_BYTES + 1,), np.dtype("<u8"), data, strides=(1,))
 
 
-def packed_numbers(packed: Bytes) -> tuple[npt.NDArray[np.int32], Integers]:
-    """The varints that stand one behind the other, and the offset of each one's last byte; raises DecodeError.
+def read_packed_varints(packed: Bytes) -> tuple[npt.NDArray[np.int32], Integers]:
+    """Read adjacent varints, and the offset of each one's last byte. Raises DecodeError.
 
-    Those of more than 28 bits are -1: nothing here has as many symbols.
+    Those of more than 28 bits are -1: no request has as many symbols.
     """
     last = np.flatnonzero(packed < _MORE)
     if packed.size and packed[-1] >= _MORE:
@@ -320,7 +323,7 @@ def packed_numbers(packed: Bytes) -> tuple[npt.NDArray[np.int32], Integers]:
 
 
 def _few_byte_numbers(packed: Bytes, first: Integers, size: Integers) -> npt.NDArray[np.int32]:
-    """The varints at these offsets, which have these sizes in bytes; -1 for those of more than four."""
+    """Return the varints at these offsets with these sizes in bytes; -1 for those of more than four."""
     numbers = np.zeros(first.size, dtype=np.int32)
     for position in range(min(int(size.max()), _FEW_BYTES_MAX)):
         longer = np.flatnonzero(size > position)
@@ -329,12 +332,12 @@ def _few_byte_numbers(packed: Bytes, first: Integers, size: Integers) -> npt.NDA
     return numbers
 
 
-def joined(data: Bytes, begin: Integers, size: Integers) -> Bytes:
-    """The bytes of these spans, one span behind the other."""
-    shift = begin - (np.cumsum(size) - size)  # from a byte's place in the result to its place in `data`
+def join_spans(data: Bytes, begin: Integers, size: Integers) -> Bytes:
+    """Concatenate the bytes of these spans."""
+    shift = begin - (np.cumsum(size) - size)  # from a byte's offset in the result to its offset in `data`
     return data[np.repeat(shift, size) + np.arange(int(size.sum()))]
 
 
-def doubles(data: Bytes, at: Integers) -> npt.NDArray[np.float64]:
-    """The 64-bit floating point numbers at these offsets."""
+def read_doubles(data: Bytes, at: Integers) -> npt.NDArray[np.float64]:
+    """Return the 64-bit floating point numbers at these offsets."""
     return _words(data)[at].view("<f8")

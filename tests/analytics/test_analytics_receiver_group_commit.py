@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from analytics.receiver import commit as commit_module
-from analytics.receiver.commit import GroupCommit, NotCommittedError
+from analytics.receiver import group_commit
 from analytics.receiver.config import Spool
+from analytics.receiver.group_commit import GroupCommit, NotCommittedError
 from analytics.receiver.metrics import Metrics
 from analytics.spool.records import SpoolError
 from analytics.spool.writer import SpoolFullError
@@ -26,7 +26,7 @@ class FakeWriter:
         self.gate: threading.Event | None = None
         self.error: SpoolError | None = None
 
-    def append(self, records: Sequence[bytes]) -> None:
+    def append_records(self, records: Sequence[bytes]) -> None:
         if self.gate is not None:
             assert self.gate.wait(60)
         if self.error is not None:
@@ -38,9 +38,9 @@ class FakeWriter:
 async def running(writer: FakeWriter, config: Spool = CONFIG) -> AsyncIterator[GroupCommit]:
     commit = GroupCommit(writer, config, Metrics())  # type: ignore[arg-type]
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(commit.run)
+        nursery.start_soon(commit.commit_groups)
         yield commit
-        commit.close()
+        commit.stop_accepting()
     assert commit.finished.is_set()
 
 
@@ -49,7 +49,7 @@ async def test_requests_that_come_together_share_a_sync() -> None:
     writer.gate = threading.Event()
     async with running(writer) as commit, trio.open_nursery() as nursery:
         for text in (b"a", b"b", b"c"):
-            nursery.start_soon(commit.commit, text)
+            nursery.start_soon(commit.commit_record, text)
             await trio.testing.wait_all_tasks_blocked()
         assert writer.groups == []
         writer.gate.set()
@@ -57,12 +57,12 @@ async def test_requests_that_come_together_share_a_sync() -> None:
 
 
 async def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_module, "GROUP_BYTES_MAX", 4)
+    monkeypatch.setattr(group_commit, "GROUP_BYTES_MAX", 4)
     writer = FakeWriter()
     writer.gate = threading.Event()
     async with running(writer) as commit, trio.open_nursery() as nursery:
         for text in (b"first", b"aa", b"bb", b"c"):
-            nursery.start_soon(commit.commit, text)
+            nursery.start_soon(commit.commit_record, text)
             await trio.testing.wait_all_tasks_blocked()
         writer.gate.set()
     assert writer.groups == [[b"first"], [b"aa", b"bb"], [b"c"]]
@@ -75,7 +75,7 @@ async def test_nobody_is_told_success_before_the_sync() -> None:
 
     async def ask(commit: GroupCommit) -> None:
         nonlocal told
-        await commit.commit(b"a")
+        await commit.commit_record(b"a")
         assert writer.groups == [[b"a"]]
         told = True
 
@@ -94,7 +94,7 @@ async def test_a_slow_disk_bounds_the_wait_and_the_queue(autojump_clock: trio.te
 
     async def ask(commit: GroupCommit, record: bytes) -> None:
         try:
-            await commit.commit(record)
+            await commit.commit_record(record)
         except NotCommittedError as error:
             outcomes.append(f"{error.reason}: {error}")
         else:
@@ -118,12 +118,12 @@ async def test_the_queue_is_bounded_in_bytes() -> None:
     writer = FakeWriter()
     writer.gate = threading.Event()
     async with running(writer) as commit, trio.open_nursery() as nursery:
-        nursery.start_soon(commit.commit, b"x" * 600)
+        nursery.start_soon(commit.commit_record, b"x" * 600)
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises(NotCommittedError) as caught:
-            await commit.commit(b"x" * 401)
+            await commit.commit_record(b"x" * 401)
         assert caught.value.reason == "slow"
-        nursery.start_soon(commit.commit, b"x" * 400)
+        nursery.start_soon(commit.commit_record, b"x" * 400)
         await trio.testing.wait_all_tasks_blocked()
         writer.gate.set()
 
@@ -137,10 +137,10 @@ async def test_what_failed_is_told_to_all_of_the_group_and_the_next_one_is_tried
     async with running(writer) as commit:
         for _ in range(10):  # more than the queue holds: nothing is left in it
             with pytest.raises(NotCommittedError) as caught:
-                await commit.commit(b"a")
+                await commit.commit_record(b"a")
             assert caught.value.reason == reason
         writer.error = None
-        await commit.commit(b"b")
+        await commit.commit_record(b"b")
     assert writer.groups == [[b"b"]]
 
 
@@ -149,10 +149,10 @@ async def test_closing_commits_what_is_there_and_takes_no_more() -> None:
     writer.gate = threading.Event()
     async with trio.open_nursery() as nursery, running(writer) as commit:
         for text in (b"a", b"b"):
-            nursery.start_soon(commit.commit, text)
+            nursery.start_soon(commit.commit_record, text)
             await trio.testing.wait_all_tasks_blocked()
-        commit.close()
+        commit.stop_accepting()
         with pytest.raises(NotCommittedError):
-            await commit.commit(b"late")
+            await commit.commit_record(b"late")
         writer.gate.set()
     assert writer.groups == [[b"a"], [b"b"]]

@@ -1,12 +1,13 @@
-"""A bound on what all senders together may send in a second."""
+"""A rate limit: a token bucket for all senders together."""
 
 from collections.abc import Callable
 
 
-class Rate:
-    """A bucket that holds one second's worth. A request may overdraw it once; then all wait until it is paid back.
+class TokenBucket:
+    """Token bucket of one second's capacity. A request may overdraw it; then all wait until the debt is repaid.
 
-    So a single request larger than the bucket gets through, and the long-term rate still holds. 0: no limit.
+    So a single request larger than the bucket is accepted, and the long-term rate still holds. A rate of 0 means no
+    limit.
     """
 
     def __init__(self, per_second: int, clock: Callable[[], float]) -> None:
@@ -16,7 +17,7 @@ class Rate:
         self._at = clock()
 
     def wait_s(self) -> float:
-        """How long until the next request may come; 0: now."""
+        """Return the seconds until the next request is allowed; 0 means now."""
         if not self._per_second:
             return 0.0
         now = self._clock()
@@ -24,7 +25,7 @@ class Rate:
         self._at = now
         return max(0.0, -self._level / self._per_second)
 
-    def take(self, amount: int) -> None:
-        """Count what has come."""
+    def withdraw(self, amount: int) -> None:
+        """Withdraw tokens, even more than there are."""
         if self._per_second:
             self._level -= amount

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analytics.remote_write import wire
+from analytics.remote_write import protobuf_fields
 from analytics.remote_write.bounds import Bounds, Budget
 from analytics.remote_write.errors import BoundError, DecodeError
-from analytics.remote_write.wire import FieldColumns, buffer, fields
+from analytics.remote_write.protobuf_fields import FieldColumns, padded_buffer, read_fields
 
 Field = tuple[int, int, bytes]  # number, kind, payload
 
@@ -33,11 +33,11 @@ def encoded(message: list[Field]) -> bytes:
     return b"".join(parts)
 
 
-def parse(messages: list[bytes], bounds: Bounds | None = None) -> tuple[bytes, wire.Fields]:
+def parse(messages: list[bytes], bounds: Bounds | None = None) -> tuple[bytes, protobuf_fields.Fields]:
     blob = b"".join(messages)
     ends = np.cumsum([len(one) for one in messages], dtype=np.int64)
     starts = ends - np.array([len(one) for one in messages], dtype=np.int64)
-    return blob, fields(buffer(blob)[1], starts, ends, None if bounds is None else Budget(bounds))
+    return blob, read_fields(padded_buffer(blob)[1], starts, ends, None if bounds is None else Budget(bounds))
 
 
 def rows(blob: bytes, found: FieldColumns) -> list[tuple[int, bytes, int]]:
@@ -67,7 +67,7 @@ def test_every_field_is_found_where_it_is(messages: list[list[Field]]) -> None:
                 if (one, its_kind) == (number, kind)
             ]
             assert rows(blob, found.select(number, kind)) == expected
-    run = found.run(1, 2)
+    run = found.find_runs(1, 2)
     at = 0
     for owner, message in enumerate(messages):
         places = [place for place, one in enumerate(message) if one[:2] == (1, 2)]
@@ -132,25 +132,25 @@ def test_fields_are_counted_before_the_parser_sees_them() -> None:
     series, symbol, other = encoded([(5, 2, b"")]), encoded([(4, 2, b"x" * 300)]), encoded([(9, 0, varint(2**60))])
     counted = {5 << 3 | 2: "series", 4 << 3 | 2: "symbols"}
     good = series * 5 + symbol * 4 + other * 3 + b"\xaa\x00\x00"  # a tag of two bytes is the same tag
-    wire.count_fields(good, Bounds(series=6, symbols=4, fields=13), counted)
+    protobuf_fields.count_fields(good, Bounds(series=6, symbols=4, fields=13), counted)
     for bounds, name in (
         (Bounds(series=5), "max_series\\)"),
         (Bounds(symbols=3), "max_symbols"),
         (Bounds(fields=12), "max_fields"),
     ):
         with pytest.raises(BoundError, match=name):
-            wire.count_fields(good, bounds, counted)
+            protobuf_fields.count_fields(good, bounds, counted)
     with pytest.raises(DecodeError, match="groups are not taken"):
-        wire.count_fields(good + b"\x0b", Bounds(), counted)
+        protobuf_fields.count_fields(good + b"\x0b", Bounds(), counted)
     for end in range(len(good)):
         with contextlib.suppress(DecodeError):
-            wire.count_fields(good[:end], Bounds(), counted)
+            protobuf_fields.count_fields(good[:end], Bounds(), counted)
 
 
 @given(st.lists(st.integers(0, 2**28 - 1) | st.integers(0, 2**64 - 1), max_size=60))
 def test_packed_numbers(numbers: list[int]) -> None:
     data = b"".join(map(varint, numbers))
-    found, last = wire.packed_numbers(np.frombuffer(data, dtype=np.uint8))
+    found, last = protobuf_fields.read_packed_varints(np.frombuffer(data, dtype=np.uint8))
     assert found.tolist() == [number if number < 2**28 else -1 for number in numbers]
     assert last.tolist() == [len(b"".join(map(varint, numbers[: one + 1]))) - 1 for one in range(len(numbers))]
 
@@ -158,12 +158,12 @@ def test_packed_numbers(numbers: list[int]) -> None:
 def test_packed_numbers_that_end_within_one() -> None:
     for data in (b"\x80", b"\x01\x80"):
         with pytest.raises(DecodeError):
-            wire.packed_numbers(np.frombuffer(data, dtype=np.uint8))
+            protobuf_fields.read_packed_varints(np.frombuffer(data, dtype=np.uint8))
 
 
 @given(st.lists(st.floats(allow_nan=True), max_size=20), st.integers(0, 7))
 def test_doubles_at_any_offset(values: list[float], shift: int) -> None:
     column = np.array(values, dtype="<f8")
-    _, data = buffer(bytes(shift) + column.tobytes())
-    found = wire.doubles(data, np.arange(len(values), dtype=np.int64) * 8 + shift)
+    _, data = padded_buffer(bytes(shift) + column.tobytes())
+    found = protobuf_fields.read_doubles(data, np.arange(len(values), dtype=np.int64) * 8 + shift)
     assert found.tobytes() == column.tobytes()

@@ -8,13 +8,13 @@ import pytest
 import structlog
 from receiver_requests import CONTENT_TYPES, OneSeries, body, compressed, message_v1, named, raw
 
-from analytics.receiver import parsing
-from analytics.receiver.commit import NotCommittedError
+from analytics.receiver import request_parser
 from analytics.receiver.config import Limits
-from analytics.receiver.http import Head, Response
+from analytics.receiver.group_commit import NotCommittedError
+from analytics.receiver.http_server import RequestHead, Response
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.tokens import _digest
-from analytics.receiver.write import PATH, WriteEndpoint
+from analytics.receiver.write_endpoint import PATH, WriteEndpoint
 from analytics.remote_write.decode import Decoder
 from analytics.spool.records import RECORD_HEADER_BYTES
 
@@ -28,7 +28,7 @@ class FakeCommit:
         self.records: list[bytes] = []
         self.error: NotCommittedError | None = None
 
-    async def commit(self, record: bytes) -> None:
+    async def commit_record(self, record: bytes) -> None:
         if self.error is not None:
             raise self.error
         self.records.append(record)
@@ -36,8 +36,8 @@ class FakeCommit:
     def committed(self, version: int) -> list[tuple[str, list[float]]]:
         decoder = Decoder()
         for record in self.records:
-            decoder.add(record[RECORD_HEADER_BYTES:], version)
-        columns = decoder.take()
+            decoder.add_body(record[RECORD_HEADER_BYTES:], version)
+        columns = decoder.take_columns()
         return [
             (dict(one.labels)["__name__"], columns.sample_value[columns.sample_series == number].tolist())
             for number, one in enumerate(columns.series)
@@ -64,17 +64,17 @@ class Case:
 
     async def post(self, data: bytes, version: int) -> Response:
         asked = head(version)
-        assert await self.endpoint.admit(asked) is None
-        return await self.endpoint.answer(asked, data)
+        assert await self.endpoint.check_head(asked) is None
+        return await self.endpoint.respond(asked, data)
 
     def metric(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"pulsar_proxy_analytics_receiver_{name}", labels) or 0.0
 
 
-def head(version: int = 1, method: str = "POST", path: str = PATH, **headers: str) -> Head:
+def head(version: int = 1, method: str = "POST", path: str = PATH, **headers: str) -> RequestHead:
     given = {"content-type": CONTENT_TYPES[version], "content-encoding": "snappy"}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
-    return Head(method, path, {name.encode(): value.encode() for name, value in given.items()})
+    return RequestHead(method, path, {name.encode(): value.encode() for name, value in given.items()})
 
 
 def written(response: Response) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ async def test_a_good_request_is_committed_as_it_came(version: int) -> None:
     series = [named("a", (TS, 1.0, 0), (TS + 1, 2.0, 0)), OneSeries([("__name__", "b")], [(TS, 3.0, 0)], exemplars=2)]
     data = body(version, series)
     response = await case.post(data, version)
-    assert (response.status, response.text) == (204, "")
+    assert (response.status, response.body) == (204, "")
     assert [record[RECORD_HEADER_BYTES:] for record in case.commit.records] == [data]
     assert case.metric("samples_total", version=str(version)) == 3
     assert case.metric("exemplars_total", version=str(version)) == 2
@@ -108,9 +108,9 @@ async def test_of_a_partly_faulty_request_the_rest_is_committed_and_the_answer_i
     series = [named("a"), OneSeries([("secret", "value")], [(TS, 9.0, 0)]), named("b")]
     response = await case.post(body(version, series), version)
     assert response.status == 400
-    assert "1 series cannot be accepted, 2 samples" in str(response.text)
-    assert "series 1: there is no __name__ label" in str(response.text)
-    assert "secret" not in str(response.text)
+    assert "1 series cannot be accepted, 2 samples" in str(response.body)
+    assert "series 1: there is no __name__ label" in str(response.body)
+    assert "secret" not in str(response.body)
     assert case.commit.committed(version) == [("a", [1.0]), ("b", [1.0])]
     assert case.metric("faulty_series_total") == 1
     assert case.metric("rejected_requests_total", reason="partly_faulty") == 1
@@ -165,7 +165,7 @@ async def test_what_is_not_on_the_disk_is_never_answered_with_success(
     response = await case.post(body(version, [named("a")]), version)
     assert response.status == 503
     assert dict(response.headers)["Retry-After"] == retry_after
-    assert "/secret/path" not in str(response.text)
+    assert "/secret/path" not in str(response.body)
     assert case.metric("samples_total", version=str(version)) == 0
     assert case.metric("rejected_requests_total", reason=reason) == 1
     if version == 2:
@@ -209,9 +209,9 @@ async def test_without_a_limit_nobody_waits() -> None:
         (head(content_length="100"), None),
     ],
 )
-async def test_what_is_refused_before_the_body(asked: Head, status: int | None) -> None:
+async def test_what_is_refused_before_the_body(asked: RequestHead, status: int | None) -> None:
     case = Case(max_compressed_bytes=100)
-    response = await case.endpoint.admit(asked)
+    response = await case.endpoint.check_head(asked)
     assert (response and response.status) == status
 
 
@@ -232,7 +232,7 @@ async def test_what_is_refused_before_the_body(asked: Head, status: int | None) 
 )
 async def test_only_a_token_lets_in(header: str, let_in: bool) -> None:
     case = Case(tokens=True)
-    response = await case.endpoint.admit(head(authorization=header))
+    response = await case.endpoint.check_head(head(authorization=header))
     assert (response is None) is let_in
     if response is not None:
         assert (response.status, dict(response.headers)["WWW-Authenticate"]) == (401, "Bearer")
@@ -241,7 +241,7 @@ async def test_only_a_token_lets_in(header: str, let_in: bool) -> None:
 async def test_who_has_no_token_learns_nothing_else() -> None:
     case = Case(tokens=True)
     for asked in (head(path="/"), head(method="GET"), head(content_type="x/y"), head(content_length="9" * 19)):
-        response = await case.endpoint.admit(asked)
+        response = await case.endpoint.check_head(asked)
         assert response is not None
         assert response.status == 401
 
@@ -249,16 +249,16 @@ async def test_who_has_no_token_learns_nothing_else() -> None:
 async def test_every_2_0_answer_has_the_numbers_and_refusals_are_counted() -> None:
     case = Case()
     for status, reason in ((401, "unauthorized"), (413, "too_large"), (503, "late"), (404, "other")):
-        assert written(case.endpoint.refuse(head(2), Response(status, "no"))) == (0, 0, 0)
+        assert written(case.endpoint.on_refusal(head(2), Response(status, "no"))) == (0, 0, 0)
         assert case.metric("rejected_requests_total", reason=reason) == 1
-    assert case.endpoint.refuse(head(1), Response(401)).headers == []
-    assert case.endpoint.refuse(head(content_type="x/y"), Response(415)).headers == []
-    assert case.endpoint.refuse(None, Response(400)).headers == []
+    assert case.endpoint.on_refusal(head(1), Response(401)).headers == []
+    assert case.endpoint.on_refusal(head(content_type="x/y"), Response(415)).headers == []
+    assert case.endpoint.on_refusal(None, Response(400)).headers == []
     assert case.metric("requests_total", version="unknown", code="400") == 1
 
 
 async def test_what_is_remembered_of_labels_does_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsing, "INTERNED_MAX", 50)
+    monkeypatch.setattr(request_parser, "CACHE_ENTRIES_MAX", 50)
     case = Case()
     for version in VERSIONS:
         for request in range(30):
@@ -272,24 +272,24 @@ async def test_what_is_remembered_of_labels_does_not_grow_without_end(monkeypatc
 @pytest.mark.parametrize("large", [False, True])
 async def test_what_is_remembered_of_labels_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch, large: bool) -> None:
     """Few series, each with long labels: here, and in the thread for large requests."""
-    monkeypatch.setattr(parsing, "INTERNED_BYTES_MAX", 100_000)
+    monkeypatch.setattr(request_parser, "CACHE_BYTES_MAX", 100_000)
     if large:
-        monkeypatch.setattr(parsing, "INLINE_BYTES_MAX", 0)
+        monkeypatch.setattr(request_parser, "INLINE_BYTES_MAX", 0)
     case = Case()
     checker = case.endpoint._parser._thread_checker if large else case.endpoint._parser._checker
     for version in VERSIONS:
         for request in range(10):
             series = OneSeries([("x", f"{request}" * 40_000), ("__name__", f"m{version}")], [(1, 1.0, 0)])
             assert (await case.post(body(version, [series]), version)).status == 204
-            assert 40_000 < checker.held_bytes < 200_000
+            assert 40_000 < checker.cached_bytes < 200_000
 
 
 async def test_tokens_are_in_no_log() -> None:
     case = Case(tokens=True)
     with structlog.testing.capture_logs() as entries:
         asked: Any = head(authorization="Bearer wrong-and-secret-token")
-        response = await case.endpoint.admit(asked)
+        response = await case.endpoint.check_head(asked)
         assert response is not None
-        case.endpoint.refuse(asked, response)
+        case.endpoint.on_refusal(asked, response)
     assert entries
     assert "secret" not in repr(entries)

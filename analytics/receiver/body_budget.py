@@ -1,20 +1,20 @@
-"""How many bytes of requests that are not answered yet are held, of all senders and of each one."""
+"""A bound on the bytes of request bodies in memory, for all senders together and for each one."""
 
 from collections import Counter
 
 from proxy.common.networks import network_of
 
 
-class Bodies:
-    """Bounds the bytes held at a time. One address gets half of them at most, so that the others go on."""
+class BodyBudget:
+    """Budget of body bytes in memory. One sender gets at most half of it, so that it cannot block the others."""
 
     def __init__(self, bytes_max: int) -> None:
         self.held_bytes = 0
         self._bytes_max = bytes_max
         self._by_sender: Counter[str] = Counter()
 
-    def hold(self, address: str, size_bytes: int) -> bool:
-        """Count bytes that have come; False if there is no room for them, and then they are not counted."""
+    def reserve_bytes(self, address: str, size_bytes: int) -> bool:
+        """Reserve `size_bytes` for a sender's address; return False, and reserve nothing, beyond the budget."""
         sender = network_of(address)
         if (
             self.held_bytes + size_bytes > self._bytes_max
@@ -25,8 +25,8 @@ class Bodies:
         self._by_sender[sender] += size_bytes
         return True
 
-    def release(self, address: str, size_bytes: int) -> None:
-        """Give room back, as much as was held."""
+    def release_bytes(self, address: str, size_bytes: int) -> None:
+        """Release `size_bytes` that were reserved for the address."""
         sender = network_of(address)
         self.held_bytes -= size_bytes
         self._by_sender[sender] -= size_bytes

@@ -1,4 +1,4 @@
-"""One request at a time in a narrow place; senders take turns, however many requests each of them has waiting."""
+"""A lock that senders share fairly, however many requests each of them has waiting."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import trio
 
 
-class WaitedTooLongError(Exception):
-    """The turn did not come in time."""
+class LockTimeoutError(Exception):
+    """The lock was not acquired within the timeout."""
 
 
 class _Queue:
@@ -16,8 +16,8 @@ class _Queue:
         self.waiting = 0
 
 
-class Turns:
-    """First each sender's requests queue among themselves, then one of each sender's with those of the others."""
+class FairLock:
+    """Lock in two stages: a sender's requests queue for the sender's own lock, its first one for the common lock."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -25,8 +25,8 @@ class Turns:
         self._queues: dict[str, _Queue] = {}
 
     @contextlib.asynccontextmanager
-    async def turn(self, sender: str) -> AsyncIterator[None]:
-        """Wait for a turn and hold it within the block; raises WaitedTooLongError."""
+    async def hold_for(self, sender: str) -> AsyncIterator[None]:
+        """Acquire the lock for a sender and hold it within the block. Raises LockTimeoutError."""
         queue = self._queues.setdefault(sender, _Queue())
         queue.waiting += 1
         with contextlib.ExitStack() as held:
@@ -37,7 +37,7 @@ class Turns:
                 await self._all.acquire()
                 held.callback(self._all.release)
             if waiting.cancelled_caught:
-                raise WaitedTooLongError
+                raise LockTimeoutError
             yield
 
     def _leave(self, sender: str, queue: _Queue) -> None:

@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from analytics.receiver import http
+from analytics.receiver import http_server
 from analytics.receiver.config import Limits
-from analytics.receiver.http import Door, Head, Response
+from analytics.receiver.http_server import HttpServer, RequestHead, Response
 
 LIMITS = Limits(
     header_timeout_ms=1_000,
@@ -26,22 +26,22 @@ class Echo:
     body_bytes_max = 100
 
     def __init__(self) -> None:
-        self.refused: list[tuple[Head | None, int]] = []
+        self.refused: list[tuple[RequestHead | None, int]] = []
         self.answered: list[bytes] = []
         self.early: Response | None = None
         self.gate: trio.Event | None = None
         self.text = "echo:"
 
-    async def admit(self, head: Head) -> Response | None:
+    async def check_head(self, head: RequestHead) -> Response | None:
         return self.early
 
-    async def answer(self, head: Head, body: bytes) -> Response:
+    async def respond(self, head: RequestHead, body: bytes) -> Response:
         if self.gate is not None:
             await self.gate.wait()
         self.answered.append(body)
         return Response(200, self.text + body.decode(), [("X-Path", head.path)])
 
-    def refuse(self, head: Head | None, response: Response) -> Response:
+    def on_refusal(self, head: RequestHead | None, response: Response) -> Response:
         self.refused.append((head, response.status))
         return response
 
@@ -52,13 +52,13 @@ class Dialogue:
     def __init__(self, nursery: trio.Nursery, endpoint: Echo, limits: Limits = LIMITS) -> None:
         self.endpoint = endpoint
         self.stream, server = trio.testing.memory_stream_pair()
-        self.door = Door(endpoint, limits)
+        self.server = HttpServer(endpoint, limits)
         self._http = h11.Connection(h11.CLIENT)
         self.ended = trio.Event()
         nursery.start_soon(self._serve, server)
 
     async def _serve(self, stream: trio.StapledStream) -> None:
-        await self.door.serve(stream)
+        await self.server.serve_connection(stream)
         self.ended.set()
 
     async def answer(self) -> tuple[int, bytes, dict[bytes, bytes]]:
@@ -196,7 +196,7 @@ async def test_an_early_answer_arrives_although_the_body_is_not_read(autojump_cl
         await talk.stream.send_all(b"and the rest")
         began_at = trio.current_time()
         await talk.ended.wait()  # though this end is never closed
-        assert trio.current_time() - began_at <= http.LINGER_S
+        assert trio.current_time() - began_at <= http_server.LINGER_S
 
 
 async def test_the_body_is_asked_for_only_if_it_is_wanted(autojump_clock: object) -> None:
@@ -230,7 +230,7 @@ async def test_draining_ends_idle_connections_and_lets_requests_finish(autojump_
         talk = Dialogue(nursery, endpoint)
         await talk.stream.send_all(post(b"busy"))
         await trio.testing.wait_all_tasks_blocked()
-        talk.door.drain()
+        talk.server.start_drain()
         await trio.testing.wait_all_tasks_blocked()
         assert not talk.ended.is_set()
         endpoint.gate.set()
@@ -240,12 +240,12 @@ async def test_draining_ends_idle_connections_and_lets_requests_finish(autojump_
     async with trio.open_nursery() as nursery:
         talk = Dialogue(nursery, Echo())
         await trio.testing.wait_all_tasks_blocked()
-        talk.door.drain()
+        talk.server.start_drain()
         began_at = trio.current_time()
         await talk.ended.wait()
         assert trio.current_time() == began_at
         late = Dialogue(nursery, Echo())
-        late.door.draining = True
+        late.server.draining = True
         await late.ended.wait()
 
 
@@ -264,9 +264,9 @@ async def test_a_sender_that_does_not_take_its_answer(autojump_clock: object) ->
 
     receive = trio.testing.MemoryReceiveStream()
     receive.put_data(post(b"x"))
-    door = Door(Echo(), msgspec.structs.replace(LIMITS, write_timeout_ms=7_000))
+    server = HttpServer(Echo(), msgspec.structs.replace(LIMITS, write_timeout_ms=7_000))
     began_at = trio.current_time()
-    await door.serve(trio.StapledStream(Stuck(), receive))
+    await server.serve_connection(trio.StapledStream(Stuck(), receive))
     assert trio.current_time() - began_at == pytest.approx(7.0)
 
 
@@ -276,22 +276,22 @@ async def test_bodies_held_are_bounded_and_let_go(autojump_clock: trio.testing.M
     async with trio.open_nursery() as nursery:
         talk = Dialogue(nursery, Echo(), limits)
         other = Dialogue(nursery, talk.endpoint, limits)
-        other.door.bodies = talk.door.bodies  # one receiver's
+        other.server.body_budget = talk.server.body_budget  # one receiver's
         await other.stream.send_all(POST + b"Content-Length: 9\r\n\r\n12345678")
         await trio.testing.wait_all_tasks_blocked()
-        assert talk.door.bodies.held_bytes == 8
+        assert talk.server.body_budget.held_bytes == 8
         await talk.stream.send_all(POST + b"Content-Length: 9\r\n\r\n123456789")
         status, text, headers = await talk.answer()
         assert (status, headers[b"retry-after"]) == (503, b"5")
         assert b"limits.max_held_bytes" in text
-        assert talk.door.bodies.held_bytes == 8
+        assert talk.server.body_budget.held_bytes == 8
         await other.stream.send_all(b"9")
         assert (await other.answer())[:2] == (200, b"echo:123456789")
         await talk.ended.wait()
-        assert talk.door.bodies.held_bytes == 0
+        assert talk.server.body_budget.held_bytes == 0
         await other.stream.send_all(POST + b"Content-Length: 9\r\n\r\n1234")
         await trio.testing.wait_all_tasks_blocked()
-        assert talk.door.bodies.held_bytes == 4
+        assert talk.server.body_budget.held_bytes == 4
         await other.stream.aclose()
         await other.ended.wait()
-        assert talk.door.bodies.held_bytes == 0
+        assert talk.server.body_budget.held_bytes == 0

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from receiver_requests import OneSeries, named, raw
 
 from analytics.remote_write import remote_pb2 as pb
-from analytics.remote_write.checking import Checker
 from analytics.remote_write.decode import decode_request
-from analytics.remote_write.interning import Interner
 from analytics.remote_write.series import SeriesTable
+from analytics.remote_write.series_interner import SeriesInterner
+from analytics.remote_write.series_validator import SeriesValidator
 
 SYMBOLS = ["", "__name__", "m", "a", "b", "a", "Z", "__name__"]  # two of them stand there twice
 EMPTY, NAME, M, A, B, A_AGAIN, Z, NAME_AGAIN = range(len(SYMBOLS))
@@ -42,8 +42,8 @@ def request(series: list[list[int]]) -> bytes:
 @example([[Z, M, NAME, M, A, B], [NAME_AGAIN, M, A_AGAIN, B]])
 @example([[NAME, M], [NAME, M], []])
 def test_faults_are_those_of_the_interner(series: list[list[int]]) -> None:
-    data, checker = request(series), Checker()
-    expected = decode_request(data, 2, Interner(SeriesTable()))
+    data, checker = request(series), SeriesValidator()
+    expected = decode_request(data, 2, SeriesInterner(SeriesTable()))
     for _ in range(2):
         found = decode_request(data, 2, checker)
         assert found.faults == expected.faults
@@ -52,7 +52,7 @@ def test_faults_are_those_of_the_interner(series: list[list[int]]) -> None:
 
 
 def test_series_as_the_specification_wants_them_leave_nothing_behind() -> None:
-    checker = Checker()
+    checker = SeriesValidator()
     plain = [named("a", x="1"), named("b", x="1", y="2"), OneSeries([("A", "1"), ("__name__", "c")], [(1, 1.0, 0)])]
     assert decode_request(raw(2, plain), 2, checker).faults == {}
     assert len(checker) == 0

@@ -1,4 +1,4 @@
-"""Which of the proxy's metrics a report is made of, and the labels that it tells apart. Meanings: docs/metrics.md."""
+"""The proxy's metrics that a report uses, and the labels that it distinguishes. Meanings: docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EJECTIONS: Final = "pulsar_proxy_broker_ejections_total"
 DNS_FAILURES: Final = "pulsar_proxy_dns_failures_total"
 RESTARTS: Final = "pulsar_proxy_worker_restarts_total"
 BROKER_UP: Final = "pulsar_proxy_broker_up"
-BROKER_ASIDE: Final = "pulsar_proxy_broker_set_aside"
+BROKER_EJECTED: Final = "pulsar_proxy_broker_set_aside"
 
 PLAIN: Final[dict[str, tuple[str, ...]]] = {
     BYTES: ("direction",),
@@ -65,7 +65,7 @@ PLAIN: Final[dict[str, tuple[str, ...]]] = {
     DNS_FAILURES: ("names",),
     RESTARTS: ("of",),
 }
-"""Counters and gauges → labels. All others are summed over: workers, roles, instances, principals."""
+"""Counters and gauges → labels. Values are summed over all other labels: workers, roles, instances, principals."""
 
 HISTOGRAMS: Final[dict[str, tuple[str, ...]]] = {
     HANDSHAKE: ("stage",),
@@ -73,7 +73,7 @@ HISTOGRAMS: Final[dict[str, tuple[str, ...]]] = {
     AUTH_ROUND: (),
     REAUTH_SECONDS: (),
 }
-"""Stored as classic histograms (`_bucket`, `_sum`, `_count` among the samples) or as native ones."""
+"""Histograms → labels. They are stored as classic ones (`_bucket`, `_sum`, `_count` as samples) or as native ones."""
 
 BUCKET: Final = "_bucket"
 CLASSIC: Final[dict[str, tuple[str, ...]]] = {
@@ -82,5 +82,5 @@ CLASSIC: Final[dict[str, tuple[str, ...]]] = {
     for suffix in (BUCKET, "_sum", "_count")
 }
 ROWS: Final = PLAIN | CLASSIC
-"""Everything that is read from the rollups of plain samples."""
-BROKERS: Final = {BROKER_UP: ("broker",), BROKER_ASIDE: ("broker",)}
+"""All metrics that are read from the rollups of plain samples, with their labels."""
+BROKERS: Final = {BROKER_UP: ("broker",), BROKER_EJECTED: ("broker",)}
