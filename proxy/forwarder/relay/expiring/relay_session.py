@@ -7,8 +7,8 @@ callable that verifies answers of the client:
 
 It receives each AUTH_RESPONSE, one at a time. The first one, and the first one after a ClientIdentity, a Denial or an
 exception, starts a new exchange of the mechanism (the client was challenged with ``PulsarAuthRefresh``). After a
-Challenge it is the client's answer to that. RpcError means that no auth worker could verify the answer: the client is then
-challenged once more.
+Challenge it is the client's answer to that. RpcError means that no auth worker could verify the answer: the client is
+then challenged once more.
 
 A relay outlives its process, a callable does not. ``RelayManager`` therefore takes a ``ReauthenticatorFactory``, which
 makes the callable again from what the fd store kept: the principal and RelaySession's ``context``.
