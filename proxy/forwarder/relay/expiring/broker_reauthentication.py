@@ -52,13 +52,13 @@ class BrokerReauthenticationMetrics:
     def __init__(self, registry: CollectorRegistry | None) -> None:
         self.success = Counter(
             "pulsar_proxy_broker_reauthentication_success",
-            "Times that the proxy has answered a broker that asked for fresh credentials of its own within a relay. "
+            "Brokers' challenges for fresh credentials of the proxy itself, within a relay, that it has answered. "
             "A broker that does not accept the answer ends the relay.",
             registry=registry,
         )
         failure = Counter(
             "pulsar_proxy_broker_reauthentication_failure",
-            "Times that it could not answer, by reason.",
+            "Brokers' challenges to the proxy itself that it could not answer, by reason.",
             ["reason"],
             registry=registry,
         )
