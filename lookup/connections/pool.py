@@ -140,9 +140,7 @@ class BrokerPool:
     async def get_isolated_connection(
         self, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal, company: SuspectGroup
     ) -> BrokerConnection:
-        """Return a connection for one suspect group alone (lookup.connections.isolated); raises as
-        ``get_connection``.
-        """
+        """Return a suspect group's own connection (lookup.connections.isolated); raises like ``get_connection``."""
         self._check_not_retired()
 
         async def open_connection(broker: HostPort, target: Target) -> BrokerConnection:
