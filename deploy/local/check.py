@@ -24,7 +24,7 @@ _TOOLS = {
 }
 _COVERAGE = ("--cov", "--cov-report=term:skip-covered")
 _SLOWEST = ("--durations=30", "--durations-min=8")
-"""Where the time goes, told at the end."""
+"""The slowest tests, reported at the end."""
 
 
 def _tool(environment: Environment, command: tuple[str, ...]) -> None:

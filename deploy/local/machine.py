@@ -207,9 +207,7 @@ def _install(needs: Sequence[Need], progress: Progress) -> None:
 
 @contextmanager
 def _services_held() -> Iterator[None]:
-    """Prevent packages from starting services: of `prometheus` only the programs are needed, not a server on port
-    9090.
-    """
+    """Prevent packages from starting services: of `prometheus` only the programs are needed, not its server."""
     if _POLICY.exists():  # the system, for example a container image, has its own policy
         yield
         return
