@@ -74,14 +74,14 @@ class IsolatedConnections:
     ) -> None:
         """From the attempt to the end of the connection: that long it counts."""
         try:
-            loan = await self._room.reserve(principal)
+            reservation = await self._room.reserve(principal)
             try:
                 if attempt.waiting:  # or their time was over before it was their turn
                     attempt.connection = await open_connection(key[0], await locate())
                     attempt.done.set()
                     await self._run_until_answered(attempt.connection)
             finally:
-                loan.release()
+                reservation.release()
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
             attempt.failure = failure
         finally:

@@ -101,7 +101,7 @@ class LookupMode:
         self._closed = False
         self._full = False
         self._bytes = 0
-        self._loans: set[Reservation] = set()
+        self._reservations: set[Reservation] = set()
         self._batch: list[bytes] = []
         self._identity = ANONYMOUS
         self._owner = owner_of("", client_address)
@@ -148,14 +148,14 @@ class LookupMode:
         if not self._take_bytes(request):
             return
         self.in_flight.increment()
-        loan = self._workers.room.try_reserve(self._owner)
-        self._bytes += len(request) + (WAITING_BYTES if loan is None else LARGE_ANSWER_BYTES)
+        reservation = self._workers.room.try_reserve(self._owner)
+        self._bytes += len(request) + (WAITING_BYTES if reservation is None else LARGE_ANSWER_BYTES)
         batch = self._new_batch([request])
-        if loan is None:
+        if reservation is None:
             self._tasks.start_soon(self._wait_for_room, batch)
         else:
-            self._loans.add(loan)
-            self._tasks.start_soon(self._ask_large, batch, loan)
+            self._reservations.add(reservation)
+            self._tasks.start_soon(self._ask_large, batch, reservation)
 
     def _take_bytes(self, request: bytes) -> bool:
         """Count a request, or refuse it where this process keeps as much as it may. Raises CommandCorrupt."""
@@ -173,7 +173,9 @@ class LookupMode:
         """
         if self._closed:
             return
-        unsent = max(0, self._transport.unsent_bytes - sum(loan.size_bytes for loan in self._loans))
+        unsent = max(
+            0, self._transport.unsent_bytes - sum(reservation.size_bytes for reservation in self._reservations)
+        )
         if not self._unsent.resize(unsent) and unsent > TOLERATED_BYTES:
             get_logger().warning(
                 "a client does not take its answers, and others need the memory",
@@ -198,8 +200,8 @@ class LookupMode:
     def close(self) -> None:
         """The client has gone: what is under way is nobody's business any more."""
         self._closed = True
-        for loan in self._loans:  # of which some may belong to tasks that will not begin
-            loan.release()
+        for reservation in self._reservations:  # of which some may belong to tasks that will not begin
+            reservation.release()
         self._budget.release_bytes(self._owner, self._taken)
         self._taken = 0
         self._unsent.resize(0)
@@ -234,32 +236,32 @@ class LookupMode:
             self._done(batch.take_all())
 
     async def _wait_for_room(self, batch: "_Batch") -> None:
-        loan: Reservation | None = None
+        reservation: Reservation | None = None
         try:
             with trio.move_on_at(batch.deadline):
-                loan = await self._workers.room.reserve(self._owner)
-            if loan is None:
+                reservation = await self._workers.room.reserve(self._owner)
+            if reservation is None:
                 self._metrics.refused_commands.labels(reason="too_many_requests").inc()
                 self._fail_all(batch, ServerError.TooManyRequests, NO_ROOM, "limits.max_topic_lists_bytes")
                 return
-            self._loans.add(loan)
+            self._reservations.add(reservation)
             self._bytes += LARGE_ANSWER_BYTES
         finally:
             self._give(WAITING_BYTES)
-            if loan is None:
+            if reservation is None:
                 self._done(batch.take_all())
-        await self._ask_large(batch, loan)
+        await self._ask_large(batch, reservation)
 
-    async def _ask_large(self, batch: "_Batch", loan: Reservation) -> None:
+    async def _ask_large(self, batch: "_Batch", reservation: Reservation) -> None:
         """The answer may be large, and its client slow to take it."""
         try:
             await self._ask_later(batch)
-            loan.shrink_to(batch.answer_bytes)
+            reservation.shrink_to(batch.answer_bytes)
             if self._transport.unsent_bytes:
                 await self._until_taken(self._transport.queued_bytes)
         finally:
-            self._loans.discard(loan)
-            loan.release()
+            self._reservations.discard(reservation)
+            reservation.release()
             self._give(LARGE_ANSWER_BYTES)
 
     async def _until_taken(self, position: int) -> None:

@@ -77,7 +77,9 @@ class WorkerClients:
         """For answers that may be large."""
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         """For all else that is kept for clients before the relay."""
-        self._greeter = BrokerLinkFactory(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
+        self._link_factory = BrokerLinkFactory(
+            Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION
+        )
         self._one_round_methods = one_round_methods(config.authentication)
         self._auth = auth
         self._lookup = lookup
@@ -211,7 +213,7 @@ class WorkerClients:
             credentials = self.broker_credentials(broker.host)
             left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes its time, too
             try:
-                link = await self._greeter.open_link(
+                link = await self._link_factory.open_link(
                     broker,
                     tuple(target.addresses),
                     credentials,
