@@ -47,13 +47,15 @@ def login_principal(config: Config) -> str:
     return CHECK_PRINCIPAL if named else ""
 
 
-async def log_in(greeter: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, config: Config) -> LoginResult:
+async def log_in(
+    link_factory: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, config: Config
+) -> LoginResult:
     """Shake hands with a broker as relays and lookups do, and close the connection."""
-    return await log_in_as(greeter, broker, credentials, login_principal(config), config)
+    return await log_in_as(link_factory, broker, credentials, login_principal(config), config)
 
 
 async def log_in_as(
-    greeter: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, principal: str, config: Config
+    link_factory: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, principal: str, config: Config
 ) -> LoginResult:
     """Shake hands with an original principal (empty: without one), and close the connection."""
 
@@ -61,7 +63,7 @@ async def log_in_as(
         return proxy_connect(BrokerIdentity(method, data, principal), __version__)
 
     try:
-        link = await greeter.open_link(broker, broker.addresses, credentials, make_connect)
+        link = await link_factory.open_link(broker, broker.addresses, credentials, make_connect)
     except BrokerLinkFailed as failed:
         left_out = config.authentication.enabled and not principal
         return _failure_result(failed, principal_left_out=left_out)

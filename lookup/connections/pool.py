@@ -93,7 +93,7 @@ class BrokerPool:
         self._isolated = IsolatedConnections(nursery, suspects_max)
         self._scope = trio.CancelScope()
         self._retired = False
-        self._greeter = BrokerLinkFactory(
+        self._link_factory = BrokerLinkFactory(
             dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
         )
         self.profile = profile
@@ -199,7 +199,7 @@ class BrokerPool:
             return await credentials.auth_data_for(None)
 
         try:
-            link = await self._greeter.open_link(target.broker, target.addresses, credentials, make_connect)
+            link = await self._link_factory.open_link(target.broker, target.addresses, credentials, make_connect)
         except BrokerLinkFailed as failed:
             if self._credential_checks is not None and failed.refusal is not None:
                 self._credential_checks.request_recheck(broker)
