@@ -112,12 +112,12 @@ class FakeSystem:
 
 
 class Still:
-    """In place of Watched: a thread that looks at files knows nothing of the test's clock."""
+    """In place of ReloadingFile: a thread that looks at files knows nothing of the test's clock."""
 
     def __init__(self, _key: str, _files: Any, build: Callable[[], Any]) -> None:
         self.value = build()
 
-    async def current(self) -> Any:
+    async def current_value(self) -> Any:
         await trio.lowlevel.checkpoint()
         return self.value
 
@@ -131,7 +131,7 @@ class Names:
         self.hosts: dict[str, tuple[str, ...]] = {}
         self.search = ""
         self.no_server = False
-        monkeypatch.setattr(runtime_dns, "Watched", Still)
+        monkeypatch.setattr(runtime_dns, "ReloadingFile", Still)
         monkeypatch.setattr(runtime_dns, "_read_hosts", lambda: self.hosts)
         monkeypatch.setattr(runtime_dns, "_read_resolv_conf", self._resolver)
         monkeypatch.setattr(runtime_dns, "getaddrinfo", self.system.getaddrinfo)

@@ -19,10 +19,10 @@ import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.expiring.session import CloseReason
-from proxy.runtime.observability.logs import get_logger
 
-LEAVE_S_MAX = 10.0
+CLOSE_S_MAX = 10.0
 """How long a relay may take to end gently."""
 
 SPREAD_SHARE = 0.8
@@ -48,8 +48,8 @@ async def until_quiet(position: Callable[[], object], *, quiet_s: float = QUIET_
 class Closable(Protocol):
     """A relay, as it is scheduled here. ``leaving``: why it is being ended; ``is_over``: whether it has ended."""
 
-    about: StoredRelay
-    leaving: CloseReason
+    record: StoredRelay
+    close_reason: CloseReason
 
     @property
     def is_over(self) -> bool:
@@ -75,18 +75,18 @@ class CloseSchedule(Generic[RelayT]):
         self._drain_until_s = NEVER
         self._earlier = trio.Event()
 
-    def watch(self, relay: RelayT) -> None:
+    def add_relay(self, relay: RelayT) -> None:
         """Schedule the end of a relay that has begun, or was taken over."""
-        if relay.leaving:  # a predecessor began it
-            self._push(self._now() + LEAVE_S_MAX, relay, CloseReason.NO)
+        if relay.close_reason:  # a predecessor began it
+            self._push(self._now() + CLOSE_S_MAX, relay, CloseReason.NOT_CLOSING)
             return
-        if relay.about.leave_at_ms:
-            self._push(relay.about.leave_at_ms / 1000, relay, CloseReason.MAX_AGE)
+        if relay.record.leave_at_ms:
+            self._push(relay.record.leave_at_ms / 1000, relay, CloseReason.MAX_AGE)
         if self._drain_until_s < NEVER:  # it was still being opened when the drain began
             left_s = max(0.0, self._drain_until_s - self._now())
             self._push(self._now() + left_s * self.fraction(), relay, CloseReason.SHUT_DOWN)
 
-    def spread(self, relays: Iterable[RelayT], timeout_s: float) -> None:
+    def spread_closes(self, relays: Iterable[RelayT], timeout_s: float) -> None:
         """End all relays, evenly spread over SPREAD_SHARE of this time, in random order, the first one not at once."""
         now, window_s = self._now(), timeout_s * SPREAD_SHARE
         self._drain_until_s = now + window_s
@@ -96,7 +96,7 @@ class CloseSchedule(Generic[RelayT]):
             at_s = now + window_s * (number + 0.5 + self.fraction() / 2) / len(shuffled)
             self._push(at_s, relay, CloseReason.SHUT_DOWN)
 
-    def forget(self, relays: Iterable[RelayT]) -> None:
+    def forget_relays(self, relays: Iterable[RelayT]) -> None:
         """Schedule nothing more for these relays, which are a successor's."""
         gone = {id(relay) for relay in relays}
         self._due = [entry for entry in self._due if id(entry[2]) not in gone]
@@ -119,20 +119,20 @@ class CloseSchedule(Generic[RelayT]):
             wait_s = self._due[0][0] - self._now() if self._due else NEVER
             with trio.move_on_after(max(0.0, wait_s)):
                 await self._earlier.wait()
-            self.end_those_due()
+            self.close_due_relays()
 
-    def end_those_due(self) -> None:
+    def close_due_relays(self) -> None:
         """End all whose time has come."""
         now = self._now()
         while self._due and self._due[0][0] <= now:
             _, _, relay, why = heapq.heappop(self._due)
             if relay.is_over:
                 continue
-            if why is CloseReason.NO:
+            if why is CloseReason.NOT_CLOSING:
                 self._end(partial(self._drop, relay), relay)
-            elif not relay.leaving:
-                relay.leaving = why
-                self._push(now + LEAVE_S_MAX, relay, CloseReason.NO)
+            elif not relay.close_reason:
+                relay.close_reason = why
+                self._push(now + CLOSE_S_MAX, relay, CloseReason.NOT_CLOSING)
                 if not self._end(partial(self._leave, relay, why), relay):
                     self._end(partial(self._drop, relay), relay)
 
@@ -142,6 +142,6 @@ class CloseSchedule(Generic[RelayT]):
         try:
             end()
         except Exception as error:  # noqa: BLE001 -- one relay's, as in proxy.runtime.loop.deadlines
-            get_logger().error("a relay's end met a defect", client=relay.about.client_address, exc_info=error)
+            get_logger().error("a relay's end met a defect", client=relay.record.client_address, exc_info=error)
             return False
         return True

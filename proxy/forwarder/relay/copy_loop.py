@@ -15,7 +15,7 @@ CHUNK_BYTES = 65536
 Count = Callable[[int], None]
 
 
-async def relay(
+async def copy_streams(
     client: trio.abc.HalfCloseableStream,
     broker: trio.abc.HalfCloseableStream,
     *,

@@ -23,12 +23,12 @@ from collections.abc import Callable
 
 import trio
 
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
 from proxy.forwarder.relay.splice_pump import SplicePump
 from proxy.runtime.loop.timer_fd import TimerFd
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.shared.relay_table import PIPE, RelayTable
 
 EVENTS_PER_POLL = 64
@@ -64,35 +64,35 @@ class RelayEngine:
         self._pool = pool
         self._on_end = on_end
         self._may_linger = may_linger
-        self.mover = SplicePump(table.cells, pool, self._finish, self._alarm.ring)
-        self._line = self.mover.line
-        self._without_pipe = self.mover.without_pipe
+        self.pump = SplicePump(table.cells, pool, self._finish, self._alarm.fire_now)
+        self._line = self.pump.run_queue
+        self._without_pipe = self.pump.waiting_for_pipe
         self._by_source: dict[int, Direction] = {}
         self._running = trio.CancelScope()
         self._served_at = 0.0
-        self.mover.is_serving = False
+        self.pump.is_serving = False
         self.frozen = False
 
     # ---- relays in and out
 
-    def room_ahead(self, direction: Direction) -> int:
+    def reserve_pipe(self, direction: Direction) -> int:
         """Lend a pipe to a direction that has not begun; how many bytes fit. Raises OSError."""
         if direction.pipe is None:
-            direction.pipe = self._pool.take()
+            direction.pipe = self._pool.acquire_pipe()
             self._cells[direction.row + PIPE] = direction.pipe.id
         return direction.pipe.size_bytes
 
-    def preload(self, direction: Direction, first: bytes) -> None:
+    def preload_pipe(self, direction: Direction, first: bytes) -> None:
         """Put what was read ahead of a relay, not more than ``room_ahead``, where it will be relayed from first."""
         assert direction.pipe is not None  # room was asked for
-        direction.in_pipe = os.write(direction.pipe.writing, first)
+        direction.in_pipe = os.write(direction.pipe.write_end, first)
 
-    def start(self, relay: Relay) -> None:
+    def start_relay(self, relay: Relay) -> None:
         """Begin to relay between two connected, non-blocking sockets. Raises OSError, and then has not begun."""
         try:
             for direction in (relay.to_broker, relay.to_client):
-                if direction.framing is None:
-                    direction.pump = self.mover.pump
+                if direction.cursor is None:
+                    direction.pump = self.pump.pump
                 self._by_source[direction.source] = direction
                 # Registering raises the first edges by itself: for input that waits, and for room for first bytes.
                 self._epoll.register(direction.source, _EVENTS)
@@ -100,7 +100,7 @@ class RelayEngine:
             self._leave(relay)
             raise
 
-    def adopt(self, relay: Relay, pipes: dict[int, Pipe], framer: FramedSplicePump) -> None:
+    def adopt_relay(self, relay: Relay, pipes: dict[int, Pipe], framer: FramedSplicePump) -> None:
         """Go on with a relay of a predecessor's; or end it, where a pipe did not come. Those of ``pipes`` bound
         to it are taken out. ``framer`` knows what to make of relays whose frames are followed. Raises OSError, and then
         has not begun.
@@ -111,60 +111,62 @@ class RelayEngine:
             pipe = pipes.pop(pipe_id, None)
             if pipe is None:
                 missing |= pipe_id != 0  # the table goes on saying so until the sockets are shut down
-            elif (waiting := pipe.waiting()) and not framer.journal.take_back(direction, pipe, waiting):
+            elif (waiting := pipe.queued_bytes()) and not framer.journal.undo_injection(direction, pipe, waiting):
                 direction.pipe, direction.in_pipe = pipe, waiting
             else:
                 self._cells[direction.row + PIPE] = 0
-                self._pool.give(pipe)
-        if relay.followed is not None:
-            framer.recall(relay)
-        self.start(relay)
+                self._pool.release_pipe(pipe)
+        if relay.session is not None:
+            framer.resume_relay(relay)
+        self.start_relay(relay)
         if missing:
-            get_logger().error("a relay was ended, since some of its bytes are lost", client=relay.about.client_address)
-            self.drop(relay)
+            get_logger().error(
+                "a relay was ended, since some of its bytes are lost", client=relay.record.client_address
+            )
+            self.abort_relay(relay)
 
     def close_pipes(self) -> None:
         """Close this process's ends of all pipes, which are a successor's now."""
         for direction in self._by_source.values():
             if direction.pipe is not None:
                 direction.pipe.close()
-        self.mover.close_pipes()
+        self.pump.close_free_pipes()
 
-    def abandon(self, relay: Relay) -> None:
+    def abandon_relay(self, relay: Relay) -> None:
         """Give back what a relay that has not begun was lent."""
         for direction in (relay.to_broker, relay.to_client):
-            direction.let_go()
-            self.mover.forget_in_flight(direction)
+            direction.detach_source()
+            self.pump.discard_in_flight(direction)
 
-    def drop(self, relay: Relay) -> None:
+    def abort_relay(self, relay: Relay) -> None:
         """End a relay at once, with whatever is on its way."""
         if self._by_source.get(relay.to_broker.source) is relay.to_broker:
             relay.broken = True
             self._finish(relay)
 
-    def hold_back(self, relay: Relay) -> None:
+    def stop_client_input(self, relay: Relay) -> None:
         """Let nothing more of a blind relay's client pass; the broker is not told that."""
-        relay.to_broker.pump = self.mover.pump_no_more
+        relay.to_broker.pump = self.pump.drain_only
 
-    def end_in_order(self, relay: Relay) -> None:
+    def close_relay(self, relay: Relay) -> None:
         """End both directions of a blind relay as they are, and close once the peers have read what they were sent."""
         relay.broken = True
         for direction in (relay.to_client, relay.to_broker):
             if not direction.done:
-                self.mover.end(direction)
+                self.pump.end_direction(direction)
 
-    def end_all(self) -> None:
+    def abort_relays(self) -> None:
         """End all relays at once; not those that are a successor's."""
         if self.frozen:
             return
         for relay in self.relays:
-            self.drop(relay)
+            self.abort_relay(relay)
 
     def freeze(self) -> list[Relay]:
         """Move nothing from now on, and leave everything as it is, for a successor; the relays that live."""
         self.frozen = True
         self._running.cancel()
-        self.let_go()
+        self.detach_sockets()
         return self.relays
 
     @property
@@ -172,14 +174,14 @@ class RelayEngine:
         """Those that live."""
         return [direction.relay for direction in self._by_source.values() if direction is direction.relay.to_broker]
 
-    def let_go(self) -> None:
+    def detach_sockets(self) -> None:
         """Forget the sockets, which are about to be another process's."""
         for direction in self._by_source.values():
-            direction.let_go()
+            direction.detach_source()
 
     def bytes_moved(self, relay: Relay) -> tuple[int, int]:
         """To the broker and to the client, so far."""
-        return self.mover.bytes_moved(relay.to_broker), self.mover.bytes_moved(relay.to_client)
+        return self.pump.bytes_moved(relay.to_broker), self.pump.bytes_moved(relay.to_client)
 
     def __len__(self) -> int:
         return len(self._by_source) // 2
@@ -202,9 +204,9 @@ class RelayEngine:
 
     async def _move_bytes(self) -> None:
         while not self.frozen:
-            self.mover.is_serving = True
+            self.pump.is_serving = True
             self._serve()
-            self.mover.is_serving = False
+            self.pump.is_serving = False
             if self._line:
                 await trio.lowlevel.checkpoint()
             else:
@@ -221,7 +223,7 @@ class RelayEngine:
         until = now + LINGER_S
         lingers = now - self._served_at < BUSY_GAP_S and self._may_linger()
         if lingers:
-            self._alarm.set(LINGER_S)
+            self._alarm.arm(LINGER_S)
         events = self._epoll.poll(0, EVENTS_PER_POLL)
         while events or self._line:
             self._serve_events(events)
@@ -257,20 +259,20 @@ class RelayEngine:
 
     def _serve_those_without_pipe(self) -> None:
         """Their edge has passed, so they must be called: as soon as a pipe is free again."""
-        while self._without_pipe and self.mover.has_pipe:
+        while self._without_pipe and self.pump.has_free_pipe:
             direction = self._without_pipe.popleft()
             direction.queued = False
-            self.mover.stand_in_line(direction)
+            self.pump.enqueue(direction)
             if len(self._line) >= EVENTS_PER_POLL:
                 return
 
     def _note_end(self, outgoing: Direction, mask: int) -> None:
         outgoing.eof_seen = True
         # The end may stand behind bytes that the sink does not take: from now on they must move.
-        self.mover.must_move(outgoing.relay)
+        self.pump.start_idle_timeout(outgoing.relay)
         if mask & select.EPOLLHUP and outgoing.done and not outgoing.opposite.done:
             # It had ended its own direction before; now it takes nothing either. Only a reset says that.
-            self.mover.sink_broke(outgoing.opposite)
+            self.pump.on_sink_broken(outgoing.opposite)
 
     # ---- ends
 
@@ -285,12 +287,12 @@ class RelayEngine:
     def _leave(self, relay: Relay) -> None:
         for direction in (relay.to_broker, relay.to_client):
             direction.done = True
-            direction.let_go()
-            self.mover.forget_in_flight(direction)
+            direction.detach_source()
+            self.pump.discard_in_flight(direction)
             if self._by_source.pop(direction.source, None) is not None:
                 with contextlib.suppress(OSError):
                     self._epoll.unregister(direction.source)
-        self.mover.half_closed.pop(relay, None)
+        self.pump.half_closed.pop(relay, None)
 
     async def _watch(self) -> None:
         """What no edge tells."""
@@ -303,10 +305,10 @@ class RelayEngine:
 
     def _end_the_stuck(self, now: float) -> None:
         """End the relays of which one direction is done and the other has moved nothing for too long."""
-        for relay, (moved_before, deadline) in list(self.mover.half_closed.items()):
+        for relay, (moved_before, deadline) in list(self.pump.half_closed.items()):
             moved = sum(self.bytes_moved(relay))
             if moved != moved_before:
-                self.mover.half_closed[relay] = (moved, now + relay.half_close_timeout_s)
+                self.pump.half_closed[relay] = (moved, now + relay.half_close_timeout_s)
             elif now >= deadline:
                 relay.broken = True
                 self._finish(relay)
@@ -315,7 +317,7 @@ class RelayEngine:
         """Directions that wait for a pipe, since descriptors may be free again without one having come back; and those
         whose source was taken for dry.
         """
-        unsure, self.mover.unsure = self.mover.unsure, set()
+        unsure, self.pump.to_recheck = self.pump.to_recheck, set()
         for direction in unsure:
             direction.pump(direction)
         for _ in range(len(self._without_pipe)):
@@ -323,4 +325,4 @@ class RelayEngine:
             direction.queued = False
             direction.pump(direction)
         if self._line:
-            self._alarm.ring()  # the loop waits for the epoll alone
+            self._alarm.fire_now()  # the loop waits for the epoll alone

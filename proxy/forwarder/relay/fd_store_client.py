@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import trio
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.pipes import Pipe
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.shared.fd_store_channel import (
     LEFT_BEHIND_PER_MESSAGE_MAX,
     RECORD_BYTES_MAX,
     MessageTooLong,
     StoreChannel,
     StoreLost,
-    close_all,
+    close_descriptors,
 )
 
 DROPPED_PER_MESSAGE_MAX = 5_000
@@ -31,7 +31,7 @@ DROPPED_PER_MESSAGE_MAX = 5_000
 class InheritedRelay:
     """A relay that a predecessor left; the descriptors are ours now."""
 
-    about: StoredRelay
+    record: StoredRelay
     client: int
     broker: int
 
@@ -39,9 +39,9 @@ class InheritedRelay:
 class FdStoreClient:
     """See the module. ``keeps``: whether anything is kept (``relay.crash_safe``)."""
 
-    def __init__(self, sock: socket.socket, *, keeps: bool) -> None:
+    def __init__(self, sock: socket.socket, *, crash_safe: bool) -> None:
         self._channel = StoreChannel(sock)
-        self.keeps = keeps
+        self.crash_safe = crash_safe
         self._sending = trio.Lock()
         self._dropped_relays: list[int] = []
         self._dropped_pipes: list[int] = []
@@ -49,21 +49,21 @@ class FdStoreClient:
 
     # ---- what a predecessor left
 
-    async def inherit(self) -> "RelayHandover":
+    async def receive_handover(self) -> "RelayHandover":
         """The clients' listeners, and all that the store keeps for this forwarder. Raises StoreLost."""
         left = RelayHandover()
         while not left.complete:
             received = await self._channel.receive()
             if received is None:
                 raise StoreLost("the fd store closed the line")
-            left.take(*received)
+            left.add_message(*received)
         return left
 
     # ---- what is kept from now on
 
-    async def put(self, relay: StoredRelay, client: int, broker: int) -> None:
+    async def store_relay(self, relay: StoredRelay, client: int, broker: int) -> None:
         """Make a relay safe. Raises MessageTooLong, StoreLost, OSError."""
-        if not self.keeps:
+        if not self.crash_safe:
             return
         size = relay.ByteSize()
         if size > RECORD_BYTES_MAX:
@@ -76,7 +76,7 @@ class FdStoreClient:
             await self._send_dropped()
             await self._channel.send(StoreMessage(relays=[relay]), (client, broker))
 
-    async def publish_addresses(self, table: int) -> None:
+    async def publish_address_table(self, table: int) -> None:
         """Have the other forwarders read a table (proxy.runtime.shared.address_tables). Closes the descriptor."""
         try:
             async with self._sending:
@@ -86,7 +86,7 @@ class FdStoreClient:
         finally:
             os.close(table)
 
-    async def listen(
+    async def run_receiver(
         self,
         on_address_table: Callable[[int, int], None],
         on_predecessor_ended: Callable[[int], None] = lambda _pid: None,
@@ -102,20 +102,20 @@ class FdStoreClient:
         except (trio.ClosedResourceError, OSError):
             return
 
-    def put_pipes(self, pipes: Sequence[Pipe]) -> None:
+    def store_pipes(self, pipes: Sequence[Pipe]) -> None:
         """Make pipes safe before anything is in them. Raises OSError where the line has no room now."""
-        if not self.keeps:
+        if not self.crash_safe:
             return
         message = StoreMessage(pipes=[StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes) for pipe in pipes])
         try:
-            self._channel.send_now(message, [end for pipe in pipes for end in (pipe.reading, pipe.writing)])
+            self._channel.send_now(message, [end for pipe in pipes for end in (pipe.read_end, pipe.write_end)])
         except StoreLost:
             # The supervisor is gone, or has given this process up: which will end in a moment.
             raise BlockingIOError(errno.EAGAIN, "the line to the fd store has ended") from None
 
     def drop_relay(self, relay_id: int) -> None:
         """A relay has ended; its sockets are shut down already, since the store's copies keep them open."""
-        if self.keeps:
+        if self.crash_safe:
             self._dropped_relays.append(relay_id)
             self._something_dropped.set()
 
@@ -126,11 +126,11 @@ class FdStoreClient:
 
     def drop_pipe(self, pipe: Pipe) -> None:
         """A pipe is closed."""
-        if self.keeps:
+        if self.crash_safe:
             self._dropped_pipes.append(pipe.id)
             self._something_dropped.set()
 
-    async def run(self) -> None:
+    async def run_sender(self) -> None:
         """Tell the store what was dropped, many in a message, until the line ends."""
         while True:
             await self._something_dropped.wait()
@@ -177,12 +177,12 @@ class RelayHandover:
         self.left_behind: dict[int, dict[int, str]] = {}
         """By the process id of the predecessor that has them: ids of relays, and their clients' IP addresses."""
 
-    def take(self, message: StoreMessage, descriptors: list[int]) -> None:
+    def add_message(self, message: StoreMessage, descriptors: list[int]) -> None:
         """One message of the store's. What came without its descriptors cannot be taken over. Raises StoreLost."""
         single = int(message.table) + message.listeners
         expected = single + 2 * (len(message.relays) + len(message.pipes))
         if len(descriptors) != expected:
-            close_all(descriptors)
+            close_descriptors(descriptors)
             raise StoreLost(f"{len(descriptors)} of {expected} descriptors arrived; raise ulimit -n")
         if message.table:
             self.table = descriptors[0]

@@ -41,7 +41,7 @@ class RelaysLeftBehind:
         """Their rows in the table."""
         return {relay_id for relays in self._by_process.values() for relay_id in relays}
 
-    def adopt(self, by_process: Mapping[int, Mapping[int, str]], taken: set[int]) -> None:
+    def adopt_relays(self, by_process: Mapping[int, Mapping[int, str]], taken: set[int]) -> None:
         """Begin with those that the fd store names; not with ``taken``, which this forwarder has itself."""
         for pid, relays in by_process.items():
             self._by_process[pid] = {relay_id: ip for relay_id, ip in relays.items() if relay_id not in taken}
@@ -50,25 +50,25 @@ class RelaysLeftBehind:
         """Look for relays that have ended, until there are none left."""
         while self.count:
             await trio.sleep(LOOK_INTERVAL_S)
-            self.look()
+            self.sum_up_ended()
 
-    def look(self) -> None:
+    def sum_up_ended(self) -> None:
         """Sum up the relays of which a predecessor has said that they have ended."""
         for relays in self._by_process.values():
             for relay_id in [relay_id for relay_id in relays if self._table.has_ended_behind(relay_id)]:
                 self._end(relay_id, relays.pop(relay_id))
 
-    def process_ended(self, pid: int) -> None:
+    def on_process_ended(self, pid: int) -> None:
         """Sum up all relays of a predecessor that has ended."""
         for relay_id, ip in self._by_process.pop(pid, {}).items():
             self._end(relay_id, ip)
 
-    def forget(self) -> list[str]:
+    def forget_relays(self) -> list[str]:
         """Sum up nothing more: the table is a successor's from now on. Return the clients' IP addresses."""
         client_ips = self.client_ips
         self._by_process.clear()
         return client_ips
 
     def _end(self, relay_id: int, ip: str) -> None:
-        self._table.give(relay_id)
+        self._table.release_relay_id(relay_id)
         self._on_end(relay_id, ip)

@@ -35,35 +35,35 @@ class Pipe:
     ``wanted_bytes`` is the size that was asked for, ``size_bytes`` what the kernel gave.
     """
 
-    __slots__ = ("id", "reading", "size_bytes", "wanted_bytes", "writing")
+    __slots__ = ("id", "read_end", "size_bytes", "wanted_bytes", "write_end")
 
     def __init__(self, pipe_id: int, reading: int, writing: int, wanted_bytes: int) -> None:
         self.id = pipe_id
-        self.reading = reading
-        self.writing = writing
+        self.read_end = reading
+        self.write_end = writing
         self.wanted_bytes = wanted_bytes
         self.size_bytes = int(fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
 
     @classmethod
-    def make(cls, pipe_id: int, size_bytes: int) -> "Pipe":
+    def create(cls, pipe_id: int, size_bytes: int) -> "Pipe":
         """A new pipe, of the size wanted if the kernel allows it. Raises OSError."""
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(PermissionError):  # the kernel keeps the size it gave, which is none too small
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, size_bytes)
         return cls(pipe_id, reading, writing, size_bytes)
 
-    def waiting(self) -> int:
+    def queued_bytes(self) -> int:
         """How many bytes are in it."""
-        return int(struct.unpack("i", fcntl.ioctl(self.reading, termios.FIONREAD, b"\0\0\0\0"))[0])
+        return int(struct.unpack("i", fcntl.ioctl(self.read_end, termios.FIONREAD, b"\0\0\0\0"))[0])
 
     def close(self) -> None:
         """Close both ends."""
-        os.close(self.reading)
-        os.close(self.writing)
+        os.close(self.read_end)
+        os.close(self.write_end)
 
 
-Made = Callable[[Sequence[Pipe]], None]
-Closed = Callable[[Pipe], None]
+OnPipesCreated = Callable[[Sequence[Pipe]], None]
+OnPipeClosed = Callable[[Pipe], None]
 
 
 class PipePool:
@@ -73,7 +73,7 @@ class PipePool:
     those that are gone.
     """
 
-    def __init__(self, made: Made, closed: Closed, *, forwarders: int) -> None:
+    def __init__(self, made: OnPipesCreated, closed: OnPipeClosed, *, forwarders: int) -> None:
         self._made = made
         self._closed = closed
         self._last_id = 0
@@ -85,22 +85,22 @@ class PipePool:
         self._count: Counter[int] = Counter()
         """Of the pipes that there are, by the size that was wanted for them: what the kernel gave may be less."""
 
-    def reserve(self) -> None:
+    def reserve_pipes(self) -> None:
         """Make the first pipes, as many as are missing. Raises OSError."""
         while sum(len(free) for free in self._free.values()) < RESERVE:
-            self.give(self._make(HUGE_PIPE_BYTES if self._may_make(HUGE_PIPE_BYTES) else LARGE_PIPE_BYTES))
+            self.release_pipe(self._make(HUGE_PIPE_BYTES if self._may_make(HUGE_PIPE_BYTES) else LARGE_PIPE_BYTES))
 
-    def adopt(self, pipe: Pipe) -> None:
+    def adopt_pipe(self, pipe: Pipe) -> None:
         """Count a predecessor's pipe as one that is lent out."""
         self._last_id = max(self._last_id, pipe.id)
         self._count[pipe.wanted_bytes] += 1
 
     @property
-    def has_free(self) -> bool:
+    def has_free_pipe(self) -> bool:
         """Whether a pipe can be lent without making one."""
         return any(self._free.values())
 
-    def take(self) -> Pipe:
+    def acquire_pipe(self) -> Pipe:
         """An empty pipe. Raises OSError where none is free and there can be no more."""
         for wanted_bytes, free in self._free.items():
             if free:
@@ -109,11 +109,11 @@ class PipePool:
                 try:
                     return self._make(wanted_bytes)
                 except OSError:
-                    if not self.has_free:
+                    if not self.has_free_pipe:
                         raise
         raise AssertionError("a small pipe may always be made")
 
-    def take_roomy(self, size_bytes: int) -> Pipe:
+    def acquire_pipe_for(self, size_bytes: int) -> Pipe:
         """An empty pipe that holds so many bytes. Raises OSError where none is free and there can be no more."""
         for wanted_bytes, free in self._free.items():
             for at, pipe in enumerate(free):
@@ -124,14 +124,14 @@ class PipePool:
                 pipe = self._make(wanted_bytes)
                 if pipe.size_bytes >= size_bytes:
                     return pipe
-                self.give(pipe)
+                self.release_pipe(pipe)
         raise BlockingIOError(errno.EAGAIN, f"no pipe for {size_bytes} bytes now")
 
     def _may_make(self, wanted_bytes: int) -> bool:
         return self._count[wanted_bytes] < self._most.get(wanted_bytes, sys.maxsize)
 
     def _make(self, wanted_bytes: int) -> Pipe:
-        pipe = Pipe.make(self._last_id + 1, wanted_bytes)
+        pipe = Pipe.create(self._last_id + 1, wanted_bytes)
         try:
             self._made([pipe])
         except OSError:
@@ -141,21 +141,21 @@ class PipePool:
         self._count[wanted_bytes] += 1
         return pipe
 
-    def give(self, pipe: Pipe) -> None:
+    def release_pipe(self, pipe: Pipe) -> None:
         """Take an empty pipe back."""
         free = self._free[pipe.wanted_bytes]
         if pipe.wanted_bytes == SMALL_PIPE_BYTES and len(free) >= FREE_SMALL_PIPES_MAX:
-            self.discard(pipe)
+            self.discard_pipe(pipe)
         else:
             free.append(pipe)
 
-    def discard(self, pipe: Pipe) -> None:
+    def discard_pipe(self, pipe: Pipe) -> None:
         """Close a pipe that is lent out, and whatever is in it."""
         pipe.close()
         self._count[pipe.wanted_bytes] -= 1
         self._closed(pipe)
 
-    def close_free(self) -> None:
+    def close_free_pipes(self) -> None:
         """Close this process's ends of the free pipes; nobody hears of it, since they are a successor's now."""
         for free in self._free.values():
             while free:

@@ -18,9 +18,9 @@ class Direction:
     """
 
     __slots__ = (
+        "cursor",
         "done",
         "eof_seen",
-        "framing",
         "in_pipe",
         "opposite",
         "pipe",
@@ -43,12 +43,12 @@ class Direction:
         self.pipe: Pipe | None = None
         self.in_pipe = 0
         self.eof_seen = self.done = self.queued = False
-        self.framing: FrameCursor | None = None
+        self.cursor: FrameCursor | None = None
 
-    def let_go(self) -> None:
+    def detach_source(self) -> None:
         """Forget the source, which is about to be closed, or to be another process's."""
-        if self.framing is not None:
-            self.framing.sock.detach()
+        if self.cursor is not None:
+            self.cursor.sock.detach()
 
 
 class Relay:
@@ -59,14 +59,23 @@ class Relay:
     rows of the table are not to be touched here any more.
     """
 
-    __slots__ = ("about", "broken", "followed", "half_close_timeout_s", "leaving", "moved", "to_broker", "to_client")
+    __slots__ = (
+        "broken",
+        "close_reason",
+        "half_close_timeout_s",
+        "handed_over",
+        "record",
+        "session",
+        "to_broker",
+        "to_client",
+    )
 
     def __init__(self, about: StoredRelay, client: int, broker: int, half_close_timeout_s: float) -> None:
-        self.about = about
+        self.record = about
         self.half_close_timeout_s = half_close_timeout_s
-        self.broken = self.moved = False
-        self.followed: ExpiringSession | None = None
-        self.leaving = CloseReason.NO
+        self.broken = self.handed_over = False
+        self.session: ExpiringSession | None = None
+        self.close_reason = CloseReason.NOT_CLOSING
         there = self.to_broker = Direction(client, broker, row(about.id, TO_BROKER))
         back = self.to_client = Direction(broker, client, row(about.id, TO_CLIENT))
         there.opposite, back.opposite = back, there

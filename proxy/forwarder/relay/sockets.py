@@ -10,7 +10,7 @@ from proto.addresses import parse_host_port
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.splice_pump import SPLICE_FLAGS
-from proxy.forwarder.relay.user_space import LINGER_S, Stream
+from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.runtime.network.tls import TlsStream
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it
@@ -18,7 +18,7 @@ _NO_LOWAT = 0x7FFFFFFF
 
 
 async def read_to_the_end(stream: trio.SocketStream) -> None:
-    """Read and drop what still comes, for a bounded time: see close_politely. The stream stays open."""
+    """Read and drop what still comes, for a bounded time: see close_gracefully. The stream stays open."""
     with trio.move_on_after(LINGER_S):
         try:
             await stream.send_eof()
@@ -33,7 +33,7 @@ def ip_of(about: StoredRelay) -> str:
     return parse_host_port(about.client_address).host
 
 
-def transport_of(stream: Stream) -> trio.SocketStream:
+def transport_of(stream: trio.abc.HalfCloseableStream) -> trio.SocketStream:
     """The TCP connection below a stream."""
     return stream.transport if isinstance(stream, TlsStream) else cast("trio.SocketStream", stream)
 

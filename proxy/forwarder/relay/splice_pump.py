@@ -12,9 +12,9 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, PIPE
 
 SPLICE_BYTES_MAX = 1 << 20
@@ -59,24 +59,24 @@ class SplicePump:
         self._ring = ring
         self._ready: Pipe | None = None
         """The pipe that the next portion goes through; the pool's again at the end."""
-        self.line: deque[Direction] = deque()
-        self.without_pipe: deque[Direction] = deque()
-        self.unsure: set[Direction] = set()
+        self.run_queue: deque[Direction] = deque()
+        self.waiting_for_pipe: deque[Direction] = deque()
+        self.to_recheck: set[Direction] = set()
         self.half_closed: dict[Relay, tuple[int, float]] = {}
         self.is_serving = False
 
     # ---- turns
 
-    def stand_in_line(self, direction: Direction) -> None:
+    def enqueue(self, direction: Direction) -> None:
         """Give a direction another turn."""
         if not direction.queued:
             direction.queued = True
-            self.line.append(direction)
+            self.run_queue.append(direction)
 
-    def wake(self, direction: Direction) -> None:
+    def wake_direction(self, direction: Direction) -> None:
         """Give a direction a turn, although nothing is being served."""
         if not direction.done:
-            self.stand_in_line(direction)
+            self.enqueue(direction)
             if not self.is_serving:  # which would lose the alarm that ends its waiting, and looks at the line anyway
                 self._ring()
 
@@ -89,27 +89,27 @@ class SplicePump:
         if direction.queued or direction.done:
             return
         try:
-            if direction.in_pipe and not self.drain(direction):
+            if direction.in_pipe and not self.drain_pipe(direction):
                 return
-            pipe = self._ready or self.take_pipe(direction)
+            pipe = self._ready or self.acquire_pipe(direction)
             if pipe is None:
                 return
             cells, row = self._cells, direction.row
             cells[row + PIPE] = pipe.id
             try:
-                moved = os.splice(direction.source, pipe.writing, SPLICE_BYTES_MAX, None, None, SPLICE_FLAGS)
+                moved = os.splice(direction.source, pipe.write_end, SPLICE_BYTES_MAX, None, None, SPLICE_FLAGS)
             except OSError as error:
-                self.source_failed(direction, error)
+                self.on_source_error(direction, error)
                 return
             if not moved:
                 cells[row + PIPE] = 0
-                self.end(direction)
+                self.end_direction(direction)
                 return
             direction.in_pipe = moved
             try:
-                sent = os.splice(pipe.reading, direction.sink, moved, None, None, SPLICE_FLAGS)
+                sent = os.splice(pipe.read_end, direction.sink, moved, None, None, SPLICE_FLAGS)
             except OSError as error:
-                self.sink_failed(direction, pipe, error)
+                self.on_sink_error(direction, pipe, error)
                 return
             direction.in_pipe = moved - sent
             cells[row + BYTES] += sent
@@ -120,15 +120,15 @@ class SplicePump:
                 # not. (Where they lay in more pieces than a splice takes at a time, that is wrong: see the engine's
                 # _look_again.)
                 if moved < FEW_BYTES and not direction.eof_seen:
-                    self.unsure.add(direction)
+                    self.to_recheck.add(direction)
                     return
             else:
-                self.lend(direction, pipe)
-            self.stand_in_line(direction)
+                self.lend_pipe(direction, pipe)
+            self.enqueue(direction)
         except Exception as error:  # noqa: BLE001 -- all relays of this process depend on the loop
-            self.defect(direction, error)
+            self.on_internal_error(direction, error)
 
-    def pump_no_more(self, direction: Direction) -> None:
+    def drain_only(self, direction: Direction) -> None:
         """Give its turn to a direction of a relay that is being ended: what has left the source is delivered, nothing
         else.
         """
@@ -136,33 +136,33 @@ class SplicePump:
             return
         try:
             if direction.in_pipe:
-                self.drain(direction)
+                self.drain_pipe(direction)
         except Exception as error:  # noqa: BLE001 -- as pump
-            self.defect(direction, error)
+            self.on_internal_error(direction, error)
 
-    def deliver(self, direction: Direction, pipe: Pipe, *, is_all: bool) -> None:
+    def deliver_from_pipe(self, direction: Direction, pipe: Pipe, *, is_all: bool) -> None:
         """The second half of a turn, as ``pump`` has it: from the pipe in hand to the sink. ``is_all``: the source was
         taken for dry.
         """
         cells, row, moved = self._cells, direction.row, direction.in_pipe
         try:
-            sent = os.splice(pipe.reading, direction.sink, moved, None, None, SPLICE_FLAGS)
+            sent = os.splice(pipe.read_end, direction.sink, moved, None, None, SPLICE_FLAGS)
         except OSError as error:
-            self.sink_failed(direction, pipe, error)
+            self.on_sink_error(direction, pipe, error)
             return
         direction.in_pipe = moved - sent
         cells[row + BYTES] += sent
         cells[row + OPERATIONS] += 1
         if sent < moved:
-            self.lend(direction, pipe)
+            self.lend_pipe(direction, pipe)
         else:
             cells[row + PIPE] = 0
             if is_all and not direction.eof_seen:
-                self.unsure.add(direction)
+                self.to_recheck.add(direction)
                 return
-        self.stand_in_line(direction)
+        self.enqueue(direction)
 
-    def source_failed(self, direction: Direction, error: OSError) -> None:
+    def on_source_error(self, direction: Direction, error: OSError) -> None:
         """Nothing came: since there is nothing now, or since nothing ever will."""
         self._cells[direction.row + PIPE] = 0
         if error.errno == errno.EAGAIN:
@@ -170,98 +170,98 @@ class SplicePump:
         if error.errno not in PEER_GONE:
             raise error
         direction.relay.broken = True
-        self.end(direction)
+        self.end_direction(direction)
 
-    def sink_failed(self, direction: Direction, pipe: Pipe, error: OSError) -> None:
+    def on_sink_error(self, direction: Direction, pipe: Pipe, error: OSError) -> None:
         """Nothing went: since there is no room now, or since there never will be."""
-        self.lend(direction, pipe)
+        self.lend_pipe(direction, pipe)
         if error.errno != errno.EAGAIN:
-            self.sink_broke(direction)
+            self.on_sink_broken(direction)
 
-    def defect(self, direction: Direction, error: Exception) -> None:
+    def on_internal_error(self, direction: Direction, error: Exception) -> None:
         """End the relay of a direction whose turn has failed in a way that none should."""
         direction.relay.broken = True
         self._finish(direction.relay)
         if self._ready is not None:  # nobody else may get what it may hold
-            self._pool.discard(self._ready)
+            self._pool.discard_pipe(self._ready)
             self._ready = None
         get_logger().error("a relay was ended by an unexpected error", exc_info=error)
 
     # ---- pipes
 
-    def take_pipe(self, direction: Direction) -> Pipe | None:
+    def acquire_pipe(self, direction: Direction) -> Pipe | None:
         """Take an empty pipe in hand; None where there is none now, and the direction waits for one."""
         try:
-            self._ready = self._pool.take()
+            self._ready = self._pool.acquire_pipe()
         except OSError as error:
             if error.errno not in _NO_PIPE_NOW:
                 raise
             direction.queued = True
-            self.without_pipe.append(direction)
+            self.waiting_for_pipe.append(direction)
         return self._ready
 
-    def empty_pipe(self, direction: Direction) -> Pipe | None:
+    def get_empty_pipe(self, direction: Direction) -> Pipe | None:
         """The pipe in hand, or another; None where there is none now, and the direction waits for one."""
-        return self._ready or self.take_pipe(direction)
+        return self._ready or self.acquire_pipe(direction)
 
-    def roomy_pipe(self, direction: Direction, size_bytes: int) -> Pipe | None:
+    def get_pipe_for(self, direction: Direction, size_bytes: int) -> Pipe | None:
         """An empty pipe in hand that holds so many bytes; None where there is none now, and the direction is looked at
         again within a second.
         """
         if self._ready is not None and self._ready.size_bytes < size_bytes:
-            self._pool.give(self._ready)
+            self._pool.release_pipe(self._ready)
             self._ready = None
         if self._ready is None:
             try:
-                self._ready = self._pool.take_roomy(size_bytes)
+                self._ready = self._pool.acquire_pipe_for(size_bytes)
             except OSError as error:
                 if error.errno not in _NO_PIPE_NOW:
                     raise
-                self.unsure.add(direction)
+                self.to_recheck.add(direction)
         return self._ready
 
-    def lend(self, direction: Direction, pipe: Pipe) -> None:
+    def lend_pipe(self, direction: Direction, pipe: Pipe) -> None:
         """Leave the pipe to a direction whose bytes are in it; the next one takes another."""
         direction.pipe = pipe
         self._ready = None
 
-    def drain(self, direction: Direction) -> bool:
+    def drain_pipe(self, direction: Direction) -> bool:
         """Splice from a direction's pipe into the sink; False where bytes are left, since it is full or broken."""
         pipe, cells = direction.pipe, self._cells
         assert pipe is not None  # bytes are left in a pipe that was lent
         try:
             while direction.in_pipe:
-                moved = os.splice(pipe.reading, direction.sink, direction.in_pipe, None, None, SPLICE_FLAGS)
+                moved = os.splice(pipe.read_end, direction.sink, direction.in_pipe, None, None, SPLICE_FLAGS)
                 direction.in_pipe -= moved
                 cells[direction.row + BYTES] += moved
                 cells[direction.row + OPERATIONS] += 1
         except BlockingIOError:
             return False
         except OSError:
-            self.sink_broke(direction)
+            self.on_sink_broken(direction)
             return False
         cells[direction.row + PIPE] = 0
         direction.pipe = None
-        self._pool.give(pipe)
+        self._pool.release_pipe(pipe)
         return True
 
     @property
-    def has_pipe(self) -> bool:
+    def has_free_pipe(self) -> bool:
         """Whether somebody who waits for a pipe would get one without one being made."""
-        return self._ready is not None or self._pool.has_free
+        return self._ready is not None or self._pool.has_free_pipe
 
-    def forget_in_flight(self, direction: Direction) -> None:
+    def discard_in_flight(self, direction: Direction) -> None:
         """Drop what is on its way to a direction's sink."""
         if direction.pipe is not None:
             self._cells[direction.row + PIPE] = 0
-            self._pool.discard(direction.pipe)
+            self._pool.discard_pipe(direction.pipe)
             direction.pipe, direction.in_pipe = None, 0
 
-    def close_pipes(self) -> None:
+    def close_free_pipes(self) -> None:
         """Close this process's ends of the pipes that no direction was lent."""
         if self._ready is not None:
             self._ready.close()
-        self._pool.close_free()
+        self._pool.close_free_pipes()
 
     def bytes_moved(self, direction: Direction) -> int:
         """How many have gone to its sink, ever."""
@@ -269,23 +269,23 @@ class SplicePump:
 
     # ---- ends
 
-    def sink_broke(self, direction: Direction) -> None:
+    def on_sink_broken(self, direction: Direction) -> None:
         """Nothing that is sent there arrives any more."""
         direction.relay.broken = True
-        self.forget_in_flight(direction)
+        self.discard_in_flight(direction)
         # The same socket is the opposite direction's source: it will find its end there, after what was sent before.
-        self.end(direction)
+        self.end_direction(direction)
         direction.opposite.pump(direction.opposite)
 
-    def end(self, direction: Direction) -> None:
+    def end_direction(self, direction: Direction) -> None:
         """Tell the sink that nothing more comes."""
         direction.done = True
         shut_down(direction.sink, socket.SHUT_WR)
         if direction.opposite.done:
             self._finish(direction.relay)
         else:
-            self.must_move(direction.relay)
+            self.start_idle_timeout(direction.relay)
 
-    def must_move(self, relay: Relay) -> None:
+    def start_idle_timeout(self, relay: Relay) -> None:
         """From now on the relay lives only as long as its bytes move (see the engine's _end_the_stuck)."""
         self.half_closed.setdefault(relay, (-1, 0.0))

@@ -36,7 +36,7 @@ class PrincipalUsage:
     """See the module. ``max``: how many are counted by name."""
 
     def __init__(self, table: RelayTable, principals_max: int) -> None:
-        self.max = min(principals_max, PRINCIPALS_MAX)
+        self.principals_max = min(principals_max, PRINCIPALS_MAX)
         self._table = table
         self._numbers: dict[str, int] = {}
         for number in range(_FIRST, _FIRST + PRINCIPALS_MAX):
@@ -45,7 +45,7 @@ class PrincipalUsage:
                 break
             self._numbers[name] = number
 
-    def number_of(self, principal: str) -> int:
+    def row_number_of(self, principal: str) -> int:
         """The number of a principal's row in the table; "": not authenticated."""
         if not principal:
             return _ANONYMOUS
@@ -53,7 +53,7 @@ class PrincipalUsage:
         if number is not None:
             return number
         number = _FIRST + len(self._numbers)
-        if number >= _FIRST + self.max or len(principal.encode()) > NAME_BYTES_MAX:
+        if number >= _FIRST + self.principals_max or len(principal.encode()) > NAME_BYTES_MAX:
             return _OTHER
         self._table.name_principal(number, principal)
         self._numbers[principal] = number
@@ -61,7 +61,7 @@ class PrincipalUsage:
 
     def add_session(self, principal: str) -> None:
         """Count a relay that begins."""
-        self._table.add_session(self.number_of(principal))
+        self._table.add_session(self.row_number_of(principal))
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Prometheus: what those used of whom there was anything.

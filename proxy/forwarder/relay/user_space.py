@@ -10,13 +10,13 @@ from functools import partial
 import trio
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.close_schedule import until_quiet
-from proxy.forwarder.relay.copy_loop import relay as blind_relay
+from proxy.forwarder.relay.copy_loop import copy_streams as blind_relay
 from proxy.forwarder.relay.expiring.copy_loop import FramedCopyLoop
-from proxy.forwarder.relay.expiring.reauthentication import Reauthentication
+from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator
 from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
-from proxy.runtime.loop.tasks import close_politely, seconds
+from proxy.forwarder.relay.start import RelayStart
+from proxy.runtime.loop.tasks import close_gracefully, seconds
 from proxy.runtime.shared.relay_table import (
     BYTES,
     MESSAGES,
@@ -28,7 +28,6 @@ from proxy.runtime.shared.relay_table import (
     row,
 )
 
-Stream = trio.abc.HalfCloseableStream
 Ended = Callable[[StoredRelay, int, int], None]
 Move = Callable[..., Awaitable[None]]
 """What moves a relay's bytes, and returns when it is over: see proxy.forwarder.relay.copy_loop.relay."""
@@ -41,12 +40,12 @@ class UserSpaceRelay:
     """One relay. ``leaving``: why the proxy ends it by itself; ``is_over``: whether it has ended."""
 
     def __init__(self, about: StoredRelay, followed: ExpiringSession | None) -> None:
-        self.about = about
-        self.followed = followed
-        self.leaving = CloseReason.NO
+        self.record = about
+        self.session = followed
+        self.close_reason = CloseReason.NOT_CLOSING
         self.is_over = False
-        self.moving = trio.CancelScope()
-        self.reading_client = trio.CancelScope()
+        self.copy_scope = trio.CancelScope()
+        self.client_read_scope = trio.CancelScope()
 
 
 class UserSpaceRelays:
@@ -58,7 +57,7 @@ class UserSpaceRelays:
         self,
         nursery: trio.Nursery,
         table: RelayTable,
-        judge: Reauthentication,
+        judge: ReauthenticationCoordinator,
         ended: Ended,
         release: Callable[[int], None],
     ) -> None:
@@ -69,24 +68,18 @@ class UserSpaceRelays:
         self._release = release
         self._living: dict[int, UserSpaceRelay] = {}
 
-    def begin(  # noqa: PLR0917 -- as Relays.begin has them
-        self,
-        client: Stream,
-        broker: Stream,
-        relay: UserSpaceRelay,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
-    ) -> None:
+    def start_relay(self, relay: UserSpaceRelay, start: RelayStart) -> None:
         """Begin one; both streams are its own. It may be ended before its task runs."""
-        about, followed = relay.about, relay.followed
-        move: Move = partial(blind_relay, reading_client=relay.reading_client)
+        about, followed = relay.record, relay.session
+        move: Move = partial(blind_relay, reading_client=relay.client_read_scope)
         if followed is not None:
-            self._table.follow(about.id)
-            move = FramedCopyLoop(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
-            self._judge.watch(followed)
+            self._table.record_framed(about.id)
+            move = FramedCopyLoop(
+                followed, partial(self._count_messages, about.id), self._judge, self._judge.now
+            ).relay_streams
+            self._judge.add_session(followed)
         self._living[about.id] = relay
-        self._nursery.start_soon(self._relay, move, client, broker, relay, first_to_broker, first_to_client, config)
+        self._nursery.start_soon(self._relay, move, relay, start)
 
     @property
     def relays(self) -> list[UserSpaceRelay]:
@@ -94,60 +87,51 @@ class UserSpaceRelays:
         return [*self._living.values()]
 
     @property
-    def followed(self) -> list[ExpiringSession]:
+    def expiring_sessions(self) -> list[ExpiringSession]:
         """The sessions of those that live whose frames are followed."""
-        return [relay.followed for relay in self._living.values() if relay.followed is not None]
+        return [relay.session for relay in self._living.values() if relay.session is not None]
 
     # ---- ends
 
-    def leave(self, relay: UserSpaceRelay, why: CloseReason) -> None:
+    def close_relay(self, relay: UserSpaceRelay, why: CloseReason) -> None:
         """Begin to end one gently."""
-        if relay.followed is not None:
-            relay.followed.line.close(why)
+        if relay.session is not None:
+            relay.session.control.start_closing(why)
         else:
             self._nursery.start_soon(self._see_off, relay)
 
     async def _see_off(self, relay: UserSpaceRelay) -> None:
         """End a relay of whose frames nothing is known: when the broker has answered what it was sent."""
-        relay.reading_client.cancel()
-        position = row(relay.about.id, TO_CLIENT) + BYTES
+        relay.client_read_scope.cancel()
+        position = row(relay.record.id, TO_CLIENT) + BYTES
         await until_quiet(lambda: self._table.cells[position])
-        relay.moving.cancel()
+        relay.copy_scope.cancel()
 
     @staticmethod
-    def drop(relay: UserSpaceRelay) -> None:
+    def abort_relay(relay: UserSpaceRelay) -> None:
         """End one at once."""
-        relay.moving.cancel()
+        relay.copy_scope.cancel()
 
     # ---- a relay's life
 
-    async def _relay(  # noqa: PLR0917 -- private, and called once
-        self,
-        move: Move,
-        client: Stream,
-        broker: Stream,
-        this: UserSpaceRelay,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
-    ) -> None:
-        about = this.about
+    async def _relay(self, move: Move, this: UserSpaceRelay, start: RelayStart) -> None:
+        about, client, broker = this.record, start.client, start.broker
         rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
         try:
-            with this.moving:
+            with this.copy_scope:
                 await move(
                     client,
                     broker,
-                    first_to_broker=first_to_broker,
-                    first_to_client=first_to_client,
-                    half_close_timeout_s=seconds(config.half_close_timeout_ms),
+                    first_to_broker=start.first_to_broker,
+                    first_to_client=start.first_to_client,
+                    half_close_timeout_s=seconds(start.config.half_close_timeout_ms),
                     count_to_broker=partial(self._count, rows[0]),
                     count_to_client=partial(self._count, rows[1]),
                 )
             this.is_over = True
             async with trio.open_nursery() as nursery:
                 for stream in (client, broker):
-                    nursery.start_soon(partial(close_politely, stream, linger_s=LINGER_S))
+                    nursery.start_soon(partial(close_gracefully, stream, linger_s=LINGER_S))
         finally:
             this.is_over = True
             with trio.CancelScope(shield=True):

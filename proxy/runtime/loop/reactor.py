@@ -65,7 +65,7 @@ class Reading:
             self._registered = True
             self._readings[self._descriptor] = self
 
-    def serve(self) -> None:
+    def on_readable(self) -> None:
         """Take what is there."""
         try:
             data = os.read(self._descriptor, RECEIVE_BYTES)
@@ -106,7 +106,7 @@ class Reactor:
         self._served_at = 0.0
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether something was read a moment ago."""
         return self._clock() - self._served_at < BUSY_GAP_S
 
@@ -122,7 +122,7 @@ class Reactor:
             self._epoll.close()
             self._alarm.close()
 
-    def reading(self, descriptor: int, on_data: OnData, on_end: OnEnd) -> Reading:
+    def start_reading(self, descriptor: int, on_data: OnData, on_end: OnEnd) -> Reading:
         """Begin to read a non-blocking socket."""
         reading = Reading(self._epoll, self._readings, descriptor, on_data, on_end)
         reading.resume()
@@ -135,7 +135,7 @@ class Reactor:
         until = now + LINGER_S
         lingers = now - self._served_at < BUSY_GAP_S and self.may_linger()
         if lingers:
-            self._alarm.set(LINGER_S)
+            self._alarm.arm(LINGER_S)
         turn, readings = current_tick(), self._readings
         events = self._epoll.poll(0, EVENTS_PER_ROUND)
         while events:
@@ -143,7 +143,7 @@ class Reactor:
                 for descriptor, _mask in events:
                     reading = readings.get(descriptor)
                     if reading is not None:  # else it was ended earlier in this round
-                        reading.serve()
+                        reading.on_readable()
             now = clock()
             if now >= until:
                 break
@@ -183,7 +183,7 @@ async def _until_end(reactor: Reactor, descriptor: int, on_data: OnData) -> None
             errors.append(error)
         ended.set()
 
-    reading = reactor.reading(descriptor, on_data, on_end)
+    reading = reactor.start_reading(descriptor, on_data, on_end)
     try:
         await ended.wait()
     finally:

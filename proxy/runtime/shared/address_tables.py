@@ -23,7 +23,7 @@ from contextlib import suppress
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 _ROWS_BITS = 15
 _WINDOW = 16
@@ -40,19 +40,6 @@ CHECK_INTERVAL_S = 1.0
 
 _IPV4_AT = 0x0100_0000 << 32
 """Where IPv4 addresses stand among IPv6 networks: in a part that is nobody's (RFC 6666)."""
-
-
-def network_of(address: str) -> str:
-    """What counts as one address: an IPv4 address, or an IPv6 network of /64, all of which one host may use."""
-    if ":" not in address:
-        return address
-    try:
-        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    except OSError:  # it is a network already
-        return address
-    if packed.startswith(b"\0" * 10 + b"\xff\xff"):
-        return socket.inet_ntop(socket.AF_INET, packed[12:])
-    return socket.inet_ntop(socket.AF_INET6, packed[:8] + b"\0" * 8) + "/64"
 
 
 def _number_of(network: str) -> int:
@@ -144,14 +131,14 @@ class AddressTables:
         self._publish: Callable[[int], None] | None = None
         self._unpublished = -1
 
-    def begin(self, publish: Callable[[int], None]) -> None:
+    def start_publishing(self, publish: Callable[[int], None]) -> None:
         """Give each table to ``publish`` from now on, which closes the descriptor; also one that is there already."""
         self._publish = publish
         if self._unpublished >= 0:
             descriptor, self._unpublished = self._unpublished, -1
             publish(descriptor)
 
-    def use(self, by_address: Mapping[str, int] | None) -> None:
+    def track_connections(self, by_address: Mapping[str, int] | None) -> None:
         """Write to a table from now on, which begins with these connections; None: to none any more."""
         if by_address is None:
             self._own = None
@@ -163,7 +150,7 @@ class AddressTables:
         self._own = _Rows(mmap.mmap(descriptor, TABLE_BYTES))
         self._own.spread(secrets.randbits(64) | 1, secrets.randbits(64))
         for address, count in by_address.items():
-            self.set(address, count)
+            self.set_connections(address, count)
         try:
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
         except OSError:
@@ -175,13 +162,13 @@ class AddressTables:
         else:
             self._publish(descriptor)
 
-    def set(self, address: str, count: int) -> None:
+    def set_connections(self, address: str, count: int) -> None:
         """Say how many connections an address has here."""
         if self._own is not None:
             with suppress(OSError):
                 self._own.set(_number_of(address), count)
 
-    def read(self, forwarder: int, descriptor: int) -> None:
+    def read_table(self, forwarder: int, descriptor: int) -> None:
         """Read another forwarder's table from now on, in place of the one that it had. Closes the descriptor."""
         try:
             self._others[forwarder] = _OthersTable(descriptor)

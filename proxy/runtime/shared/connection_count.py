@@ -10,14 +10,14 @@ because of them, since a forwarder that was taken over can write whatever it lik
 import mmap
 import os
 
-from proxy.runtime.shared.memory import new_shared_memory
+from proxy.runtime.shared.memory import create_shared_memory
 
 _COUNTER_BYTES = 8
 
 
-def new_shared_counters(forwarders: int) -> int:
+def create_shared_counters(forwarders: int) -> int:
     """A descriptor of memory for so many counters, all zero; for the supervisor to pass on."""
-    return new_shared_memory("connection-counters", forwarders * _COUNTER_BYTES)
+    return create_shared_memory("connection-counters", forwarders * _COUNTER_BYTES)
 
 
 class ConnectionCounters:
@@ -28,11 +28,11 @@ class ConnectionCounters:
         self._counters = memoryview(mmap.mmap(descriptor, size)).cast("q")
 
     @property
-    def places(self) -> int:
+    def forwarders(self) -> int:
         """How many forwarders there are."""
         return len(self._counters)
 
-    def total(self) -> int:
+    def total_connections(self) -> int:
         """Connections in the whole cluster."""
         return sum(self._counters)
 
@@ -40,6 +40,6 @@ class ConnectionCounters:
         """Whether a forwarder has more connections than the forwarders have on average."""
         return self._counters[forwarder] * len(self._counters) > sum(self._counters)
 
-    def set(self, forwarder: int, connections: int) -> None:
+    def set_connections(self, forwarder: int, connections: int) -> None:
         """Say how many connections a forwarder has."""
         self._counters[forwarder] = connections

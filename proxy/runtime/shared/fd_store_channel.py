@@ -40,7 +40,7 @@ class MessageTooLong(Exception):
     """More than one message may hold."""
 
 
-def store_sockets() -> tuple[socket.socket, socket.socket]:
+def create_store_sockets() -> tuple[socket.socket, socket.socket]:
     """A line: the supervisor's end, and the forwarder's."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for sock in (ours, theirs):
@@ -105,12 +105,12 @@ class StoreChannel:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 descriptors.frombytes(content[: len(content) - len(content) % _INT_BYTES])
         if not data:
-            close_all(descriptors)
+            close_descriptors(descriptors)
             return None
         try:
             return StoreMessage.FromString(data), list(descriptors)
         except DecodeError:
-            close_all(descriptors)
+            close_descriptors(descriptors)
             raise
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class StoreChannel:
             self.sock.close()
 
 
-def close_all(descriptors: Sequence[int]) -> None:
+def close_descriptors(descriptors: Sequence[int]) -> None:
     """Close descriptors that were received and are not wanted."""
     for descriptor in descriptors:
         os.close(descriptor)

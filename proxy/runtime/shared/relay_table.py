@@ -24,7 +24,7 @@ import os
 import sys
 import time
 
-from proxy.runtime.shared.memory import new_shared_memory
+from proxy.runtime.shared.memory import create_shared_memory
 
 RELAYS_MAX = (1 << 17) - 1
 """Relays of one forwarder."""
@@ -66,7 +66,7 @@ beginning between the two are held in HEAD.
 HEAD = 1
 HEAD_CELLS = 5
 """How many cells a frame's beginning may take. Set before it is consumed."""
-PUTTING = 6
+INJECTING = 6
 """What is about to be put into the empty pipe that is bound; 0: nothing. While it is set, nothing leaves the pipe."""
 MESSAGES = 7
 PHASE = 8
@@ -109,12 +109,12 @@ _JOURNAL_AT = _PRINCIPALS_AT + (PRINCIPALS_MAX + 2) * _CELLS_PER_PRINCIPAL
 _BYTES = (_JOURNAL_AT + _JOURNAL_CELLS) * 8
 
 
-def new_table() -> int:
+def create_table() -> int:
     """A descriptor of memory for a table, all zero."""
-    return new_shared_memory("relay-table", _BYTES)
+    return create_shared_memory("relay-table", _BYTES)
 
 
-def table_of_this_form(descriptor: int) -> int:
+def upgrade_table(descriptor: int) -> int:
     """A table that an older program made, in this one's size: a new descriptor, or the same. The rest of it is clear.
 
     Parts are only ever added behind those that are there. Nobody may use the table meanwhile.
@@ -122,7 +122,7 @@ def table_of_this_form(descriptor: int) -> int:
     size = os.fstat(descriptor).st_size
     if size >= _BYTES:
         return descriptor
-    new = new_table()
+    new = create_table()
     with mmap.mmap(descriptor, size) as old, mmap.mmap(new, _BYTES) as copy:
         used = int.from_bytes(old[_IDS_USED * 8 : _IDS_USED * 8 + 8], sys.byteorder)
         rows = min(size, (used + 1) * 2 * _CELLS_PER_ROW * 8)
@@ -175,7 +175,7 @@ class RelayTable:
 
     # ---- rows
 
-    def take(self) -> int:
+    def allocate_relay_id(self) -> int:
         """A free relay id; its rows are clear. Raises OverflowError where the table is full."""
         if self._free:
             return self._free.pop()
@@ -184,20 +184,20 @@ class RelayTable:
         self.cells[_IDS_USED] += 1
         return self.cells[_IDS_USED]
 
-    def belongs(self, relay_id: int, principal: int) -> None:
+    def record_principal(self, relay_id: int, principal: int) -> None:
         """Note whose a relay is: the number of the principal's row."""
         self.cells[row(relay_id, TO_BROKER) + _PRINCIPAL] = principal
 
-    def follow(self, relay_id: int) -> None:
+    def record_framed(self, relay_id: int) -> None:
         """Note that a relay has rows of the second kind."""
         self.cells[row(relay_id, TO_BROKER) + _FOLLOWED] = 1
         self._followed.add(relay_id)
 
-    def is_followed(self, relay_id: int) -> bool:
+    def is_framed(self, relay_id: int) -> bool:
         """Whether a relay has rows of the second kind."""
         return bool(self.cells[row(relay_id, TO_BROKER) + _FOLLOWED])
 
-    def give(self, relay_id: int) -> None:
+    def release_relay_id(self, relay_id: int) -> None:
         """Sum up a relay that has ended, and free its rows.
 
         Exact, whenever this process is killed: the new sums are written down first, and who follows writes them where
@@ -220,7 +220,7 @@ class RelayTable:
         self._clear(relay_id)
         cells[_JOURNAL_AT + _SUMMED] = 0
 
-    def end_behind(self, relay_id: int) -> None:
+    def record_ended_behind(self, relay_id: int) -> None:
         """Leave the final counts of a relay that was left behind to the forwarder whose table this is now."""
         self.cells[row(relay_id, TO_BROKER) + PIPE] = ENDED_BEHIND  # last: it may be summed up from now on
 
@@ -249,7 +249,7 @@ class RelayTable:
         at = _sums_at(cells[row(relay_id, TO_BROKER) + _PRINCIPAL])
         return [cells[total] + one for total, one in zip(at, more, strict=True)]
 
-    def adopt(self, taken: set[int]) -> None:
+    def adopt_rows(self, taken: set[int]) -> None:
         """Go on where a predecessor ended, with the relays that are left, and sum up all others.
 
         ``taken``: those that were taken over, and those that predecessors still have.
@@ -258,7 +258,7 @@ class RelayTable:
             self._sum_up()
         for relay_id in range(1, self.cells[_IDS_USED] + 1):
             if relay_id not in taken:
-                self.give(relay_id)
+                self.release_relay_id(relay_id)
             elif self.cells[row(relay_id, TO_BROKER) + _FOLLOWED]:
                 self._followed.add(relay_id)
 

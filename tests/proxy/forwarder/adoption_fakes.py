@@ -25,7 +25,7 @@ async def successor(place: Place, way: str) -> Forwarder:
     if way == "killed":
         await old.kill()
     else:
-        await old.relays.hand_over()
+        await old.relays.hand_over_relays()
     return await place.forwarder()
 
 

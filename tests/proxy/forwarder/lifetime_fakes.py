@@ -79,11 +79,11 @@ class Life(Play):
         tables["authentication"] = {"enabled": True, "failure_delay_ms": 200, **tables.get("authentication", {})}
         super().__init__(nursery, **tables)
         self.began = trio.current_time()
-        judge = self.relays.judge
+        judge = self.relays.reauthentication
         self.relays.now = judge.now = trio.current_time
         judge.unix_ms, judge.fraction = unix_ms, lambda: fraction
         judge._metrics = self.metrics.reauthentication
-        self.backends.authentication.answers = [token(lives_s, principal), *verdicts]
+        self.workers.authentication.answers = [token(lives_s, principal), *verdicts]
         nursery.start_soon(judge.run)
 
     async def enter(self, *, refresh: bool = True, **fields: Any) -> Life:

@@ -20,7 +20,7 @@ from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring.broker_reauthentication import (
     BeginExchange,
-    BrokerReauthentication,
+    BrokerReauthenticationFactory,
     BrokerReauthenticationMetrics,
 )
 from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
@@ -32,8 +32,9 @@ from proxy.forwarder.relay.expiring.relay_session import (
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.pipes import Pipe
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.network.credentials import NoCredentials
-from proxy.runtime.shared.fd_store_channel import StoreChannel, store_sockets
+from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
 from proxy.runtime.shared.relay_table import PIPE, RelayTable, row
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -158,7 +159,7 @@ def about_relay(**fields: Any) -> StoredRelay:
 def keeps_nothing() -> FdStoreClient:
     """A keeper as ``relay.crash_safe = false`` makes it."""
     with socket.socket() as unused:
-        return FdStoreClient(unused, keeps=False)
+        return FdStoreClient(unused, crash_safe=False)
 
 
 def new_relays(nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None) -> RelayManager:
@@ -185,7 +186,7 @@ class WatchedKeeper(FdStoreClient):
     """
 
     def __init__(self, sock: socket.socket, shelf: FdStoreSlot, *, keeps: bool = True) -> None:
-        super().__init__(sock, keeps=keeps)
+        super().__init__(sock, crash_safe=keeps)
         self.sock = sock
         self._shelf = shelf
         self.said: list[tuple[str, int]] = []
@@ -194,19 +195,19 @@ class WatchedKeeper(FdStoreClient):
     def note(self, what: str, number: int, *ends: int) -> None:
         self.open[what, number] = [(end, os.fstat(end).st_ino) for end in ends]
 
-    async def put(self, relay: StoredRelay, client: int, broker: int) -> None:
+    async def store_relay(self, relay: StoredRelay, client: int, broker: int) -> None:
         self.note("relay", relay.id, client, broker)
         try:
-            await super().put(relay, client, broker)
+            await super().store_relay(relay, client, broker)
         except BaseException:
             del self.open["relay", relay.id]
             raise
         self.said.append(("put", relay.id))
 
-    def put_pipes(self, pipes: Sequence[Pipe]) -> None:
-        super().put_pipes(pipes)
+    def store_pipes(self, pipes: Sequence[Pipe]) -> None:
+        super().store_pipes(pipes)
         for pipe in pipes:
-            self.note("pipe", pipe.id, pipe.reading, pipe.writing)
+            self.note("pipe", pipe.id, pipe.read_end, pipe.write_end)
 
     def drop_relay(self, relay_id: int) -> None:
         self.said.append(("drop", relay_id))
@@ -292,11 +293,11 @@ class Forwarder:
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    self.left = await self.keeper.inherit()
+                    self.left = await self.keeper.receive_handover()
                     for kept in self.left.relays:
-                        self.keeper.note("relay", kept.about.id, kept.client, kept.broker)
+                        self.keeper.note("relay", kept.record.id, kept.client, kept.broker)
                     for pipe in self.left.pipes:
-                        self.keeper.note("pipe", pipe.id, pipe.reading, pipe.writing)
+                        self.keeper.note("pipe", pipe.id, pipe.read_end, pipe.write_end)
                     self.relays = RelayManager(
                         self.keeper,
                         self.left,
@@ -308,16 +309,16 @@ class Forwarder:
                         may_linger=lambda: True,
                         recall=self.recall,
                         reauthentication_metrics=self.metrics,
-                        brokers=BrokerReauthentication(nursery, self.broker_metrics, self.broker_credentials),
+                        brokers=BrokerReauthenticationFactory(nursery, self.broker_metrics, self.broker_credentials),
                         now=self.now,
                     )
-                    self.relays.judge.fraction = lambda: 0.0
+                    self.relays.reauthentication.fraction = lambda: 0.0
                     self.registry.register(self.relays)
-                    self.adopted = [kept.about for kept in self.left.relays]
-                    self.relays.adopt(self.left, self.config)
-                    nursery.start_soon(self.keeper.run)
+                    self.adopted = [kept.record for kept in self.left.relays]
+                    self.relays.adopt_relays(self.left, self.config)
+                    nursery.start_soon(self.keeper.run_sender)
                     nursery.start_soon(
-                        self.keeper.listen, lambda _place, _table: None, self.relays.left_behind.process_ended
+                        self.keeper.run_receiver, lambda _place, _table: None, self.relays.left_behind.on_process_ended
                     )
                     nursery.start_soon(self.relays.run)
                     self.has_begun = True
@@ -327,7 +328,7 @@ class Forwarder:
             self._die()
         finally:
             if self.has_begun:  # its numbers of descriptors are nobody's any more
-                self.relays._engine.let_go()
+                self.relays._engine.detach_sockets()
             if self.was_killed:
                 self.keeper.close_all()
             self.gone.set()
@@ -335,7 +336,7 @@ class Forwarder:
     def _die(self) -> None:
         self.was_killed = True
         self.relays._engine.frozen = True  # nothing that runs on the way out may touch what a killed one leaves
-        self.relays._engine.let_go()
+        self.relays._engine.detach_sockets()
         self.relays._table = RelayTable()
 
     def blow(self) -> None:
@@ -365,13 +366,15 @@ class Forwarder:
     ) -> StoredRelay:
         about = about or about_relay()
         await self.relays.begin(
-            lane.our_client,
-            lane.our_broker,
-            about,
-            first_to_broker=to_broker,
-            first_to_client=to_client,
-            config=self.config,
-            session=session,
+            RelayStart(
+                lane.our_client,
+                lane.our_broker,
+                about,
+                first_to_broker=to_broker,
+                first_to_client=to_client,
+                config=self.config,
+                session=session,
+            )
         )
         return about
 
@@ -413,7 +416,7 @@ class Place:
 
     async def forwarder(self, config: RelayConfig | None = None) -> Forwarder:
         """The next one, whose process id is its number; it waits for its predecessor's last word."""
-        ours, theirs = store_sockets()
+        ours, theirs = create_store_sockets()
         self._nursery.start_soon(self._serve, StoreChannel(ours), len(self.forwarders) + 1)
         forwarder = Forwarder(
             theirs,
@@ -430,8 +433,13 @@ class Place:
         return forwarder
 
     async def _serve(self, channel: StoreChannel, pid: int) -> None:
-        await self.shelf.serve(
-            channel, list, pid=pid, new=True, tables=AddressTableExchange().line(0), keeps_relays=self._keeps
+        await self.shelf.serve_forwarder(
+            channel,
+            list,
+            pid=pid,
+            is_new=True,
+            tables=AddressTableExchange().open_channel(0),
+            stores_relays=self._keeps,
         )
 
     async def settle(self) -> None:
@@ -443,8 +451,8 @@ class Place:
             await forwarder.leave()
             forwarder.keeper.close_all()
         await self.settle()
-        self.shelf.clear()
-        os.close(self.shelf.table)
+        self.shelf.close_stored()
+        os.close(self.shelf.table_fd)
 
 
 @asynccontextmanager

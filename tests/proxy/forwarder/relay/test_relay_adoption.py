@@ -32,6 +32,7 @@ from proxy.forwarder.relay import manager as relays_module
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, row
 
 
@@ -71,7 +72,7 @@ async def test_bytes_that_arrive_between_two_forwarders(place: Place, lane: Lane
     if way == "killed":
         await first.kill()
     else:
-        await first.relays.hand_over()
+        await first.relays.hand_over_relays()
     await lane.client.send_all(b"anybody there?")
     await lane.broker.send_all(b"here")
     await lane.broker.send_eof()
@@ -116,7 +117,7 @@ async def test_a_side_that_broke_between_two_forwarders(place: Place, narrow_lan
     if way == "killed":
         await first.kill()
     else:
-        await first.relays.hand_over()
+        await first.relays.hand_over_relays()
     reset(narrow_lane.broker)
     second = await place.forwarder()
     assert await read_all(narrow_lane.client) == b""
@@ -352,7 +353,7 @@ async def test_what_relays_moved_that_died_with_their_forwarder_stays_counted(
     theirs, broker = trio.testing.memory_stream_pair()
     nursery.start_soon(
         lambda: first.relays.begin(
-            ours, theirs, about_relay(), first_to_broker=b"12345", first_to_client=b"", config=first.config
+            RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config)
         )
     )
     assert await broker.receive_some(10) == b"12345"
@@ -375,7 +376,7 @@ async def test_what_relays_moved_that_died_with_their_forwarder_stays_counted(
 async def test_nothing_moves_after_a_hand_over(place: Place, lane: Lane) -> None:
     first = await place.forwarder()
     await first.begin(lane)
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     await lane.client.send_all(b"for the successor")
     with trio.move_on_after(0.05):
         pytest.fail(f"moved: {await lane.broker.receive_some(100)!r}")
@@ -390,7 +391,7 @@ async def test_sockets_are_closed_and_not_shut_down(place: Place, lane: Lane) ->
     await first.begin(lane)
     await place.settle()
     before = descriptors()
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     await trio.testing.wait_all_tasks_blocked(0.01)
     assert descriptors() <= before - 2
     with trio.move_on_after(0.05):
@@ -408,7 +409,7 @@ async def test_what_was_dropped_is_said_before_the_line_ends(
         monkeypatch.setattr(first.keeper, "_something_dropped", trio.Event())  # nobody says it meanwhile
     await until(lambda: first.ended)
     assert about.id in place.shelf.relays
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     second = await place.forwarder()
     assert about.id not in {adopted.id for adopted in second.adopted}
     assert len(second.adopted) == 1
@@ -421,9 +422,7 @@ async def test_relays_through_user_space_go_on_and_count_in_the_same_place(place
     await read(lane.broker, 3)
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
-    await first.relays.begin(
-        ours, theirs, about_relay(), first_to_broker=b"12345", first_to_client=b"", config=first.config
-    )
+    await first.relays.begin(RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config))
     assert await broker.receive_some(10) == b"12345"
     assert first.moved("to_broker") == 8
     second = await successor(place, "handed over")
@@ -465,7 +464,7 @@ async def test_a_lingering_relay_is_not_taken_from_its_successor(place: Place, l
 
 async def test_no_relay_begins_any_more(place: Place, lane: Lane) -> None:
     first = await place.forwarder()
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     before = descriptors()
     with pytest.raises(relays_module.RelayStartFailed, match="being replaced"):
         await first.begin(lane)
@@ -479,11 +478,11 @@ async def test_a_relay_without_its_row_and_pipes_goes_on(nursery: trio.Nursery, 
     """A successor with a table of its own, as after a change of the table's form."""
     left = RelayHandover()
     left.relays.append(kept_relay(lane, 7))
-    pipe = Pipe.make(3, SMALL_PIPE_BYTES)
+    pipe = Pipe.create(3, SMALL_PIPE_BYTES)
     left.pipes.append(pipe)
     ended: list[Any] = []
     relays = RelayManager(keeps_nothing(), left, ended.append, nursery, forwarders=1, may_linger=lambda: True)
-    relays.adopt(left, relays_module.RelayConfig())
+    relays.adopt_relays(left, relays_module.RelayConfig())
     nursery.start_soon(relays.run)
     await lane.client.send_all(b"x")
     assert await read(lane.broker, 1) == b"x"

@@ -34,12 +34,13 @@ from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay import close_schedule as departures
 from proxy.forwarder.relay import manager as relays_module
 from proxy.forwarder.relay import user_space
-from proxy.forwarder.relay.close_schedule import DUE_MIN, LEAVE_S_MAX, SPREAD_SHARE, CloseSchedule, until_quiet
+from proxy.forwarder.relay.close_schedule import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule, until_quiet
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.session import connection_age as age
 from proxy.forwarder.session.connection_age import ConnectionAge
 from proxy.runtime.loop.deadlines import Deadlines
@@ -54,8 +55,8 @@ LONG_AGO_MS = 1
 
 @dataclass(eq=False)
 class FakeRelay:
-    about: StoredRelay = field(default_factory=StoredRelay)
-    leaving: CloseReason = CloseReason.NO
+    record: StoredRelay = field(default_factory=StoredRelay)
+    close_reason: CloseReason = CloseReason.NOT_CLOSING
     is_over: bool = False
 
 
@@ -77,7 +78,7 @@ class Schedule:
     def pass_s(self, seconds: float, step_s: float = 0.01) -> None:
         for _ in range(round(seconds / step_s)):
             self.now += step_s
-            self.departures.end_those_due()
+            self.departures.close_due_relays()
 
 
 @pytest.mark.parametrize("count", [1, 10, 100, 1000])
@@ -85,7 +86,7 @@ def test_a_drain_ends_relays_evenly(count: int) -> None:
     """In a drain of 30 s at most 10 % in any second (of few, one at a time), none at once, the last in time to end."""
     schedule = Schedule()
     relays = [FakeRelay() for _ in range(count)]
-    schedule.departures.spread(relays, 30)
+    schedule.departures.spread_closes(relays, 30)
     schedule.pass_s(31)
     assert {id(relay) for _, relay, _ in schedule.left} == {id(relay) for relay in relays}
     assert {why for _, _, why in schedule.left} == {CloseReason.SHUT_DOWN}
@@ -100,7 +101,7 @@ def test_a_drain_ends_relays_evenly(count: int) -> None:
 def test_several_forwarders_together_are_as_even_as_one() -> None:
     schedules = [Schedule() for _ in range(4)]
     for schedule in schedules:
-        schedule.departures.spread([FakeRelay() for _ in range(50)], 30)
+        schedule.departures.spread_closes([FakeRelay() for _ in range(50)], 30)
         schedule.pass_s(31)
     seconds = Counter(int(at) for schedule in schedules for at, _, _ in schedule.left)
     assert max(seconds.values()) <= 20
@@ -109,17 +110,17 @@ def test_several_forwarders_together_are_as_even_as_one() -> None:
 def test_the_order_is_not_that_of_age() -> None:
     schedule = Schedule()
     relays = [FakeRelay() for _ in range(100)]
-    schedule.departures.spread(relays, 30)
+    schedule.departures.spread_closes(relays, 30)
     schedule.pass_s(31)
     assert [relay for _, relay, _ in schedule.left] != relays
 
 
 def test_who_becomes_a_relay_in_the_drain_is_ended_in_it() -> None:
     schedule = Schedule()
-    schedule.departures.spread([], 30)
+    schedule.departures.spread_closes([], 30)
     schedule.pass_s(10)
     late = FakeRelay()
-    schedule.departures.watch(late)
+    schedule.departures.add_relay(late)
     schedule.pass_s(20)
     [(at, relay, why)] = schedule.left
     assert (relay, why) == (late, CloseReason.SHUT_DOWN)
@@ -128,20 +129,20 @@ def test_who_becomes_a_relay_in_the_drain_is_ended_in_it() -> None:
 
 def test_without_time_all_are_ended_at_once() -> None:
     schedule = Schedule()
-    schedule.departures.spread([FakeRelay(), FakeRelay()], 0)
-    schedule.departures.end_those_due()
+    schedule.departures.spread_closes([FakeRelay(), FakeRelay()], 0)
+    schedule.departures.close_due_relays()
     assert len(schedule.left) == 2
 
 
 def test_one_that_does_not_end_is_dropped_and_one_that_has_ended_is_left_alone() -> None:
     schedule = Schedule()
     stuck, ends, gone = FakeRelay(), FakeRelay(), FakeRelay(is_over=True)
-    schedule.departures.spread([stuck, ends, gone], 0)
-    schedule.departures.end_those_due()
+    schedule.departures.spread_closes([stuck, ends, gone], 0)
+    schedule.departures.close_due_relays()
     ends.is_over = True
-    schedule.pass_s(LEAVE_S_MAX + 1)
+    schedule.pass_s(CLOSE_S_MAX + 1)
     assert [relay for _, relay in schedule.dropped] == [stuck]
-    assert schedule.dropped[0][0] == pytest.approx(1000 + LEAVE_S_MAX, abs=0.1)
+    assert schedule.dropped[0][0] == pytest.approx(1000 + CLOSE_S_MAX, abs=0.1)
     assert gone not in [relay for _, relay, _ in schedule.left]
 
 
@@ -149,7 +150,7 @@ def test_a_maximum_age() -> None:
     schedule = Schedule()
     old = FakeRelay(StoredRelay(leave_at_ms=1_005_000))
     for relay in (old, FakeRelay()):
-        schedule.departures.watch(relay)
+        schedule.departures.add_relay(relay)
     schedule.pass_s(100)
     [(at, relay, why)] = schedule.left
     assert (relay, why) == (old, CloseReason.MAX_AGE)
@@ -159,9 +160,9 @@ def test_a_maximum_age() -> None:
 def test_one_that_has_reached_its_age_is_not_ended_once_more_by_a_drain() -> None:
     schedule = Schedule()
     old = FakeRelay(StoredRelay(leave_at_ms=LONG_AGO_MS))
-    schedule.departures.watch(old)
-    schedule.departures.end_those_due()
-    schedule.departures.spread([old], 5)
+    schedule.departures.add_relay(old)
+    schedule.departures.close_due_relays()
+    schedule.departures.spread_closes([old], 5)
     schedule.pass_s(6)
     assert [why for _, _, why in schedule.left] == [CloseReason.MAX_AGE]
 
@@ -178,9 +179,9 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
 
     schedule.departures._leave = fails
     for relay in (bad, good):
-        schedule.departures.watch(relay)
+        schedule.departures.add_relay(relay)
     with structlog.testing.capture_logs() as logs:
-        schedule.departures.end_those_due()
+        schedule.departures.close_due_relays()
     assert [relay for _, relay, _ in schedule.left] == [good]
     assert [relay for _, relay in schedule.dropped] == [bad]
     assert [entry["event"] for entry in logs] == ["a relay's end met a defect"]
@@ -189,7 +190,7 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
 def test_relays_that_have_ended_are_forgotten() -> None:
     schedule = Schedule()
     for _ in range(3 * DUE_MIN):
-        schedule.departures.watch(FakeRelay(StoredRelay(leave_at_ms=2_000_000), is_over=True))
+        schedule.departures.add_relay(FakeRelay(StoredRelay(leave_at_ms=2_000_000), is_over=True))
     assert len(schedule.departures._due) <= DUE_MIN + 1
 
 
@@ -199,9 +200,9 @@ async def test_it_wakes_up_for_the_earliest(nursery: trio.Nursery, autojump_cloc
         lambda _relay, why: ended.append((trio.current_time(), why)), lambda _relay: None, trio.current_time
     )
     nursery.start_soon(schedule.run)
-    schedule.watch(FakeRelay(StoredRelay(leave_at_ms=500_000)))
+    schedule.add_relay(FakeRelay(StoredRelay(leave_at_ms=500_000)))
     await trio.sleep(1)
-    schedule.watch(FakeRelay(StoredRelay(leave_at_ms=7_000)))
+    schedule.add_relay(FakeRelay(StoredRelay(leave_at_ms=7_000)))
     await trio.sleep(10)
     assert ended == [(pytest.approx(7), CloseReason.MAX_AGE)]
     nursery.cancel_scope.cancel()
@@ -267,7 +268,7 @@ async def with_age(place: Place, lane: Lane, now: Now) -> Forwarder:
 
 def reach_age(forwarder: Forwarder, now: Now) -> None:
     now.s += 60
-    forwarder.relays.departures.end_those_due()
+    forwarder.relays.close_schedule.close_due_relays()
 
 
 @pytest.mark.conforms("pip-1.15")
@@ -303,7 +304,7 @@ async def test_it_is_told_at_debug_with_the_reason(place: Place, lane: Lane, now
 async def test_before_its_age_nothing_happens(place: Place, lane: Lane, now: Now) -> None:
     forwarder = await with_age(place, lane, now)
     now.s += 40
-    forwarder.relays.departures.end_those_due()
+    forwarder.relays.close_schedule.close_due_relays()
     await lane.client.send_all(send_frame(b"x"))
     assert await read(lane.broker, len(send_frame(b"x"))) == send_frame(b"x")
 
@@ -313,7 +314,7 @@ async def test_the_age_goes_on_in_a_successor(place: Place, lane: Lane, now: Now
     await with_age(place, lane, now)
     second = await successor(place, way)
     now.s += 40
-    second.relays.departures.end_those_due()
+    second.relays.close_schedule.close_due_relays()
     await lane.client.send_all(send_frame(b"x"))
     assert await read(lane.broker, len(send_frame(b"x"))) == send_frame(b"x")
     reach_age(second, now)
@@ -327,9 +328,9 @@ async def test_an_end_that_has_begun_goes_on_in_a_successor(place: Place, lane: 
     there = send_frame(b"t" * 40)
     await lane.client.send_all(there[:30])
     await read(lane.broker, 30)
-    forwarder.relays.departures.end_those_due()
+    forwarder.relays.close_schedule.close_due_relays()
     now.s += 60
-    forwarder.relays.departures.end_those_due()
+    forwarder.relays.close_schedule.close_due_relays()
     second = await successor(place, way)
     await lane.client.send_all(there[30:] + send_frame(b"too late"))
     assert error_in(await read_all(lane.client)).error.message == MAX_AGE_REACHED
@@ -340,8 +341,8 @@ async def test_an_end_that_has_begun_goes_on_in_a_successor(place: Place, lane: 
 @pytest.mark.parametrize("way", WAYS)
 async def test_an_end_for_a_reason_of_a_later_version_goes_on(place: Place, lane: Lane, now: Now, way: str) -> None:
     forwarder = await with_age(place, lane, now)
-    [followed] = forwarder.relays.followed()
-    forwarder.relays._table.cells[framed_row(followed.relay.id, TO_CLIENT) + CLOSING] = 99
+    [followed] = forwarder.relays.expiring_sessions()
+    forwarder.relays._table.cells[framed_row(followed.relay_record.id, TO_CLIENT) + CLOSING] = 99
     second = await successor(place, way)
     assert error_in(await read_all(lane.client)).error.message == SESSION_EXPIRED
     await until(lambda: second.ended)
@@ -358,8 +359,8 @@ async def test_a_client_that_stays_in_the_middle_of_a_frame_has_its_time(place: 
         await lane.client.send_all(there[at : at + 1])
         assert await read(lane.broker, 1) == there[at : at + 1]
         assert not forwarder.ended
-    now.s += LEAVE_S_MAX
-    forwarder.relays.departures.end_those_due()
+    now.s += CLOSE_S_MAX
+    forwarder.relays.close_schedule.close_due_relays()
     await until(lambda: forwarder.ended)
     assert await read_all(lane.broker) == b""
 
@@ -375,8 +376,8 @@ async def test_a_blind_relay_ends_when_the_broker_has_answered(place: Place, lan
     forwarder = await blind(place, lane)
     await lane.client.send_all(b"a request")
     assert await read(lane.broker, 9) == b"a request"
-    forwarder.relays.spread_ends(0)
-    forwarder.relays.departures.end_those_due()
+    forwarder.relays.spread_closes(0)
+    forwarder.relays.close_schedule.close_due_relays()
     await lane.client.send_all(b"too late")
     await lane.broker.send_all(b"the answer")
     assert await read(lane.client, 10) == b"the answer"
@@ -390,8 +391,8 @@ async def test_a_blind_relay_ends_when_the_broker_has_answered(place: Place, lan
 async def test_a_blind_relay_whose_client_does_not_read_ends_all_the_same(place: Place, narrow_lane: Lane) -> None:
     forwarder = await blind(place, narrow_lane)
     await fill(narrow_lane.broker)
-    forwarder.relays.spread_ends(0)
-    forwarder.relays.departures.end_those_due()
+    forwarder.relays.spread_closes(0)
+    forwarder.relays.close_schedule.close_due_relays()
     await until(lambda: forwarder.ended)
 
 
@@ -400,15 +401,15 @@ async def test_a_blind_relay_handed_over_while_it_is_being_ended_is_the_successo
 ) -> None:
     """Nothing of it is touched any more: its descriptors' numbers may be others' by then."""
     forwarder = await blind(place, lane)
-    forwarder.relays.spread_ends(0)
-    forwarder.relays.departures.end_those_due()
+    forwarder.relays.spread_closes(0)
+    forwarder.relays.close_schedule.close_due_relays()
     second = await successor(place, "handed over")
     quiet.set()
     await trio.testing.wait_all_tasks_blocked(0.01)
     await lane.client.send_all(b"goes on")
     assert await read(lane.broker, 7) == b"goes on"
-    second.relays.spread_ends(0)
-    second.relays.departures.end_those_due()
+    second.relays.spread_closes(0)
+    second.relays.close_schedule.close_due_relays()
     assert await read_all(lane.client) == b""
     await until(lambda: second.ended)
 
@@ -416,7 +417,7 @@ async def test_a_blind_relay_handed_over_while_it_is_being_ended_is_the_successo
 async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: Now) -> None:
     forwarder = await place.forwarder()
     causes: list[CloseReason] = []
-    forwarder.relays._on_end = lambda about: causes.append(forwarder.relays.left_because(about))
+    forwarder.relays._on_end = lambda about: causes.append(forwarder.relays.close_reason_of(about))
     for end in (lambda: reach_age(forwarder, now), lambda: None):
         async with open_lane() as lane:
             await forwarder.begin(
@@ -427,13 +428,13 @@ async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: 
             await lane.broker.send_eof()
             await until(lambda: len(causes) == 1 or forwarder.relays.in_flight.count == 0)
         now.s = 1000.0
-    assert causes == [CloseReason.MAX_AGE, CloseReason.NO], "also where a number is used again"
+    assert causes == [CloseReason.MAX_AGE, CloseReason.NOT_CLOSING], "also where a number is used again"
 
 
 async def test_a_relay_without_an_age_stays_blind(place: Place, lane: Lane, now: Now) -> None:
     forwarder = await place.forwarder()
     await forwarder.begin(lane, session=session(now, Judges(), clock=None, challenge=b""))
-    assert forwarder.relays.followed() == []
+    assert forwarder.relays.expiring_sessions() == []
 
 
 async def test_a_broker_is_silent_when_it_has_said_nothing_for_a_moment(
@@ -468,13 +469,14 @@ async def in_memory(nursery: trio.Nursery) -> AsyncIterator[Any]:
         client, our_client = trio.testing.memory_stream_pair()
         our_broker, broker = trio.testing.memory_stream_pair()
         await relays.begin(
-            our_client,
-            our_broker,
-            age_of(about_relay()) if with_age else about_relay(),
-            first_to_broker=first,
-            first_to_client=b"",
-            config=RelayConfig(),
-            session=session(now, Judges(), clock=None, challenge=b"") if with_age else None,
+            RelayStart(
+                our_client,
+                our_broker,
+                age_of(about_relay()) if with_age else about_relay(),
+                first_to_broker=first,
+                config=RelayConfig(),
+                session=session(now, Judges(), clock=None, challenge=b"") if with_age else None,
+            )
         )
         at_once()
         await trio.testing.wait_all_tasks_blocked()
@@ -493,7 +495,7 @@ async def test_behind_tls_a_relay_of_its_age_ends_at_frames_boundaries(in_memory
     await read(client, 20)
     await trio.testing.wait_all_tasks_blocked()
     in_memory.now.s += 60
-    in_memory.relays.departures.end_those_due()
+    in_memory.relays.close_schedule.close_due_relays()
     await client.send_all(there[20:] + send_frame(b"too late"))
     await broker.send_all(back[20:])
     rest = await read_all(client)
@@ -506,7 +508,7 @@ async def test_behind_tls_a_relay_of_its_age_ends_at_frames_boundaries(in_memory
 async def test_behind_tls_a_relay_that_is_due_at_once_ends(in_memory: Any, first: bytes) -> None:
     """Before its task has run its first step: the client was slow to connect, or the drain is nearly over."""
     in_memory.now.s += 60
-    end = in_memory.relays.departures.end_those_due
+    end = in_memory.relays.close_schedule.close_due_relays
     with structlog.testing.capture_logs() as logs:
         client, broker = await in_memory(with_age=True, first=first, at_once=end)
         assert error_in(await read_all(client)).error.message == MAX_AGE_REACHED
@@ -517,8 +519,8 @@ async def test_behind_tls_a_relay_that_is_due_at_once_ends(in_memory: Any, first
 
 
 async def test_behind_tls_a_blind_relay_that_is_due_at_once_ends(in_memory: Any) -> None:
-    in_memory.relays.spread_ends(0)
-    client, broker = await in_memory(with_age=False, at_once=in_memory.relays.departures.end_those_due)
+    in_memory.relays.spread_closes(0)
+    client, broker = await in_memory(with_age=False, at_once=in_memory.relays.close_schedule.close_due_relays)
     assert await read_all(client) == b""
     assert await read_all(broker) == b""
 
@@ -537,8 +539,8 @@ async def test_behind_tls_a_blind_relay_ends_when_the_broker_has_answered(in_mem
     client, broker = await in_memory(with_age=False)
     await client.send_all(b"a request")
     assert await read(broker, 9) == b"a request"
-    in_memory.relays.spread_ends(0)
-    in_memory.relays.departures.end_those_due()
+    in_memory.relays.spread_closes(0)
+    in_memory.relays.close_schedule.close_due_relays()
     await trio.testing.wait_all_tasks_blocked(0.001)
     await client.send_all(b"too late")
     await broker.send_all(b"the answer")
@@ -553,11 +555,11 @@ async def test_behind_tls_one_that_does_not_end_is_dropped(in_memory: Any) -> No
     await client.send_all(send_frame(b"t" * 4000)[:30])
     await read(broker, 30)
     in_memory.now.s += 60
-    in_memory.relays.departures.end_those_due()
+    in_memory.relays.close_schedule.close_due_relays()
     await trio.testing.wait_all_tasks_blocked(0.001)
     assert not in_memory.relays._in_user_space.relays[0].is_over
-    in_memory.now.s += LEAVE_S_MAX
-    in_memory.relays.departures.end_those_due()
+    in_memory.now.s += CLOSE_S_MAX
+    in_memory.relays.close_schedule.close_due_relays()
     await read_all(broker)
     await client.aclose()
     await until(lambda: in_memory.ended)
@@ -565,6 +567,6 @@ async def test_behind_tls_one_that_does_not_end_is_dropped(in_memory: Any) -> No
 
 async def test_a_drain_tells_clients_where_frames_are_followed(in_memory: Any) -> None:
     client, _broker = await in_memory(with_age=True)
-    in_memory.relays.spread_ends(0)
-    in_memory.relays.departures.end_those_due()
+    in_memory.relays.spread_closes(0)
+    in_memory.relays.close_schedule.close_due_relays()
     assert error_in(await read_all(client)).error.message == SHUTTING_DOWN

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from proxy.forwarder.relay.copy_loop import CHUNK_BYTES, relay
+from proxy.forwarder.relay.copy_loop import CHUNK_BYTES, copy_streams
 
 
 class Relayed:
@@ -39,7 +39,7 @@ class Relayed:
         nursery.start_soon(self._run)
 
     async def _run(self) -> None:
-        await relay(self._client_side, self._broker_side, **self._arguments)  # type: ignore[arg-type]
+        await copy_streams(self._client_side, self._broker_side, **self._arguments)  # type: ignore[arg-type]
         self.ended.set()
 
 

@@ -36,31 +36,31 @@ class Engine:
         self._ends: dict[int, trio.Event] = {}
 
     def _over(self, relay: Relay) -> None:
-        self._ends[relay.about.id].set()
+        self._ends[relay.record.id].set()
 
     def open(self, lane: Lane, *, to_broker: bytes = b"", to_client: bytes = b"", half_close_s: float = 60) -> Relay:
         sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
-        relay = Relay(about_relay(id=self.table.take()), *sockets, half_close_s)
-        self._ends[relay.about.id] = trio.Event()
+        relay = Relay(about_relay(id=self.table.allocate_relay_id()), *sockets, half_close_s)
+        self._ends[relay.record.id] = trio.Event()
         for direction, first in ((relay.to_broker, to_broker), (relay.to_client, to_client)):
             if first:
-                assert self.real.room_ahead(direction) >= len(first)
-                self.real.preload(direction, first)
-        self.real.start(relay)
+                assert self.real.reserve_pipe(direction) >= len(first)
+                self.real.preload_pipe(direction, first)
+        self.real.start_relay(relay)
         return relay
 
     def is_over(self, relay: Relay) -> bool:
-        return self._ends[relay.about.id].is_set()
+        return self._ends[relay.record.id].is_set()
 
     async def over(self, relay: Relay) -> None:
         with trio.fail_after(60):
-            await self._ends[relay.about.id].wait()
+            await self._ends[relay.record.id].wait()
 
     def moved(self, relay: Relay) -> tuple[int, int]:
         return self.real.bytes_moved(relay)
 
     def cells(self, relay: Relay, cell: int) -> tuple[int, int]:
-        rows = [row(relay.about.id, way) for way in (TO_BROKER, TO_CLIENT)]
+        rows = [row(relay.record.id, way) for way in (TO_BROKER, TO_CLIENT)]
         return self.table.cells[rows[0] + cell], self.table.cells[rows[1] + cell]
 
 
@@ -305,9 +305,9 @@ async def test_a_half_closed_relay_without_bytes_ends_after_its_time(engine: Eng
 
 async def test_drop_ends_at_once(engine: Engine, lane: Lane) -> None:
     relay = engine.open(lane, to_broker=b"never sent")
-    engine.real.drop(relay)
+    engine.real.abort_relay(relay)
     assert engine.is_over(relay)
-    engine.real.drop(relay)
+    engine.real.abort_relay(relay)
     assert len(engine.real) == 0
 
 
@@ -323,7 +323,7 @@ async def test_a_reset_after_a_half_close_ends_the_relay(engine: Engine, lane: L
 async def test_all_relays_are_ended_on_demand(engine: Engine, lane: Lane, narrow_lane: Lane) -> None:
     relays = [engine.open(lane), engine.open(narrow_lane)]
     await fill(narrow_lane.client)
-    engine.real.end_all()
+    engine.real.abort_relays()
     assert all(engine.is_over(relay) and relay.broken for relay in relays)
     assert len(engine.real) == 0
     assert engine.cells(relays[1], PIPE) == (0, 0), "what was on its way is forgotten"
@@ -358,7 +358,7 @@ async def test_no_bytes_are_forgotten_before_their_sink_is_shut(
         real(descriptor, how)
 
     monkeypatch.setattr(engine_module, "shut_down", watched)
-    engine.real.drop(relay)
+    engine.real.abort_relay(relay)
     assert len(bound) == 2
     assert all(bound)
 
@@ -379,8 +379,8 @@ async def test_much_that_waited_for_a_pipe_moves_on_without_another_edge(
 
     said = os.urandom(40_000)
     with monkeypatch.context() as patch:
-        patch.setattr(PipePool, "take", none_left)
-        patch.setattr(PipePool, "has_free", property(lambda _pool: False))
+        patch.setattr(PipePool, "acquire_pipe", none_left)
+        patch.setattr(PipePool, "has_free_pipe", property(lambda _pool: False))
         await lane.client.send_all(said)
         await lane.client.send_eof()
         await trio.sleep(0.01)
@@ -399,8 +399,8 @@ async def test_without_a_pipe_a_relay_waits_for_one(
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patch:
-        patch.setattr(PipePool, "take", none_left)
-        patch.setattr(PipePool, "has_free", property(lambda _pool: False))
+        patch.setattr(PipePool, "acquire_pipe", none_left)
+        patch.setattr(PipePool, "has_free_pipe", property(lambda _pool: False))
         await lane.client.send_all(b"patience")
         await trio.sleep(0.05)
         assert not engine.is_over(relay)
@@ -413,14 +413,14 @@ async def test_relays_that_wait_for_a_pipe_get_the_one_that_comes_back(
 ) -> None:
     """In this very moment, without another look."""
     monkeypatch.setattr(engine_module, "LOOK_S", 1000)
-    take, scarce = PipePool.take, False
+    take, scarce = PipePool.acquire_pipe, False
 
     def free_ones_only(pool: PipePool) -> Pipe:
-        if scarce and not pool.has_free:
+        if scarce and not pool.has_free_pipe:
             raise OSError(errno.EMFILE, "Too many open files")
         return take(pool)
 
-    monkeypatch.setattr(PipePool, "take", free_ones_only)
+    monkeypatch.setattr(PipePool, "acquire_pipe", free_ones_only)
     async with open_lane(buffer_bytes=4096) as stuck, open_lane() as one, open_lane() as other:
         for lane in (stuck, one, other):
             engine.open(lane)
@@ -464,7 +464,7 @@ async def test_an_unexpected_error_where_a_pipe_is_taken(
         raise OSError(errno.EINVAL, "Invalid argument")
 
     with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
-        patch.setattr(PipePool, "take", broken)
+        patch.setattr(PipePool, "acquire_pipe", broken)
         await lane.client.send_all(b"x")
         await engine.over(relay)
     assert [entry["log_level"] for entry in logs] == ["error"]
@@ -496,11 +496,11 @@ async def test_what_an_error_left_in_a_pipe_reaches_nobody_else(
 async def test_a_relay_that_cannot_start(engine: Engine, lane: Lane) -> None:
     sockets = lane.our_client.socket.fileno(), os.open("/dev/null", os.O_RDONLY)  # which no epoll takes
     before = descriptors()
-    relay = Relay(about_relay(id=engine.table.take()), *sockets, 60)
-    engine.real.room_ahead(relay.to_broker)
+    relay = Relay(about_relay(id=engine.table.allocate_relay_id()), *sockets, 60)
+    engine.real.reserve_pipe(relay.to_broker)
     with pytest.raises(PermissionError):
-        engine.real.start(relay)
-    engine.real.abandon(relay)
+        engine.real.start_relay(relay)
+    engine.real.abandon_relay(relay)
     assert (len(engine.real), descriptors()) == (0, before)
     assert engine.cells(relay, PIPE) == (0, 0)
     os.close(sockets[1])
@@ -512,12 +512,12 @@ async def test_a_relay_that_cannot_start(engine: Engine, lane: Lane) -> None:
 async def test_what_was_lent_before_a_start_is_given_back(engine: Engine, lane: Lane) -> None:
     before = descriptors()
     sockets = lane.our_client.socket.fileno(), lane.our_broker.socket.fileno()
-    relay = Relay(about_relay(id=engine.table.take()), *sockets, 60)
-    room = engine.real.room_ahead(relay.to_client)
-    assert engine.real.room_ahead(relay.to_client) == room
+    relay = Relay(about_relay(id=engine.table.allocate_relay_id()), *sockets, 60)
+    room = engine.real.reserve_pipe(relay.to_client)
+    assert engine.real.reserve_pipe(relay.to_client) == room
     assert descriptors() == before + 2, "the same pipe is meant"
-    engine.real.preload(relay.to_client, b"1")
+    engine.real.preload_pipe(relay.to_client, b"1")
     assert engine.cells(relay, PIPE)[TO_CLIENT] > 0
-    engine.real.abandon(relay)
+    engine.real.abandon_relay(relay)
     assert descriptors() == before
     assert engine.cells(relay, PIPE) == (0, 0)

@@ -23,19 +23,19 @@ from proxy.runtime.shared.fd_store_channel import (
     MessageTooLong,
     StoreChannel,
     StoreLost,
-    close_all,
-    store_sockets,
+    close_descriptors,
+    create_store_sockets,
 )
-from proxy.runtime.shared.relay_table import new_table
+from proxy.runtime.shared.relay_table import create_table
 
 
 class Line:
     """A keeper, and the store's end of its line."""
 
     def __init__(self) -> None:
-        ours, theirs = store_sockets()
+        ours, theirs = create_store_sockets()
         self.store = StoreChannel(ours)
-        self.keeper = FdStoreClient(theirs, keeps=True)
+        self.keeper = FdStoreClient(theirs, crash_safe=True)
         self.sock = theirs
 
     async def hear(self) -> StoreMessage:
@@ -45,7 +45,7 @@ class Line:
         assert received is not None, "the end of the line"
         message, given = received
         assert len(given) == 2 * (len(message.relays) + len(message.pipes))
-        close_all(given)
+        close_descriptors(given)
         return message
 
     async def hear_nothing(self) -> bool:
@@ -73,7 +73,7 @@ def some_pipe(number: int, ends: tuple[int, int]) -> Pipe:
     reading, writing = os.pipe()
     pipe = Pipe(number, reading, writing, SMALL_PIPE_BYTES)
     pipe.close()
-    pipe.reading, pipe.writing = ends
+    pipe.read_end, pipe.write_end = ends
     return pipe
 
 
@@ -82,13 +82,13 @@ def some_pipe(number: int, ends: tuple[int, int]) -> Pipe:
 
 async def test_a_relay_is_put_with_its_sockets(line: Line, two_ends: tuple[int, int]) -> None:
     about = about_relay(id=7)
-    await line.keeper.put(about, *two_ends)
+    await line.keeper.store_relay(about, *two_ends)
     assert await line.hear() == StoreMessage(relays=[about])
 
 
 async def test_pipes_are_put_at_once(line: Line) -> None:
-    pipes = [Pipe.make(number, SMALL_PIPE_BYTES) for number in (3, 4)]
-    line.keeper.put_pipes(pipes)
+    pipes = [Pipe.create(number, SMALL_PIPE_BYTES) for number in (3, 4)]
+    line.keeper.store_pipes(pipes)
     expected = [StoredPipe(id=number, wanted_bytes=SMALL_PIPE_BYTES) for number in (3, 4)]
     assert await line.hear() == StoreMessage(pipes=expected)
     for pipe in pipes:
@@ -96,15 +96,15 @@ async def test_pipes_are_put_at_once(line: Line) -> None:
 
 
 async def test_pipes_wait_for_room_or_are_not_used(line: Line) -> None:
-    pipe = Pipe.make(3, SMALL_PIPE_BYTES)
+    pipe = Pipe.create(3, SMALL_PIPE_BYTES)
     with contextlib.suppress(BlockingIOError):
         while True:
-            line.keeper.put_pipes([pipe])
+            line.keeper.store_pipes([pipe])
     with pytest.raises(BlockingIOError):
-        line.keeper.put_pipes([pipe])
+        line.keeper.store_pipes([pipe])
     line.store.close()
     with pytest.raises(BlockingIOError):
-        line.keeper.put_pipes([pipe])
+        line.keeper.store_pipes([pipe])
     pipe.close()
 
 
@@ -112,7 +112,7 @@ async def test_what_is_dropped_goes_before_what_is_put(line: Line, two_ends: tup
     """Its id may be the same."""
     line.keeper.drop_relay(7)
     line.keeper.drop_pipe(some_pipe(9, two_ends))
-    await line.keeper.put(about_relay(id=7), *two_ends)
+    await line.keeper.store_relay(about_relay(id=7), *two_ends)
     assert await line.hear() == StoreMessage(dropped_relays=[7], dropped_pipes=[9])
     assert [relay.id for relay in (await line.hear()).relays] == [7]
     assert await line.hear_nothing()
@@ -122,7 +122,7 @@ async def test_drops_are_told_by_themselves_many_at_a_time(
     line: Line, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "DROPPED_PER_MESSAGE_MAX", 100)
-    nursery.start_soon(line.keeper.run)
+    nursery.start_soon(line.keeper.run_sender)
     for number in range(1, 251):
         line.keeper.drop_relay(number)
     batches = [list((await line.hear()).dropped_relays) for _ in range(3)]
@@ -139,7 +139,7 @@ async def test_what_is_dropped_while_a_message_waits_is_not_forgotten(
     with contextlib.suppress(BlockingIOError):
         while True:
             StoreChannel(line.sock).send_now(StoreMessage(complete=True))
-    nursery.start_soon(line.keeper.run)
+    nursery.start_soon(line.keeper.run_sender)
     line.keeper.drop_relay(1)
     await trio.testing.wait_all_tasks_blocked()
     line.keeper.drop_relay(2)
@@ -174,28 +174,28 @@ async def test_its_end_says_what_is_left_to_say(line: Line) -> None:
 async def test_the_store_is_gone(line: Line, two_ends: tuple[int, int]) -> None:
     line.store.close()
     with pytest.raises(StoreLost):
-        await line.keeper.put(about_relay(id=1), *two_ends)
+        await line.keeper.store_relay(about_relay(id=1), *two_ends)
     line.keeper.drop_relay(1)
     with trio.fail_after(60):
-        await line.keeper.run()
+        await line.keeper.run_sender()
         await line.keeper.close()
 
 
 async def test_without_crash_safety_nothing_is_said(two_ends: tuple[int, int]) -> None:
     keeper = keeps_nothing()
-    await keeper.put(about_relay(id=1), *two_ends)
-    keeper.put_pipes([some_pipe(1, two_ends)])
+    await keeper.store_relay(about_relay(id=1), *two_ends)
+    keeper.store_pipes([some_pipe(1, two_ends)])
     keeper.drop_relay(1)
     keeper.drop_pipe(some_pipe(1, two_ends))
     with trio.move_on_after(0.02):
-        await keeper.run()
+        await keeper.run_sender()
 
 
 # ---- what comes
 
 
 async def test_an_inheritance_in_several_messages(line: Line, two_ends: tuple[int, int]) -> None:
-    table = new_table()
+    table = create_table()
     messages = [
         (StoreMessage(table=True, listeners=1), (table, two_ends[0])),
         (StoreMessage(pipes=[StoredPipe(id=1, wanted_bytes=4096), StoredPipe(id=2, wanted_bytes=65536)]), 2),
@@ -212,38 +212,38 @@ async def test_an_inheritance_in_several_messages(line: Line, two_ends: tuple[in
         else:
             await line.store.send(message, ends)
     before = descriptors()
-    left = await line.keeper.inherit()
+    left = await line.keeper.receive_handover()
     assert left.complete
-    assert [kept.about.id for kept in left.relays] == [5, 6, 9]
+    assert [kept.record.id for kept in left.relays] == [5, 6, 9]
     assert [(pipe.id, pipe.wanted_bytes) for pipe in left.pipes] == [(1, 4096), (2, 65536)]
     assert os.fstat(left.table).st_ino == os.fstat(table).st_ino
     assert len(left.listeners) == 1
     given = [left.table, *left.listeners]
     given += [end for kept in left.relays for end in (kept.client, kept.broker)]
-    given += [end for pipe in left.pipes for end in (pipe.reading, pipe.writing)]
+    given += [end for pipe in left.pipes for end in (pipe.read_end, pipe.write_end)]
     assert len(set(given)) == len(given) == descriptors() - before
     for kept in left.relays:
         os.write(kept.broker, b"x")
         assert os.read(kept.client, 1) == b"x", "client first, then broker"
     for pipe in left.pipes:
-        os.write(pipe.writing, b"12")
-        assert pipe.waiting() == 2
-    close_all([*given, *made, table])
+        os.write(pipe.write_end, b"12")
+        assert pipe.queued_bytes() == 2
+    close_descriptors([*given, *made, table])
 
 
 async def test_nothing_but_listeners(line: Line, two_ends: tuple[int, int]) -> None:
     await line.store.send(StoreMessage(listeners=2, complete=True), two_ends)
-    left = await line.keeper.inherit()
+    left = await line.keeper.receive_handover()
     assert (left.table, left.pipes, left.relays) == (-1, [], [])
     assert len(left.listeners) == 2
-    close_all(left.listeners)
+    close_descriptors(left.listeners)
 
 
 async def test_the_line_ends_before_all_was_said(line: Line) -> None:
     await line.store.send(StoreMessage(relays=[]), ())
     line.store.close()
     with pytest.raises(StoreLost):
-        await line.keeper.inherit()
+        await line.keeper.receive_handover()
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_descriptors_that_are_missing(message: StoreMessage, given: int) -> None
     ends = [os.open("/dev/null", os.O_RDONLY) for _ in range(given)]
     left = RelayHandover()
     with pytest.raises(StoreLost, match=r"raise ulimit -n"):
-        left.take(message, ends)
+        left.add_message(message, ends)
     assert (left.table, left.pipes, left.relays, left.listeners) == (-1, [], [], [])
     assert descriptors() == before
 
@@ -276,15 +276,15 @@ async def test_what_is_kept_of_a_client_is_bounded(line: Line, two_ends: tuple[i
     about = about_relay()
     about.principal = "x" * RECORD_BYTES_MAX
     with pytest.raises(MessageTooLong, match=str(RECORD_BYTES_MAX)):
-        await line.keeper.put(about, *two_ends)
+        await line.keeper.store_relay(about, *two_ends)
     assert await line.hear_nothing()
 
 
 async def test_tables_of_client_addresses(line: Line, nursery: trio.Nursery) -> None:
     heard: list[tuple[int, int]] = []
-    nursery.start_soon(line.keeper.listen, lambda forwarder, table: heard.append((forwarder, table)))
-    table = new_table()
-    await line.keeper.publish_addresses(table)
+    nursery.start_soon(line.keeper.run_receiver, lambda forwarder, table: heard.append((forwarder, table)))
+    table = create_table()
+    await line.keeper.publish_address_table(table)
     received = await line.store.receive()
     assert received is not None
     message, [copy] = received
@@ -293,6 +293,6 @@ async def test_tables_of_client_addresses(line: Line, nursery: trio.Nursery) -> 
     await trio.testing.wait_all_tasks_blocked()
     [(forwarder, got)] = heard
     assert forwarder == 3
-    close_all((copy, got))
+    close_descriptors((copy, got))
     await line.keeper.close()
-    await line.keeper.publish_addresses(new_table())
+    await line.keeper.publish_address_table(create_table())

@@ -16,6 +16,7 @@ from proxy.forwarder.relay import left_behind as module
 from proxy.forwarder.relay import user_space
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.left_behind import RelaysLeftBehind
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.shared.relay_table import BYTES, TO_BROKER, RelayTable, row
 
 CLIENT_IP = "203.0.113.7"
@@ -52,7 +53,7 @@ async def begin(forwarder: Forwarder, client_port: int = 1000, **fields: Any) ->
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
     about = about_relay(client_address=f"{CLIENT_IP}:{client_port}", principal="alice", **fields)
-    await forwarder.relays.begin(ours, theirs, about, first_to_broker=b"", first_to_client=b"", config=forwarder.config)
+    await forwarder.relays.begin(RelayStart(ours, theirs, about, config=forwarder.config))
     return Stream(about, client, broker)
 
 
@@ -63,7 +64,7 @@ def used(forwarder: Forwarder, who: str = "alice") -> int:
 
 
 async def replaced(place: Place) -> Forwarder:
-    await place.forwarders[-1].relays.hand_over()
+    await place.forwarders[-1].relays.hand_over_relays()
     return await place.forwarder()
 
 
@@ -131,7 +132,7 @@ async def test_a_predecessor_that_is_killed(place: Place) -> None:
     await first.kill()
     assert second.relays.left_behind.count == 1, "until the supervisor says so"
     assert used(second) == 8
-    place.shelf.process_ended(1)
+    place.shelf.on_process_ended(1)
     await until(lambda: second.gone_behind == [CLIENT_IP])
     assert used(second) == 8
     assert place.shelf.left_behind == {}
@@ -181,8 +182,8 @@ async def test_a_predecessor_that_ends_during_a_hand_over(place: Place) -> None:
     stream = await begin(first)
     await stream.send(b"123")
     second = await replaced(place)
-    await second.relays.hand_over()
-    place.shelf.process_ended(1)
+    await second.relays.hand_over_relays()
+    place.shelf.on_process_ended(1)
     third = await place.forwarder()
     assert (used(third), third.relays.left_behind.count) == (3, 0)
 
@@ -227,7 +228,7 @@ async def test_a_second_word_to_hand_over_changes_nothing(place: Place) -> None:
     first = await place.forwarder()
     stream = await begin(first)
     second = await replaced(place)
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     await stream.send(b"12")
     assert used(second) == 2
 
@@ -238,7 +239,7 @@ async def test_a_drain_ends_those_that_stay(place: Place, monkeypatch: pytest.Mo
     stream = await begin(first)
     await stream.send(b"12")
     second = await replaced(place)
-    first.relays.spread_ends(0.02)
+    first.relays.spread_closes(0.02)
     await until(lambda: len(first.ended) == 1)
     await until(lambda: second.gone_behind == [CLIENT_IP])
     assert used(second) == 2
@@ -260,8 +261,8 @@ async def test_relays_that_have_moved_are_not_ended_here(lane: Lane) -> None:
         first = await place.forwarder()
         await first.begin(lane, about=about_relay(leave_at_ms=int(first.now() * 1000) + 3_600_000))
         second = await replaced(place)
-        assert first.relays.departures._due == []
-        assert len(second.relays.departures._due) == 1
+        assert first.relays.close_schedule._due == []
+        assert len(second.relays.close_schedule._due) == 1
 
 
 # ---- its own logic
@@ -270,7 +271,7 @@ async def test_relays_that_have_moved_are_not_ended_here(lane: Lane) -> None:
 def table_with(*ids: int) -> RelayTable:
     table = RelayTable()
     for relay_id in ids:
-        assert table.take() == relay_id
+        assert table.allocate_relay_id() == relay_id
         table.cells[row(relay_id, TO_BROKER) + BYTES] = relay_id
     return table
 
@@ -278,7 +279,7 @@ def table_with(*ids: int) -> RelayTable:
 def test_what_was_taken_over_is_not_left_behind() -> None:
     """Security: a forwarder that was taken over says of a relay that it keeps it and that it moved."""
     left = RelaysLeftBehind(table_with(1, 2), lambda *_: None)
-    left.adopt({7: {1: "a", 2: "b"}}, taken={2})
+    left.adopt_relays({7: {1: "a", 2: "b"}}, taken={2})
     assert (left.ids, left.client_ips, left.count) == ({1}, ["a"], 1)
 
 
@@ -286,18 +287,18 @@ def test_only_those_that_have_ended_are_summed_up() -> None:
     ended: list[tuple[int, str]] = []
     table = table_with(1, 2, 3)
     left = RelaysLeftBehind(table, lambda *relay: ended.append(relay))
-    left.adopt({7: {1: "a", 2: "b"}, 8: {3: "c"}}, taken=set())
-    table.end_behind(2)
-    left.look()
-    left.look()
+    left.adopt_relays({7: {1: "a", 2: "b"}, 8: {3: "c"}}, taken=set())
+    table.record_ended_behind(2)
+    left.sum_up_ended()
+    left.sum_up_ended()
     assert ended == [(2, "b")]
-    left.process_ended(9)
-    left.process_ended(8)
-    left.process_ended(8)
+    left.on_process_ended(9)
+    left.on_process_ended(8)
+    left.on_process_ended(8)
     assert ended == [(2, "b"), (3, "c")]
     assert (table.cells[row(0, TO_BROKER) + BYTES], table.total(TO_BROKER, BYTES)) == (5, 6)
-    left.forget()
-    left.process_ended(7)
+    left.forget_relays()
+    left.on_process_ended(7)
     assert len(ended) == 2, "the table is another's"
 
 
@@ -311,5 +312,5 @@ def test_a_predecessor_that_ends_while_its_relays_are_named(said_first: str) -> 
         messages.reverse()
     left = RelayHandover()
     for message in (*messages, StoreMessage(complete=True)):
-        left.take(message, [])
+        left.add_message(message, [])
     assert left.left_behind == {}

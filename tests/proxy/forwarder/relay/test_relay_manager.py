@@ -42,6 +42,7 @@ from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.forwarder.relay.manager import RelayManager, RelayStartFailed
 from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relay.sockets import splice_works
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.network.tls import TlsStream, broker_context, listener_context
 from proxy.runtime.shared import relay_table
 from proxy.runtime.shared.fd_store_channel import RECORD_BYTES_MAX, StoreLost
@@ -186,7 +187,7 @@ def store_is_lost(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
         await trio.lowlevel.checkpoint()
         raise StoreLost("Broken pipe")
 
-    patch.setattr(it.keeper, "put", put)
+    patch.setattr(it.keeper, "store_relay", put)
 
 
 def no_memory_for_the_message(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
@@ -194,21 +195,21 @@ def no_memory_for_the_message(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
         await trio.lowlevel.checkpoint()
         raise OSError(errno.ENOBUFS, "No buffer space available")
 
-    patch.setattr(it.keeper, "put", put)
+    patch.setattr(it.keeper, "store_relay", put)
 
 
 def no_room_in_the_epoll(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
     def start(relay: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    patch.setattr(it.relays._engine, "start", start)
+    patch.setattr(it.relays._engine, "start_relay", start)
 
 
 def no_pipe(it: Forwarder, patch: pytest.MonkeyPatch) -> None:
     def take(_pool: PipePool) -> Pipe:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    patch.setattr(PipePool, "take", take)
+    patch.setattr(PipePool, "acquire_pipe", take)
 
 
 @pytest.mark.parametrize("trouble", [store_is_lost, no_memory_for_the_message, no_room_in_the_epoll, no_pipe])
@@ -309,7 +310,7 @@ async def test_a_relay_whose_put_is_under_way_at_a_hand_over_is_the_successors(p
 
         nursery.start_soon(begin)
         await entered.wait()
-        nursery.start_soon(it.relays.hand_over)
+        nursery.start_soon(it.relays.hand_over_relays)
         await trio.testing.wait_all_tasks_blocked()
         go_on.set()
     assert lane.our_client.socket.fileno() == lane.our_broker.socket.fileno() == -1
@@ -327,13 +328,13 @@ async def test_a_relay_whose_put_is_under_way_at_a_hand_over_is_the_successors(p
 async def test_a_put_that_comes_after_the_hand_over(place: Place, lane: Lane) -> None:
     it = await place.forwarder()
     released = trio.Event()
-    put = it.keeper.put
+    put = it.keeper.store_relay
 
     async def late(*arguments: Any) -> None:
         await released.wait()
         await put(*arguments)
 
-    it.keeper.put = late  # type: ignore[method-assign]
+    it.keeper.store_relay = late  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
 
         async def begin() -> None:
@@ -342,7 +343,7 @@ async def test_a_put_that_comes_after_the_hand_over(place: Place, lane: Lane) ->
 
         nursery.start_soon(begin)
         await trio.testing.wait_all_tasks_blocked()
-        await it.relays.hand_over()
+        await it.relays.hand_over_relays()
         released.set()
     await still_the_callers(lane)
     assert (await place.forwarder()).adopted == []
@@ -363,14 +364,14 @@ async def test_what_waits_for_its_broker_at_a_hand_over_touches_no_pipe_of_the_s
 
         nursery.start_soon(begin)
         await trio.testing.wait_all_tasks_blocked(0.02)
-        await it.relays.hand_over()
+        await it.relays.hand_over_relays()
         successor = await place.forwarder()
         await successor.begin(lane)
         nursery.start_soon(drink, narrow_lane.broker)
         await over.wait()
         nursery.cancel_scope.cancel()
     await place.settle()
-    assert all(pipe.waiting() == 0 for pipe in successor.left.pipes)
+    assert all(pipe.queued_bytes() == 0 for pipe in successor.left.pipes)
     for number in range(20):
         await lane.client.send_all(b"mine %2d" % number)
         assert await read(lane.broker, 7) == b"mine %2d" % number
@@ -431,7 +432,7 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
     shut_down, drop = relays_module.shut_down, it.keeper.drop_relay
 
     def note_shut_down(descriptor: int, how: int) -> None:
-        assert it.relays._table.take() != about.id, "the id is free only afterwards"
+        assert it.relays._table.allocate_relay_id() != about.id, "the id is free only afterwards"
         story.append("shut down")
         shut_down(descriptor, how)
 
@@ -463,7 +464,7 @@ async def test_a_side_that_breaks_leaves_the_other_time_to_read(
         await trio.sleep(0.005)
     await until(lambda: it.ended)
     assert ("drop", about.id) not in it.keeper.said
-    assert it.relays._table.take() != about.id
+    assert it.relays._table.allocate_relay_id() != about.id
     assert await read_all(lane.client) == b"why it ends", "no reset before it was read"
     await until(lambda: ("drop", about.id) in it.keeper.said)
     await until(lambda: is_refused(lane.client))
@@ -500,7 +501,7 @@ async def test_all_are_ended_when_a_drains_time_is_over(place: Place, lane: Lane
     it = await place.forwarder()
     about = await it.begin(lane, to_client=b"hi")
     await read(lane.client, 2)
-    it.relays.end_all()
+    it.relays.abort_relays()
     assert it.ended == [about]
     with pytest.raises((trio.BrokenResourceError, AssertionError)):
         await read(lane.client, 1)
@@ -615,7 +616,7 @@ async def test_where_the_kernel_refuses_all_goes_through_user_space(nursery: tri
     registry.register(through)
     about = about_relay()
     await through.begin(
-        lane.our_client, lane.our_broker, about, first_to_broker=b"a ", first_to_client=b"", config=RelayConfig()
+        RelayStart(lane.our_client, lane.our_broker, about, first_to_broker=b"a ", config=RelayConfig())
     )
     await lane.client.send_all(b"slower")
     assert await read(lane.broker, 8) == b"a slower"
@@ -655,12 +656,14 @@ class TlsLane:
     async def begin(self, it: Forwarder, *, to_broker: bytes = b"", to_client: bytes = b"") -> StoredRelay:
         about = about_relay()
         await it.relays.begin(
-            self.our_client,
-            self.our_broker,
-            about,
-            first_to_broker=to_broker,
-            first_to_client=to_client,
-            config=it.config,
+            RelayStart(
+                self.our_client,
+                self.our_broker,
+                about,
+                first_to_broker=to_broker,
+                first_to_client=to_client,
+                config=it.config,
+            )
         )
         return about
 
@@ -884,7 +887,7 @@ async def test_a_relay_of_tls_is_served_to_the_end_of_a_drain(place: Place, lane
     await tls.begin(it, to_client=b"connected")
     assert await read(tls.client, 9) == b"connected"
     await until(lambda: it.moved("to_client") == 9)
-    await it.relays.hand_over()
+    await it.relays.hand_over_relays()
     successor = await place.forwarder()
     assert successor.moved("to_client") == 9
     assert it.relays.in_flight.count == 1
@@ -907,12 +910,13 @@ async def test_without_crash_safety_nothing_is_kept(nursery: trio.Nursery, lane:
     relays = new_relays(nursery, ended.append)
     nursery.start_soon(relays.run)
     await relays.begin(
-        lane.our_client,
-        lane.our_broker,
-        about_relay(),
-        first_to_broker=b"",
-        first_to_client=b"connected",
-        config=RelayConfig(),
+        RelayStart(
+            lane.our_client,
+            lane.our_broker,
+            about_relay(),
+            first_to_client=b"connected",
+            config=RelayConfig(),
+        )
     )
     assert await read(lane.client, 9) == b"connected"
     await lane.client.aclose()

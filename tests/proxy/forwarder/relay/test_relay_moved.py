@@ -32,7 +32,7 @@ from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, busy_line, open_lane
 from proto import commands
 from proto.commands import CommandCorrupt
 from proto.connect_rules import AUTHENTICATION_FAILED
-from proto.session_clock import Failure
+from proto.session_clock import ReauthenticationFailure
 from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import NO_CREDENTIALS, TOO_LARGE
 from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, CloseReason
@@ -52,7 +52,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def replaced(place: Place) -> Forwarder:
     """The successor of a forwarder that lives on."""
-    await place.forwarders[-1].relays.hand_over()
+    await place.forwarders[-1].relays.hand_over_relays()
     return await place.forwarder()
 
 
@@ -106,7 +106,7 @@ async def test_a_late_verdict_is_none(
     first = await place.forwarder()
     about = await first.begin(lane, session=session(now, judges))
     now.s += 86
-    first.relays.judge.ask_those_due()
+    first.relays.reauthentication.send_due_challenges()
     await read(lane.client, len(CHALLENGE))
     judges.gate = late = trio.Event()
     await lane.client.send_all(answer())
@@ -114,7 +114,7 @@ async def test_a_late_verdict_is_none(
     second = await replaced(place)
     judges.gate = None
     now.s += 1.5
-    second.relays.judge.ask_those_due()
+    second.relays.reauthentication.send_due_challenges()
     await read(lane.client, len(CHALLENGE))
     await lane.client.send_all(answer())
     await until(lambda: successes(second) == 1)
@@ -130,7 +130,7 @@ async def test_a_late_verdict_is_none(
     third = await replaced(place)
     await lane.client.send_all(send_frame())
     assert await read(lane.broker, len(send_frame())) == send_frame()
-    assert third.relays.followed()[0].closing is CloseReason.NO
+    assert third.relays.expiring_sessions()[0].close_reason is CloseReason.NOT_CLOSING
 
 
 async def test_a_late_verdict_does_not_lengthen_another_relays_session(
@@ -164,23 +164,23 @@ async def test_whatever_is_decided_late_is_not_said(
     """Each of the line's words, whoever says it."""
     first = await place.forwarder()
     about = await first.begin(lane, session=session(now, judges))
-    (followed,) = first.relays.followed()
+    (followed,) = first.relays.expiring_sessions()
     second = await replaced(place)
     before = cells_of(second, about.id)
-    line = followed.line
+    line = followed.control
     if word == "failed":
-        first.relays.judge.failed(followed, Failure.DENIED)
+        first.relays.reauthentication.on_failure(followed, ReauthenticationFailure.DENIED)
     elif word == "still served":
-        first.relays.judge.still_served(followed)
+        first.relays.reauthentication.on_served_past_grace(followed)
     elif word == "go on":
-        line.note_observed()
-        line.go_on()
+        line.record_observed_end()
+        line.resume_after_verdict()
     else:
-        line.ask(CHALLENGE)
-        line.say_farewell(CHALLENGE)
-        assert not first.relays._engine.mover.line, "nobody would give it a turn"
+        line.send_challenge(CHALLENGE)
+        line.close_with_error(CHALLENGE)
+        assert not first.relays._engine.pump.run_queue, "nobody would give it a turn"
     await trio.testing.wait_all_tasks_blocked(0.01)
-    assert line.is_over
+    assert line.has_ended
     assert cells_of(second, about.id) == before
 
 
@@ -213,7 +213,7 @@ async def test_only_the_successor_goes_on_trying(
     await first.begin(lane, session=session(now, judges, lifetime_ms=0, broker_host=BROKER_HOST))
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: broker_failures(first, NO_CREDENTIALS))
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     by_then, begun = broker_failures(first, NO_CREDENTIALS), credentials.begun
     with trio.fail_after(PATIENCE_S):  # nobody wakes up any more
         await trio.testing.wait_all_tasks_blocked(2 * broker_reauthentication.RETRY_S_MAX)
@@ -239,7 +239,7 @@ async def test_late_credentials_are_not_used(  # noqa: PLR0917 -- fixtures
     credentials.gate = late = trio.Event()
     await lane.broker.send_all(SERVER_FIRST if further else BROKER_ASKS)
     await until(lambda: len(credentials.challenges) == 1 + further)
-    await first.relays.hand_over()
+    await first.relays.hand_over_relays()
     before = cells_of(first, about.id)
     credentials.failing = how == "failed"
     credentials.padding = bytes(BROKER_ANSWER_BYTES_MAX) if how == "too large" else b""
@@ -259,10 +259,10 @@ async def test_sessions_that_have_moved_are_not_this_forwarders(
 ) -> None:
     first = await place.forwarder()
     await first.begin(lane, session=session(now, judges))
-    assert len(first.relays.followed()) == 1
+    assert len(first.relays.expiring_sessions()) == 1
     second = await replaced(place)
-    assert first.relays.followed() == []
-    assert len(second.relays.followed()) == 1
+    assert first.relays.expiring_sessions() == []
+    assert len(second.relays.expiring_sessions()) == 1
 
 
 async def test_one_that_began_during_the_hand_over_leaves_no_socket_behind(
@@ -277,7 +277,7 @@ async def test_one_that_began_during_the_hand_over_leaves_no_socket_behind(
 
         nursery.start_soon(begin)
         await trio.testing.wait_all_tasks_blocked(0.01)
-        nursery.start_soon(first.relays.hand_over)
+        nursery.start_soon(first.relays.hand_over_relays)
         await trio.testing.wait_all_tasks_blocked(0.01)
         release()
     second = await place.forwarder()

@@ -16,22 +16,22 @@ from proxy.runtime.shared.relay_table import (
     TO_BROKER,
     TO_CLIENT,
     RelayTable,
+    create_table,
     framed_row,
-    new_table,
     row,
 )
 
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    descriptor = new_table()
+    descriptor = create_table()
     yield descriptor
     os.close(descriptor)
 
 
 def begin(table: RelayTable, principals: PrincipalUsage, name: str) -> int:
-    relay_id = table.take()
-    table.belongs(relay_id, principals.number_of(name))
+    relay_id = table.allocate_relay_id()
+    table.record_principal(relay_id, principals.row_number_of(name))
     principals.add_session(name)
     return relay_id
 
@@ -62,7 +62,7 @@ def test_by_name_of_those_that_live_and_those_that_ended() -> None:
     before = {"alice": (15, 6), "bob": (20, 2)}
     assert found(principals) == before
     assert found(principals, "sessions") == {"alice": (2,), "bob": (1,)}
-    table.give(first)
+    table.release_relay_id(first)
     assert found(principals) == before
     again = begin(table, principals, "bob")
     assert again == first
@@ -110,26 +110,26 @@ def test_names_survive(memory: int, name: str) -> None:
     second = RelayTable(memory)
     principals = PrincipalUsage(second, 5)
     assert found(principals) == {name: (3, 0)}
-    assert principals.number_of(name) == 2
+    assert principals.row_number_of(name) == 2
 
 
 def test_a_name_that_is_too_long() -> None:
     table = RelayTable()
-    assert PrincipalUsage(table, 5).number_of("x" * (relay_table.NAME_BYTES_MAX + 1)) == 0
+    assert PrincipalUsage(table, 5).row_number_of("x" * (relay_table.NAME_BYTES_MAX + 1)) == 0
 
 
 def test_messages() -> None:
     table = RelayTable()
     principals = PrincipalUsage(table, 5)
     relay_id = begin(table, principals, "alice")
-    table.follow(relay_id)
+    table.record_framed(relay_id)
     table.cells[framed_row(relay_id, TO_BROKER) + MESSAGES] = 7
     table.cells[framed_row(relay_id, TO_CLIENT) + MESSAGES] = 8
     for _ in range(2):
         assert found(principals, "messages") == {"alice": (7, 8)}
         assert (table.messages_total(TO_BROKER), table.messages_total(TO_CLIENT)) == (7, 8)
         if not table._free:
-            table.give(relay_id)
+            table.release_relay_id(relay_id)
 
 
 def created(principals: PrincipalUsage) -> dict[str, set[float]]:
@@ -152,7 +152,7 @@ def test_counters_tell_since_when_they_count_and_a_successor_the_same(
         relay_id = begin(first, principals, name)
     expected = {"alice": {1000.5}, "bob": {1001.25}, f"principal:{OTHER}": {1003.0}}
     assert created(principals) == expected
-    first.give(relay_id)
+    first.release_relay_id(relay_id)
     assert created(PrincipalUsage(RelayTable(memory), 5)) == expected
     families = {sample.name for family in principals.collect() for sample in family.samples}
     assert {f"pulsar_proxy_principal_{kind}_created" for kind in ("bytes", "messages", "sessions")} <= families

@@ -92,7 +92,7 @@ def listen(reactor: Reactor, sockets: Sockets) -> tuple[Ear, Reading, socket.soc
     """A connection that is being read."""
     ours, theirs = pair(sockets)
     ear = Ear()
-    return ear, reactor.reading(ours.fileno(), ear.on_data, ear.on_end), theirs
+    return ear, reactor.start_reading(ours.fileno(), ear.on_data, ear.on_end), theirs
 
 
 async def settle() -> None:
@@ -116,7 +116,7 @@ async def test_what_was_there_before_is_told(reactor: Reactor, sockets: Sockets)
     ours, theirs = pair(sockets)
     theirs.send(b"early")
     ear = Ear()
-    reactor.reading(ours.fileno(), ear.on_data, ear.on_end)
+    reactor.start_reading(ours.fileno(), ear.on_data, ear.on_end)
     await settle()
     assert ear.data == [b"early"]
 
@@ -152,7 +152,7 @@ async def test_a_reset_is_told_with_its_cause(reactor: Reactor, sockets: Sockets
     sockets += [ours, theirs]
     ours.setblocking(False)
     ear = Ear()
-    reactor.reading(ours.fileno(), ear.on_data, ear.on_end)
+    reactor.start_reading(ours.fileno(), ear.on_data, ear.on_end)
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     theirs.close()
     with trio.fail_after(60):
@@ -186,7 +186,7 @@ async def test_paused_by_its_own_data(reactor: Reactor, sockets: Sockets) -> Non
         heard.append(bytes(data))
         reading.pause()
 
-    reading = reactor.reading(ours.fileno(), on_data, Ear().on_end)
+    reading = reactor.start_reading(ours.fileno(), on_data, Ear().on_end)
     theirs.send(b"x" * (RECEIVE_BYTES + 5))
     await settle()
     assert [len(data) for data in heard] == [RECEIVE_BYTES]
@@ -198,7 +198,7 @@ async def test_paused_by_its_own_data(reactor: Reactor, sockets: Sockets) -> Non
 async def test_a_spurious_event_harms_nothing(reactor: Reactor, sockets: Sockets) -> None:
     """Somebody has read already what the epoll told of."""
     ear, reading, _theirs = listen(reactor, sockets)
-    reading.serve()
+    reading.on_readable()
     assert (ear.data, ear.ends) == ([], [])
 
 
@@ -230,7 +230,7 @@ async def test_several_in_one_round_are_one_turn(reactor: Reactor, sockets: Sock
     order: list[str] = []
 
     class Speaker:
-        def push(self) -> None:
+        def flush(self) -> None:
             order.append("push")
 
     speaker, turn = Speaker(), current_tick()
@@ -242,7 +242,7 @@ async def test_several_in_one_round_are_one_turn(reactor: Reactor, sockets: Sock
     theirs = []
     for _ in range(3):
         ours, other = pair(sockets)
-        reactor.reading(ours.fileno(), on_data, Ear().on_end)
+        reactor.start_reading(ours.fileno(), on_data, Ear().on_end)
         theirs.append(other)
     for other in theirs:
         other.send(b"data")
@@ -272,7 +272,7 @@ async def test_one_that_was_ended_earlier_in_the_same_round_hears_nothing(reacto
             heard.append(number)
             readings[1 - number].pause()
 
-        readings.append(reactor.reading(ours.fileno(), on_data, Ear().on_end))
+        readings.append(reactor.start_reading(ours.fileno(), on_data, Ear().on_end))
         theirs.append(other)
     for other in theirs:
         other.send(b"x")
@@ -298,11 +298,11 @@ async def test_what_begins_in_a_round_under_a_number_that_ended_in_it_is_another
             ours.close()
             os.dup2(replacement.fileno(), number)
         numbers.append(number)
-        reactor.reading(number, second.on_data, second.on_end)
+        reactor.start_reading(number, second.on_data, second.on_end)
 
     numbers: list[int] = []
-    reading_a = reactor.reading(a.fileno(), replace, first.on_end)
-    reading_b = reactor.reading(b.fileno(), replace, first.on_end)
+    reading_a = reactor.start_reading(a.fileno(), replace, first.on_end)
+    reading_b = reactor.start_reading(b.fileno(), replace, first.on_end)
     stray = [a.fileno(), b.fileno()]
     to_a.send(b"x")
     to_b.send(b"y")
@@ -333,8 +333,8 @@ class SpyOnPolls:
         reactor._epoll = self  # type: ignore[assignment]
         reactor._alarm = self  # type: ignore[assignment]
 
-    def set(self, seconds: float) -> None:
-        """As an Alarm's."""
+    def arm(self, seconds: float) -> None:
+        """As a TimerFd's."""
         self.alarms.append(seconds)
 
     def poll(self, timeout: float, most: int) -> list[tuple[int, int]]:
@@ -344,7 +344,7 @@ class SpyOnPolls:
 
     def _ring(self, most: int) -> list[tuple[int, int]]:
         self._clock.now += self.alarms.pop()  # without an alarm nothing would end this
-        self._alarm.ring()
+        self._alarm.fire_now()
         return self._epoll.poll(-1, most)
 
     def __getattr__(self, name: str) -> Any:
@@ -371,7 +371,7 @@ async def test_where_much_goes_on_the_next_bytes_are_waited_for(
     clock.now += gap_s
     spy = SpyOnPolls(reactor, clock)
     theirs.send(b"x")
-    assert reactor.busy is (not gap_s)
+    assert reactor.is_busy is (not gap_s)
     began = clock.now
     await settle()
     lingers = allowed and not gap_s
@@ -393,7 +393,7 @@ async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
     class Answer:
         """A peer that asks again as soon as it is answered."""
 
-        def push(self) -> None:
+        def flush(self) -> None:
             order.append("push")
             if len(order) < 6:
                 theirs.send(b"again")
@@ -404,7 +404,7 @@ async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
         order.append("data")
         turn.schedule_flush(answer)
 
-    reactor.reading(ours.fileno(), on_data, Ear().on_end)
+    reactor.start_reading(ours.fileno(), on_data, Ear().on_end)
     reactor._served_at = clock.now
     SpyOnPolls(reactor, clock)
     theirs.send(b"x")
@@ -538,7 +538,7 @@ async def test_a_stream_in_memory_has_a_turn_for_each_chunk(nursery: trio.Nurser
     turn = current_tick()
 
     class Speaker:
-        def push(self) -> None:
+        def flush(self) -> None:
             order.append("push")
 
     speaker = Speaker()

@@ -18,7 +18,6 @@ from proxy.runtime.shared.address_tables import (
     TABLE_BYTES,
     AddressTables,
     is_sealed_table,
-    network_of,
 )
 
 ADDRESS = "192.0.2.1"
@@ -27,24 +26,9 @@ ADDRESS = "192.0.2.1"
 def two() -> tuple[AddressTables, AddressTables]:
     """A writer, and a reader of its table."""
     writer, reader = AddressTables(), AddressTables()
-    writer.begin(lambda table: reader.read(3, table))
-    writer.use({})
+    writer.start_publishing(lambda table: reader.read_table(3, table))
+    writer.track_connections({})
     return writer, reader
-
-
-@pytest.mark.parametrize(
-    ("address", "network"),
-    [
-        (ADDRESS, ADDRESS),
-        ("::ffff:192.0.2.1", ADDRESS),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::/64", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("::1", "::/64"),
-    ],
-)
-def test_what_counts_as_one_address(address: str, network: str) -> None:
-    assert network_of(address) == network
 
 
 def test_no_two_addresses_are_one_number() -> None:
@@ -56,12 +40,12 @@ def test_no_two_addresses_are_one_number() -> None:
 def test_others_read_what_is_written() -> None:
     writer, reader = two()
     for address in (ADDRESS, "2001:db8::/64"):
-        writer.set(address, 4)
+        writer.set_connections(address, 4)
         assert reader.others_connections(address, 9, 100) == 4
-    writer.set(ADDRESS, 0)
+    writer.set_connections(ADDRESS, 0)
     assert reader.others_connections(ADDRESS, 9, 100) == 0
     assert reader.others_connections("no address", 9, 100) == 0
-    writer.set("no address", 5)
+    writer.set_connections("no address", 5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), max_size=60))
@@ -70,7 +54,7 @@ def test_many_addresses(steps: list[tuple[int, int]]) -> None:
     expected = dict[str, int]()
     for number, count in steps:
         address = f"10.0.0.{number}"
-        writer.set(address, count)
+        writer.set_connections(address, count)
         expected[address] = count
     for address, count in expected.items():
         assert reader.others_connections(address, 1000, 1000) == count
@@ -80,10 +64,10 @@ def test_rows_are_used_again() -> None:
     writer, reader = two()
     for number in range(50_000):
         address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
-        writer.set(address, 1)
+        writer.set_connections(address, 1)
         if number % 1000 == 0:
             assert reader.others_connections(address, 9, 100) == 1
-        writer.set(address, 0)
+        writer.set_connections(address, 0)
 
 
 async def test_a_table_that_claims_more_than_one_forwarder_may_have_is_not_believed(
@@ -92,10 +76,10 @@ async def test_a_table_that_claims_more_than_one_forwarder_may_have_is_not_belie
     """Security: a forwarder that was taken over cannot have everybody refused."""
     writer, reader = two()
     for number in range(10):
-        writer.set(f"192.0.2.{number}", 20)
+        writer.set_connections(f"192.0.2.{number}", 20)
     assert reader.others_connections(ADDRESS, 10, 199) == 0
     assert reader.others_connections(ADDRESS, 10, 200) == 20
-    writer.set(ADDRESS, 2**64 - 1)
+    writer.set_connections(ADDRESS, 2**64 - 1)
     await trio.sleep(CHECK_INTERVAL_S)
     assert reader.others_connections(ADDRESS, 10, 200) == 0
 
@@ -104,8 +88,8 @@ def test_nobody_else_can_write_a_table() -> None:
     """Security: also not by opening the memory once more."""
     tables: list[int] = []
     writer = AddressTables()
-    writer.begin(tables.append)
-    writer.use({ADDRESS: 2})
+    writer.start_publishing(tables.append)
+    writer.track_connections({ADDRESS: 2})
     [table] = tables
     assert is_sealed_table(table)
     again = os.open(f"/proc/self/fd/{table}", os.O_RDWR)
@@ -133,20 +117,20 @@ def test_what_is_no_table(what: str) -> None:
 
 def test_a_table_that_was_made_too_early_is_published_later() -> None:
     writer, reader = AddressTables(), AddressTables()
-    writer.use({ADDRESS: 2})
-    writer.begin(lambda table: reader.read(3, table))
+    writer.track_connections({ADDRESS: 2})
+    writer.start_publishing(lambda table: reader.read_table(3, table))
     assert reader.others_connections(ADDRESS, 9, 100) == 2
-    writer.use(None)
-    writer.set(ADDRESS, 7)
+    writer.track_connections(None)
+    writer.set_connections(ADDRESS, 7)
     assert reader.others_connections(ADDRESS, 9, 100) == 2, "it is its successor's to say"
-    writer.use({ADDRESS: 1})
+    writer.track_connections({ADDRESS: 1})
     assert reader.others_connections(ADDRESS, 9, 100) == 1
 
 
 def test_a_kernel_that_cannot_seal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address_tables, "_SEALS", 1 << 20)
     writer = AddressTables()
-    writer.begin(lambda _table: pytest.fail("published"))
+    writer.start_publishing(lambda _table: pytest.fail("published"))
     with structlog.testing.capture_logs() as logs:
-        writer.use({ADDRESS: 2})
+        writer.track_connections({ADDRESS: 2})
     assert [entry["log_level"] for entry in logs] == ["warning"]

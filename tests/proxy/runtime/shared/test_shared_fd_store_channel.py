@@ -21,8 +21,8 @@ from proxy.runtime.shared.fd_store_channel import (
     MessageTooLong,
     StoreChannel,
     StoreLost,
-    close_all,
-    store_sockets,
+    close_descriptors,
+    create_store_sockets,
 )
 
 MESSAGE = StoreMessage(dropped_relays=[1, 2, 3])
@@ -30,7 +30,7 @@ MESSAGE = StoreMessage(dropped_relays=[1, 2, 3])
 
 @pytest.fixture
 def ends() -> Iterator[tuple[StoreChannel, StoreChannel]]:
-    ours, theirs = store_sockets()
+    ours, theirs = create_store_sockets()
     yield StoreChannel(ours), StoreChannel(theirs)
     ours.close()
     theirs.close()
@@ -83,7 +83,7 @@ async def test_descriptors_arrive_with_their_message(ends: Ends, number: int) ->
     for descriptor in given:
         assert not os.get_inheritable(descriptor)
         os.write(descriptor, b"x")
-    close_all(given)
+    close_descriptors(given)
     assert os.read(reading, 1000) == b"x" * number
     assert os.read(reading, 1) == b"", "no copy is left anywhere"
     os.close(reading)
@@ -96,7 +96,7 @@ async def test_the_largest_message_with_the_most_descriptors(ends: Ends) -> None
     received = await other.receive()
     assert received is not None
     assert received[0] == message
-    close_all(received[1])
+    close_descriptors(received[1])
 
 
 async def test_what_does_not_fit_is_not_sent(ends: Ends) -> None:
@@ -122,7 +122,7 @@ async def test_what_was_sent_arrives_although_its_sender_is_gone(ends: Ends) -> 
     assert os.read(received[1][0], 10) == b"still open"
     assert await other.receive() is None
     assert await other.receive() is None
-    close_all([*received[1], writing])
+    close_descriptors([*received[1], writing])
 
 
 async def test_nobody_is_there_any_more(ends: Ends) -> None:
@@ -262,8 +262,8 @@ async def test_no_room_for_descriptors_here(ends: Ends, monkeypatch: pytest.Monk
         received = await other.receive()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        close_all(spare)
+        close_descriptors(spare)
     assert received is not None
     assert received[0] == MESSAGE
     assert len(received[1]) < 3
-    close_all(received[1])
+    close_descriptors(received[1])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.runtime.shared import relay_table
-from proxy.runtime.shared.memory import new_shared_memory
+from proxy.runtime.shared.memory import create_shared_memory
 from proxy.runtime.shared.relay_table import (
     BYTES,
     MESSAGES,
@@ -19,15 +19,15 @@ from proxy.runtime.shared.relay_table import (
     TO_BROKER,
     TO_CLIENT,
     RelayTable,
+    create_table,
     framed_row,
-    new_table,
     row,
 )
 
 
 @pytest.fixture
 def memory() -> Iterator[int]:
-    descriptor = new_table()
+    descriptor = create_table()
     yield descriptor
     os.close(descriptor)
 
@@ -59,22 +59,22 @@ def test_the_memory_is_the_supervisors(memory: int) -> None:
 
 def test_ids_are_taken_and_given() -> None:
     table = RelayTable()
-    assert [table.take() for _ in range(3)] == [1, 2, 3]
-    table.give(2)
-    assert table.take() == 2
-    assert table.take() == 4
+    assert [table.allocate_relay_id() for _ in range(3)] == [1, 2, 3]
+    table.release_relay_id(2)
+    assert table.allocate_relay_id() == 2
+    assert table.allocate_relay_id() == 4
 
 
 def test_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_table, "RELAYS_MAX", 2)
     table = RelayTable()
-    table.take()
-    table.take()
+    table.allocate_relay_id()
+    table.allocate_relay_id()
     for _ in range(2):
         with pytest.raises(OverflowError, match="at most 2"):
-            table.take()
-    table.give(1)
-    assert table.take() == 1
+            table.allocate_relay_id()
+    table.release_relay_id(1)
+    assert table.allocate_relay_id() == 1
 
 
 def test_the_last_row_is_inside() -> None:
@@ -84,42 +84,42 @@ def test_the_last_row_is_inside() -> None:
 
 def test_counters_of_those_that_live_and_those_that_ended() -> None:
     table = RelayTable()
-    first, second = table.take(), table.take()
+    first, second = table.allocate_relay_id(), table.allocate_relay_id()
     moved(table, first, 10, 20)
     moved(table, second, 3, 4)
     assert totals(table) == (13, 2, 24, 2)
-    table.give(first)
+    table.release_relay_id(first)
     assert totals(table) == (13, 2, 24, 2)
-    assert table.take() == first
+    assert table.allocate_relay_id() == first
     moved(table, first, 100, 0)
     assert totals(table) == (113, 3, 24, 3)
 
 
 def test_what_is_given_back_is_clear() -> None:
     table = RelayTable()
-    relay_id = table.take()
+    relay_id = table.allocate_relay_id()
     moved(table, relay_id, 1, 2)
     table.cells[row(relay_id, TO_CLIENT) + PIPE] = 7
-    table.give(relay_id)
-    assert table.take() == relay_id
+    table.release_relay_id(relay_id)
+    assert table.allocate_relay_id() == relay_id
     for way in (TO_BROKER, TO_CLIENT):
         assert [table.cells[row(relay_id, way) + cell] for cell in (PIPE, BYTES, OPERATIONS)] == [0, 0, 0]
 
 
 def test_a_successor_goes_on_with_those_that_are_left(memory: int) -> None:
     first = RelayTable(memory)
-    ids = [first.take() for _ in range(6)]
+    ids = [first.allocate_relay_id() for _ in range(6)]
     for relay_id in ids:
         moved(first, relay_id, relay_id, 10 * relay_id)
         first.cells[row(relay_id, TO_BROKER) + PIPE] = 100 + relay_id
-    first.give(4)
+    first.release_relay_id(4)
     before = totals(first)
     second = RelayTable(memory)
-    second.adopt({2, 5})
+    second.adopt_rows({2, 5})
     assert totals(second) == before, "whatever became of the others"
     assert second.cells[row(2, TO_BROKER) + PIPE] == 102
     assert second.cells[row(5, TO_BROKER) + BYTES] == 5
-    taken = [second.take() for _ in range(6)]
+    taken = [second.allocate_relay_id() for _ in range(6)]
     assert len({*taken, 2, 5}) == 8
     for relay_id in taken:
         assert all(second.cells[row(relay_id, TO_BROKER) + cell] == 0 for cell in (PIPE, BYTES, OPERATIONS))
@@ -132,19 +132,19 @@ def test_counters_never_go_back(memory: int, left: set[int]) -> None:
     table, last = RelayTable(memory), (0, 0, 0, 0)
     for generation in range(4):
         for _ in range(3):
-            moved(table, table.take(), 7, generation)
+            moved(table, table.allocate_relay_id(), 7, generation)
         assert all(now >= then for now, then in zip(totals(table), last, strict=True))
         last = totals(table)
         table = RelayTable(memory)
-        table.adopt(left)
+        table.adopt_rows(left)
         assert totals(table) == last
     assert last[0] == 4 * 3 * 7
 
 
 def test_adopting_nothing_begins_anew(memory: int) -> None:
     table = RelayTable(memory)
-    table.adopt(set())
-    assert table.take() == 1
+    table.adopt_rows(set())
+    assert table.allocate_relay_id() == 1
     assert totals(table) == (0, 0, 0, 0)
 
 
@@ -176,32 +176,32 @@ def test_sums_are_exact_wherever_it_was_killed(memory: int) -> None:
     stores, done = 0, False
     while not done:
         table = RelayTable(memory)
-        table.adopt(set())
+        table.adopt_rows(set())
         before = totals(table), table.principal_sums(range(3))
-        relay_id = table.take()
-        table.belongs(relay_id, 2)
-        table.follow(relay_id)
+        relay_id = table.allocate_relay_id()
+        table.record_principal(relay_id, 2)
+        table.record_framed(relay_id)
         moved(table, relay_id, 10, 20)
         table.cells[framed_row(relay_id, TO_BROKER) + MESSAGES] = 3
         table.cells = Fragile(table.cells, stores)  # type: ignore[assignment]
         try:
-            table.give(relay_id)
+            table.release_relay_id(relay_id)
             done = True
         except Died:
             stores += 1
         after = RelayTable(memory)
-        after.adopt(set())
+        after.adopt_rows(set())
         assert totals(after) == tuple(a + b for a, b in zip(before[0], (10, 1, 20, 1), strict=True)), stores
         sums = after.principal_sums(range(3))
         assert sums[2] == [a + b for a, b in zip(before[1][2], (10, 20, 3, 0, 0), strict=True)], stores
         assert sums[0] == before[1][0]
-        assert not after.is_followed(relay_id)
+        assert not after.is_framed(relay_id)
     assert stores > 30
 
 
 def test_an_older_table_is_made_this_ones_size() -> None:
     size = relay_table._FRAMED_AT * 8
-    old = new_shared_memory("old", size)
+    old = create_shared_memory("old", size)
     with mmap.mmap(old, size) as memory_:
         cells = memoryview(memory_).cast("q")
         cells[3] = 2  # ids in use
@@ -209,11 +209,11 @@ def test_an_older_table_is_made_this_ones_size() -> None:
         cells[row(2, TO_CLIENT) + BYTES] = 23
         cells[row(2, TO_CLIENT) + PIPE] = 9
         cells.release()
-    new = relay_table.table_of_this_form(old)
+    new = relay_table.upgrade_table(old)
     table = RelayTable(new)
-    table.adopt({2})
+    table.adopt_rows({2})
     assert table.total(TO_CLIENT, BYTES) == 123
     assert table.cells[row(2, TO_CLIENT) + PIPE] == 9
-    assert not table.is_followed(2)
-    assert relay_table.table_of_this_form(new) == new
+    assert not table.is_framed(2)
+    assert relay_table.upgrade_table(new) == new
     os.close(new)

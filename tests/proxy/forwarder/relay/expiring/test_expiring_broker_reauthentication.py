@@ -34,7 +34,7 @@ from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, 
 from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
     BROKER_CHALLENGE_BYTES_MAX,
-    PUT_IN_BYTES_MAX,
+    INJECTION_BYTES_MAX,
     CloseReason,
 )
 from proxy.forwarder.relay.manager import RelayStartFailed
@@ -196,7 +196,7 @@ async def test_both_sides_are_asked_at_the_same_time(
         now.s += 90
         await lane.broker.send_all(BROKER_ASKS[:30])
         await trio.testing.wait_all_tasks_blocked(0.01)
-        forwarder.relays.judge.ask_those_due()
+        forwarder.relays.reauthentication.send_due_challenges()
         await expect_to_client(lane, CHALLENGE)
         await lane.broker.send_all(BROKER_ASKS[30:] + message_frame())
         await expect_to_client(lane, message_frame())
@@ -250,7 +250,7 @@ async def test_where_neither_ends_the_relay_is_blind(
     forwarder = await begun(place, lane, now, judges, broker_host="")
     await lane.broker.send_all(b"anything")
     await expect_to_client(lane, b"anything")
-    assert forwarder.relays.followed() == []
+    assert forwarder.relays.expiring_sessions() == []
 
 
 async def test_a_challenge_right_behind_connected_begins_no_relay(
@@ -271,7 +271,7 @@ async def test_an_answer_larger_than_a_page(
     await begun(place, lane, now, judges)
     credentials.padding = bytes(BROKER_ANSWER_BYTES_MAX - 100)
     expected = proxys_answer(b"1" + credentials.padding)
-    assert PUT_IN_BYTES_MAX < len(expected) <= BROKER_ANSWER_BYTES_MAX
+    assert INJECTION_BYTES_MAX < len(expected) <= BROKER_ANSWER_BYTES_MAX
     await lane.broker.send_all(BROKER_ASKS)
     await expect_to_broker(lane, expected)
 
@@ -305,21 +305,21 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
     monkeypatch.setattr(PipePool, "_may_make", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
     pool = forwarder.relays._pool
     large = [pipe for free in pool._free.values() for pipe in free if pipe.size_bytes > SMALL_PIPE_BYTES]
-    mover = forwarder.relays._engine.mover
+    mover = forwarder.relays._engine.pump
     monkeypatch.setattr(mover, "_ready", None)
     for free in pool._free.values():
         free.clear()
-    pool.give(small := pool._make(SMALL_PIPE_BYTES))
+    pool.release_pipe(small := pool._make(SMALL_PIPE_BYTES))
     monkeypatch.setattr(small, "size_bytes", SMALL_PIPE_BYTES)
     await lane.broker.send_all(BROKER_ASKS)
-    await until(lambda: mover.unsure)
+    await until(lambda: mover.to_recheck)
     for number in range(3):
         await lane.client.send_all(send_frame(b"%d" % number))
         await expect_to_broker(lane, send_frame(b"%d" % number))
     in_hand = [] if mover._ready is None else [mover._ready]
     assert [*in_hand, *(pipe for free in pool._free.values() for pipe in free)] == [small]
     for pipe in large:
-        pool.give(pipe)
+        pool.release_pipe(pipe)
     await expect_to_broker(lane, proxys_answer(b"1" + credentials.padding))
 
 
@@ -414,10 +414,10 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     await lane.client.send_all(frame[:1000])
     await expect_to_broker(lane, frame[:1000])
     await lane.broker.send_all(BROKER_ASKS)
-    (followed,) = forwarder.relays.followed()
+    (followed,) = forwarder.relays.expiring_sessions()
     (relay,) = forwarder.relays._engine.relays
-    await until(lambda: relay.to_broker.framing is not None and relay.to_broker.framing.to_put_in)
-    followed.line.close(CloseReason.MAX_AGE)
+    await until(lambda: relay.to_broker.cursor is not None and relay.to_broker.cursor.pending_injection)
+    followed.control.start_closing(CloseReason.MAX_AGE)
     await lane.client.send_all(frame[1000:])
     assert await read_all(lane.broker) == frame[1000:]
     assert succeeded(forwarder) == 0
@@ -430,7 +430,7 @@ async def test_a_flood_of_challenges_starves_nobody(  # noqa: PLR0917 -- fixture
     credentials.gate = trio.Event()
     forwarder = await begun(place, lane, now, judges)
     (relay,) = forwarder.relays._engine.relays
-    pump, take = relay.to_client.pump, broker_reauthentication.BrokerChallenges.take
+    pump, take = relay.to_client.pump, broker_reauthentication.BrokerReauthentication.on_challenge_frame
     taken: list[bytes] = []
     in_turns: list[int] = []
 
@@ -443,7 +443,7 @@ async def test_a_flood_of_challenges_starves_nobody(  # noqa: PLR0917 -- fixture
         pump(direction)
         in_turns.append(len(taken) - before)
 
-    monkeypatch.setattr(broker_reauthentication.BrokerChallenges, "take", noted)
+    monkeypatch.setattr(broker_reauthentication.BrokerReauthentication, "on_challenge_frame", noted)
     relay.to_client.pump = counted
     await lane.broker.send_all(BROKER_ASKS * 500)
     await expect_out_of_turn(lane, forwarder)
@@ -587,8 +587,8 @@ async def test_the_table_says_where_the_exchange_stands(
     credentials.rounds = 2
     credentials.gate = trio.Event()
     forwarder = await begun(place, lane, now, judges)
-    (followed,) = forwarder.relays.followed()
-    cells, cell = forwarder.relays._table.cells, framed_row(followed.relay.id, TO_BROKER) + EXCHANGE
+    (followed,) = forwarder.relays.expiring_sessions()
+    cells, cell = forwarder.relays._table.cells, framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE
 
     async def stands_at(phase: int) -> None:
         await until(lambda: cells[cell] == phase)
@@ -633,6 +633,6 @@ async def test_the_table_says_that_an_exchange_was_given_up(  # noqa: PLR0917 --
     credentials.padding = bytes(BROKER_ANSWER_BYTES_MAX)
     await lane.broker.send_all(SERVER_FIRST)
     await until(lambda: failed(forwarder, why) == 1)
-    (followed,) = forwarder.relays.followed()
+    (followed,) = forwarder.relays.expiring_sessions()
     cells = forwarder.relays._table.cells
-    await until(lambda: cells[framed_row(followed.relay.id, TO_BROKER) + EXCHANGE] == 0)
+    await until(lambda: cells[framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE] == 0)

@@ -36,6 +36,7 @@ from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 
 PING = commands.ping()
@@ -52,7 +53,7 @@ class Stage:
     broker: Any
 
     def ask(self) -> None:
-        self.relays.judge.ask_those_due()
+        self.relays.reauthentication.send_due_challenges()
 
     async def read(self, stream: Any, size: int) -> bytes:
         found = b""
@@ -83,19 +84,20 @@ async def begin(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
     relays = RelayManager(
         keeps_nothing(), RelayHandover(), lambda _about: None, nursery, forwarders=1, may_linger=lambda: True, now=now
     )
-    relays.judge.fraction = lambda: 0.0
+    relays.reauthentication.fraction = lambda: 0.0
 
     async def begun(first: bytes = b"", **fields: Any) -> Stage:
         client, our_client = trio.testing.memory_stream_pair()
         our_broker, broker = trio.testing.memory_stream_pair()
         await relays.begin(
-            our_client,
-            our_broker,
-            about_relay(),
-            first_to_broker=first,
-            first_to_client=b"",
-            config=RelayConfig(),
-            session=session(now, judges, **fields),
+            RelayStart(
+                our_client,
+                our_broker,
+                about_relay(),
+                first_to_broker=first,
+                config=RelayConfig(),
+                session=session(now, judges, **fields),
+            )
         )
         await trio.testing.wait_all_tasks_blocked()
         return Stage(relays, now, judges, client, broker)
@@ -131,7 +133,7 @@ async def test_what_waits_for_a_verdict_is_too_late_for_a_further_round(begin: A
     further = commands.auth_challenge("proxy", 21, "token", b"server first")
     stage.judges.verdict = lambda _data: Challenge(further)
     stage.now.s += 150
-    (followed,) = stage.relays.followed()
+    (followed,) = stage.relays.expiring_sessions()
     assert followed.clock is not None
     await stage.client.send_all(answer() + send_frame(b"waits"))
     assert await stage.read(stage.client, len(further)) == further
@@ -270,7 +272,7 @@ async def test_what_is_served_past_its_grace_is_closed(begin: Any) -> None:
 
 
 async def test_a_producer_is_spared(begin: Any) -> None:
-    stage = await begin(producer_frame(), spares_producers=True)
+    stage = await begin(producer_frame(), exempts_producers=True)
     stage.now.s += 90
     stage.ask()
     await trio.testing.wait_all_tasks_blocked()
