@@ -15,7 +15,9 @@ from local.environment import Environment, SetupError, clean_environment
 
 ERRORS = (machine.MachineError, SetupError, DistributionError, chart_tools.ToolError)
 SIDE_BY_SIDE = ("-n", "3")
-"""End-to-end tests wait a lot, the others never: three processes keep two CPUs busy. Which runs what: tests/conftest.py."""
+"""End-to-end tests wait a lot, the others never: three processes keep two CPUs busy. Which runs what:
+tests/conftest.py.
+"""
 QUICK = ("-n", "2", "--dist", "loadfile", "-m", "not e2e and not jvm")
 """These tests compute and share nothing that is dear."""
 
