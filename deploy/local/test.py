@@ -33,7 +33,7 @@ def prepare_quick() -> Environment:
 
 
 def prepare() -> Environment:
-    """The machine, the environment and the Pulsar distribution, ready for the tests."""
+    """Prepare the machine, the environment and the Pulsar distribution for the tests."""
     machine.ensure(machine.TEST)
     machine.ensure_chromium()
     machine.note_go()

@@ -30,7 +30,8 @@ from proxy.forwarder.relay.close_schedule import CloseSchedule, until_quiet
 from proxy.forwarder.relay.engine import RelayEngine
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
-from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator, ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator
+from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.relay_session import (
     ReauthenticatorFactory,
     reauthentication_unavailable,
