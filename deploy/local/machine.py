@@ -122,6 +122,7 @@ PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
 TEST = (VENV, JDK, MAVEN, PROMETHEUS, OPENSSL, CURL, SYSTEMD)
 """The last three: what docs/getting-started.md has its readers type, which tests/e2e/test_docs_commands.py does."""
+TEST_QUICK = (VENV, PROMETHEUS)
 BENCH = (VENV, JRE, MAVEN, GO)
 IMAGES = (BUILDAH, MMDEBSTRAP)
 KERBEROS = (KDC, KADMIN, KRB5_HEADERS, GCC, PYTHON_HEADERS)
