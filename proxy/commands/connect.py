@@ -120,7 +120,7 @@ class _BrokerCheck:
         self._authentication = authentication
         self._dialer = Dialer(config.brokers)
         max_frame_bytes = config.limits.max_broker_frame_bytes
-        self._greeter = BrokerLinkFactory(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+        self._link_factory = BrokerLinkFactory(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
 
     async def findings(self, broker: Endpoint) -> Finding:
         """Try one broker, in at most four times ``brokers.handshake_timeout_ms``."""
@@ -202,7 +202,7 @@ class _BrokerCheck:
         )
 
     async def _log_in(self, broker: Endpoint, credentials: Credentials, principal: str) -> LoginResult:
-        return await log_in_as(self._greeter, broker, credentials, principal, self._config)
+        return await log_in_as(self._link_factory, broker, credentials, principal, self._config)
 
 
 _WANTS_CLIENTS_CREDENTIALS = (

@@ -1,4 +1,4 @@
-"""The supervisor's life: bind, start, watch, drain, end."""
+"""The supervisor process: start, signals, reload, upgrade, shutdown."""
 
 import os
 import signal
@@ -42,16 +42,16 @@ from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory, S
 PREFLIGHT_TIMEOUT_S = 30.0
 SIGNALS_GRACE_S = 0.01
 DRAIN_END_S_MAX = 10.0
-"""How much longer than its time limit a drain may take, whatever hangs."""
+"""How much longer than its time limit a drain may take, even where a worker hangs."""
 REPLY_GRACE_S = 0.1
-"""How long the operator's connection has to take its answer before an upgrade ends it."""
+"""Time for the operator's connection to receive its reply before an upgrade ends it."""
 
 
 NOT_RELOADED = "the configuration was not reloaded; the old one stays"
 
 
 class Supervisor:
-    """One running cluster."""
+    """One running cluster, its operators' interfaces and its configuration file."""
 
     def __init__(self, config: Config, config_file: Path, handover: HandoverState) -> None:
         self._config_file = config_file
@@ -93,7 +93,7 @@ class Supervisor:
                 nursery.start_soon(self._watch_config, ready)
                 await self._drain_wanted.wait()
                 await self._announce_shutdown()
-                async with self._exec_lock:  # too late for this program: the next one will drain
+                async with self._exec_lock:  # during an exec, the next program drains
                     await self._drain()
                 self._unshield_reloads()
                 nursery.cancel_scope.cancel()
@@ -105,15 +105,15 @@ class Supervisor:
         get_logger().info("ended")
 
     async def _announce_shutdown(self) -> None:
-        """Say that no more clients should come, and go on for as long as it takes until everybody knows that."""
+        """Report not ready, and serve on for shutdown.delay_ms, until load balancers have noticed."""
         cluster = self._cluster
         cluster.leaving = True
-        has_clients = cluster.started or cluster.generation > 1  # else nobody sends clients here yet
+        has_clients = cluster.started or cluster.generation > 1  # else no load balancer sends clients yet
         delay_ms = cluster.config.shutdown.delay_ms if has_clients else 0
         over_at = trio.current_time() + seconds(delay_ms)
         if delay_ms:
             get_logger().info("leaving; clients are accepted for a while yet", delay_ms=delay_ms)
-        if cluster.generation > 1:  # there are workers from before: somebody has to talk to them
+        if cluster.generation > 1:  # workers from before the exec need their channels served
             await cluster.all_started.wait()
         await trio.sleep_until(over_at)
 

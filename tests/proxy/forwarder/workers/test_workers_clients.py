@@ -584,8 +584,8 @@ async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
         await trio.sleep(9)
         raise BrokerLinkFailed("timeout", "late", message="late")
 
-    greeter_open = BrokerLinkFactory.open_link
-    calls = iter([open_late, greeter_open, greeter_open])
+    open_link = BrokerLinkFactory.open_link
+    calls = iter([open_late, open_link, open_link])
 
     async def open_next(*args: Any, **options: Any) -> Any:
         return await next(calls)(*args, **options)

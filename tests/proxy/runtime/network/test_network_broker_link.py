@@ -105,8 +105,8 @@ def make_connect(method: str, data: bytes) -> CommandConnect:
 
 
 async def open_link(*addresses: str, credentials: Any = None, **limits: Any) -> BrokerLink:
-    greeter = BrokerLinkFactory(Dialer(msgspec.convert(limits, Brokers)), 4096, "pulsar-trio-proxy-test")
-    return await greeter.open_link(BROKER, addresses, credentials or FakeCredentials(), make_connect)
+    link_factory = BrokerLinkFactory(Dialer(msgspec.convert(limits, Brokers)), 4096, "pulsar-trio-proxy-test")
+    return await link_factory.open_link(BROKER, addresses, credentials or FakeCredentials(), make_connect)
 
 
 async def failure(*addresses: str, **how: Any) -> BrokerLinkFailed:

@@ -24,11 +24,6 @@ from proxy.runtime.rpc.server import WAITING_BYTES_MAX, ReplyStream, RpcRefused,
 
 
 @pytest.fixture
-def raw(nursery: trio.Nursery) -> RawServer:
-    return RawServer(nursery)
-
-
-@pytest.fixture
 async def client(raw: RawServer, nursery: trio.Nursery) -> RpcClient:
     client = RpcClient(raw.connect, max_frame_bytes=FRAME_BYTES_MAX)
     nursery.start_soon(client.run)
