@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--sketch", type=Path, help="directory of the sketch's receiver.py and remote.proto")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     options = parser.parse_args()
-    found = run(options.seconds, options.rounds, options.sketch, tell)
+    found = run(options.seconds, options.rounds, options.sketch, print_figures)
     if options.json:
         options.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
 
