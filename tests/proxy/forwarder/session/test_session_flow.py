@@ -24,7 +24,7 @@ from proto.rpc_pb2 import (
     EnvelopeResponse,
 )
 from proxy.forwarder.session.transport import PONGS_BYTES_MAX
-from proxy.runtime.fairness.fair_capacity import owner_of
+from proxy.runtime.fairness.owners import owner_of
 
 Start = Callable[..., Play]
 
