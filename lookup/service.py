@@ -87,11 +87,13 @@ class LookupService:
 
     def _login_function(self, config: Config, dialer: Dialer) -> LogIn:
         """Return a function that logs in at a broker with the proxy's own credentials."""
-        greeter = BrokerLinkFactory(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+        link_factory = BrokerLinkFactory(
+            dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
+        )
 
         async def log_in_at(broker: Endpoint) -> LoginResult:
             credentials = credentials_for(self._auth, broker.host, configured=True)
-            return await log_in(greeter, broker, credentials, config)
+            return await log_in(link_factory, broker, credentials, config)
 
         return log_in_at
 

@@ -119,7 +119,7 @@ def check_type_is_first(command: BaseCommand, data: bytes) -> None:
     # Serializing again drops repeated fields and encodings that are longer than needed.
     size = len(command.SerializePartialToString())
     if size != len(data) or data[:_TYPE_BYTES] != bytes((_TYPE_TAG, command.type & 0xFF)):
-        raise CommandHeadInvalid("a command whose type does not stand first, and once")
+        raise CommandHeadInvalid("a command without its type as the first field, and only there")
 
 
 def _end_of_tag(head: bytes, at: int) -> int:
@@ -134,7 +134,7 @@ def _end_of_tag(head: bytes, at: int) -> int:
     if at + 1 >= len(head):
         return INCOMPLETE
     if not 0 < head[at + 1] <= _ONE_BYTE_MAX:
-        raise CommandHeadInvalid("a command whose message has a tag that none has")
+        raise CommandHeadInvalid("a command with an invalid tag of its message")
     return at + 2
 
 
@@ -153,7 +153,7 @@ def _end_of_length(head: bytes, at: int, command_bytes: int) -> int:
             if at + index + 1 + length != command_bytes:
                 break
             return at + index + 1
-    raise CommandHeadInvalid("a command whose message does not end with it")
+    raise CommandHeadInvalid("a command that does not end with its message")
 
 
 def keep_alive_at(buffer: Buffer, at: int, size: int) -> int:

@@ -8,14 +8,14 @@ Expiry alone does not end a session; *use* after the end does. Use is any comman
 challenge, PING and PONG, which an idle client sends too. After a grace period, traffic to the client also counts as
 use: a consumer receives messages without sending a command.
 
-    QUIET ──on_challenge_sent──▶ CHALLENGED ──on_answer──▶ JUDGING ──on_accepted──▶ QUIET, with a new end
+    QUIET ──on_challenge_sent──▶ CHALLENGED ──on_answer──▶ VERIFYING ──on_accepted──▶ QUIET, with a new end
       │                              ▲                      │  │ └──on_answer_lost──▶ QUIET, with the old end
       └──on_answer, unsolicited──────┼──────────────────────┘  │
                                      └──on_challenge_sent (a further round of the mechanism)
 
-Every failure is final: a denial, another principal, another method, an answer while one is being judged, answers that
+Every failure is final: a denial, another principal, another method, an answer while one is being verified, answers that
 follow each other too closely. The caller then closes the connection without a retry. An answer that no auth worker
-could judge is not a failure: the client is challenged again. Where the configuration only observes ends, the caller
+could verify is not a failure: the client is challenged again. Where the configuration only observes ends, the caller
 closes nothing and reports ``on_observed_failure``.
 
 There are two time bases. Credentials end by the wall clock, which is read once per lifetime, at its start: a step of
@@ -45,7 +45,7 @@ class Phase(enum.IntEnum):
 
     QUIET = 0
     CHALLENGED = 1
-    JUDGING = 2
+    VERIFYING = 2
     CHALLENGED_AGAIN = 3
     """In a further round, which only the process that started the exchange can continue."""
 
@@ -55,7 +55,7 @@ class CommandDecision(enum.Enum):
 
     PASS = "pass"  # noqa: S105 -- a decision, no secret
     HOLD = "hold"
-    """The session has expired and an answer is being judged: the command waits for the verdict."""
+    """The session has expired and an answer is being verified: the command waits for the verdict."""
     CLOSE = "close"
 
 
@@ -134,7 +134,7 @@ class SessionClock:
     ) -> "SessionClock":
         """Restore the clock of a session whose process ended.
 
-        An answer that the process was judging is lost. The client is challenged again at once, since little of the
+        An answer that the process was verifying is lost. The client is challenged again at once, since little of the
         session's lifetime is left.
         """
         clock = cls(principal, lifetime_ms_max=lifetime_ms_max, now_s=now_s, now_unix_ms=0.0, fraction=0.0)
@@ -143,7 +143,7 @@ class SessionClock:
         clock._last_attempt_at_s = snapshot.last_attempt_at_s
         clock.end_observed = snapshot.end_observed
         clock.phase = snapshot.phase
-        if snapshot.phase is Phase.JUDGING:
+        if snapshot.phase is Phase.VERIFYING:
             clock.phase = Phase.QUIET
         return clock
 
@@ -178,7 +178,7 @@ class SessionClock:
         """
         if now_s < self._expires_at_s:
             return CommandDecision.PASS
-        return CommandDecision.HOLD if self.phase is Phase.JUDGING else CommandDecision.CLOSE
+        return CommandDecision.HOLD if self.phase is Phase.VERIFYING else CommandDecision.CLOSE
 
     def seconds_since_challenge(self, now_s: float) -> float:
         """Return the seconds since this re-authentication started, the client's own time included."""
@@ -187,14 +187,14 @@ class SessionClock:
     # ---- events
 
     def on_challenge_sent(self, now_s: float) -> None:
-        """Record that a challenge was sent: for fresh credentials, or for a further round while an answer is judged.
+        """Record that a challenge was sent: for fresh credentials, or for a further round while an answer is verified.
 
         Raises LocalProtocolError while another challenge is outstanding.
         """
         if self.phase is Phase.QUIET:
             self._asked_at_s = now_s
             self.phase = Phase.CHALLENGED
-        elif self.phase is Phase.JUDGING:
+        elif self.phase is Phase.VERIFYING:
             self.phase = Phase.CHALLENGED_AGAIN
         else:
             raise LocalProtocolError("a second challenge while one is outstanding")
@@ -202,15 +202,15 @@ class SessionClock:
     def on_answer(self, now_s: float) -> ReauthenticationFailure | None:
         """Record an answer of the client, and return the failure if its arrival alone is one.
 
-        None means that the answer is to be judged; the phase is JUDGING from now on.
+        None means that the answer is to be verified; the phase is VERIFYING from now on.
         """
-        if self.phase is Phase.JUDGING:
+        if self.phase is Phase.VERIFYING:
             return ReauthenticationFailure.ANSWERED_TWICE
         if self.phase is Phase.QUIET:  # unsolicited, as KIP-368's clients do it
             if now_s < self._last_attempt_at_s + REAUTHENTICATION_INTERVAL_S_MIN:
                 return ReauthenticationFailure.TOO_SOON
             self._asked_at_s = now_s
-        self.phase = Phase.JUDGING
+        self.phase = Phase.VERIFYING
         return None
 
     def on_accepted(
@@ -218,9 +218,9 @@ class SessionClock:
     ) -> ReauthenticationFailure | None:
         """Start a new lifetime with the principal of an accepted answer; return the failure if it is another principal.
 
-        Raises LocalProtocolError where no answer is being judged.
+        Raises LocalProtocolError where no answer is being verified.
         """
-        if self.phase is not Phase.JUDGING:
+        if self.phase is not Phase.VERIFYING:
             raise LocalProtocolError(f"a verdict on no answer, while {self.phase.name}")
         failure = self.find_mismatch(principal)
         if failure is None:
@@ -247,7 +247,7 @@ class SessionClock:
         self._challenge_at_s = NEVER
 
     def on_answer_lost(self, now_s: float) -> None:
-        """Schedule another challenge after an answer that is lost or that no auth worker could judge."""
+        """Schedule another challenge after an answer that is lost or that no auth worker could verify."""
         self.phase = Phase.QUIET
         self._last_attempt_at_s = now_s
         self._challenge_at_s = max(self._challenge_at_s, now_s + REAUTHENTICATION_INTERVAL_S_MIN)

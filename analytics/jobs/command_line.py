@@ -32,7 +32,7 @@ def replica_option(function: Callable[..., Any]) -> Callable[..., Any]:
         "replica_labels",
         multiple=True,
         metavar="NAME",
-        help="A label that only tells two Prometheus servers apart; may be repeated. "
+        help="A label that only distinguishes two Prometheus servers; may be repeated. "
         "Default: prometheus_replica and __replica__.",
     )(function)
 

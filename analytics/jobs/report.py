@@ -69,19 +69,19 @@ def _collect(tables: Tables, series: DataFrame, name: str, span: Span) -> Cluste
 def _notices(known: list[str], chosen: list[str], span: Span, finest: Span) -> list[str]:
     from analytics.report.text import display_name
 
-    told = []
+    notices = []
     if not known:
-        told.append("The tables have no series of the proxy: does Prometheus scrape it and write to the receiver?")
+        notices.append("The tables have no series of the proxy: does Prometheus scrape it and write to the receiver?")
     if span.resolution != finest.resolution:
-        told.append(
+        notices.append(
             f"There is nothing by {finest.resolution.noun} of this time (expired, or not rolled up yet), so it is "
             f"shown by {span.resolution.noun}."
         )
     there = f"there are: {', '.join(map(display_name, known[:CLUSTERS_MAX]))}" if known else "there are none"
-    told += [f"There is no cluster named {display_name(name)!r}; {there}." for name in chosen if name not in known]
+    notices += [f"There is no cluster named {display_name(name)!r}; {there}." for name in chosen if name not in known]
     if len(chosen) > CLUSTERS_MAX:
-        told.append(f"Of {len(chosen)} clusters {CLUSTERS_MAX} are shown; choose others with --cluster.")
-    return told
+        notices.append(f"Of {len(chosen)} clusters {CLUSTERS_MAX} are shown; choose others with --cluster.")
+    return notices
 
 
 def _newest_notice(tables: Tables, span: Span, finest: Span) -> list[str]:
@@ -92,8 +92,8 @@ def _newest_notice(tables: Tables, span: Span, finest: Span) -> list[str]:
     if last_ms is None or last_ms + finest.resolution.width_s * 1000 >= int(span.end.timestamp()) * 1000:
         return []
     last = datetime.fromtimestamp(last_ms / 1000, UTC)
-    told = f"The newest {finest.resolution.noun} in the tables is {last:%Y-%m-%d %H:%M}"
-    return [f"{told}: what came later is not scraped, not ingested or not rolled up yet."]
+    text = f"The newest {finest.resolution.noun} in the tables is {last:%Y-%m-%d %H:%M}"
+    return [f"{text}: what came later is not scraped, not ingested or not rolled up yet."]
 
 
 def write_page(spark: SparkSession, output: str, text: str) -> None:

@@ -235,7 +235,7 @@ def _check_samples_present(published: DataFrame, staged: DataFrame, hours: list[
 
 
 def _count_samples(rows: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+    from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
     return rows.groupBy(F.unix_millis("window").alias("window")).agg(F.sum("n").alias("samples"))
 

@@ -163,7 +163,7 @@ def _print_report(progress: Progress, report: UsageReport) -> None:
     late, reopened = report.late_samples, report.reopened
     if reopened:
         progress.print_line(
-            f"REOPENED: {len(reopened)} closed hours were computed anew, from {reopened[0]:%Y-%m-%d %H:00} to "
+            f"REOPENED: {len(reopened)} closed hours were recomputed, from {reopened[0]:%Y-%m-%d %H:00} to "
             f"{reopened[-1]:%Y-%m-%d %H:00}; bills made of them may differ now"
         )
     if late:

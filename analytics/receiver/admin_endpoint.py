@@ -47,7 +47,7 @@ class AdminEndpoint:
         if now - self._inspected_at >= INSPECT_INTERVAL_S:
             self._inspected_at = now
             self._trouble = await trio.to_thread.run_sync(self._inspect_spool)
-        trouble = "the receiver is about to end" if self.draining else self._trouble
+        trouble = "the receiver is shutting down" if self.draining else self._trouble
         self._metrics.ready.set(trouble is None)
         return trouble
 

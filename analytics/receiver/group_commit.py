@@ -95,7 +95,7 @@ class GroupCommit:
             await trio.to_thread.run_sync(self._writer.append_records, [waiting.record for waiting in group])
         except SpoolError as error:
             failure = NotCommittedError("full" if isinstance(error, SpoolFullError) else "failed", str(error))
-            get_logger().error("cannot write to the spool; senders are told to try again later", reason=str(error))
+            get_logger().error("cannot write to the spool; senders get 503 and try again later", reason=str(error))
         self._metrics.commit_seconds.observe(trio.current_time() - started_at)
         self._metrics.group_requests.observe(len(group))
         for waiting in group:

@@ -70,7 +70,7 @@ async def serve(
             commit.stop_accepting()
             await commit.finished.wait()
             background.cancel_scope.cancel()
-    get_logger().info("the receiver has ended; all that was answered with success is on the disk")
+    get_logger().info("the receiver has ended; all acknowledged requests are on the disk")
 
 
 class ConnectionLimiter:
@@ -153,7 +153,7 @@ async def _serve_senders(
             serve_listeners = functools.partial(trio.serve_listeners, handler_nursery=connections)
             accepting.start_soon(serve_listeners, senders.handle_connection, listeners)
             number = await anext(signals)
-            get_logger().info("told to end; finishing the requests that are there", signal=signal.Signals(number).name)
+            get_logger().info("shutting down; finishing the requests in progress", signal=signal.Signals(number).name)
             accepting.cancel_scope.cancel()
         probes.draining = True
         senders.server.start_drain()
@@ -198,10 +198,10 @@ def _log_repair(found: RepairReport | None, metrics: Metrics) -> None:
             reason=damage.reason,
         )
     if found.torn is not None:
-        tell = log.error if found.lost_committed else log.info
+        write_log = log.error if found.lost_committed else log.info
         what = (
             "what was committed is damaged"
             if found.lost_committed
-            else "an interrupted write was cut off; nobody was told it"
+            else "an interrupted write was cut off; it had not been acknowledged"
         )
-        tell(what, begin=found.torn.offset, end=found.torn.next_offset, kept_at=str(found.torn_copy))
+        write_log(what, begin=found.torn.offset, end=found.torn.next_offset, kept_at=str(found.torn_copy))

@@ -37,4 +37,4 @@ def _context(config: Tls) -> ssl.SSLContext:
 
 
 def _no_passphrase() -> str:
-    raise ConfigError(f"{KEY}.key: needs a passphrase, and there is nobody to ask")
+    raise ConfigError(f"{KEY}.key: needs a passphrase, which cannot be entered here")

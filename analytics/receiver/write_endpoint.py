@@ -205,6 +205,6 @@ def _written_headers(version: int | None, counts: Counts) -> Headers:
 
 def _faults_text(faults: dict[int, str], counts: Counts) -> str:
     """Return which series are invalid and why, without their labels, since senders log responses."""
-    told = [f"series {place}: {why}" for place, why in sorted(faults.items())[:FAULTS_REPORTED_MAX]]
+    shown = [f"series {place}: {why}" for place, why in sorted(faults.items())[:FAULTS_REPORTED_MAX]]
     written = f"{counts.samples} samples and {counts.histograms} histograms of the others were written"
-    return f"{len(faults)} series cannot be accepted, {written}; {'; '.join(told)}"
+    return f"{len(faults)} series cannot be accepted, {written}; {'; '.join(shown)}"

@@ -75,7 +75,7 @@ def normalize_labels(pairs: list[tuple[str, str]]) -> Labels | str:
     if "" in names:
         return "a label has no name"
     if len(set(names)) < len(names):
-        return "a label's name stands there twice"
+        return "a label's name occurs twice"
     return labels if METRIC_NAME in names else f"there is no {METRIC_NAME} label"
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 from analytics.report.metrics import BROKER_EJECTED, BROKER_UP, BROKERS, HISTOGRAMS, ROWS
 from analytics.report.points import Distribution, Key, Points
@@ -97,7 +97,7 @@ def collect_brokers(tables: Tables, series: DataFrame, cluster: str, span: Span)
         sums = each.groupBy("metric", "window").agg(F.sum("share").alias("share"), F.count("*").alias("n"))
         by_window = sums.select("metric", _window_ms(), "share", "n").collect()
         worst = each.where(F.col("metric") == BROKER_UP).groupBy("key").agg(F.avg("share").alias("share"))
-        told = worst.where("share < 1").orderBy("share", "key").limit(BROKERS_LISTED_MAX).collect()
+        listed = worst.where("share < 1").orderBy("share", "key").limit(BROKERS_LISTED_MAX).collect()
     finally:
         each.unpersist()
     lines: dict[str, dict[int, float]] = {BROKER_UP: {}, BROKER_EJECTED: {}}
@@ -107,7 +107,7 @@ def collect_brokers(tables: Tables, series: DataFrame, cluster: str, span: Span)
         if row.metric == BROKER_UP:
             configured[row.window_ms] = float(row.n)
     return BrokerAvailability(
-        configured, lines[BROKER_UP], lines[BROKER_EJECTED], [(row["key"][0], row.share) for row in told]
+        configured, lines[BROKER_UP], lines[BROKER_EJECTED], [(row["key"][0], row.share) for row in listed]
     )
 
 

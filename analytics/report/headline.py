@@ -36,8 +36,8 @@ def headline(cluster: Cluster, span: Span) -> Headline:
     done = []
     if moved:
         to_brokers, to_clients = (amount(sum(moved.get(way, {}).values())) for way in ("to_broker", "to_client"))
-        whose = f" for {_principals(cluster)}" if cluster.principals.top else ""
-        done.append(f"{to_brokers} to brokers and {to_clients} to clients{whose}")
+        for_principals = f" for {_principals(cluster)}" if cluster.principals.top else ""
+        done.append(f"{to_brokers} to brokers and {to_clients} to clients{for_principals}")
     if active := points.level_by(metrics.ACTIVE).get("", {}):
         done.append(f"{counted(max(active.values()), 'connection')} open at the busiest {span.resolution.noun}")
     if requests := _sum(
@@ -81,11 +81,11 @@ def _troubles(cluster: Cluster) -> list[str]:
         (_sum(*points.increase_by(metrics.BROKER_FAILURES).values()), "relay", "not opened"),
         (len(cluster.brokers.worst), "broker", "not up all the time"),
     ]
-    told = [f"{counted(total, noun)} {what}" for total, noun, what in found if total]
+    phrases = [f"{counted(total, noun)} {what}" for total, noun, what in found if total]
     total, errors = _sum(*answers.values()), _sum(*(line for name, line in answers.items() if name != "none"))
     if total and errors / total >= _ERRORS_SHARE_TOLD:
-        told.append(f"{share(errors / total)} of requests answered with an error")
-    return told
+        phrases.append(f"{share(errors / total)} of requests answered with an error")
+    return phrases
 
 
 def _sum(*lines: Line | None) -> float:

@@ -107,7 +107,7 @@ def _happened(report: Report) -> str:
         elif found.is_failure_data_present:
             kind, verdict = "good", '<span class="fine">Nothing failed.</span>'
         else:
-            kind, verdict = "unknown", "Whether anything failed, the tables do not tell."
+            kind, verdict = "unknown", "The tables do not show if anything failed."
         lines.append(f'<li class="{kind}"><p>{name}{escape(found.text)} {verdict}</p></li>')
     if not lines:
         lines.append('<li class="unknown"><p>There is nothing to report: no cluster is in the tables.</p></li>')
@@ -115,13 +115,13 @@ def _happened(report: Report) -> str:
 
 
 def _missing(report: Report) -> str:
-    told = [_prose(text) for text in report.notices]
+    notices = [_prose(text) for text in report.notices]
     for cluster in report.clusters:
         name = f"{html_text(cluster.name)}: " if len(report.clusters) > 1 else ""
-        told += [f"{name}{_prose(text)}" for text in summary.missing_notices(cluster, report.span)]
-    if not told:
+        notices += [f"{name}{_prose(text)}" for text in summary.missing_notices(cluster, report.span)]
+    if not notices:
         return ""
-    items = "".join(f"<li>{text}</li>" for text in told)
+    items = "".join(f"<li>{text}</li>" for text in notices)
     return f'<details class="missing" open><summary>What is missing or differs</summary><ul>{items}</ul></details>'
 
 
@@ -194,11 +194,11 @@ def _not_drawn(panels: Sequence[tuple[str, Panel]]) -> str:
         return ""
     without = sum(panel.is_empty for _, panel in panels)
     kinds = ((without, "without data"), (len(panels) - without, "zero all the time"))
-    told = " and ".join(f"{counted(number, 'plot')} {what}" for number, what in kinds if number)
+    summary_text = " and ".join(f"{counted(number, 'plot')} {what}" for number, what in kinds if number)
     items = "".join(
         f"<li>{escape(title)}: {'no data' if panel.is_empty else 'zero all the time'}</li>" for title, panel in panels
     )
-    return f'<details class="quiet"><summary>Not drawn: {told}</summary><ul>{items}</ul></details>'
+    return f'<details class="quiet"><summary>Not drawn: {summary_text}</summary><ul>{items}</ul></details>'
 
 
 def _panel(panel: Panel, span: Span, identity: str) -> str:
@@ -261,9 +261,9 @@ def _principals(found: Principals, span: Span) -> str:
     if not found.top and found.other is None:
         return f'<p class="nothing">{caption}: no data</p>'
     listed = [*found.top, *(one for one in (found.further, found.other) if one is not None)]
-    everybody = Usage("all principals", found.total)
+    total = Usage("all principals", found.total)
     head = ["principal", "bytes in", "bytes out", "share", "messages in", "messages out", "sessions"]
-    rows = [_principal(one, everybody.bytes) for one in [*listed, everybody]]
+    rows = [_principal(one, total.bytes) for one in [*listed, total]]
     return _table(caption, head, rows, ["" for _ in listed] + ["total"])
 
 
@@ -285,14 +285,14 @@ def _totals(found: Totals | None, span: Span) -> str:
     rows = [_total(row, with_usage=found.billed is not None) for row in found.rows]
     kinds = ["" if row.agrees else "differs" for row in found.rows]
     table = _table(f"Totals compared, {_when(span.start)} to {_when(span.end)}", head, rows, kinds)
-    told = found.reasons or ["All totals agree."]
+    notes = found.reasons or ["All totals agree."]
     if found.billed is not None:
         open_windows, noun = found.billed.open_windows, found.billed.noun
         state = f"{open_windows} of them are not closed yet, and may grow" if open_windows else "all of them closed"
-        told = [*told, f"Whole {noun}s: {hours}; {state}."]
+        notes = [*notes, f"Whole {noun}s: {hours}; {state}."]
     else:
-        told = [*told, "The usage tables are by whole hours, of which this time has none."]
-    return table + "".join(f'<p class="note">{_prose(text)}</p>' for text in told)
+        notes = [*notes, "The usage tables are by whole hours, of which this time has none."]
+    return table + "".join(f'<p class="note">{_prose(text)}</p>' for text in notes)
 
 
 def _total(row: TotalsRow, *, with_usage: bool) -> list[str]:

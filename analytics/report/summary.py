@@ -28,24 +28,24 @@ def summary_groups(cluster: Cluster, span: Span) -> dict[str, list[tuple[str, st
 
 def missing_notices(cluster: Cluster, span: Span) -> list[str]:
     """Return sentences about a cluster's missing data and differing totals."""
-    told = []
+    notices = []
     gaps = len(span.windows_ms) - len(covered_windows(cluster))
     if gaps and cluster.points.metrics():
         noun = span.resolution.noun
-        told.append(
+        notices.append(
             f"{gaps} of {len(span.windows_ms)} {noun}s have no sample at all: the proxy did not run, was not scraped, "
             "or the samples are not ingested and rolled up yet."
         )
     if cluster.points.cut:
-        told.append(f"Too many values of labels, the smallest are left out: {', '.join(sorted(cluster.points.cut))}.")
+        notices.append(f"Too many label values, the smallest are left out: {', '.join(sorted(cluster.points.cut))}.")
     if cluster.points.exponential:
-        told.append(
+        notices.append(
             f"{cluster.points.exponential} rows of native histograms with exponential buckets are left out; the proxy "
             "sends none."
         )
     if (compared := compare_totals(cluster)) is not None:
-        told += compared.reasons
-    return told
+        notices += compared.reasons
+    return notices
 
 
 def covered_windows(cluster: Cluster) -> set[int]:
@@ -69,8 +69,8 @@ def _traffic(cluster: Cluster, span: Span) -> list[tuple[str, str]]:
         ("Bytes to brokers", _total(moved.get("to_broker"), amount)),
         ("Bytes to clients", _total(moved.get("to_client"), amount)),
         *(
-            (f"Messages to {whom}", count(total) if has_messages else NO_DATA)
-            for whom, total in zip(("brokers", "clients"), messages, strict=True)
+            (f"Messages to {peers}", count(total) if has_messages else NO_DATA)
+            for peers, total in zip(("brokers", "clients"), messages, strict=True)
         ),
         ("Connections accepted", _total(points.increase_by(metrics.OPENED).get(""))),
         ("Connections open, on average", _plain(_mean(active))),

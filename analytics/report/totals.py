@@ -75,25 +75,25 @@ def _explain_relayed(cluster: Cluster, rows: list[TotalsRow]) -> list[str]:
         return []
     names = " and ".join(row.name.lower() for row in differing)
     if not any(row.principals for row in rows):
-        return [f"Nobody's use is counted by name ({names}): the tables have no pulsar_proxy_principal_… of this time."]
-    told = []
+        return [f"No principal's use is counted ({names}): the tables have no pulsar_proxy_principal_… of this time."]
+    reasons = []
     if any(row.principals > (row.relayed or 0) for row in differing):
-        told.append(
+        reasons.append(
             f"Principals used more than all connections together ({names}): what was used before a process's first "
-            "scrape is known of principals only, whose counters tell since when they count."
+            "scrape is known of principals only, whose counters have a creation time."
         )
     if any(row.principals < (row.relayed or 0) for row in differing):
         unknown = cluster.principals.without_start
-        told.append(
+        reasons.append(
             f"All connections moved more than all principals together ({names}): "
             + (
-                f"of {counted(unknown, 'counter')} of principals nobody knows the start (series `…_created` are "
-                "missing), so what they counted before their first scrape is in nobody's figure."
+                f"of {counted(unknown, 'counter')} of principals the start is unknown (series `…_created` are "
+                "missing), so what they counted before their first scrape is in no principal's figure."
                 if unknown
                 else "some samples of the principals' counters are missing, or came in another scrape."
             )
         )
-    return told
+    return reasons
 
 
 def _explain_usage(billed: Billed | None, rows: list[TotalsRow]) -> list[str]:
@@ -101,20 +101,20 @@ def _explain_usage(billed: Billed | None, rows: list[TotalsRow]) -> list[str]:
     differing = [row.name.lower() for row in rows if row.counted != row.billed]
     if billed is None or not differing:
         return []
-    told = []
+    reasons = []
     if billed.missing_windows:
-        told.append(f"{counted(billed.missing_windows, billed.noun)} not in the usage tables yet: run `usage`")
+        reasons.append(f"{counted(billed.missing_windows, billed.noun)} not in the usage tables yet: run `usage`")
     if billed.late_samples:
-        told.append(
+        reasons.append(
             f"{counted(billed.late_samples, 'sample')} came after their hours were closed: the usage tables keep them "
             "out of these hours (`usage --reopen-from` takes them in)"
         )
     if billed.open_windows:
-        told.append(
-            f"{counted(billed.open_windows, billed.noun)} still open: rolled up anew since `usage` ran last, or not yet"
+        reasons.append(
+            f"{counted(billed.open_windows, billed.noun)} still open: rolled up since `usage` ran last, or not yet"
         )
-    if not told:
-        told.append(
+    if not reasons:
+        reasons.append(
             "growth across the first or the last hour's boundary, or a counter's start that only one of them knows"
         )
-    return [f"The usage tables differ in {', '.join(differing)}: {'; '.join(told)}."]
+    return [f"The usage tables differ in {', '.join(differing)}: {'; '.join(reasons)}."]

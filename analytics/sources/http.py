@@ -240,8 +240,8 @@ def _parse_result(data: bytes, settings: Settings) -> list[dict[str, Any]]:
 def _columns(result: list[dict[str, Any]], settings: Settings, span: Span) -> Columns:
     if not settings.skip_histograms and any(series.get("histograms") for series in result):
         raise QueryFailed(
-            f"{settings.url}: {settings.match} has native histograms, whose schema the API does not tell: exclude them "
-            "by the selector, or set skipHistograms to leave them out"
+            f"{settings.url}: {settings.match} has native histograms, whose schema the API does not return: exclude "
+            "them by the selector, or set skipHistograms to leave them out"
         )
     points = [
         (number, round(float(at) * 1000), float(value))

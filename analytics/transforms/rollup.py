@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 from pyspark import AccumulatorParam
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 from pyspark.sql.types import IntegerType, StructField, StructType
 
 from analytics.tables.schemas import ROLLUP_1H, ROLLUP_1M

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -88,10 +88,10 @@ def ledger(hours: DataFrame, series: DataFrame, tails: DataFrame, lookback_days:
 
 def _with_starts(hours: DataFrame, series: DataFrame) -> DataFrame:
     """Return the counters' rows, with starts from the `_created` series if the samples have none."""
-    told = hours.select(
+    created = hours.select(
         F.col("series_id").alias("created_id"), "window", *(_moment(f"{end}_v").alias(end) for end in ("first", "last"))
     )
-    rows = hours.join(F.broadcast(series), "series_id").join(told, ["created_id", "window"], "left")
+    rows = hours.join(F.broadcast(series), "series_id").join(created, ["created_id", "window"], "left")
     # The proxy's clock may be ahead of Prometheus'; the counter certainly began before its first sample.
     first = F.least(F.col("first"), F.col("first_ts") - F.expr("interval 1 millisecond"))
     return rows.withColumns(

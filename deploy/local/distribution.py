@@ -3,7 +3,7 @@
 Maven fetches it so that the user's own mirrors and proxies apply and no address has to be configured here. After an
 interrupted or failed run, the next run produces a complete distribution:
 
-* fetching: Maven resumes its own partial file; a partial file that it cannot use is removed and fetched anew;
+* fetching: Maven resumes its own partial file; a partial file that it cannot use is removed and fetched again;
 * the archive must have the digest below, else it is removed and fetched once more;
 * unpacking goes to a temporary directory that is renamed when complete, and a list of all files and sizes is
   written last; a directory that lacks the list or does not match it is unpacked again.

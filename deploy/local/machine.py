@@ -122,6 +122,7 @@ PROXY_ONLY = (VENV,)
 RUN = (VENV, JRE, MAVEN)
 TEST = (VENV, JDK, MAVEN, PROMETHEUS, OPENSSL, CURL, SYSTEMD)
 """The last three: what docs/getting-started.md has its readers type, which tests/e2e/test_docs_commands.py does."""
+TEST_QUICK = (VENV, PROMETHEUS)
 BENCH = (VENV, JRE, MAVEN, GO)
 IMAGES = (BUILDAH, MMDEBSTRAP)
 KERBEROS = (KDC, KADMIN, KRB5_HEADERS, GCC, PYTHON_HEADERS)
@@ -207,9 +208,7 @@ def _install(needs: Sequence[Need], progress: Progress) -> None:
 
 @contextmanager
 def _services_held() -> Iterator[None]:
-    """Prevent packages from starting services: of `prometheus` only the programs are needed, not a server on port
-    9090.
-    """
+    """Prevent packages from starting services: of `prometheus` only the programs are needed, not its server."""
     if _POLICY.exists():  # the system, for example a container image, has its own policy
         yield
         return

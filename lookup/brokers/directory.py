@@ -1,10 +1,10 @@
-"""Which broker of ``brokers.service_url`` is asked next: each in its turn, but those that fail are set aside.
+"""Directory of the brokers of ``brokers.service_url``: round robin over healthy ones, with outlier ejection.
 
-A broker is set aside (outlier ejection) once it failed ``ejection_failures`` times with no answer in between, or did
-not answer a look. It comes back when its time is over, or when a look shows that it answers; unless it failed in a way
-that a look (a PING before any handshake) does not see. Its first failure then sets it aside again, for twice as long,
-until it answers a lookup. Those set aside are asked last; where all are, it is as if none was: to ask a broker that may
-be down is better than to ask nobody.
+A broker is ejected once it failed ``ejection_failures`` times with no answer in between, or did not answer a probe. It
+returns when its time is over, or when a probe shows that it answers; unless it failed in a way that a probe (a PING
+before any handshake) cannot see. The first failure then ejects it again, for twice as long, until it answers a lookup.
+Ejected brokers are asked last; where all are ejected, it is as if none was: to ask a broker that may be down is better
+than to ask none.
 """
 
 import math
@@ -37,7 +37,10 @@ _INVISIBLE_TO_PROBES = frozenset({"handshake", "timeout"})
 
 
 class BrokerDirectory:
-    """See the module. What is known of brokers goes on from one configuration to the next by ``before``."""
+    """Brokers, their health, and the order in which they are asked.
+
+    ``before``: the directory of the configuration before; what is known of brokers carries over.
+    """
 
     def __init__(
         self,
@@ -80,7 +83,7 @@ class BrokerDirectory:
         self._update_choices()
 
     async def run(self) -> None:
-        """Find brokers and look at them until ``stop``."""
+        """Discover and probe brokers until ``stop``."""
         with self._scope:
             self._report_metrics()
             async with trio.open_nursery() as nursery:
@@ -98,14 +101,14 @@ class BrokerDirectory:
                     nursery.start_soon(self.credential_checks.run)
 
     def stop(self) -> None:
-        """Look no more, and report no more."""
+        """Stop discovery and probes, and take back the metrics."""
         self._scope.cancel()
         self._metrics.forget_brokers()
 
     # ---- choice
 
     def next_broker(self) -> Endpoint | None:
-        """The broker whose turn it is; None where none is known (yet)."""
+        """Return the next broker in round-robin order, or by weight; None where none is known (yet)."""
         if self._next_readmission_at != math.inf and self._next_readmission_at <= trio.current_time():
             self._update_choices()
         choices = self._choices
@@ -117,32 +120,35 @@ class BrokerDirectory:
         return choices[turn]
 
     def brokers_in_order(self, first: Endpoint | None = None) -> list[Endpoint]:
-        """All of them, in the order in which to ask: ``first`` or whose turn it is, and those set aside last."""
+        """Return all brokers in the order in which to ask them: ``first`` or the next one, and ejected ones last."""
         first = first or self.next_broker()
         others = [endpoint for endpoint in self.discovery.endpoints if endpoint is not first]
         others.sort(key=self._order_key)
         return others if first is None else [first, *others]
 
     def _order_key(self, endpoint: Endpoint) -> tuple[bool, int, float]:
-        """By priority, and at random by weight in each: the least of exponential variables is RFC 2782's choice."""
+        """Order by priority, and at random by weight within one.
+
+        The least of exponential variables is RFC 2782's choice.
+        """
         standing = endpoint.health
         return standing.ejected, standing.priority, self._rng.expovariate(standing.weight)
 
     def broker_named(self, name: HostPort) -> Endpoint | None:
-        """The only broker of this name, if there is one."""
+        """Return the broker of this name, or None where there is none or more than one."""
         return self._by_name.get(name)
 
     async def wait_until_any_found(self) -> None:
-        """Wait until there is a broker, or there is none."""
+        """Wait until there is a broker, or every name was resolved without one."""
         await self.discovery.wait_until_any_found()
 
     @property
     def configured(self) -> ConfiguredBrokers:
-        """Which targets are brokers of the URL, by what is known now."""
+        """The configured brokers as relay targets, by what is known now."""
         return self.discovery.configured
 
     async def wait_until_all_resolved(self) -> None:
-        """Wait until every name was asked for."""
+        """Wait until the resolution of every name has ended, successful or not."""
         await self.discovery.wait_until_all_resolved()
 
     @property
@@ -152,7 +158,7 @@ class BrokerDirectory:
         return reasons or "no broker of brokers.service_url is known"
 
     def _update_choices(self) -> None:
-        """Who is asked from now on: anew when there are other brokers, or others set aside."""
+        """Compute which brokers are asked from now on, after a change of brokers or ejections."""
         now = trio.current_time()
         endpoints = self.discovery.endpoints
         for endpoint in endpoints:
@@ -173,7 +179,7 @@ class BrokerDirectory:
     # ---- what is thought of them
 
     def record_answer(self, broker: HostPort) -> None:
-        """A broker answered a lookup, with an error or not."""
+        """Record that a broker answered a lookup, with an error or not."""
         if not isinstance(broker, Endpoint):  # another broker named it
             return
         standing = broker.health
@@ -185,8 +191,10 @@ class BrokerDirectory:
                 self._update_choices()
 
     def record_failure(self, broker: HostPort, reason: str, cause: object) -> None:
-        """A broker could not be asked, or did not answer. ``reason`` is a short stable name for metrics; ``cause`` is
-        the connection or the exception: many lookups may report one, which counts once.
+        """Record that a broker could not be asked, or did not answer.
+
+        ``reason``: a short stable name for metrics. ``cause``: the connection or the exception; many lookups may report
+        one, which counts once.
         """
         if not isinstance(broker, Endpoint) or cause in self._counted_causes:
             return
@@ -199,7 +207,7 @@ class BrokerDirectory:
             self._update_choices()
 
     def count_fatal_request(self, kind: str) -> None:
-        """A broker closed a connection upon a request, by its kind: which says nothing of the broker."""
+        """Count a request, by kind, upon which a broker closed a connection: it says nothing of the broker."""
         self._metrics.count_fatal_request(kind)
 
     def _eject(self, endpoint: Endpoint, reason: str) -> None:
@@ -226,7 +234,7 @@ class BrokerDirectory:
     # ---- looks
 
     async def probe_all(self) -> None:
-        """Look at all brokers once, at the same time."""
+        """Probe all brokers once, at the same time."""
         async with trio.open_nursery() as nursery:
             for endpoint in self.discovery.endpoints:
                 nursery.start_soon(self._probe, endpoint)
@@ -262,20 +270,22 @@ class BrokerDirectory:
 
     @property
     def any_reachable(self) -> bool:
-        """Whether there is a broker to be asked, of those that count."""
+        """Return True if a broker can be asked, of those that count for readiness."""
         return any(True for _ in self._ready_endpoints())
 
     @property
     def credentials_refused(self) -> bool:
-        """Whether every broker that can be reached, of those that count, refuses the proxy's own credentials."""
+        """Return True if every broker that counts for readiness refuses the proxy's own credentials."""
         logins = self.credential_checks
         return logins is not None and {logins.verdict_of(endpoint) for endpoint in self._ready_endpoints()} == {
             CredentialVerdict.REFUSED
         }
 
     def _ready_endpoints(self) -> Iterator[Endpoint]:
-        """Those that can be reached. A new one does not count until it has judged the proxy's credentials, or has taken
-        too long for that: or clients would be sent here before it is known that all brokers refuse them.
+        """Yield the reachable brokers that count for readiness.
+
+        A new one counts once it has accepted or refused the proxy's credentials, or has taken too long for that:
+        otherwise clients would be sent here before it is known that all brokers refuse them.
         """
         for endpoint in self.discovery.endpoints:
             if endpoint.health.reachable and not (
@@ -284,7 +294,7 @@ class BrokerDirectory:
                 yield endpoint
 
     def status(self) -> list[dict[str, object]]:
-        """One entry a broker that was looked at or set aside, and one a name without brokers."""
+        """Return one entry for each broker that was probed or ejected, and one for each name without brokers."""
         now = trio.current_time()
         known = [
             {
@@ -313,7 +323,7 @@ class BrokerDirectory:
         return {"credentials": state.verdict.value, "detail": detail}
 
     def _unresolved(self) -> list[tuple[str, str]]:
-        """Names without a broker, not even one that was there before; and why."""
+        """Return the names without a broker, not even one from before, and why."""
         found = self.discovery
         return [(name, reason) for name, reason in found.failures.items() if not found.has_brokers(name)]
 
@@ -332,7 +342,7 @@ class BrokerDirectory:
         self._metrics.show_brokers(up, {name: standing.ejected for name, standing in standings.items()}, accepted)
 
     def _label(self, endpoint: Endpoint) -> str:
-        """Its name; and its address, where others have the same name."""
+        """Return a broker's name, with its addresses where others have the same name."""
         name = _name(endpoint)
         return str(name) if name in self._by_name else f"{name} at {' and '.join(endpoint.addresses)}"
 

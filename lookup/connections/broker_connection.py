@@ -18,7 +18,7 @@ from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLink
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
 CHECKS_PER_SILENCE = 8

@@ -77,14 +77,14 @@ class IsolatedConnections:
     ) -> None:
         """Open a connection and run it to its end; it counts against the bound until then."""
         try:
-            loan = await self._room.reserve(principal)
+            reservation = await self._room.reserve(principal)
             try:
                 if attempt.waiting:  # or their time was over before it was their turn
                     attempt.connection = await open_connection(key[0], await locate())
                     attempt.done.set()
                     await self._run_until_answered(attempt.connection)
             finally:
-                loan.release()
+                reservation.release()
         except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
             attempt.failure = failure
         finally:

@@ -29,7 +29,7 @@ from proxy.runtime.loop.tasks import run_every, seconds
 from proxy.runtime.network.broker_link import NOT_CONNECTED, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.rpc.client import RpcPool
+from proxy.runtime.rpc.pool import RpcPool
 
 SILENCE_SHARE = 4
 """A broker that says nothing for this share of a lookup's time is asked whether it is there, and given up after two:
@@ -93,7 +93,7 @@ class BrokerPool:
         self._isolated = IsolatedConnections(nursery, suspects_max)
         self._scope = trio.CancelScope()
         self._retired = False
-        self._greeter = BrokerLinkFactory(
+        self._link_factory = BrokerLinkFactory(
             dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}"
         )
         self.profile = profile
@@ -140,7 +140,7 @@ class BrokerPool:
     async def get_isolated_connection(
         self, broker: HostPort, locate: LocateBroker, asker: LookupPrincipal, company: SuspectGroup
     ) -> BrokerConnection:
-        """Return a connection for one suspect group alone (lookup.connections.isolated); raises as ``get_connection``."""
+        """Return a suspect group's own connection (lookup.connections.isolated); raises like ``get_connection``."""
         self._check_not_retired()
 
         async def open_connection(broker: HostPort, target: Target) -> BrokerConnection:
@@ -199,7 +199,7 @@ class BrokerPool:
             return await credentials.auth_data_for(None)
 
         try:
-            link = await self._greeter.open_link(target.broker, target.addresses, credentials, make_connect)
+            link = await self._link_factory.open_link(target.broker, target.addresses, credentials, make_connect)
         except BrokerLinkFailed as failed:
             if self._credential_checks is not None and failed.refusal is not None:
                 self._credential_checks.request_recheck(broker)

@@ -82,7 +82,7 @@ class LookupExecutor:
         return connection
 
     def record_fast_path_outcome(self, connection: BrokerConnection, answer: BrokerAnswer | None) -> None:
-        """Record what a fast-path request says of its broker's health: an answer, or a loss that no suspect explains."""
+        """Record what a fast-path request says of its broker's health: an answer, or a loss without suspects."""
         if answer is not None:
             self._brokers.record_answer(connection.broker)
         elif connection.loss is None:

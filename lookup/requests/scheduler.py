@@ -239,17 +239,17 @@ class LookupScheduler:
     async def _run_large_lookup(self, lookup: PendingLookup) -> None:
         """Execute a lookup whose answer may be large: it waits for capacity, and holds it until the answer has left."""
         sender, timeout_s = lookup.batch, self._timeout_s
-        loan: Reservation | None = None
+        reservation: Reservation | None = None
         with trio.move_on_at(lookup.deadline):
-            loan = await self._large_answer_room.reserve(sender.owner)
-        if loan is None:
+            reservation = await self._large_answer_room.reserve(sender.owner)
+        if reservation is None:
             self._fail_without_room(lookup)
             return
         try:
-            loan.shrink_to(await self._run_slow_path(lookup))
+            reservation.shrink_to(await self._run_slow_path(lookup))
             await sender.reply.wait_until_sent(timeout_s)
         finally:
-            loan.release()
+            reservation.release()
 
     def _fail_without_room(self, lookup: PendingLookup) -> None:
         sender, kind = lookup.batch, lookup.kind

@@ -26,7 +26,7 @@ from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.broker_link import BrokerLinkFactory
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.rpc.client import RpcCallRefused
+from proxy.runtime.rpc.errors import RpcCallRefused
 
 BROKERS_MAX = 64
 """Brokers that are tried; of more, the first ones, and then not all is well."""
@@ -120,7 +120,7 @@ class _BrokerCheck:
         self._authentication = authentication
         self._dialer = Dialer(config.brokers)
         max_frame_bytes = config.limits.max_broker_frame_bytes
-        self._greeter = BrokerLinkFactory(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+        self._link_factory = BrokerLinkFactory(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
 
     async def findings(self, broker: Endpoint) -> Finding:
         """Try one broker, in at most four times ``brokers.handshake_timeout_ms``."""
@@ -202,7 +202,7 @@ class _BrokerCheck:
         )
 
     async def _log_in(self, broker: Endpoint, credentials: Credentials, principal: str) -> LoginResult:
-        return await log_in_as(self._greeter, broker, credentials, principal, self._config)
+        return await log_in_as(self._link_factory, broker, credentials, principal, self._config)
 
 
 _WANTS_CLIENTS_CREDENTIALS = (

@@ -17,7 +17,7 @@ from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoredRelay
 from proxy.common.logs import get_logger
-from proxy.config.load import forwarder_count
+from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.accepting import accept_clients

@@ -195,6 +195,7 @@ main()
 """
 
 
+@pytest.mark.jvm
 @pytest.mark.parametrize("verbose", [False, True])
 def test_the_console_has_our_own_lines_only(verbose: bool) -> None:
     arguments = ["--verbose"] if verbose else []

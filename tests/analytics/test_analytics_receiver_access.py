@@ -42,7 +42,7 @@ async def test_a_changed_token_file_is_taken_over_a_second_later(tmp_path: Path)
     assert not is_authorized(b"Bearer ", digests)
     file.write_text("a-token-that-is-new-here")
     assert await watched.current_value() == digests  # looked at a moment ago
-    watched._looked_at -= 1.0
+    watched._checked_at -= 1.0
     digests = await watched.current_value()
     assert not is_authorized(b"Bearer the-first-token-there-is", digests)
     assert is_authorized(b"Bearer a-token-that-is-new-here", digests)
@@ -61,7 +61,7 @@ async def test_a_change_that_cannot_be_used_leaves_what_was_and_is_said_once(tmp
             else:
                 file.write_text(content)
                 os.utime(file, ns=(1, 1))
-            watched._looked_at = float("-inf")
+            watched._checked_at = float("-inf")
             assert await watched.current_value() == digests
     assert [entry["log_level"] for entry in entries] == ["error", "error"]
     assert "too-short" not in repr(entries)
@@ -138,10 +138,10 @@ async def test_a_new_certificate_is_taken_over(authority: trustme.CA, tmp_path: 
     watched = reloading_tls_context(certificate_files(authority, tmp_path))
     assert watched is not None
     before = await watched.current_value()
-    watched._looked_at = float("-inf")
+    watched._checked_at = float("-inf")
     assert await watched.current_value() is before
     certificate_files(authority, tmp_path)
-    watched._looked_at = float("-inf")
+    watched._checked_at = float("-inf")
     assert await watched.current_value() is not before
 
 

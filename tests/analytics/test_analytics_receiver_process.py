@@ -123,7 +123,7 @@ def test_told_to_end_under_load_it_answers_what_is_there(tmp_path: Path) -> None
     assert receiver.end() == 0
     stop(senders)
     check(numbers(spool), senders)
-    assert receiver.log[-1]["event"] == "the receiver has ended; all that was answered with success is on the disk"
+    assert receiver.log[-1]["event"] == "the receiver has ended; all acknowledged requests are on the disk"
     assert all(entry["level"] != "error" for entry in receiver.log)
 
 

@@ -127,7 +127,7 @@ FAULTS = {
     "no name": ([("x", "1")], "there is no __name__ label"),
     "empty name": ([("__name__", "")], "there is no __name__ label"),
     "no labels": ([], "there is no __name__ label"),
-    "twice": ([("__name__", "a"), ("x", "1"), ("x", "2")], "a label's name stands there twice"),
+    "twice": ([("__name__", "a"), ("x", "1"), ("x", "2")], "a label's name occurs twice"),
     "nameless": ([("__name__", "a"), ("", "1")], "a label has no name"),
 }
 

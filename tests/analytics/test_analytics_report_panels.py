@@ -231,7 +231,7 @@ def test_what_is_missing_is_said() -> None:
     assert told[0].startswith("59 of 60 minutes have no sample")
     assert metrics.ENDED in told[1]
     assert told[2].startswith("2 rows of native histograms")
-    assert told[3].startswith("Nobody's use is counted by name (bytes to brokers)")
+    assert told[3].startswith("No principal's use is counted (bytes to brokers)")
     assert len(told) == 4
 
 
@@ -302,10 +302,10 @@ def test_totals_that_agree_need_no_reason() -> None:
 @pytest.mark.parametrize(
     ("total", "without_start", "said"),
     [
-        ((900, 50, 0, 0, 1), 3, "of 3 counters of principals nobody knows the start"),
+        ((900, 50, 0, 0, 1), 3, "of 3 counters of principals the start is unknown"),
         ((900, 50, 0, 0, 1), 0, "samples of the principals' counters are missing"),
         ((1001, 50, 0, 0, 1), 0, "before a process's first scrape is known of principals only"),
-        ((0, 0, 0, 0, 0), 0, "Nobody's use is counted by name"),
+        ((0, 0, 0, 0, 0), 0, "No principal's use is counted"),
     ],
 )
 def test_a_difference_between_connections_and_principals_has_a_reason(

@@ -72,7 +72,7 @@ def tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Tab
 
 def _first_seen(spark: SparkSession, root: Path, moments_ms: dict[int, int]) -> None:
     """As `ingest` would have it: the first sample's instant."""
-    from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+    from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
     tables = Tables.open(spark, str(root))
     when = F.col("first_seen")
@@ -128,7 +128,7 @@ def test_a_counter_whose_start_nobody_knows_is_told(spark: SparkSession, tmp_pat
     found, compared = collected(tables, hours=1)
     assert found.without_start == 1
     assert found.total[0] == 49 * 100
-    assert "of 1 counter of principals nobody knows the start" in compared.reasons[0]
+    assert "of 1 counter of principals the start is unknown" in compared.reasons[0]
 
 
 def test_the_top_principals_and_the_rest(spark: SparkSession, tmp_path: Path) -> None:

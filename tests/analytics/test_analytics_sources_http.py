@@ -136,7 +136,7 @@ def test_what_may_pass_is_tried_again_with_pauses(prometheus: FakePrometheus) ->
         ((200, b'{"data": {"resultType": "vector", "result": []}}', {}), "must be a plain selector"),
         (
             (200, b'{"data": {"resultType": "matrix", "result": [{"metric": {}, "histograms": [[1, {}]]}]}}', {}),
-            "whose schema the API does not tell",
+            "whose schema the API does not return",
         ),
         ((200, b" " * 2000, {}), "more than 1000 bytes: use a smaller stepSeconds"),
     ],

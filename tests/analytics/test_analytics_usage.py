@@ -180,7 +180,7 @@ def test_late_samples_of_a_closed_hour_are_kept_out_and_the_total_stays_right(
     assert rolled[DAY_MS + HOUR_MS] == 15  # the rollup has it
     again = usage.run(spark, str(tmp_path), now=moment(DAY_MS + 4 * HOUR_MS), reopen_from=moment(DAY_MS + HOUR_MS + 1))
     assert (again.late_samples, again.reopened) == ({}, (moment(DAY_MS + HOUR_MS),))  # late samples are told once
-    assert "REOPENED: 1 closed hours were computed anew, from 2026-11-20 01:00" in capsys.readouterr().err
+    assert "REOPENED: 1 closed hours were recomputed, from 2026-11-20 01:00" in capsys.readouterr().err
     assert by_hour(tables) == {1: (15 + 7, True), 2: (5 + 93, False), 3: (30, False)}
     tables.files.delete("rollup_1h")
     with pytest.raises(usage.CannotReopen, match="1 hours from 2026-11-20 01:00"):

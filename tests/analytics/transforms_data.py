@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import HealthCheck, settings
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 -- the usual name
 
 from analytics.tables.partitions import hour_of
 from analytics.tables.store import Tables

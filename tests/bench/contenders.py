@@ -118,11 +118,11 @@ class Ours(Contender):
         return self._cluster.log_tail()
 
 
-class Following(Ours):
-    """The same, where clients authenticate themselves with a token that ends: relays follow their frames (KIP-368)."""
+class FramedRelays(Ours):
+    """The same cluster with clients whose tokens expire: their relays track frame boundaries (KIP-368)."""
 
-    name = "following"
-    label = "pulsar-trio-proxy, frames followed"
+    name = "framed"
+    label = "pulsar-trio-proxy, framed relays"
 
     _CONFIG = """
 [authentication]

@@ -21,7 +21,7 @@ from proto.lookup_requests import LookupRequest, request_from_command
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, CommandLookupTopicResponse
 from proto.rpc_pb2 import BrokerCredentialsResponse, Status
 from proxy.config.types import Config
-from proxy.runtime.rpc.client import RpcCallRefused, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 
 Answer = BaseCommand | bytes | None
 Script = Callable[[BaseCommand], Answer]

@@ -12,7 +12,7 @@ from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
 from proxy.runtime.loop.tasks import close_forcefully
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
-from proxy.runtime.rpc.client import RpcCallRefused, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 
 TARGET_REFUSED = "Target broker cannot be validated."
 """What a client is sent for a denied target: the same words as the Java proxy's, and no more."""

@@ -27,7 +27,7 @@ from proxy.forwarder.workers.authentication import (
 )
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 TARGET_SHOWN_MAX = 300
 """How many characters of a target are kept, for logs and for the record of a relay."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import trio
 
-from proxy.runtime.rpc.client import RpcDeadlineExceeded
+from proxy.runtime.rpc.errors import RpcDeadlineExceeded
 
 
 class LookupBatch:

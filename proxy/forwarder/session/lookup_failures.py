@@ -7,7 +7,7 @@ from proto.frames import encode_frame
 from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure_answer, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse, Status
-from proxy.runtime.rpc.client import RpcCallRefused, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 
 UNAVAILABLE = "The proxy's lookup service is not available"
 NO_MEMORY = "The proxy has too many lookups under way"

@@ -36,7 +36,8 @@ from proxy.runtime.fairness.fair_capacity import Reservation
 from proxy.runtime.fairness.owners import owner_of
 from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.rpc.client import RETRIES_MAX, RpcConnectionLost, RpcError
+from proxy.runtime.rpc.client import RETRIES_MAX
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcError
 
 BYTES_MAX = 4 * 1024 * 1024
 """The bytes of requests in flight and of answers not yet sent that are kept for one client."""

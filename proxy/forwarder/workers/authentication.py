@@ -175,7 +175,7 @@ ExchangeFactory = Callable[[CommandConnect], AuthenticationExchange]
 class Reauthenticator:
     """Re-authentication of a client: an AUTH_RESPONSE that answers no round starts a new exchange (KIP-368).
 
-    The exchange is judged as if the client connected now with a CONNECT that contains its answer's data. So a client
+    The exchange is verified as if the client connected now with a CONNECT that contains its answer's data. So a client
     gains nothing by re-authentication that a new connection would not give it.
     """
 
@@ -188,7 +188,7 @@ class Reauthenticator:
         """Identity of the last successful re-authentication; None before the first one."""
 
     async def reauthenticate(self, command: BaseCommand) -> Verdict:
-        """Have an AUTH_RESPONSE judged, one at a time, as proxy.forwarder.relay.expiring.relay_session describes.
+        """Have an AUTH_RESPONSE verified, one at a time, as proxy.forwarder.relay.expiring.relay_session describes.
 
         Raises RpcError.
         """

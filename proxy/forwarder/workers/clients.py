@@ -44,7 +44,9 @@ from proxy.runtime.network.broker_link import (
 )
 from proxy.runtime.network.credentials import Credentials, credentials_for
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.rpc.client import PendingCall, RpcError, RpcPool
+from proxy.runtime.rpc.errors import RpcError
+from proxy.runtime.rpc.pool import RpcPool
+from proxy.runtime.rpc.replies import PendingCall
 
 _ENVELOPE = int(Method.ENVELOPE)  # a constant: access to an enum's member costs a look-up each time
 

@@ -20,7 +20,7 @@ from auth.providers.basic import BCRYPT_PASSWORD_BYTES_MAX, DATA_BYTES_MAX, Basi
 from auth.registry import configured_providers
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
 from proxy.common.errors import ConfigError
-from proxy.common.reloading_file import LOOK_INTERVAL_S
+from proxy.common.reloading_file import CHECK_INTERVAL_S
 from proxy.config.types import Authentication, BasicAuthentication
 
 CLIENT = ClientContext("10.0.0.1:1234")
@@ -373,7 +373,7 @@ async def test_a_password_that_was_right_once_lets_nobody_in(
     """Security: what is remembered of a login is good for a place in the line."""
     provider = make()
     assert await provider.identify(login("alice"), CLIENT)
-    await trio.sleep(LOOK_INTERVAL_S)
+    await trio.sleep(CHECK_INTERVAL_S)
     (tmp_path / "users").write_text(f"alice:{FAST.hash('new')}\n")
     assert provider._checks.matches_recent_proof("alice", PASSWORD.encode())
     assert (await denial(provider, login("alice"))).reason == "bad_password"
@@ -456,11 +456,11 @@ async def test_a_changed_file_counts_and_a_broken_one_does_not(
 ) -> None:
     provider = make()
     assert await provider.identify(login("alice"), CLIENT)
-    await trio.sleep(LOOK_INTERVAL_S)
+    await trio.sleep(CHECK_INTERVAL_S)
     (tmp_path / "users").write_text(f"bob:{FAST.hash('new')}\n")
     assert (await denial(provider, login("alice"))).reason == "unknown_user"
     assert await provider.identify(b"bob:new", CLIENT) == Identity("bob")
-    await trio.sleep(LOOK_INTERVAL_S)
+    await trio.sleep(CHECK_INTERVAL_S)
     (tmp_path / "users").write_text("alice:plain\n")
     with structlog.testing.capture_logs() as logs:
         assert await provider.identify(b"bob:new", CLIENT) == Identity("bob")

@@ -61,9 +61,9 @@ async def logged_in(
     broker = network.brokers["10.0.0.1", 6650] = FakeBroker()
     broker.greeting = greeting
     config = make_config(**{"authentication": ENABLED, **tables})
-    greeter = BrokerLinkFactory(Dialer(config.brokers), 1 << 20, "proxy")
+    link_factory = BrokerLinkFactory(Dialer(config.brokers), 1 << 20, "proxy")
     credentials = credentials_for(auth or FakeAuth(), "10.0.0.1", configured=True)  # type: ignore[arg-type]
-    login = await log_in(greeter, Endpoint("10.0.0.1", 6650, ("10.0.0.1",)), credentials, config)
+    login = await log_in(link_factory, Endpoint("10.0.0.1", 6650, ("10.0.0.1",)), credentials, config)
     await trio.testing.wait_all_tasks_blocked()
     assert not broker.open, "the connection is closed, whatever came of it"
     assert not broker.requests, "nothing is asked"
@@ -156,7 +156,7 @@ class Ring:
         self.auth: Any = FakeAuth()
         self.nursery = nursery
         self.dialer = Dialer(self.config.brokers)
-        self.greeter = BrokerLinkFactory(self.dialer, 1 << 20, "proxy")
+        self.link_factory = BrokerLinkFactory(self.dialer, 1 << 20, "proxy")
         self.brokers = self.make(None)
         self.pool = BrokerPool(
             self.config, self.dialer, self.auth, nursery, credential_checks=self.brokers.credential_checks
@@ -169,7 +169,7 @@ class Ring:
 
     async def log_in(self, broker: Endpoint) -> LoginResult:
         credentials = credentials_for(self.auth, broker.host, configured=True)
-        return await log_in(self.greeter, broker, credentials, self.config)
+        return await log_in(self.link_factory, broker, credentials, self.config)
 
     def run(self) -> None:
         self.nursery.start_soon(self.brokers.run)

@@ -26,7 +26,7 @@ from proto.lookup_requests import encode_proxy_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.loop.tick import Tick, current_tick
 from proxy.runtime.network.broker_link import BrokerLink
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 KEEP_ALIVE_S = 30.0
 PATIENCE_S = 2.5

@@ -46,7 +46,7 @@ from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.network.broker_link import BrokerLink
-from proxy.runtime.rpc.client import PendingCall
+from proxy.runtime.rpc.replies import PendingCall
 
 CLIENT = "192.0.2.7:4000"
 CERTIFICATE = b"the client's certificate"

@@ -19,7 +19,7 @@ from proto.session_clock import SessionClock
 from proxy.forwarder.relay.expiring.relay_session import RelaySession
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientIdentity, Denial, Verdict
 from proxy.runtime.network.credentials import Credentials, NoCredentials
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 UNIX_MS = 1_700_000_000_000.0
 CHALLENGE = commands.auth_challenge("proxy", 21, "token", commands.AUTH_REFRESH)

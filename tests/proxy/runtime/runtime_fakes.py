@@ -10,7 +10,7 @@ import trio.testing
 
 from proto.roles import Role
 from proto.rpc_frames import Call, Cancel, Reply, RpcDecoder, encode_reply
-from proto.rpc_pb2 import Text
+from proto.rpc_pb2 import Method, Text
 from proxy.runtime.rpc.client import RpcClient
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcServer
@@ -113,3 +113,16 @@ async def outcome(call: Callable[[], Awaitable[Any]]) -> Any:
         return await call()
     except Exception as error:  # noqa: BLE001 -- handed to the test
         return error
+
+
+MakeWires = Callable[..., Wires]
+
+
+async def echo(data: bytes, _caller: Caller) -> bytes:
+    await trio.lowlevel.checkpoint()
+    return data
+
+
+async def ask(client: RpcClient, text: str = "", method: int = Method.ENVELOPE, **how: Any) -> str:
+    how.setdefault("timeout_s", 60.0)
+    return (await client.call(method, Text(text=text), Text, **how)).text

@@ -28,7 +28,7 @@ from proxy.forwarder.relay.expiring.session import (
 )
 from proxy.forwarder.workers.authentication import SERVER_VERSION
 from proxy.runtime.network.credentials import Credentials, NoCredentials
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 EXCHANGE_INTERVAL_S = 1.0
 """Least time between two exchanges of a relay, however often its broker sends challenges."""
@@ -52,13 +52,13 @@ class BrokerReauthenticationMetrics:
     def __init__(self, registry: CollectorRegistry | None) -> None:
         self.success = Counter(
             "pulsar_proxy_broker_reauthentication_success",
-            "Times that the proxy has answered a broker that asked for fresh credentials of its own within a relay. "
+            "Brokers' challenges for fresh credentials of the proxy itself, within a relay, that it has answered. "
             "A broker that does not accept the answer ends the relay.",
             registry=registry,
         )
         failure = Counter(
             "pulsar_proxy_broker_reauthentication_failure",
-            "Times that it could not answer, by reason.",
+            "Brokers' challenges to the proxy itself that it could not answer, by reason.",
             ["reason"],
             registry=registry,
         )

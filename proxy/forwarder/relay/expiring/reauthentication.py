@@ -1,7 +1,7 @@
 """Coordinator of clients' re-authentication: challenges in time, verdicts on answers, and ends of sessions (KIP-368).
 
 The splice engine and the copy loop find answers and ends in what they move (splice_pump, copy_loop of this package) and
-report them here. The session clock decides (proto.session_clock); auth workers judge.
+report them here. The session clock decides (proto.session_clock); auth workers verify answers.
 
 A session ends gently if it was used past its end, if the broker still sent to it past its grace, or if its client
 failed to authenticate again. From the next boundary on nothing more passes to the broker. What the broker still sends,
@@ -36,7 +36,7 @@ from proxy.forwarder.relay.expiring.session import (
 )
 from proxy.forwarder.workers.authentication import Challenge, ClientIdentity, Denial, Verdict
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 SESSION_EXPIRED = "The proxy closes this connection: session expired"
 MAX_AGE_REACHED = "The proxy closes this connection: it has reached its maximum age; connect again"
@@ -139,14 +139,14 @@ class ReauthenticationCoordinator:
     # ---- answers
 
     def on_answer(self, session: ExpiringSession, frame: bytes) -> None:
-        """Start to judge the client's answer to a challenge."""
-        self._nursery.start_soon(self._judge, session, frame)
+        """Start to verify the client's answer to a challenge."""
+        self._nursery.start_soon(self._verify_answer, session, frame)
 
     def on_answer_lost(self, session: ExpiringSession) -> None:
         """Schedule another challenge after an answer to a predecessor's challenge."""
         self._schedule(session)
 
-    async def _judge(self, session: ExpiringSession, frame: bytes) -> None:
+    async def _verify_answer(self, session: ExpiringSession, frame: bytes) -> None:
         principal = session.terms.principal
         if _is_over(session):
             return
@@ -242,7 +242,7 @@ class ReauthenticationCoordinator:
         )
 
     def _continue_after(self, session: ExpiringSession, failure: ReauthenticationFailure) -> None:
-        """Drop an answer that failed. Another one that is being judged still gets its verdict."""
+        """Drop an answer that failed. Another one that is being verified still gets its verdict."""
         if failure not in {ReauthenticationFailure.ANSWERED_TWICE, ReauthenticationFailure.TOO_SOON}:
             self._clock(session).on_observed_failure(self.now())
         self._observe(session, CloseReason.FAILED)

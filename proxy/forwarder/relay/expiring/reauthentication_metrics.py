@@ -34,7 +34,7 @@ class ReauthenticationMetrics:
         )
         self.failure = Counter(
             "pulsar_proxy_reauthentication_failure",
-            "Clients that have failed to, and were closed, by the method of their session.",
+            "Clients that failed to authenticate themselves again, and were closed, by the method of their session.",
             ["method"],
             registry=registry,
         )
@@ -46,13 +46,13 @@ class ReauthenticationMetrics:
         )
         maximum = Gauge(
             "pulsar_proxy_reauthentication_max_seconds",
-            f"The longest such time of the last {WINDOW_S} seconds; 0: there was none.",
+            f"The longest time from challenge to verdict in the last {WINDOW_S} seconds; 0: there was none.",
             registry=registry,
         )
         maximum.set_function(lambda: self._maximum.value(self._now()))
         self._no_reauth = Counter(
             "pulsar_proxy_authentication_no_reauth",
-            "Clients that have authenticated themselves but are not asked to again on their connection, by method and "
+            "Authenticated clients that are not challenged again on their connection, by method and "
             "reason: client_cannot, has_producer.",
             ["method", "reason"],
             registry=registry,
@@ -64,14 +64,14 @@ class ReauthenticationMetrics:
         )
         self.expired_observed = Counter(
             "pulsar_proxy_expired_connections_observed",
-            "Lives of sessions that enforcement would have closed, but session.enforcement is observe, by listener, "
+            "Session lifetimes that enforcement would have closed, but session.enforcement is observe, by listener, "
             "method and reason: expired, still_served, failed.",
             ["listener", "method", "reason"],
             registry=registry,
         )
         self.expired_sessions = Gauge(
             "pulsar_proxy_expired_sessions",
-            "Sessions that are past their end, and open: idle ones, and those whose end is only observed.",
+            "Open sessions past their end: idle ones, and those with an end that is only observed.",
             registry=registry,
         )
 

@@ -1,14 +1,14 @@
 """The terms of a session that a relay needs to know, where its frames are inspected (KIP-368).
 
 A relay is started with a RelaySession, or with None: then its frames are not inspected. A RelaySession contains the
-callable that judges answers of the client:
+callable that verifies answers of the client:
 
     async def reauthenticate(command: BaseCommand) -> Verdict
 
 It receives each AUTH_RESPONSE, one at a time. The first one, and the first one after a ClientIdentity, a Denial or an
 exception, starts a new exchange of the mechanism (the client was challenged with ``PulsarAuthRefresh``). After a
-Challenge it is the client's answer to that. RpcError means that no auth worker could judge: the client is then
-challenged once more.
+Challenge it is the client's answer to that. RpcError means that no auth worker could verify the answer: the client is
+then challenged once more.
 
 A relay outlives its process, a callable does not. ``RelayManager`` therefore takes a ``ReauthenticatorFactory``, which
 makes the callable again from what the fd store kept: the principal and RelaySession's ``context``.
@@ -23,7 +23,7 @@ from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proto.rpc_pb2 import Principal, StoredRelay, StoredSession
 from proto.session_clock import SessionClock
 from proxy.forwarder.workers.authentication import Verdict
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 Reauthenticate = Callable[[BaseCommand], Awaitable[Verdict]]
 ReauthenticatorFactory = Callable[[StoredRelay], Reauthenticate]
@@ -129,6 +129,6 @@ def reauthentication_unavailable(_relay: StoredRelay) -> Reauthenticate:
     """ReauthenticatorFactory for sessions that cannot be re-authenticated: they end when they expire."""
 
     async def reauthenticate(_command: BaseCommand) -> Verdict:
-        raise RpcError("no auth worker can judge the answers of this relay's client")
+        raise RpcError("no auth worker can verify the answers of this relay's client")
 
     return reauthenticate

@@ -88,7 +88,7 @@ class FrameCursor:
     * ``removed_bytes``: the bytes so far of a frame that is being removed from the stream and ends at the boundary.
     * ``pending_injection``: what the proxy will write at the next boundary.
     * ``stops_at_boundary``: nothing behind the next boundary may pass; ``ends_at_boundary``: the direction ends there.
-    * ``awaits_verdict``: a command waits until an answer is judged.
+    * ``awaits_verdict``: a command waits until an answer is verified.
     * ``peek_bytes``: how many bytes to peek at in one call; ``peeked_bytes``: how many were seen, if that was all.
     * ``session``, ``way``: the session, and which of its relay's directions this is; ``row``: of the relay table.
     """
@@ -315,7 +315,7 @@ class ReauthenticationHandler(Protocol):
     """
 
     def on_answer(self, session: ExpiringSession, frame: bytes) -> None:
-        """Start to judge the client's answer to a challenge."""
+        """Start to verify the client's answer to a challenge."""
 
     def decide_command(self, session: ExpiringSession) -> CommandDecision:
         """Decide about a client's command, and count an end that is only observed. The session must have a clock."""

@@ -24,7 +24,7 @@ from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.forwarder.workers.clients import TargetRefused
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.network.broker_link import BrokerLinkFailed
-from proxy.runtime.rpc.client import RpcDeadlineExceeded
+from proxy.runtime.rpc.errors import RpcDeadlineExceeded
 
 Start = Callable[..., Play]
 TARGET = "b0:6650"

@@ -41,7 +41,7 @@ from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_gr
 from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
 from proxy.forwarder.session.lookup_session_control import LifetimeEvent
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity, Denial
-from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded
 
 # ---- when a session ends, and when its client is asked
 

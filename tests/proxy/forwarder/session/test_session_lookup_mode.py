@@ -26,7 +26,8 @@ from proxy.forwarder.session.lookup_mode import LookupMode
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
 from proxy.runtime.fairness.owners import owner_of
-from proxy.runtime.rpc.client import RETRIES_MAX, RpcCallRefused
+from proxy.runtime.rpc.client import RETRIES_MAX
+from proxy.runtime.rpc.errors import RpcCallRefused
 
 METADATA = BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 7})
 SCHEMA = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 7})

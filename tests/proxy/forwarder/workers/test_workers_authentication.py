@@ -34,7 +34,7 @@ from proxy.forwarder.workers.authentication import (
     Denial,
     ExchangeSettings,
 )
-from proxy.runtime.rpc.client import RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcConnectionLost
 
 BEHIND = Principal(type="User", name="alice", method="token", proxy="proxy-a")
 

@@ -29,7 +29,8 @@ from proto.rpc_pb2 import (
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFactory, BrokerLinkFailed
-from proxy.runtime.rpc.client import PendingCall, RpcConnectionLost, RpcError
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcError
+from proxy.runtime.rpc.replies import PendingCall
 
 
 class FakeClient:
@@ -583,8 +584,8 @@ async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
         await trio.sleep(9)
         raise BrokerLinkFailed("timeout", "late", message="late")
 
-    greeter_open = BrokerLinkFactory.open_link
-    calls = iter([open_late, greeter_open, greeter_open])
+    open_link = BrokerLinkFactory.open_link
+    calls = iter([open_late, open_link, open_link])
 
     async def open_next(*args: Any, **options: Any) -> Any:
         return await next(calls)(*args, **options)

@@ -33,7 +33,7 @@ from proxy.forwarder.workers.authentication import (
     ExchangeSettings,
     Reauthenticator,
 )
-from proxy.runtime.rpc.client import RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcConnectionLost
 
 FRESH = b"fr3sh"
 

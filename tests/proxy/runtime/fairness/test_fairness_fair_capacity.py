@@ -13,20 +13,20 @@ LARGEST = 10
 
 
 class Room:
-    """Tasks that want room, in the order in which they got it."""
+    """Tasks that want capacity, in the order in which they got it."""
 
     def __init__(self, nursery: trio.Nursery, total_bytes: int) -> None:
-        self.room = FairCapacity(total_bytes, LARGEST)
+        self.capacity = FairCapacity(total_bytes, LARGEST)
         self._nursery = nursery
         self.got: list[str] = []
-        self.loans: list[Reservation] = []
+        self.reservations: list[Reservation] = []
 
     async def want(self, owner: str) -> trio.CancelScope:
         scope = trio.CancelScope()
 
         async def one() -> None:
             with scope:
-                self.loans.append(await self.room.reserve(owner))
+                self.reservations.append(await self.capacity.reserve(owner))
                 self.got.append(owner)
 
         self._nursery.start_soon(one)
@@ -34,9 +34,9 @@ class Room:
         return scope
 
     async def give(self, owner: str) -> None:
-        loan = next(loan for loan in self.loans if loan.owner == owner)
-        self.loans.remove(loan)
-        loan.release()
+        reservation = next(reservation for reservation in self.reservations if reservation.owner == owner)
+        self.reservations.remove(reservation)
+        reservation.release()
         await trio.testing.wait_all_tasks_blocked()
 
 
@@ -45,10 +45,10 @@ async def test_room_that_is_free_is_lent_at_once(nursery: trio.Nursery) -> None:
     for owner in "abc":
         await it.want(owner)
     assert it.got == ["a", "b"]
-    assert it.room.has_waiters
+    assert it.capacity.has_waiters
     await it.give("b")
     assert it.got == ["a", "b", "c"]
-    assert not it.room.has_waiters
+    assert not it.capacity.has_waiters
     for owner in "ac":
         await it.give(owner)
     await it.want("d")
@@ -64,9 +64,9 @@ async def test_the_turn_goes_round_among_those_who_wait(nursery: trio.Nursery) -
         await it.give(owner)
     assert it.got == ["first", "a", "b", "c", "a", "b", "a"]
     await it.give("a")
-    assert it.room.free_bytes == LARGEST
-    assert not it.room._waiting, "nobody is remembered"
-    assert not it.room._held
+    assert it.capacity.free_bytes == LARGEST
+    assert not it.capacity._waiting, "nobody is remembered"
+    assert not it.capacity._held
 
 
 async def test_the_last_room_is_for_somebody_else(nursery: trio.Nursery) -> None:
@@ -90,18 +90,18 @@ async def test_what_turns_out_to_be_small_leaves_room_for_others(nursery: trio.N
     await it.want("a")
     await it.want("b")
     await it.want("c")
-    it.loans[0].shrink_to(4)
+    it.reservations[0].shrink_to(4)
     await trio.testing.wait_all_tasks_blocked()
-    assert it.got == ["a", "b"], "six bytes are not room for what may have ten"
-    it.loans[1].shrink_to(6)
+    assert it.got == ["a", "b"], "six bytes are not capacity for what may have ten"
+    it.reservations[1].shrink_to(6)
     await trio.testing.wait_all_tasks_blocked()
     assert it.got == ["a", "b", "c"]
-    assert it.room.free_bytes == 0
-    it.loans[0].shrink_to(LARGEST)
-    assert it.loans[0].size_bytes == 4, "nobody gets more than was lent"
-    for loan in it.loans * 2:
-        loan.release()
-    assert it.room.free_bytes == 2 * LARGEST
+    assert it.capacity.free_bytes == 0
+    it.reservations[0].shrink_to(LARGEST)
+    assert it.reservations[0].size_bytes == 4, "nobody gets more than was lent"
+    for reservation in it.reservations * 2:
+        reservation.release()
+    assert it.capacity.free_bytes == 2 * LARGEST
 
 
 async def test_there_is_always_room_for_one(nursery: trio.Nursery) -> None:
@@ -121,7 +121,7 @@ async def test_who_waits_no_more_is_passed_over(nursery: trio.Nursery) -> None:
     for scope in leaving:
         scope.cancel()
     await trio.testing.wait_all_tasks_blocked()
-    assert list(it.room._waiting) == ["a"]
+    assert list(it.capacity._waiting) == ["a"]
     await it.give("first")
     assert it.got == ["first", "a"]
 
@@ -135,8 +135,8 @@ async def test_room_that_comes_in_the_moment_of_leaving_is_not_lost(nursery: tri
     await it.give("first")
     assert it.got == ["first", "b"]
     leaving = await it.want("c")
-    loan = it.loans.pop()
-    loan.release()
+    reservation = it.reservations.pop()
+    reservation.release()
     leaving.cancel()
     await trio.testing.wait_all_tasks_blocked()
     await it.want("d")
@@ -150,24 +150,26 @@ async def test_room_that_comes_in_the_moment_of_leaving_is_not_lost(nursery: tri
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["lend", "shrink", "give"]), st.integers(0, LARGEST)))
 )
 def test_no_byte_is_lent_twice_or_lost(steps: list[tuple[str, str, int]]) -> None:
-    room = FairCapacity(35, LARGEST)
-    loans: list[Reservation] = []
+    capacity = FairCapacity(35, LARGEST)
+    reservations: list[Reservation] = []
     for owner, step, number in steps:
         if step == "lend":
-            loan = room.try_reserve(owner)
-            loans += [] if loan is None else [loan]
-        elif loans and step == "shrink":
-            loans[number % len(loans)].shrink_to(number)
-        elif loans:
-            loans.pop(number % len(loans)).release()
-        lent = sum(loan.size_bytes for loan in loans)
-        assert room.free_bytes == 35 - lent >= 0
+            reservation = capacity.try_reserve(owner)
+            reservations += [] if reservation is None else [reservation]
+        elif reservations and step == "shrink":
+            reservations[number % len(reservations)].shrink_to(number)
+        elif reservations:
+            reservations.pop(number % len(reservations)).release()
+        lent = sum(reservation.size_bytes for reservation in reservations)
+        assert capacity.free_bytes == 35 - lent >= 0
         for one in "abc":
-            assert sum(loan.size_bytes for loan in loans if loan.owner == one) <= 35 - LARGEST
-    for loan in loans:
-        loan.release()
-    assert room.free_bytes == 35
-    assert not room._held
+            assert (
+                sum(reservation.size_bytes for reservation in reservations if reservation.owner == one) <= 35 - LARGEST
+            )
+    for reservation in reservations:
+        reservation.release()
+    assert capacity.free_bytes == 35
+    assert not capacity._held
 
 
 async def test_more_room_is_lent_to_who_waits_and_less_takes_nothing_back(nursery: trio.Nursery) -> None:
@@ -177,16 +179,16 @@ async def test_more_room_is_lent_to_who_waits_and_less_takes_nothing_back(nurser
     await it.want("b")
     await it.want("c")
     assert it.got == ["a", "b"]
-    it.room.resize(3 * LARGEST, LARGEST)
+    it.capacity.resize(3 * LARGEST, LARGEST)
     await trio.testing.wait_all_tasks_blocked()
     assert it.got == ["a", "b", "c"]
-    it.room.resize(LARGEST, LARGEST)
-    assert it.room.free_bytes == -2 * LARGEST
+    it.capacity.resize(LARGEST, LARGEST)
+    assert it.capacity.free_bytes == -2 * LARGEST
     await it.want("d")
-    for loan in it.loans[:2]:
-        loan.release()
+    for reservation in it.reservations[:2]:
+        reservation.release()
     await trio.testing.wait_all_tasks_blocked()
     assert it.got == ["a", "b", "c"]
-    it.loans[2].release()
+    it.reservations[2].release()
     await trio.testing.wait_all_tasks_blocked()
     assert it.got == ["a", "b", "c", "d"]

@@ -21,7 +21,7 @@ from proxy.runtime.network import dialing
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.network.tls import TlsFailed
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 BROKER = HostPort("broker", 6650)
 CONNECTED = commands.encode(
@@ -105,8 +105,8 @@ def make_connect(method: str, data: bytes) -> CommandConnect:
 
 
 async def open_link(*addresses: str, credentials: Any = None, **limits: Any) -> BrokerLink:
-    greeter = BrokerLinkFactory(Dialer(msgspec.convert(limits, Brokers)), 4096, "pulsar-trio-proxy-test")
-    return await greeter.open_link(BROKER, addresses, credentials or FakeCredentials(), make_connect)
+    link_factory = BrokerLinkFactory(Dialer(msgspec.convert(limits, Brokers)), 4096, "pulsar-trio-proxy-test")
+    return await link_factory.open_link(BROKER, addresses, credentials or FakeCredentials(), make_connect)
 
 
 async def failure(*addresses: str, **how: Any) -> BrokerLinkFailed:

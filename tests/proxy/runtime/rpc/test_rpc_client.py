@@ -1,8 +1,7 @@
-"""proxy.runtime.rpc.client and rpc_server, each against the other and each against a stranger."""
+"""proxy.runtime.rpc.client: calls against a server, and against one that misbehaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,43 +9,15 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from runtime_fakes import FRAME_BYTES_MAX, RawServer, Wires, outcome, until
+from runtime_fakes import FRAME_BYTES_MAX, MakeWires, RawServer, ask, echo, outcome, until
 
 from proto.roles import MAY_CALL, Role
-from proto.rpc_frames import Call, Cancel, Reply, RpcDecoder, encode_call, encode_cancel, encode_reply
+from proto.rpc_frames import Call, Cancel, Reply, encode_call, encode_cancel, encode_reply
 from proto.rpc_pb2 import Empty, Method, Status, Text
-from proxy.runtime.rpc import server as rpc_server
-from proxy.runtime.rpc.client import (
-    RpcCallRefused,
-    RpcClient,
-    RpcConnectionLost,
-    RpcDeadlineExceeded,
-    RpcError,
-    RpcPool,
-)
+from proxy.runtime.rpc.client import RpcClient
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.rpc.peers import Caller
-from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
-
-MakeWires = Callable[..., Wires]
-
-
-async def echo(data: bytes, _caller: Caller) -> bytes:
-    await trio.lowlevel.checkpoint()
-    return data
-
-
-@pytest.fixture
-def wires(nursery: trio.Nursery) -> MakeWires:
-    def make(handlers: Mapping[int, Handler] | None = None, role: Role = Role.FORWARDER) -> Wires:
-        return Wires(nursery, handlers or {Method.ENVELOPE: echo}, role)
-
-    return make
-
-
-async def ask(client: RpcClient, text: str = "", method: int = Method.ENVELOPE, **how: Any) -> str:
-    how.setdefault("timeout_s", 60.0)
-    return (await client.call(method, Text(text=text), Text, **how)).text
-
+from proxy.runtime.rpc.server import RpcRefused, RpcServer
 
 # ---- both ends
 
@@ -371,11 +342,6 @@ async def test_a_worker_that_is_gone_is_not_asked_too_often(
 
 
 @pytest.fixture
-def raw(nursery: trio.Nursery) -> RawServer:
-    return RawServer(nursery)
-
-
-@pytest.fixture
 def client(raw: RawServer, nursery: trio.Nursery) -> RpcClient:
     client = RpcClient(raw.connect, max_frame_bytes=FRAME_BYTES_MAX)
     nursery.start_soon(client.run)
@@ -658,284 +624,5 @@ async def test_two_programs_do_not_use_the_same_numbers() -> None:
     assert len(numbers) > 15
 
 
-# ---- a server, and a caller that misbehaves
-
-
-class RawCaller:
-    def __init__(self, nursery: trio.Nursery, role: Role = Role.FORWARDER, handlers: Any = None) -> None:
-        server = RpcServer(handlers or {Method.ENVELOPE: echo}, max_frame_bytes=FRAME_BYTES_MAX)
-        self.stream, theirs = trio.testing.memory_stream_pair()
-        self._decoder = RpcDecoder(max_frame_bytes=1 << 24)
-        self.ended = trio.Event()
-
-        async def serve() -> None:
-            await server.serve_connection(theirs, Caller(role, 1))
-            self.ended.set()
-
-        nursery.start_soon(serve)
-
-    async def call(self, correlation_id: int, method: int = Method.ENVELOPE, timeout_ms: int = 60_000) -> None:
-        await self.stream.send_all(encode_call(Call(correlation_id, method, timeout_ms, b"")))
-
-    async def read(self) -> Reply:
-        while (frame := self._decoder.next_frame()) is None:
-            data = await self.stream.receive_some(65536)
-            assert data, "the server closed"
-            self._decoder.receive_data(data)
-        assert isinstance(frame, Reply)
-        return frame
-
-
-async def test_a_call_that_is_called_off_ends(nursery: trio.Nursery) -> None:
-    ended: list[str] = []
-
-    async def slow(_data: bytes, _caller: Caller) -> bytes:
-        try:
-            await trio.sleep_forever()
-        finally:
-            ended.append("slow")
-        raise AssertionError
-
-    caller = RawCaller(nursery, handlers={Method.ENVELOPE: slow})
-    for correlation_id in (1, 2):
-        await caller.call(correlation_id, timeout_ms=60_000)
-    await caller.stream.send_all(encode_cancel(Cancel(1)))
-    assert (await caller.read()).correlation_id == 1
-    assert ended == ["slow"], "and the other goes on"
-    await caller.stream.send_all(encode_cancel(Cancel(77)))
-    await caller.stream.send_all(encode_cancel(Cancel(2)))
-    assert (await caller.read()).correlation_id == 2
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"\xff\xff\xff\xff",
-        (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
-        b"\x00\x00\x00\x02\xff\xff",
-        b"\x00\x00\x00\x10" + b"\x09" + b"\x00" * 15,
-        encode_reply(Reply(1)),
-    ],
-)
-async def test_garbage_from_a_caller_ends_its_connection(nursery: trio.Nursery, garbage: bytes) -> None:
-    caller = RawCaller(nursery)
-    with structlog.testing.capture_logs() as logs:
-        await caller.stream.send_all(garbage)
-        await caller.ended.wait()
-    assert await caller.stream.receive_some(10) == b""
-    assert [entry["event"] for entry in logs] == ["lost an internal connection"]
-
-
-async def test_a_frame_at_the_limit_passes(wires: MakeWires) -> None:
-    text = "x" * (FRAME_BYTES_MAX - 100)
-    assert await ask(wires().client(), text) == text
-
-
-async def test_the_limit_of_calls_in_flight(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc_server, "CALLS_PER_CONNECTION_MAX", 2)
-    gate = trio.Event()
-
-    async def gated(data: bytes, _caller: Caller) -> bytes:
-        await gate.wait()
-        return data
-
-    caller = RawCaller(nursery, handlers={Method.ENVELOPE: gated})
-    for number in (1, 2, 3):
-        await caller.call(number)
-    refused = await caller.read()
-    assert (refused.correlation_id, refused.status) == (3, Status.TOO_MANY_REQUESTS)
-    gate.set()
-    assert {(await caller.read()).correlation_id for _ in range(2)} == {1, 2}
-    await caller.call(4)
-    assert (await caller.read()).status == Status.OK
-
-
-@pytest.mark.conforms("kip-590.27")
-async def test_a_call_that_takes_too_long_is_told_so(
-    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def slow(data: bytes, _caller: Caller) -> bytes:
-        await trio.sleep(10)
-        return data
-
-    caller = RawCaller(nursery, handlers={Method.ENVELOPE: slow})
-    await caller.call(1, timeout_ms=2000)
-    reply = await caller.read()
-    assert (reply.status, trio.current_time()) == (Status.REQUEST_TIMED_OUT, pytest.approx(2))
-
-
-async def test_a_caller_that_reads_its_replies_late_loses_none(nursery: trio.Nursery) -> None:
-    """Large answers wait for room, each in its own call: the connection of all the others must not break."""
-
-    async def large(_data: bytes, _caller: Caller) -> bytes:
-        await trio.lowlevel.checkpoint()
-        return b"x" * 900
-
-    server = RpcServer({Method.ENVELOPE: large}, max_frame_bytes=1000)
-    ours, theirs = trio.testing.lockstep_stream_pair()
-    nursery.start_soon(server.serve_connection, theirs, Caller(Role.FORWARDER, 1))
-    for number in range(100):
-        await ours.send_all(encode_call(Call(number, Method.ENVELOPE, 60_000, b"")))
-    decoder = RpcDecoder(max_frame_bytes=1000)
-    heard: set[int] = set()
-    while len(heard) < 100:
-        while (frame := decoder.next_frame()) is None:
-            decoder.receive_data(await ours.receive_some(300))
-        assert isinstance(frame, Reply)
-        assert (frame.status, len(frame.response)) == (Status.OK, 900)
-        heard.add(frame.correlation_id)
-    await ours.aclose()
-
-
-# ---- pools
-
-
-async def test_a_pool_gives_the_least_busy_worker(wires: MakeWires, nursery: trio.Nursery) -> None:
-    gate = trio.Event()
-
-    async def gated(data: bytes, _caller: Caller) -> bytes:
-        await gate.wait()
-        return data
-
-    lines = wires({Method.ENVELOPE: gated})
-    clients = [RpcClient(lines.connect, max_frame_bytes=FRAME_BYTES_MAX) for _ in range(2)]
-    pool = RpcPool(clients)
-    nursery.start_soon(pool.run)
-    assert {pool.pick_client(), pool.pick_client()} == set(clients), "in turn where they are equally busy"
-    busy = pool.pick_client()
-    nursery.start_soon(ask, busy)
-    await trio.testing.wait_all_tasks_blocked()
-    assert all(pool.pick_client() is not busy for _ in range(4))
-    gate.set()
-
-
-async def test_a_worker_that_let_a_deadline_pass_is_passed_over(
-    wires: MakeWires, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    gate = trio.Event()
-
-    async def hangs(_data: bytes, _caller: Caller) -> bytes:
-        with trio.CancelScope(shield=True):
-            await gate.wait()
-        return b""
-
-    hanging = RpcClient(wires({Method.ENVELOPE: hangs}).connect, max_frame_bytes=FRAME_BYTES_MAX)
-    well = RpcClient(wires().connect, max_frame_bytes=FRAME_BYTES_MAX)
-    pool = RpcPool([hanging, well])
-    nursery.start_soon(pool.run)
-    with pytest.raises(RpcDeadlineExceeded):
-        await ask(hanging, timeout_s=1)
-    assert {pool.pick_client() for _ in range(4)} == {well}
-    gate.set()
-    await trio.sleep(1)  # its late answer shows that it is there again
-    assert {pool.pick_client() for _ in range(4)} == {hanging, well}
-
-
-async def test_one_call_finds_out_whether_a_successor_is_there_yet(wires: MakeWires, nursery: trio.Nursery) -> None:
-    """The supervisor owns the socket, so a connection alone does not show it."""
-    gate = trio.Event()
-
-    async def starting(data: bytes, _caller: Caller) -> bytes:
-        await gate.wait()
-        return data
-
-    late = RpcClient(wires({Method.ENVELOPE: starting}).connect, max_frame_bytes=FRAME_BYTES_MAX)
-    well = RpcClient(wires().connect, max_frame_bytes=FRAME_BYTES_MAX)
-    pool = RpcPool([late, well])
-    nursery.start_soon(pool.run)
-    await ask(well)
-    nursery.start_soon(ask, late)
-    await trio.testing.wait_all_tasks_blocked()
-    assert {pool.pick_client() for _ in range(4)} == {well}
-    gate.set()
-    await trio.testing.wait_all_tasks_blocked()
-    assert {pool.pick_client() for _ in range(4)} == {late, well}
-
-
-async def test_where_all_let_a_deadline_pass_all_are_asked(wires: MakeWires) -> None:
-    clients = [RpcClient(wires().connect, max_frame_bytes=FRAME_BYTES_MAX) for _ in range(2)]
-    for client in clients:
-        client.suspect = True
-    pool = RpcPool(clients)
-    assert {pool.pick_client(), pool.pick_client()} == set(clients)
-
-
-async def test_a_worker_that_was_replaced_is_not_passed_over_for_ever(
-    wires: MakeWires, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    """A call that waited in vain for a worker's successor says nothing about the successor."""
-    restarting = wires()
-    restarting.refusals = 8
-    late = RpcClient(restarting.connect, max_frame_bytes=FRAME_BYTES_MAX)
-    pool = RpcPool([late, RpcClient(wires().connect, max_frame_bytes=FRAME_BYTES_MAX)])
-    nursery.start_soon(pool.run)
-    with pytest.raises(RpcDeadlineExceeded):
-        await ask(late, timeout_s=1)
-    await trio.sleep(60)
-    assert len(restarting.connections) == 1
-    assert late in {pool.pick_client() for _ in range(4)}
-
-
 async def test_ids_for_exchanges_are_unique(client: RpcClient) -> None:
     assert len({client.new_id() for _ in range(10)}) == 10
-
-
-# ---- a listener, and its end
-
-
-class FakeListener(trio.abc.Listener[Any]):
-    def __init__(self) -> None:
-        self._send, self._receive = trio.open_memory_channel[Any](10)
-        self.closed = False
-
-    async def accept(self) -> Any:
-        return await self._receive.receive()
-
-    async def aclose(self) -> None:
-        self.closed = True
-        await trio.lowlevel.checkpoint()
-
-    def come(self) -> trio.abc.HalfCloseableStream:
-        ours, theirs = trio.testing.memory_stream_pair()
-        theirs.socket = None  # type: ignore[attr-defined]
-        self._send.send_nowait(theirs)
-        return ours
-
-
-async def test_a_server_that_accepts_no_more_serves_those_who_are_here(nursery: trio.Nursery) -> None:
-    server, listener = RpcServer({Method.ENVELOPE: echo}, max_frame_bytes=FRAME_BYTES_MAX), FakeListener()
-    over = trio.Event()
-
-    async def serve() -> None:
-        await server.serve_listener(listener, lambda _socket: Caller(Role.FORWARDER, 1))
-        over.set()
-
-    nursery.start_soon(serve)
-    stream = listener.come()
-
-    async def connect() -> trio.abc.HalfCloseableStream:
-        await trio.lowlevel.checkpoint()
-        return stream
-
-    client = RpcClient(connect, max_frame_bytes=FRAME_BYTES_MAX)
-    scope = trio.CancelScope()
-
-    async def call_for_a_while() -> None:
-        with scope:
-            await client.run()
-
-    nursery.start_soon(call_for_a_while)
-    assert await ask(client, "before") == "before"
-    assert server.connections.count == 1
-    server.stop_accepting()
-    listener.come()
-    await trio.testing.wait_all_tasks_blocked()
-    assert server.connections.count == 1
-    assert listener._receive.statistics().current_buffer_used == 1
-    assert listener.closed
-    assert await ask(client, "after") == "after"
-    assert not over.is_set()
-    scope.cancel()
-    with trio.fail_after(60):
-        assert await server.connections.wait_until_empty(timeout_s=60)
-        await over.wait()

@@ -46,7 +46,7 @@ from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
-from proxy.runtime.rpc.client import RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcConnectionLost
 
 BIND = "127.0.0.1:6650"
 OBSERVED = "a client's session would have been closed"
