@@ -112,7 +112,7 @@ class SessionLifetime:
     def abandon_reauthentication(self) -> None:
         """Let the auth worker forget rounds of a session that is over.
 
-        Those of a relay are not forgotten: its client's answers are judged by what ``relay_session`` returned.
+        Those of a relay are not forgotten: its client's answers are verified by what ``relay_session`` returned.
         """
         if self.expiring_session is not None and self._reauthenticator is not None:
             self._reauthenticator.abandon_exchange()
@@ -136,7 +136,7 @@ class SessionLifetime:
             session = replace(session or self._make_session(), broker_host=answers_broker)
         if session is None:
             return None
-        if identity.original is not None:  # the client's credentials are forwarded: the broker asks, and ends it
+        if identity.original is not None:  # its credentials are forwarded: the broker asks for new ones, and ends it
             session = replace(session, clock=None, challenge=b"")
         return replace(session, frame_bytes_max=frame_bytes_max(broker))
 
@@ -187,9 +187,9 @@ class SessionLifetime:
         return decision
 
     def on_auth_response(self, frame: Frame) -> bool:
-        """Have an AUTH_RESPONSE judged, whether or not the client was asked for it.
+        """Have an AUTH_RESPONSE verified, whether or not the client was challenged.
 
-        Return False if this session never expires, so that there is nothing to judge.
+        Return False if this session never expires, so that there is nothing to verify.
         """
         session = self.expiring_session
         if session is None:
@@ -223,7 +223,7 @@ def _context(client: ClientEndpoint, connect: CommandConnect) -> bytes:
 def reauthenticator_factory(current_workers: Callable[[], WorkerClients]) -> ReauthenticatorFactory:
     """Return the factory of reauthenticators for clients of a predecessor's relays.
 
-    Answers are judged by the settings that are in force then: those of the workers that ``current_workers`` returns.
+    Answers are verified by the settings that are in force then: those of the workers that ``current_workers`` returns.
     """
 
     def reauthenticator_of(relay: StoredRelay) -> Reauthenticate:
