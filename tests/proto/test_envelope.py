@@ -113,7 +113,7 @@ def test_the_name_must_be_the_one_under_the_seal(claimed: dict[str, str]) -> Non
     assert refusal(envelope(**claimed)) == EnvelopeResponse.PRINCIPAL_DESERIALIZATION_FAILURE
 
 
-def test_without_authentication_requests_are_nobodys_whatever_is_claimed() -> None:
+def test_without_authentication_requests_have_no_principal_whatever_is_claimed() -> None:
     assert verify_envelope(envelope(principal_name="admin", sealed_principal=b"x"), None, NOW_MS) == Principal()
 
 

@@ -237,7 +237,7 @@ async def test_what_a_client_calls_original_is_not_forwarded() -> None:
     assert (await Rounds([authenticated()], command, forwards=True).first()).original is None
 
 
-async def test_without_authentication_nobody_is_named() -> None:
+async def test_without_authentication_no_principal_is_named() -> None:
     assert ANONYMOUS.role == ""
     assert ANONYMOUS.broker_identity("token", b"x") == BrokerIdentity("token", b"x", "", None)
 

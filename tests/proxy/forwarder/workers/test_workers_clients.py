@@ -597,7 +597,7 @@ async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
 
 
 @pytest.mark.parametrize("code", [ServerError.ServiceNotReady, ServerError.TooManyRequests])
-async def test_a_broker_that_takes_nobody_now_leaves_the_client_to_the_next(dialled: Dialled, code: int) -> None:
+async def test_a_broker_that_takes_no_client_now_leaves_it_to_the_next(dialled: Dialled, code: int) -> None:
     setup = Setup()
     allowed_three(setup)
 

@@ -214,7 +214,7 @@ async def test_an_expired_client_that_waits_for_its_verdict_does_not_hold_the_an
     await expect(lane.broker, send_frame())
 
 
-async def test_a_challenge_past_the_grace_of_the_client_serves_nobody(
+async def test_a_challenge_past_the_grace_of_the_client_is_no_use(
     place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials
 ) -> None:
     await begun(place, lane, now, judges, lifetime_ms=100_000, challenge=b"", grace_ms=0)
@@ -297,18 +297,18 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
     monkeypatch.setattr(PipePool, "_may_make", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
     pool = forwarder.relays._pool
     large = [pipe for free in pool._free.values() for pipe in free if pipe.size_bytes > SMALL_PIPE_BYTES]
-    mover = forwarder.relays._engine.pump
-    monkeypatch.setattr(mover, "_ready", None)
+    pump = forwarder.relays._engine.pump
+    monkeypatch.setattr(pump, "_ready", None)
     for free in pool._free.values():
         free.clear()
     pool.release_pipe(small := pool._make(SMALL_PIPE_BYTES))
     monkeypatch.setattr(small, "size_bytes", SMALL_PIPE_BYTES)
     await lane.broker.send_all(BROKER_ASKS)
-    await until(lambda: mover.to_recheck)
+    await until(lambda: pump.to_recheck)
     for number in range(3):
         await lane.client.send_all(send_frame(b"%d" % number))
         await expect(lane.broker, send_frame(b"%d" % number))
-    in_hand = [] if mover._ready is None else [mover._ready]
+    in_hand = [] if pump._ready is None else [pump._ready]
     assert [*in_hand, *(pipe for free in pool._free.values() for pipe in free)] == [small]
     for pipe in large:
         pool.release_pipe(pipe)
@@ -341,7 +341,7 @@ async def test_credentials_that_are_not_configured_any_more_are_not_answered_wit
     assert (await lane.broker.receive_some()) == proxys_answer(b"%d" % credentials.begun)
 
 
-async def test_nobody_tries_for_a_relay_that_is_over(  # noqa: PLR0917 -- fixtures
+async def test_an_ended_relay_gets_no_credentials(  # noqa: PLR0917 -- fixtures
     place: Place,
     lane: Lane,
     now: Now,
@@ -415,7 +415,7 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     assert succeeded(forwarder) == 0
 
 
-async def test_a_flood_of_challenges_starves_nobody(  # noqa: PLR0917 -- fixtures
+async def test_a_flood_of_challenges_starves_no_other_relay(  # noqa: PLR0917 -- fixtures
     place: Place, lane: Lane, now: Now, judges: Judges, credentials: FakeCredentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In each turn of its relay one is taken out; between turns all other relays have theirs."""

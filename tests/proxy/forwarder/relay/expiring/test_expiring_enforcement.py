@@ -542,7 +542,7 @@ async def test_a_successor_counts_no_life_twice(
     assert after.observed["expired"] == (1 if was_counted else 2)
 
 
-async def test_a_successor_asks_nobody_whose_failure_was_observed(
+async def test_a_successor_challenges_no_client_after_an_observed_failure(
     place: Place, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
@@ -614,7 +614,7 @@ async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
     await it.must_be_over("session_expired", EXPIRED)
 
 
-async def test_in_lookup_mode_nobody_becomes_somebody_else(
+async def test_in_lookup_mode_no_client_becomes_another_principal(
     life: Begin,
     autojump_clock: trio.testing.MockClock,
 ) -> None:
