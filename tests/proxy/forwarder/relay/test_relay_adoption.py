@@ -405,7 +405,7 @@ async def test_what_was_dropped_is_said_before_the_line_ends(
         await first.begin(lane)
         about = await first.begin(ended)
         await place.settle()
-        monkeypatch.setattr(first.keeper, "_something_dropped", trio.Event())  # nobody says it meanwhile
+        monkeypatch.setattr(first.keeper, "_drops_pending", trio.Event())  # nobody says it meanwhile
     await until(lambda: first.ended)
     assert about.id in place.shelf.relays
     await first.relays.hand_over_relays()
