@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from difflib import get_close_matches
 
 import click
+
+from proxy.common.suggestions import did_you_mean
 
 COMMANDS = {
     "receive": (
@@ -41,9 +42,8 @@ class _Lazy(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; for one that does not exist, name the one that was probably meant."""
-        close = get_close_matches(args[0], COMMANDS, n=1)
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            meant = f'; did you mean "{close[0]}"?' if close else f"; there are: {', '.join(COMMANDS)}"
+            meant = did_you_mean(args[0], COMMANDS) or f"; there are: {', '.join(COMMANDS)}"
             ctx.fail(f"no such command: {args[0][:60]}{meant}")
         return super().resolve_command(ctx, args)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from auth.jwt_rules import claimed_expiry_unix_ms, unverified
 from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import BrokerCredentials
-from proxy.runtime.reloading_file import ReloadingFile
 
 SECRET_BYTES_MAX = 64 * 1024
 KEY = "brokers.credentials.file"
@@ -27,7 +27,7 @@ class SecretCredentials(OneForAllBrokers):
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The secret."""
-        return await self._secret.current()
+        return await self._secret.current_value()
 
 
 class FixedCredentials(OneForAllBrokers):

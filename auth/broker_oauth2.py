@@ -9,11 +9,11 @@ import msgspec
 
 from auth.broker_credentials import KEY, read_secret
 from auth.http import HttpFailed, IssuerClient, discovery_url
-from auth.renewed import Fetched, NotAvailable, RefreshingCache
+from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import CredentialsUnavailable, OneForAllBrokers
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import BrokerCredentials
-from proxy.runtime.reloading_file import ReloadingFile
 
 REQUEST_TIMEOUT_MS = 2_000
 """Two requests of this length end before ``brokers.handshake_timeout_ms`` does, as it comes."""
@@ -50,7 +50,7 @@ class OAuth2Credentials(OneForAllBrokers):
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The token, for CONNECT and for every challenge."""
-        account = await self._account.current()
+        account = await self._account.current_value()
         if account != self._tokens.account:
             self._tokens = _Tokens(self._config, self._client, account)
         try:

@@ -16,7 +16,7 @@ import trio
 from auth.gss import NO_LAYER, check_keytab, end_unix_ms, gssapi, in_thread, principal_name, text_of
 from auth.state import BrokerAuthState, CredentialsUnavailable
 from proto.commands import AUTH_REFRESH
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import BrokerCredentials
 
 TIMEOUT_S = 4.0

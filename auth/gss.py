@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import trio
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 
 try:
     import gssapi

@@ -16,9 +16,9 @@ import httpx
 import msgspec
 import trio
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.reloading_file import ReloadingFile
 
 ANSWER_BYTES_MAX = 1024 * 1024
 DETAIL_CHARACTERS_MAX = 200
@@ -72,7 +72,7 @@ class IssuerClient:
     async def _ask(self, method: str, url: str, kind: type[AnswerT], form: dict[str, str] | None) -> AnswerT:
         host = _allowed_host(url, self._plain_http)
         shown = _printable(url)
-        tls = await self._tls.current()
+        tls = await self._tls.current_value()
         try:
             with trio.fail_after(self._timeout_s):
                 client = httpx.AsyncClient(

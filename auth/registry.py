@@ -14,8 +14,8 @@ from auth.state import (
     Provider,
     new_auth_state,
 )
-from proxy.config.errors import ConfigError
-from proxy.config.suggestions import did_you_mean
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import did_you_mean
 from proxy.config.types import Authentication, OidcAuthentication
 
 PLUGINS = "pulsar_trio_proxy.authentication"

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import trio
 
 from auth.broker_credentials import broker_authentication, end_of_token_unix_ms
-from auth.chain import Claim, principal_behind
+from auth.effective_principal import Claim, principal_behind
+from auth.exchange_store import ExchangeStore
 from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.metrics import AuthMetrics
 from auth.registry import ProviderRegistry, configured_providers
-from auth.rounds import ExchangeStore
 from auth.state import (
     AuthenticationDenied,
     AuthState,
@@ -32,10 +32,10 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.sealed_principal import seal
+from proxy.common.logs import get_logger
 from proxy.config.proxy_roles import ProxyRoles, check_proxy_roles
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused

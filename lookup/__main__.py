@@ -1,9 +1,9 @@
 """A lookup worker process."""
 
-from proxy.runtime.process.hardening import DATA_WORKER_OOM_SCORE, confine_process, harden_process, prefer_for_oom_kill
+from proxy.runtime.process.hardening import DATA_WORKER_OOM_SCORE, confine_process, harden_process, raise_oom_score
 
 if __name__ == "__main__":
-    prefer_for_oom_kill(DATA_WORKER_OOM_SCORE)
+    raise_oom_score(DATA_WORKER_OOM_SCORE)
     harden_process()  # before the imports, which take most of a second
     confine_process()
 

@@ -3,22 +3,23 @@
 import time
 from functools import partial
 
-from lookup.answers import Answers
-from lookup.broker_pool import BrokerPool, LookupPrincipal, LookupPrincipals
-from lookup.brokers import Brokers
-from lookup.desk import LookupScheduler, RequestBatch
-from lookup.discovery import Endpoint
-from lookup.login import Login, log_in
-from lookup.lookups import Lookups
+from lookup.brokers.credential_checks import LogIn
+from lookup.brokers.directory import Brokers
+from lookup.brokers.discovery import Endpoint
+from lookup.brokers.login import Login, log_in
+from lookup.connections.pool import BrokerPool
+from lookup.connections.principals import LookupPrincipal, LookupPrincipals
 from lookup.metrics import BrokerMetrics, LookupMetrics
-from lookup.own_logins import LogIn
-from lookup.target_names import TargetResolver
-from lookup.targets import TargetDenied, TargetRules
+from lookup.requests.envelope_reply import Answers
+from lookup.requests.executor import Lookups
+from lookup.requests.scheduler import LookupScheduler, RequestBatch
+from lookup.targets.name_resolver import TargetResolver
+from lookup.targets.rules import TargetDenied, TargetRules
 from proto.addresses import client_network
 from proto.connect_rules import OriginalCredentials
-from proto.envelope import EnvelopeRefused, embedded_request, principal_of, principal_of_target
+from proto.envelope import EnvelopeRefused, parse_embedded_request, verify_envelope_principal, verify_target_principal
 from proto.lookup_answers import ClientAnswer
-from proto.lookups import failure
+from proto.lookup_kinds import failure
 from proto.pulsar_pb2 import CommandConnected
 from proto.request_rules import RequestRefused
 from proto.roles import Role
@@ -33,18 +34,18 @@ from proto.rpc_pb2 import (
 )
 from proto.varints import varint
 from proxy import __version__
-from proxy.config.session import observed_listeners
+from proxy.common.logs import get_logger
+from proxy.config.session_lifetime import observed_listeners
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.network.broker_link import BrokerGreeter
+from proxy.runtime.network.broker_link import BrokerLinkFactory
 from proxy.runtime.network.credentials import credentials_for
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
-from proxy.runtime.rpc.server import Answer, Handler, InParts, RpcRefused
+from proxy.runtime.rpc.server import Handler, ReplyStream, RpcRefused, StreamingHandler
 
 _NOT_A_FORWARDER = EnvelopeResponse(
     error=EnvelopeResponse.CLUSTER_AUTHORIZATION_FAILED, error_message="this role may not send Envelopes"
@@ -61,7 +62,7 @@ class LookupService:
         self._metrics = LookupMetrics(context.registry)
         self._askers = LookupPrincipals()
         self._broker_metrics = BrokerMetrics(context.registry)
-        self._auth = context.rpc_pool(Role.AUTH)
+        self._auth = context.new_rpc_pool(Role.AUTH)
         lookups = self._use(context.config, None, None)
         self._desk = LookupScheduler(context.config, lookups, self._metrics, context.nursery)
 
@@ -81,7 +82,7 @@ class LookupService:
 
     def _log_in(self, config: Config, dialer: Dialer) -> LogIn:
         """Make what logs in at a broker with the proxy's own credentials."""
-        greeter = BrokerGreeter(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+        greeter = BrokerLinkFactory(dialer, config.limits.max_broker_frame_bytes, f"pulsar-trio-proxy-{__version__}")
 
         async def log_in_at(broker: Endpoint) -> Login:
             credentials = credentials_for(self._auth, broker.host, configured=True)
@@ -96,14 +97,14 @@ class LookupService:
             self._context.nursery,
             timeout_s=seconds(brokers.connect_timeout_ms),
             ttl_max_s=seconds(brokers.dns_ttl_max_ms),
-            knows_more=names == "brokers",
+            use_system_resolver=names == "brokers",
             on_failure=partial(self._broker_metrics.dns_failed, names),
         )
 
-    def handlers(self) -> dict[int, Handler | InParts]:
+    def handlers(self) -> dict[int, Handler | StreamingHandler]:
         """The methods served to forwarders."""
         return {
-            Method.ENVELOPE: InParts(self._envelope, to_strangers=_NOT_A_FORWARDER),
+            Method.ENVELOPE: StreamingHandler(self._envelope, unauthorized_response=_NOT_A_FORWARDER),
             Method.RESOLVE_TARGET: self._resolve_target,
             Method.BROKER_PROFILE: self._broker_profile,
         }
@@ -142,10 +143,10 @@ class LookupService:
 
     # ---- Envelope
 
-    def _envelope(self, data: bytes, _caller: Caller, answer: Answer) -> None:
+    def _envelope(self, data: bytes, _caller: Caller, answer: ReplyStream) -> None:
         request = EnvelopeRequest.FromString(data)
         try:
-            principal = principal_of(request, self._seal_key, self._now_unix_ms())
+            principal = verify_envelope_principal(request, self._seal_key, self._now_unix_ms())
         except EnvelopeRefused as refused:
             name = self._refused(request, refused)
             answer(EnvelopeResponse(error=name, error_message=str(refused)).SerializeToString(), False)
@@ -156,7 +157,7 @@ class LookupService:
         with self._turn:
             for index, embedded in enumerate(requests):
                 try:
-                    asked, request_id = embedded_request(embedded)
+                    asked, request_id = parse_embedded_request(embedded)
                 except EnvelopeRefused as refused:
                     answers.refuse(index, self._refused(request, refused), str(refused))
                 except RequestRefused as refused:
@@ -209,7 +210,7 @@ class LookupService:
         request = ResolveTargetRequest.FromString(data)
         response = ResolveTargetResponse()
         try:
-            principal_of_target(request, self._seal_key, int(time.time() * 1000))
+            verify_target_principal(request, self._seal_key, int(time.time() * 1000))
         except EnvelopeRefused as refused:
             self._metrics.target_denied("bad_principal")
             get_logger().warning(

@@ -48,7 +48,7 @@ class BrokerExchange:
         self.phase = phase
         self._rounds = 0
 
-    def challenged(self, data: bytes) -> None:
+    def on_challenge(self, data: bytes) -> None:
         """Take a challenge's data; the phase says what it asks for. Raises ChallengeOutOfTurn."""
         if self.phase in UNANSWERED:
             raise ChallengeOutOfTurn("a challenge before the one before it was answered")
@@ -61,7 +61,7 @@ class BrokerExchange:
         if self._rounds > ROUNDS_MAX:
             raise ChallengeOutOfTurn(f"more than {ROUNDS_MAX} authentication rounds")
 
-    def challenge_lost(self) -> bool:
+    def on_challenge_lost(self) -> bool:
         """Take a challenge whose data died with a predecessor; return whether it can be answered all the same: it can
         where it must have asked for a new exchange.
         """
@@ -71,7 +71,7 @@ class BrokerExchange:
         self.phase = ExchangePhase.QUIET
         return False
 
-    def failed(self) -> None:
+    def on_failure(self) -> None:
         """Give an exchange up; the broker may begin another one."""
         self.phase = ExchangePhase.QUIET
 
@@ -80,7 +80,7 @@ class BrokerExchange:
         """Name the phase that follows an answer; ``complete``: the broker owes no proof after it."""
         return ExchangePhase.QUIET if complete else ExchangePhase.UNPROVEN
 
-    def answered(self, *, complete: bool) -> None:
+    def on_answer_sent(self, *, complete: bool) -> None:
         """Note that the answer is on its way to the broker."""
         if self.phase not in UNANSWERED:
             raise LocalProtocolError("an answer without a challenge")

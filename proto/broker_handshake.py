@@ -21,13 +21,13 @@ ROUNDS_MAX = 10
 class HandshakeState(enum.Enum):
     """Whose turn it is."""
 
-    BROKER = "the broker's answer is awaited"
-    UNPROVEN = "the broker's proof is awaited"
-    CHALLENGED = "the proxy's answer to a challenge is awaited"
+    AWAITING_BROKER = "the broker's answer is awaited"
+    AWAITING_PROOF = "the broker's proof is awaited"
+    AWAITING_ANSWER = "the proxy's answer to a challenge is awaited"
     DONE = "over"
 
 
-class BrokerWord(enum.Enum):
+class BrokerMessage(enum.Enum):
     """What a broker can say in a handshake."""
 
     CONNECTED = "connected"
@@ -37,27 +37,27 @@ class BrokerWord(enum.Enum):
     OTHER = "other"
 
 
-TRANSITIONS: Mapping[tuple[HandshakeState, BrokerWord], HandshakeState] = MappingProxyType(
+TRANSITIONS: Mapping[tuple[HandshakeState, BrokerMessage], HandshakeState] = MappingProxyType(
     {
-        (HandshakeState.BROKER, BrokerWord.CONNECTED): HandshakeState.DONE,
-        (HandshakeState.BROKER, BrokerWord.CHALLENGE): HandshakeState.CHALLENGED,
-        (HandshakeState.BROKER, BrokerWord.ERROR): HandshakeState.DONE,
-        (HandshakeState.BROKER, BrokerWord.PING): HandshakeState.BROKER,
+        (HandshakeState.AWAITING_BROKER, BrokerMessage.CONNECTED): HandshakeState.DONE,
+        (HandshakeState.AWAITING_BROKER, BrokerMessage.CHALLENGE): HandshakeState.AWAITING_ANSWER,
+        (HandshakeState.AWAITING_BROKER, BrokerMessage.ERROR): HandshakeState.DONE,
+        (HandshakeState.AWAITING_BROKER, BrokerMessage.PING): HandshakeState.AWAITING_BROKER,
         # A broker that owes the proof of its key must not take us in without it: it may be anybody.
-        (HandshakeState.UNPROVEN, BrokerWord.CHALLENGE): HandshakeState.CHALLENGED,
-        (HandshakeState.UNPROVEN, BrokerWord.ERROR): HandshakeState.DONE,
-        (HandshakeState.UNPROVEN, BrokerWord.PING): HandshakeState.UNPROVEN,
-        (HandshakeState.CHALLENGED, BrokerWord.ERROR): HandshakeState.DONE,
-        (HandshakeState.CHALLENGED, BrokerWord.PING): HandshakeState.CHALLENGED,
+        (HandshakeState.AWAITING_PROOF, BrokerMessage.CHALLENGE): HandshakeState.AWAITING_ANSWER,
+        (HandshakeState.AWAITING_PROOF, BrokerMessage.ERROR): HandshakeState.DONE,
+        (HandshakeState.AWAITING_PROOF, BrokerMessage.PING): HandshakeState.AWAITING_PROOF,
+        (HandshakeState.AWAITING_ANSWER, BrokerMessage.ERROR): HandshakeState.DONE,
+        (HandshakeState.AWAITING_ANSWER, BrokerMessage.PING): HandshakeState.AWAITING_ANSWER,
     }
 )
 """What the broker may say when. A pair that is not here breaks the protocol."""
 
 _WORDS = {
-    BaseCommand.CONNECTED: BrokerWord.CONNECTED,
-    BaseCommand.AUTH_CHALLENGE: BrokerWord.CHALLENGE,
-    BaseCommand.ERROR: BrokerWord.ERROR,
-    BaseCommand.PING: BrokerWord.PING,
+    BaseCommand.CONNECTED: BrokerMessage.CONNECTED,
+    BaseCommand.AUTH_CHALLENGE: BrokerMessage.CHALLENGE,
+    BaseCommand.ERROR: BrokerMessage.ERROR,
+    BaseCommand.PING: BrokerMessage.PING,
 }
 
 
@@ -67,7 +67,7 @@ class Connected:
 
     frame: Frame
     message: CommandConnected
-    rest: bytes
+    trailing_data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class BrokerHandshake:
         if frame is None:
             return None
         command = parse_command(frame.command)
-        word = _WORDS.get(command.type, BrokerWord.OTHER)
+        word = _WORDS.get(command.type, BrokerMessage.OTHER)
         following = TRANSITIONS.get((self.state, word))
         if following is None:
             text = f"the broker sent {command_name(command.type)} during the handshake: {self.state.value}"
@@ -130,12 +130,12 @@ class BrokerHandshake:
         self.state = following
         return self._event(word, frame, command)
 
-    def _event(self, word: BrokerWord, frame: Frame, command: BaseCommand) -> HandshakeEvent:
-        if word is BrokerWord.CONNECTED:
-            return Connected(frame, command.connected, self._decoder.take_rest())
-        if word is BrokerWord.ERROR:
+    def _event(self, word: BrokerMessage, frame: Frame, command: BaseCommand) -> HandshakeEvent:
+        if word is BrokerMessage.CONNECTED:
+            return Connected(frame, command.connected, self._decoder.take_unread_data())
+        if word is BrokerMessage.ERROR:
             return Refused(int(command.error.error), str(command.error.message))
-        if word is BrokerWord.PING:
+        if word is BrokerMessage.PING:
             return SendData(pong())
         self._rounds += 1
         if self._rounds > ROUNDS_MAX:
@@ -143,12 +143,12 @@ class BrokerHandshake:
         challenge = command.auth_challenge.challenge
         return Challenged(str(challenge.auth_method_name), bytes(challenge.auth_data))
 
-    def challenge_answered(self, *, complete: bool = True) -> None:
+    def on_answer_sent(self, *, complete: bool = True) -> None:
         """Say that the answer to the last challenge is on its way; ``complete`` as for CONNECT."""
-        if self.state is not HandshakeState.CHALLENGED:
+        if self.state is not HandshakeState.AWAITING_ANSWER:
             raise LocalProtocolError("an answer without a challenge")
         self.state = _awaiting(complete=complete)
 
 
 def _awaiting(*, complete: bool) -> HandshakeState:
-    return HandshakeState.BROKER if complete else HandshakeState.UNPROVEN
+    return HandshakeState.AWAITING_BROKER if complete else HandshakeState.AWAITING_PROOF

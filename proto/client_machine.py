@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from proto.errors import LocalProtocolError
-from proto.lookups import KINDS
+from proto.lookup_kinds import KINDS
 from proto.pulsar_pb2 import BaseCommand
 
 

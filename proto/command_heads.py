@@ -23,7 +23,7 @@ HEAD_BYTES = 12
 HEAD_BYTES_MAX = 17
 """The same of all: a tag of two bytes, a length of five."""
 
-PART = -1
+INCOMPLETE = -1
 """Instead of a command's type: its frame has begun, but too little of it is there."""
 
 SIZE_BYTES = 4
@@ -47,11 +47,11 @@ _TYPE_OF_ONE_BYTE_TAG_MAX = 15
 Buffer = bytes | bytearray | memoryview
 
 
-class FrameWrong(RemoteProtocolError):
+class FrameInvalid(RemoteProtocolError):
     """A frame that none can be: the stream has no further boundary that can be relied on."""
 
 
-class CommandHeadWrong(FrameWrong):
+class CommandHeadInvalid(FrameInvalid):
     """A command that does not begin with its type, or may hold another one behind it."""
 
 
@@ -79,57 +79,57 @@ def command_type_at(buffer: Buffer, at: int, size: int) -> int:
     """
     there = size - at
     if there < _COMMAND_AT + _TYPE_BYTES:
-        return PART
+        return INCOMPLETE
     frame = int.from_bytes(buffer[at : at + SIZE_BYTES], "big")
     command = int.from_bytes(buffer[at + SIZE_BYTES : at + _COMMAND_AT], "big")
     if not _TYPE_BYTES <= command <= frame - SIZE_BYTES:
-        raise CommandHeadWrong(f"a command of {command} bytes in a frame of {frame}")
+        raise CommandHeadInvalid(f"a command of {command} bytes in a frame of {frame}")
     begin = at + _COMMAND_AT
-    return check_command(bytes(buffer[begin : min(begin + HEAD_BYTES_MAX, size)]), command)
+    return command_type_of(bytes(buffer[begin : min(begin + HEAD_BYTES_MAX, size)]), command)
 
 
-def check_command(head: bytes, command_bytes: int) -> int:
+def command_type_of(head: bytes, command_bytes: int) -> int:
     """The type of a serialized command of so many bytes, by those that it begins with; PART where these are too few to
     tell. Raises CommandHeadWrong.
     """
     if len(head) < min(_TYPE_BYTES, command_bytes):
-        return PART
+        return INCOMPLETE
     if command_bytes < _TYPE_BYTES or head[0] != _TYPE_TAG or head[1] > _ONE_BYTE_MAX:
-        raise CommandHeadWrong("a command that does not begin with its type")
+        raise CommandHeadInvalid("a command that does not begin with its type")
     if command_bytes > _TYPE_BYTES:
         at = _end_of_tag(head, _TYPE_BYTES)
-        if at != PART:
+        if at != INCOMPLETE:
             at = _end_of_length(head, at, command_bytes)
-        if at == PART:
+        if at == INCOMPLETE:
             if len(head) < command_bytes:
-                return PART
-            raise CommandHeadWrong("a command that ends within its message's head")
+                return INCOMPLETE
+            raise CommandHeadInvalid("a command that ends within its message's head")
     return head[1]
 
 
-def check_parsed(command: BaseCommand, data: bytes) -> None:
+def check_type_is_first(command: BaseCommand, data: bytes) -> None:
     """Check that the type stands first in a serialized command, and nowhere else, where protobuf has parsed it whole:
     that needs no more, so fields that are newer than this proxy may follow. Raises CommandHeadWrong.
     """
     # What stands twice, or is written longer than needed, is gone when it is written again.
     size = len(command.SerializePartialToString())
     if size != len(data) or data[:_TYPE_BYTES] != bytes((_TYPE_TAG, command.type & 0xFF)):
-        raise CommandHeadWrong("a command whose type does not stand first, and once")
+        raise CommandHeadInvalid("a command whose type does not stand first, and once")
 
 
 def _end_of_tag(head: bytes, at: int) -> int:
     """Where the tag of the command's message ends; PART where that is not there."""
     if at >= len(head):
-        return PART
+        return INCOMPLETE
     first = head[at]
     if first & _WIRE_TYPE != _BYTES or first < _FIELD_TAG_MIN:
-        raise CommandHeadWrong("a command with something else than its message behind its type")
+        raise CommandHeadInvalid("a command with something else than its message behind its type")
     if first <= _ONE_BYTE_MAX:
         return at + 1
     if at + 1 >= len(head):
-        return PART
+        return INCOMPLETE
     if not 0 < head[at + 1] <= _ONE_BYTE_MAX:
-        raise CommandHeadWrong("a command whose message has a tag that none has")
+        raise CommandHeadInvalid("a command whose message has a tag that none has")
     return at + 2
 
 
@@ -140,14 +140,14 @@ def _end_of_length(head: bytes, at: int, command_bytes: int) -> int:
     length = 0
     for place in range(_LENGTH_BYTES_MAX):
         if at + place >= len(head):
-            return PART
+            return INCOMPLETE
         byte = head[at + place]
         length |= (byte & _ONE_BYTE_MAX) << 7 * place
         if byte <= _ONE_BYTE_MAX:
             if at + place + 1 + length != command_bytes:
                 break
             return at + place + 1
-    raise CommandHeadWrong("a command whose message does not end with it")
+    raise CommandHeadInvalid("a command whose message does not end with it")
 
 
 def keep_alive_at(buffer: Buffer, at: int, size: int) -> int:
@@ -155,4 +155,4 @@ def keep_alive_at(buffer: Buffer, at: int, size: int) -> int:
     seen = bytes(buffer[at : min(size, at + KEEP_ALIVE_BYTES)])
     if seen in KEEP_ALIVE_FRAMES:
         return KEEP_ALIVE_BYTES
-    return PART if any(frame.startswith(seen) for frame in KEEP_ALIVE_FRAMES) else 0
+    return INCOMPLETE if any(frame.startswith(seen) for frame in KEEP_ALIVE_FRAMES) else 0

@@ -29,12 +29,12 @@ _NOT_THE_CLIENTS_FAULT = frozenset({LOST_EXCHANGE, OVERLOADED, "issuer_unavailab
 
 AUTHENTICATION_UNAVAILABLE = "The proxy cannot authenticate clients at the moment"
 
-ANSWERS_ITSELF = "pulsar-trio-proxy-"
+SELF_ANSWERING_PROXY_PREFIX = "pulsar-trio-proxy-"
 """How the ``proxy_version`` begins of a proxy that answers AUTH_CHALLENGE in a relay by itself, between two frames of
 its client's: it may be asked whatever client is behind it.
 """
 
-KEPT_BYTES_MAX = 1024
+KEPT_FIELD_BYTES_MAX = 1024
 """The longest of the fields of a CONNECT that are kept for as long as the connection lasts."""
 
 _KEPT = ("auth_method_name", "original_principal", "original_auth_method", "proxy_version")
@@ -69,18 +69,18 @@ class OriginalCredentials:
     data: str = field(repr=False)
 
 
-def is_clients_fault(reason: str) -> bool:
+def is_client_fault(reason: str) -> bool:
     """Whether a denial says something about the client: otherwise it should come again."""
     return reason not in _NOT_THE_CLIENTS_FAULT
 
 
-def denial(reason: str) -> Refusal:
+def refusal_for_denial(reason: str) -> Refusal:
     """What a client is told of a denial: as little as the brokers do."""
     if reason == INVALID_ROLES:
         return Refusal(ServerError.AuthorizationError, INVALID_ROLES_TEXT)
     if reason == NOT_A_PROXY:
         return Refusal(ServerError.NotAllowedError, NO_PROXY_VERSION)
-    if not is_clients_fault(reason):
+    if not is_client_fault(reason):
         return Refusal(ServerError.ServiceNotReady, AUTHENTICATION_UNAVAILABLE)
     return Refusal(ServerError.AuthenticationError, AUTHENTICATION_FAILED)
 
@@ -91,9 +91,9 @@ def check_connect(command: BaseCommand, *, proxies_allowed: bool) -> Refusal | N
     ``proxies_allowed``: whether proxies may come, which is then for the auth worker to judge.
     """
     connect = command.connect
-    too_long = next((name for name in _KEPT if len(getattr(connect, name).encode()) > KEPT_BYTES_MAX), None)
+    too_long = next((name for name in _KEPT if len(getattr(connect, name).encode()) > KEPT_FIELD_BYTES_MAX), None)
     if too_long is not None:
-        return Refusal(ServerError.NotAllowedError, f"{too_long} is longer than {KEPT_BYTES_MAX} bytes")
+        return Refusal(ServerError.NotAllowedError, f"{too_long} is longer than {KEPT_FIELD_BYTES_MAX} bytes")
     if connect.protocol_version < PROTOCOL_VERSION_MIN:
         return Refusal(
             ServerError.UnsupportedVersionError,
@@ -162,11 +162,11 @@ def broker_connect(
     if answers_challenges is not None:
         message.feature_flags.supports_auth_refresh = answers_challenges
     if answers_challenges:
-        proxy_version = f"{ANSWERS_ITSELF}{proxy_version}"
+        proxy_version = f"{SELF_ANSWERING_PROXY_PREFIX}{proxy_version}"
     return _identified(message, identity, proxy_version)
 
 
-def kept_of_connect(connect: CommandConnect) -> CommandConnect:
+def connect_without_credentials(connect: CommandConnect) -> CommandConnect:
     """What of a CONNECT is needed for a later authentication of its client: no credentials, and nothing else of any
     length.
     """

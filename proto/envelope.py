@@ -11,7 +11,7 @@ from proto.addresses import AddressInvalid, parse_host_port
 from proto.commands import CommandCorrupt, command_name, parse_command
 from proto.lookup_requests import Request, parse_request
 from proto.rpc_pb2 import EnvelopeRequest, EnvelopeResponse, Principal, ResolveTargetRequest
-from proto.sealed_principal import SealBroken, end_of, unseal
+from proto.sealed_principal import SealBroken, expiry_unix_ms, unseal
 from proto.varints import varint
 
 ENVELOPE_VERSION = 1
@@ -36,7 +36,7 @@ class EnvelopeRefused(Exception):
         self.error = error
 
 
-def principal_of(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms: int | None) -> Principal:
+def verify_envelope_principal(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms: int | None) -> Principal:
     """Whose requests they are: the sealed principal, and nothing else, decides. Raises EnvelopeRefused.
 
     ``seal_key``: None where the cluster does not authenticate; then they are nobody's. ``now_unix_ms``: None where
@@ -58,7 +58,7 @@ def principal_of(envelope: EnvelopeRequest, seal_key: bytes | None, now_unix_ms:
     return principal
 
 
-def principal_of_target(request: ResolveTargetRequest, seal_key: bytes | None, now_unix_ms: int) -> Principal:
+def verify_target_principal(request: ResolveTargetRequest, seal_key: bytes | None, now_unix_ms: int) -> Principal:
     """Whose relay is to be opened, by the seal as in ``principal_of``. Raises EnvelopeRefused."""
     if seal_key is None:
         return _NOBODY
@@ -99,10 +99,10 @@ _address = lru_cache(CLIENTS_MAX)(parse_host_port)
 def _unsealed(sealed: bytes, seal_key: bytes) -> tuple[Principal, float]:
     """The principal inside, be its time over or not, and when it is. Raises SealBroken."""
     principal = unseal(sealed, seal_key)
-    return principal, end_of(principal)
+    return principal, expiry_unix_ms(principal)
 
 
-def embedded_request(data: bytes) -> tuple[Request, bytes]:
+def parse_embedded_request(data: bytes) -> tuple[Request, bytes]:
     """What one of an Envelope's requests asks, and its request id, a varint. Raises EnvelopeRefused, and
     RequestRefused where no broker must see it.
     """
@@ -116,6 +116,6 @@ def embedded_request(data: bytes) -> tuple[Request, bytes]:
     return parsed
 
 
-def embed(request: bytes) -> bytes:
+def encode_embedded_request(request: bytes) -> bytes:
     """One of an Envelope's requests, as it stands in its serialized form: to be put behind the rest of it."""
     return _REQUESTS_TAG + varint(len(request)) + request

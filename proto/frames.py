@@ -8,7 +8,7 @@ import struct
 from typing import NamedTuple
 
 from proto.errors import RemoteProtocolError
-from proto.incoming import ReceiveBuffer
+from proto.receive_buffer import ReceiveBuffer
 
 _SIZE_BYTES = 4
 _MIN_FRAME_BYTES = _SIZE_BYTES

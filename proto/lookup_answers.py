@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from proto.commands import parse_command
 from proto.frames import encode_frame
+from proto.lookup_kinds import error_of, response_field, response_request_id, set_response_request_id
 from proto.lookup_requests import NUMBER_BYTES, NUMBER_MAX, number_of
-from proto.lookups import error_of, response_field, response_request_id, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand
 from proto.varints import tag, varint
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from proto.commands import parse_command
 from proto.frames import encode_frame
-from proto.lookups import KINDS, LookupKind, client_request_id, forget_asker, kind_of
+from proto.lookup_kinds import KINDS, LookupKind, client_request_id, forget_asker, kind_of
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import check_request
 from proto.varints import tag, varint

@@ -16,9 +16,9 @@ from collections.abc import Set as AbstractSet
 
 from proto.command_heads import (
     HEAD_BYTES,
-    PART,
+    INCOMPLETE,
     PLAIN_HEADS,
-    FrameWrong,
+    FrameInvalid,
     command_type_at,
     keep_alive_at,
 )
@@ -30,11 +30,11 @@ HEADER_BYTES = 10
 COUNTED_BYTES = 40
 """By here the fields of a SEND that are read have ended, however large their numbers are."""
 
-GOES_ON = 0
+NO_STOP = 0
 """Instead of a command's type: there is nothing to stop at."""
 
-NO_STOPS: frozenset[int] = frozenset()
-ALL_STOPS = frozenset(range(256))
+NO_TYPES: frozenset[int] = frozenset()
+ALL_TYPES = frozenset(range(256))
 """No types of commands to stop at, or all: then only PING and PONG pass, and these only byte for byte."""
 
 _SIZE_BYTES = 4
@@ -69,7 +69,7 @@ _ALIKE_MAX = 128
 """Frames that are looked at in one go, since they may be alike; bounds what it costs where they are not."""
 
 
-class FrameSizeWrong(FrameWrong):
+class FrameSizeInvalid(FrameInvalid):
     """A frame of a size that none can have: the stream has no further boundary to find."""
 
 
@@ -78,7 +78,7 @@ def frame_bytes_max(connected: CommandConnected) -> int:
     return (connected.max_message_size or _DEFAULT_MESSAGE_BYTES_MAX) + _FRAME_PADDING_BYTES
 
 
-class FrameWalk:
+class FrameScanner:
     """Finds boundaries in bytes that begin at one.
 
     ``stops``: the types of commands to stop at. ``counts``: the type whose messages are counted in ``messages``; 0:
@@ -86,20 +86,20 @@ class FrameWalk:
     entries, and how many messages are in one stands in its metadata, which nobody here reads.
     """
 
-    __slots__ = ("_counts", "_size_max", "messages", "stops")
+    __slots__ = ("_counted_type", "_size_max", "message_count", "stop_types")
 
-    def __init__(self, *, frame_bytes_max: int, stops: AbstractSet[int] = NO_STOPS, counts: int = 0) -> None:
-        self.stops = stops
-        self.messages = 0
-        self._counts = counts
+    def __init__(self, *, frame_bytes_max: int, stop_types: AbstractSet[int] = NO_TYPES, counted_type: int = 0) -> None:
+        self.stop_types = stop_types
+        self.message_count = 0
+        self._counted_type = counted_type
         self._size_max = frame_bytes_max
 
-    def walk(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:
+    def scan_frames(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:
         """How many bytes from the buffer's beginning may pass, up to a boundary, perhaps one beyond ``size``; and what
         is there: the type of a command to stop at, PART or GOES_ON. Messages in frames that may pass are counted.
         Raises FrameWrong where the first frame is no frame; a later one is only stopped before.
         """
-        at, head, stops, counts, size_max = 0, _head, self.stops, self._counts, self._size_max
+        at, head, stops, counts, size_max = 0, _head, self.stop_types, self._counted_type, self._size_max
         before = row = 0
         special = stops | {counts} if counts else stops
         last = size - HEADER_BYTES
@@ -107,65 +107,65 @@ class FrameWalk:
             frame, command_type = head(buffer, at)
             if frame > size_max or frame < _FRAME_SIZE_MIN:
                 if at:
-                    return at, GOES_ON
-                raise FrameSizeWrong(f"a frame of {frame} bytes; the limit is {size_max}")
+                    return at, NO_STOP
+                raise FrameSizeInvalid(f"a frame of {frame} bytes; the limit is {size_max}")
             if command_type in special:
                 if command_type in stops:
-                    keeps_alive = keep_alive_at(buffer, at, size) if stops is ALL_STOPS else 0
+                    keeps_alive = keep_alive_at(buffer, at, size) if stops is ALL_TYPES else 0
                     if keeps_alive <= 0:
-                        return at, PART if keeps_alive else command_type
+                        return at, INCOMPLETE if keeps_alive else command_type
                 elif not self._count(buffer, at, size, frame):
-                    return at, PART
+                    return at, INCOMPLETE
             elif frame != before:
                 before, row = frame, 0
             elif (row := row + 1) == _ROW:  # messages of one size come in long rows
                 at += _bytes_of_alike(buffer, at, last - at, frame + _SIZE_BYTES, _HEAD_COLUMNS)
                 row = 0
             at += frame + _SIZE_BYTES
-        return at, PART if at < size else GOES_ON
+        return at, INCOMPLETE if at < size else NO_STOP
 
     def _count(self, buffer: bytes | bytearray | memoryview, at: int, size: int, frame: int) -> bool:
         """Count the messages of a frame that counts; whether enough of it is there."""
-        if self._counts != BaseCommand.SEND:
-            self.messages += 1
+        if self._counted_type != BaseCommand.SEND:
+            self.message_count += 1
         elif size - at < COUNTED_BYTES and size - at < frame + _SIZE_BYTES:
             return False
         else:
-            self.messages += messages_of_send(buffer, at, size)
+            self.message_count += messages_of_send(buffer, at, size)
         return True
 
-    def first(self, buffer: bytes | bytearray | memoryview, size: int) -> tuple[int, int]:
+    def read_first_head(self, buffer: bytes | bytearray | memoryview, size: int) -> tuple[int, int]:
         """Of the first frame: its length with its size, and the type of its command or PART. Counts nothing.
         Raises FrameWrong.
         """
         if size < HEADER_BYTES:
             if size >= _SIZE_BYTES:
                 self._check(int.from_bytes(buffer[:_SIZE_BYTES], "big"))
-            return 0, PART
+            return 0, INCOMPLETE
         frame, command_type = _head(buffer, 0)
         self._check(frame)
         return frame + _SIZE_BYTES, command_type
 
     def _check(self, frame: int) -> None:
         if not _FRAME_SIZE_MIN <= frame <= self._size_max:
-            raise FrameSizeWrong(f"a frame of {frame} bytes; the limit is {self._size_max}")
+            raise FrameSizeInvalid(f"a frame of {frame} bytes; the limit is {self._size_max}")
 
-    def take_messages(self) -> int:
+    def take_message_count(self) -> int:
         """How many were counted since the last time."""
-        messages, self.messages = self.messages, 0
+        messages, self.message_count = self.message_count, 0
         return messages
 
 
-class ClientFrameWalk(FrameWalk):
+class ClientFrameScanner(FrameScanner):
     """The same for what a client sends: each command's type is known for certain, or its frame is wrong."""
 
     __slots__ = ()
 
-    def walk(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:  # noqa: C901 -- the hot path
+    def scan_frames(self, buffer: bytes | bytearray, size: int) -> tuple[int, int]:  # noqa: C901 -- the hot path
         """As FrameWalk.walk; needs more of a frame, though never more than HEAD_BYTES_MAX, where none is counted."""
-        at, head, plain_heads, stops, size_max = 0, _client_head, PLAIN_HEADS, self.stops, self._size_max
+        at, head, plain_heads, stops, size_max = 0, _client_head, PLAIN_HEADS, self.stop_types, self._size_max
         before = row = 0
-        special = stops | {self._counts} if self._counts else stops
+        special = stops | {self._counted_type} if self._counted_type else stops
         last = size - HEAD_BYTES
         known_key, least, command_type, is_special = -1, 0, 0, False
         while True:
@@ -180,7 +180,7 @@ class ClientFrameWalk(FrameWalk):
                     if command_type in stops:  # neither PING nor PONG has a plain head
                         return at, command_type
                     if not self._count(buffer, at, size, frame):
-                        return at, PART
+                        return at, INCOMPLETE
                 elif frame != before:
                     before, row = frame, 0
                 elif (row := row + 1) == _ROW:
@@ -188,7 +188,7 @@ class ClientFrameWalk(FrameWalk):
                     row = 0
                 at += frame + _SIZE_BYTES
             if at >= size:
-                return at, GOES_ON
+                return at, NO_STOP
             length, stop = self._look_closer(buffer, at, size)
             if not length:
                 return at, stop
@@ -200,22 +200,22 @@ class ClientFrameWalk(FrameWalk):
         as ``walk`` says it.
         """
         if size - at < _SIZE_BYTES:
-            return 0, PART
+            return 0, INCOMPLETE
         frame = int.from_bytes(buffer[at : at + _SIZE_BYTES], "big")
         try:
             self._check(frame)
-            if self.stops is ALL_STOPS and (keeps_alive := keep_alive_at(buffer, at, size)):
-                return (0, PART) if keeps_alive == PART else (keeps_alive, GOES_ON)
+            if self.stop_types is ALL_TYPES and (keeps_alive := keep_alive_at(buffer, at, size)):
+                return (0, INCOMPLETE) if keeps_alive == INCOMPLETE else (keeps_alive, NO_STOP)
             command_type = command_type_at(buffer, at, size)
-        except FrameWrong:
+        except FrameInvalid:
             if at:
-                return 0, GOES_ON
+                return 0, NO_STOP
             raise
-        if command_type == PART or command_type in self.stops:
+        if command_type == INCOMPLETE or command_type in self.stop_types:
             return 0, command_type
-        if command_type == self._counts and not self._count(buffer, at, size, frame):
-            return 0, PART
-        return frame + _SIZE_BYTES, GOES_ON
+        if command_type == self._counted_type and not self._count(buffer, at, size, frame):
+            return 0, INCOMPLETE
+        return frame + _SIZE_BYTES, NO_STOP
 
 
 def _bytes_of_alike(buffer: bytes | bytearray, at: int, there: int, length: int, columns: tuple[int, ...]) -> int:
@@ -273,57 +273,57 @@ class FrameCutter:
     comes next: change the walk's ``stops`` and ask again, or ``take`` it out piece by piece, or stop for good.
     """
 
-    __slots__ = ("_bytes", "_left", "_taken", "_walk", "stop")
+    __slots__ = ("_bytes", "_left", "_scanner", "_taken", "stopped_at")
 
-    def __init__(self, walk: FrameWalk) -> None:
-        self._walk = walk
+    def __init__(self, walk: FrameScanner) -> None:
+        self._scanner = walk
         self._bytes = b""
         self._left = 0
         self._taken = b""
-        self.stop = GOES_ON
+        self.stopped_at = NO_STOP
 
     @property
     def at_boundary(self) -> bool:
         """Whether everything that was passed on ends with a frame."""
         return not self._left
 
-    def receive(self, data: bytes | bytearray) -> None:
+    def receive_data(self, data: bytes | bytearray) -> None:
         """The next bytes of the stream."""
         self._bytes = self._bytes + data if self._bytes else bytes(data)
 
-    def pass_on(self, *, one_frame: bool = False) -> bytes:
+    def take_passable(self, *, one_frame: bool = False) -> bytes:
         """Bytes that may pass; ``one_frame``: no further than to the next boundary. Raises FrameWrong."""
-        data, left, self.stop = self._bytes, self._left, GOES_ON
+        data, left, self.stopped_at = self._bytes, self._left, NO_STOP
         if left < len(data) and not (one_frame and left):
             rest = data[left:] if left else data
-            more, self.stop = self._walk.walk(rest, len(rest))
+            more, self.stopped_at = self._scanner.scan_frames(rest, len(rest))
             left += more
         passed = data[:left]
         self._bytes = data[left:]
         self._left = left - len(passed)
         return passed
 
-    def one_frame(self) -> bytes:
+    def take_stopped_frame_bytes(self) -> bytes:
         """Of bytes that may pass, those of the frame that is stopped at. Raises FrameWrong."""
-        length, self.stop = self._walk.first(self._bytes, len(self._bytes))
+        length, self.stopped_at = self._scanner.read_first_head(self._bytes, len(self._bytes))
         passed, self._bytes = self._bytes[:length], self._bytes[length:]
         self._left = length - len(passed)
         return passed
 
-    def length_of_next(self) -> int:
+    def stopped_frame_length(self) -> int:
         """Of the frame that is stopped at, its size included. Raises FrameWrong."""
-        return self._walk.first(self._bytes, len(self._bytes))[0]
+        return self._scanner.read_first_head(self._bytes, len(self._bytes))[0]
 
-    def take(self) -> bytes | None:
+    def remove_frame(self) -> bytes | None:
         """The frame that is stopped at, out of the stream; None until all of it is there. Raises FrameWrong."""
-        length = self.length_of_next()
+        length = self.stopped_frame_length()
         if len(self._bytes) < length:
             return None
         frame, self._bytes = self._bytes[:length], self._bytes[length:]
-        self.stop = GOES_ON
+        self.stopped_at = NO_STOP
         return frame
 
-    def take_rest(self) -> bytes:
+    def take_unread_data(self) -> bytes:
         """What is held: the stream ends here."""
         rest, self._bytes = self._bytes, b""
         return rest

@@ -14,7 +14,7 @@ from typing import Any
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from proto.lookups import LookupKind, client_request_id
+from proto.lookup_kinds import LookupKind, client_request_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.varints import varint
 

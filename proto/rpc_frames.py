@@ -10,7 +10,7 @@ import struct
 from typing import NamedTuple
 
 from proto.errors import RemoteProtocolError
-from proto.incoming import ReceiveBuffer
+from proto.receive_buffer import ReceiveBuffer
 
 _HEADER = struct.Struct(">IBBHQI")
 _SIZE_BYTES = 4
@@ -42,7 +42,7 @@ class Reply(NamedTuple):
     correlation_id: int
     status: int = 0
     response: bytes = b""
-    more: bool = False
+    has_more: bool = False
     detail: str = ""
 
 

@@ -43,7 +43,7 @@ def unseal(data: bytes, key: bytes) -> Principal:
     return Principal.FromString(sealed.principal)
 
 
-def end_of(principal: Principal) -> float:
+def expiry_unix_ms(principal: Principal) -> float:
     """From when on (ms since 1970) nobody may act as this principal any more; infinity: it has no end."""
     return principal.expires_at_unix_ms if principal.HasField("expires_at_unix_ms") else math.inf
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from proto.errors import LocalProtocolError
 from proto.rpc_pb2 import Principal
 
-CHALLENGE_AT_LEAST = 0.85
-CHALLENGE_AT_MOST = 0.95
+CHALLENGE_FRACTION_MIN = 0.85
+CHALLENGE_FRACTION_MAX = 0.95
 """Between these parts of its lifetime a session is challenged."""
 
 REAUTHENTICATION_INTERVAL_S_MIN = 1.0
@@ -50,13 +50,13 @@ class Phase(enum.IntEnum):
 class CommandDecision(enum.Enum):
     """What may become of a client's command."""
 
-    GO_ON = "go on"
+    PASS = "pass"  # noqa: S105 -- a decision, no secret
     HOLD = "hold"
     """The session has expired, and whether it goes on is being judged: the command waits."""
     CLOSE = "close"
 
 
-class Failure(enum.Enum):
+class ReauthenticationFailure(enum.Enum):
     """Why a re-authentication failed; the values are stable names for logs."""
 
     DENIED = "denied"
@@ -76,9 +76,9 @@ class ClockSnapshot:
 
     expires_at_s: float
     challenge_at_s: float
-    last_at_s: float
+    last_attempt_at_s: float
     phase: Phase
-    observed: bool = False
+    end_observed: bool = False
 
 
 class SessionClock:
@@ -92,12 +92,12 @@ class SessionClock:
     """
 
     __slots__ = (
-        "_began_at_s",
+        "_asked_at_s",
         "_challenge_at_s",
         "_expires_at_s",
-        "_last_at_s",
+        "_last_attempt_at_s",
         "_lifetime_ms_max",
-        "observed",
+        "end_observed",
         "phase",
         "principal",
     )
@@ -108,44 +108,46 @@ class SessionClock:
         self.principal = principal
         self.phase = Phase.QUIET
         self._lifetime_ms_max = lifetime_ms_max
-        self._began_at_s = now_s
-        self._begin(principal, now_s, now_unix_ms, fraction)
+        self._asked_at_s = now_s
+        self._start_lifetime(principal, now_s, now_unix_ms, fraction)
 
-    def _begin(self, principal: Principal, now_s: float, now_unix_ms: float, fraction: float) -> None:
+    def _start_lifetime(self, principal: Principal, now_s: float, now_unix_ms: float, fraction: float) -> None:
         lifetime_s = NEVER
         if principal.expires_at_unix_ms:
             lifetime_s = max(0.0, (principal.expires_at_unix_ms - now_unix_ms) / 1000)
         if self._lifetime_ms_max:
             lifetime_s = min(lifetime_s, self._lifetime_ms_max / 1000)
-        part = CHALLENGE_AT_LEAST + (CHALLENGE_AT_MOST - CHALLENGE_AT_LEAST) * fraction
-        self._last_at_s = now_s
+        part = CHALLENGE_FRACTION_MIN + (CHALLENGE_FRACTION_MAX - CHALLENGE_FRACTION_MIN) * fraction
+        self._last_attempt_at_s = now_s
         self._expires_at_s = now_s + lifetime_s
         self._challenge_at_s = now_s + max(lifetime_s * part, REAUTHENTICATION_INTERVAL_S_MIN)
-        self.observed = False
+        self.end_observed = False
 
     # ---- for another process
 
     @classmethod
-    def recalled(
-        cls, principal: Principal, *, lifetime_ms_max: int, memo: ClockSnapshot, now_s: float
+    def from_snapshot(
+        cls, principal: Principal, *, lifetime_ms_max: int, snapshot: ClockSnapshot, now_s: float
     ) -> "SessionClock":
         """The clock of a session whose process died. What the client said to that one is gone: it is asked again, at
         once, since little of its life is left.
         """
         clock = cls(principal, lifetime_ms_max=lifetime_ms_max, now_s=now_s, now_unix_ms=0.0, fraction=0.0)
-        clock._expires_at_s = memo.expires_at_s
-        clock._challenge_at_s = memo.challenge_at_s
-        clock._last_at_s = memo.last_at_s
-        clock.observed = memo.observed
-        clock.phase = memo.phase
-        if memo.phase is Phase.JUDGING:
+        clock._expires_at_s = snapshot.expires_at_s
+        clock._challenge_at_s = snapshot.challenge_at_s
+        clock._last_attempt_at_s = snapshot.last_attempt_at_s
+        clock.end_observed = snapshot.end_observed
+        clock.phase = snapshot.phase
+        if snapshot.phase is Phase.JUDGING:
             clock.phase = Phase.QUIET
         return clock
 
     @property
-    def memo(self) -> ClockSnapshot:
+    def snapshot(self) -> ClockSnapshot:
         """What ``recalled`` needs."""
-        return ClockSnapshot(self._expires_at_s, self._challenge_at_s, self._last_at_s, self.phase, self.observed)
+        return ClockSnapshot(
+            self._expires_at_s, self._challenge_at_s, self._last_attempt_at_s, self.phase, self.end_observed
+        )
 
     # ---- questions
 
@@ -164,70 +166,72 @@ class SessionClock:
         """When the client is to be asked for fresh credentials; NEVER where it is not, or has been already."""
         return self._challenge_at_s if self.phase is Phase.QUIET else NEVER
 
-    def use(self, now_s: float) -> CommandDecision:
+    def decide_command(self, now_s: float) -> CommandDecision:
         """What may become of a command of the client's. Answers to challenges, and KEEP_ALIVE_FRAMES
         (proto.command_heads), always pass.
         """
         if now_s < self._expires_at_s:
-            return CommandDecision.GO_ON
+            return CommandDecision.PASS
         return CommandDecision.HOLD if self.phase is Phase.JUDGING else CommandDecision.CLOSE
 
-    def seconds_since_asked(self, now_s: float) -> float:
+    def seconds_since_challenge(self, now_s: float) -> float:
         """How long this re-authentication has taken so far, the client's own time included."""
-        return now_s - self._began_at_s
+        return now_s - self._asked_at_s
 
     # ---- events
 
-    def challenged(self, now_s: float) -> None:
+    def on_challenge_sent(self, now_s: float) -> None:
         """The client was asked: for fresh credentials, or, while they are judged, for a further round."""
         if self.phase is Phase.QUIET:
-            self._began_at_s = now_s
+            self._asked_at_s = now_s
             self.phase = Phase.CHALLENGED
         elif self.phase is Phase.JUDGING:
             self.phase = Phase.CHALLENGED_AGAIN
         else:
             raise LocalProtocolError("a second challenge while one is outstanding")
 
-    def answered(self, now_s: float) -> Failure | None:
+    def on_answer(self, now_s: float) -> ReauthenticationFailure | None:
         """The client has sent an answer: whether that alone is a failure. Else it is being judged from now on."""
         if self.phase is Phase.JUDGING:
-            return Failure.ANSWERED_TWICE
+            return ReauthenticationFailure.ANSWERED_TWICE
         if self.phase is Phase.QUIET:  # unasked, as KIP-368's clients do it
-            if now_s < self._last_at_s + REAUTHENTICATION_INTERVAL_S_MIN:
-                return Failure.TOO_SOON
-            self._began_at_s = now_s
+            if now_s < self._last_attempt_at_s + REAUTHENTICATION_INTERVAL_S_MIN:
+                return ReauthenticationFailure.TOO_SOON
+            self._asked_at_s = now_s
         self.phase = Phase.JUDGING
         return None
 
-    def accepted(self, principal: Principal, *, now_s: float, now_unix_ms: float, fraction: float) -> Failure | None:
+    def on_accepted(
+        self, principal: Principal, *, now_s: float, now_unix_ms: float, fraction: float
+    ) -> ReauthenticationFailure | None:
         """The answer is good for ``principal``. A new life begins, unless that is somebody else: which is a failure."""
         if self.phase is not Phase.JUDGING:
             raise LocalProtocolError(f"a verdict on no answer, while {self.phase.name}")
-        failure = self.mismatch(principal)
+        failure = self.find_mismatch(principal)
         if failure is None:
             self.phase = Phase.QUIET
-            self._begin(principal, now_s, now_unix_ms, fraction)
+            self._start_lifetime(principal, now_s, now_unix_ms, fraction)
         return failure
 
-    def mismatch(self, principal: Principal) -> Failure | None:
+    def find_mismatch(self, principal: Principal) -> ReauthenticationFailure | None:
         """Tell why ``principal`` cannot go on with this session; None: it is the same one, by the same method."""
         mine = self.principal
         if principal.method != mine.method:
-            return Failure.ANOTHER_METHOD
+            return ReauthenticationFailure.ANOTHER_METHOD
         if (principal.type, principal.name, principal.proxy) != (mine.type, mine.name, mine.proxy):
-            return Failure.ANOTHER_PRINCIPAL
+            return ReauthenticationFailure.ANOTHER_PRINCIPAL
         return None
 
-    def failed(self, now_s: float) -> None:
+    def on_observed_failure(self, now_s: float) -> None:
         """Let a session that is only observed go on after a failure: with its old end, and asked no more in this life.
         The client may still come by itself.
         """
         self.phase = Phase.QUIET
-        self._last_at_s = now_s
+        self._last_attempt_at_s = now_s
         self._challenge_at_s = NEVER
 
-    def lost(self, now_s: float) -> None:
+    def on_answer_lost(self, now_s: float) -> None:
         """The answer is lost, or nobody could judge it: the client is asked again, though not at once."""
         self.phase = Phase.QUIET
-        self._last_at_s = now_s
+        self._last_attempt_at_s = now_s
         self._challenge_at_s = max(self._challenge_at_s, now_s + REAUTHENTICATION_INTERVAL_S_MIN)

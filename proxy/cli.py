@@ -13,13 +13,13 @@ import trio
 
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import did_you_mean
 from proxy.config.load import load_config, load_plan
 from proxy.config.memory import MemoryPlan
-from proxy.config.suggestions import did_you_mean
 from proxy.config.types import Config
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
-from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcDeadlineExceeded, RpcError, connect_unix
+from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcDeadlineExceeded, RpcError, unix_connector
 from proxy.status_text import status_text
 from proxy.supervisor.main import serve as run_supervisor
 from proxy.supervisor.operators.control import control_path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CALL_TIMEOUT_S = 40.0
 UPGRADE_TIMEOUT_S = 300.0
-UPGRADE_LOOK_S = 0.2
+UPGRADE_POLL_S = 0.2
 
 _config_option = click.option(
     "--config", "config_file", required=True, type=click.Path(path_type=Path), help="The configuration, a TOML file."
@@ -93,24 +93,24 @@ def check(config_file: Path, connect: bool) -> None:  # noqa: FBT001 -- click's 
         _fail(str(error))
     click.echo(f"{config_file}: in order")
     click.echo("container: " + ", ".join(f"{key}={value}" for key, value in plan.summary().items()))
-    if connect and not _told(findings):
+    if connect and not _print_findings(findings):
         _fail("not every broker can be used; see above")
 
 
 async def _check(plan: MemoryPlan, connect: bool) -> list["Finding"]:  # noqa: FBT001 -- from trio.run
     """Prove the configuration, its memory and, if asked to, the brokers. Raises ConfigError."""
-    from proxy.commands.check import no_logs, prove, warnings
-    from proxy.commands.connect import try_brokers
+    from proxy.commands.check import check_objects, find_warnings, suppress_logs
+    from proxy.commands.connect import check_brokers
 
-    with no_logs():
-        credentials = await prove(plan.config)
-        for warning in await warnings(plan.config, credentials):
+    with suppress_logs():
+        credentials = await check_objects(plan.config)
+        for warning in await find_warnings(plan.config, credentials):
             click.echo(f"pulsar-trio-proxy: warning: {warning}", err=True)
         plan.require()
-        return await try_brokers(plan.config, credentials) if connect else []
+        return await check_brokers(plan.config, credentials) if connect else []
 
 
-def _told(findings: list["Finding"]) -> bool:
+def _print_findings(findings: list["Finding"]) -> bool:
     """Print what each broker has shown; whether all is well."""
     from proxy.commands.connect import NOT_SHOWN
 
@@ -142,7 +142,7 @@ def reload(config_file: Path) -> None:
 def upgrade(config_file: Path) -> None:
     """Replace every process of a running cluster by what is installed now, without a reset; returns when it is done."""
     path = control_path(_load(config_file).cluster.runtime_dir)
-    before = int(_ask_at(path, Method.CLUSTER_UPGRADE))
+    before = int(_call_cluster_at(path, Method.CLUSTER_UPGRADE))
     click.echo("upgrading")
     try:
         not_running = trio.run(_wait_for_generation, path, before + 1)
@@ -157,7 +157,7 @@ async def _wait_for_generation(path: str, generation: int) -> list[str]:
     """Return once a cluster is at least at a generation, with all workers replaced: which of them do not run."""
     with trio.fail_after(UPGRADE_TIMEOUT_S):
         while True:
-            await trio.sleep(UPGRADE_LOOK_S)
+            await trio.sleep(UPGRADE_POLL_S)
             with contextlib.suppress(RpcError, OSError):  # in between, nobody answers for a moment
                 status = msgspec.json.decode(await _call(path, Method.CLUSTER_STATUS))
                 if status["generation"] >= generation and not status["replacing_workers"]:
@@ -179,12 +179,12 @@ def drain(config_file: Path) -> None:
 async def _wait_for_end(path: str) -> None:
     """Return once nobody listens at a control socket any more."""
     while True:
-        if not await _anybody_listens(path):
+        if not await _is_listening(path):
             return
         await trio.sleep(0.1)
 
 
-async def _anybody_listens(path: str) -> bool:
+async def _is_listening(path: str) -> bool:
     try:
         stream = await trio.open_unix_socket(path)
     except (FileNotFoundError, ConnectionRefusedError):
@@ -239,12 +239,12 @@ def _load_plan(config_file: Path) -> MemoryPlan:
 
 
 def _ask(config: Config, method: int) -> str:
-    return _ask_at(control_path(config.cluster.runtime_dir), method)
+    return _call_cluster_at(control_path(config.cluster.runtime_dir), method)
 
 
-def _ask_at(path: str, method: int) -> str:
+def _call_cluster_at(path: str, method: int) -> str:
     try:
-        if not trio.run(_anybody_listens, path):
+        if not trio.run(_is_listening, path):
             _fail(f"no cluster is running in {os.path.dirname(path)}")  # noqa: PTH120 -- a socket's address is text
         return trio.run(_call, path, method)
     except RpcCallRefused as refused:
@@ -260,7 +260,7 @@ def _ask_at(path: str, method: int) -> str:
 
 
 async def _call(path: str, method: int) -> str:
-    client = RpcClient(connect_unix(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
+    client = RpcClient(unix_connector(path), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client.run)
         try:

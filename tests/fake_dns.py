@@ -112,12 +112,12 @@ class FakeSystem:
 
 
 class Still:
-    """In place of Watched: a thread that looks at files knows nothing of the test's clock."""
+    """In place of ReloadingFile: a thread that looks at files knows nothing of the test's clock."""
 
     def __init__(self, _key: str, _files: Any, build: Callable[[], Any]) -> None:
         self.value = build()
 
-    async def current(self) -> Any:
+    async def current_value(self) -> Any:
         await trio.lowlevel.checkpoint()
         return self.value
 

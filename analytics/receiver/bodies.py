@@ -1,7 +1,8 @@
 """How many bytes of requests that are not answered yet are held, of all senders and of each one."""
 
-import ipaddress
 from collections import Counter
+
+from proxy.common.networks import network_of
 
 
 class Bodies:
@@ -14,7 +15,7 @@ class Bodies:
 
     def hold(self, address: str, size_bytes: int) -> bool:
         """Count bytes that have come; False if there is no room for them, and then they are not counted."""
-        sender = sender_of(address)
+        sender = network_of(address)
         if (
             self.held_bytes + size_bytes > self._bytes_max
             or self._by_sender[sender] + size_bytes > self._bytes_max // 2
@@ -26,21 +27,8 @@ class Bodies:
 
     def release(self, address: str, size_bytes: int) -> None:
         """Give room back, as much as was held."""
-        sender = sender_of(address)
+        sender = network_of(address)
         self.held_bytes -= size_bytes
         self._by_sender[sender] -= size_bytes
         if self._by_sender[sender] <= 0:
             del self._by_sender[sender]
-
-
-def sender_of(address: str) -> str:
-    """Whom an address belongs to: an IPv4 address, or an IPv6 network of 64 bits, all of which one host may have."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(parsed, ipaddress.IPv4Address):
-        return address
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
-    return str(ipaddress.ip_network((parsed, 64), strict=False))

@@ -7,11 +7,12 @@ from typing import NoReturn
 import click
 import trio
 
-from analytics.receiver.config import ConfigError, load_config
+from analytics.receiver.config import load_config
 from analytics.receiver.logs import configure_logs
 from analytics.receiver.memory import keep_freed_memory
 from analytics.receiver.service import open_spool, serve
 from analytics.spool.records import SpoolError
+from proxy.common.errors import ConfigError
 
 
 @click.command()

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import trio
 
 from analytics.receiver.config import Spool
-from analytics.receiver.logs import get_logger
 from analytics.receiver.metrics import Metrics
 from analytics.spool.records import SpoolError
 from analytics.spool.writer import SpoolFullError, SpoolWriter
+from proxy.common.logs import get_logger
 
 GROUP_BYTES_MAX = 16 * 1024 * 1024
 

@@ -5,7 +5,6 @@ import tomllib
 import typing
 from collections.abc import Iterable
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from analytics.remote_write.bounds import CEILING, Bounds
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import did_you_mean
 
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 NonNegative = Annotated[int, Meta(ge=0, le=2**53)]
@@ -23,10 +24,6 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 DEFAULT = Bounds()
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used; its text names the key and says what is wrong with it."""
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -239,9 +236,7 @@ def _in_words(message: str, key: str) -> str:
 
 def _meant(found: str, known: Iterable[str]) -> str:
     names = list(known)
-    close = get_close_matches(found.lower()[:60], names, n=1)
-    meant = f'; did you mean "{close[0]}"?' if close else ""
-    return f"{found[:60]!r} here{meant or '; there are: ' + ', '.join(names)}"
+    return f"{found[:60]!r} here{did_you_mean(found, names) or '; there are: ' + ', '.join(names)}"
 
 
 def _kind_at(key: str) -> Any:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import trio
 
-from analytics.receiver.bodies import sender_of
 from analytics.receiver.config import Limits
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.turns import Turns
@@ -20,6 +19,7 @@ from analytics.remote_write.decode import Request, decode_request
 from analytics.remote_write.errors import BoundError
 from analytics.remote_write.snappy import compress, decompress, decompressed_length
 from analytics.remote_write.splitting import without_series
+from proxy.common.networks import network_of
 
 INLINE_BYTES_MAX = 512 * 1024
 INLINE = Bounds(series=10_000, fields=100_000, series_fields=100, symbols=30_000, histograms=100, buckets=10_000)
@@ -53,7 +53,7 @@ class Parser:
         if decompressed_length(body) <= INLINE_BYTES_MAX:
             with contextlib.suppress(BoundError):
                 return self._parse(version, body, self._checker, self._inline_bounds)
-        async with self._turns.turn(sender_of(address)):
+        async with self._turns.turn(network_of(address)):
             self._metrics.large_requests.inc()
             return await trio.to_thread.run_sync(self._parse, version, body, self._thread_checker, self._bounds)
 

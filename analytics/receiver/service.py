@@ -10,17 +10,18 @@ from pathlib import Path
 import trio
 
 from analytics.receiver.commit import GroupCommit
-from analytics.receiver.config import Config, ConfigError, address
+from analytics.receiver.config import Config, address
 from analytics.receiver.http import Door
-from analytics.receiver.logs import get_logger
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.probes import Probes
 from analytics.receiver.tls import watch_tls
 from analytics.receiver.tokens import watch_tokens
-from analytics.receiver.watched import Watched
 from analytics.receiver.write import WriteEndpoint
 from analytics.spool.repair import Repair
 from analytics.spool.writer import Disk, SpoolLimits, SpoolWriter
+from proxy.common.errors import ConfigError
+from proxy.common.logs import get_logger
+from proxy.common.reloading_file import ReloadingFile
 
 ADMIN_CONNECTIONS_MAX = 32
 
@@ -76,7 +77,7 @@ class Entrance:
     """How connections come to a door: counted, after a TLS handshake if need be. `metrics`: None for operators'."""
 
     def __init__(
-        self, door: Door, tls: Watched[ssl.SSLContext] | None, connections_max: int, metrics: Metrics | None
+        self, door: Door, tls: ReloadingFile[ssl.SSLContext] | None, connections_max: int, metrics: Metrics | None
     ) -> None:
         self.door = door
         self._tls = tls
@@ -112,7 +113,7 @@ class Entrance:
         if self._tls is None:
             await self.door.serve(stream, address)
             return
-        context = await self._tls.current()
+        context = await self._tls.current_value()
         secured = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
         try:
             with trio.fail_after(self.door.limits.header_timeout_ms / 1000):

@@ -2,20 +2,21 @@
 
 import ssl
 
-from analytics.receiver.config import ConfigError, Tls
-from analytics.receiver.watched import Watched
+from analytics.receiver.config import Tls
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 
 KEY = "listen.tls"
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
-def watch_tls(config: Tls | None) -> Watched[ssl.SSLContext] | None:
+def watch_tls(config: Tls | None) -> ReloadingFile[ssl.SSLContext] | None:
     """The context that new connections get; None for plain HTTP. Raises ConfigError."""
     if config is None:
         return None
     files = [file for file in (config.certificate, config.key, config.client_ca) if file]
-    return Watched(KEY, files, lambda: _context(config))
+    return ReloadingFile(KEY, files, lambda: _context(config))
 
 
 def _context(config: Tls) -> ssl.SSLContext:

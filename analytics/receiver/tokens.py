@@ -5,8 +5,8 @@ import hmac
 from collections.abc import Sequence
 from pathlib import Path
 
-from analytics.receiver.config import ConfigError
-from analytics.receiver.watched import Watched
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 
 KEY = "authentication.token_files"
 TOKEN_BYTES_MIN = 16
@@ -15,9 +15,9 @@ TOKENS_MAX = 1000
 Digests = tuple[bytes, ...]
 
 
-def watch_tokens(files: Sequence[str]) -> Watched[Digests] | None:
+def watch_tokens(files: Sequence[str]) -> ReloadingFile[Digests] | None:
     """The tokens in these files; None if there are no files. Raises ConfigError."""
-    return Watched(KEY, files, lambda: read_tokens(files)) if files else None
+    return ReloadingFile(KEY, files, lambda: read_tokens(files)) if files else None
 
 
 def read_tokens(files: Sequence[str]) -> Digests:

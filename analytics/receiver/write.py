@@ -15,17 +15,17 @@ import trio
 from analytics.receiver.commit import GroupCommit, NotCommittedError
 from analytics.receiver.config import Limits
 from analytics.receiver.http import Head, Headers, Response
-from analytics.receiver.logs import get_logger
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.parsing import Parsed, Parser
 from analytics.receiver.rates import Rate
 from analytics.receiver.tokens import Digests, is_authorized
 from analytics.receiver.turns import WaitedTooLongError
-from analytics.receiver.watched import Watched
 from analytics.remote_write.decode import Counts
 from analytics.remote_write.errors import BoundError, BoundFault, DecodeError, TooLargeError
 from analytics.remote_write.negotiation import UnsupportedError, protocol_version
 from analytics.spool.records import pack_record
+from proxy.common.logs import get_logger
+from proxy.common.reloading_file import ReloadingFile
 
 PATH = "/api/v1/write"
 RETRY_AFTER_S = {"slow": 5, "full": 30, "failed": 30, "busy": 5}
@@ -53,7 +53,7 @@ class WriteEndpoint:
     def __init__(
         self,
         commit: GroupCommit,
-        tokens: Watched[Digests] | None,
+        tokens: ReloadingFile[Digests] | None,
         limits: Limits,
         metrics: Metrics,
         clock: Callable[[], float] = trio.current_time,
@@ -87,8 +87,8 @@ class WriteEndpoint:
             return Response(413, f"the body is larger than {self.body_bytes_max} bytes")
         return None
 
-    async def _is_authorized(self, tokens: Watched[Digests], head: Head) -> bool:
-        return is_authorized(head.headers.get(b"authorization", b""), await tokens.current())
+    async def _is_authorized(self, tokens: ReloadingFile[Digests], head: Head) -> bool:
+        return is_authorized(head.headers.get(b"authorization", b""), await tokens.current_value())
 
     def refuse(self, head: Head | None, response: Response) -> Response:
         """Count what was answered without the body, and give it 2.0's headers."""

@@ -21,11 +21,11 @@ from passlib.hash import (  # type: ignore[import-untyped]
     sha512_crypt,
 )
 
-from auth.checks import Checks
+from auth.check_queue import Checks
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import BasicAuthentication
-from proxy.runtime.reloading_file import ReloadingFile
 
 KEY = "authentication.basic.file"
 DATA_BYTES_MAX = 1024
@@ -83,7 +83,7 @@ class BasicProvider(AuthenticationProvider):
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """Judge ``user:password``."""
         user, password = _user_and_password(data)
-        users = await self._users.current()
+        users = await self._users.current_value()
         proved_user = user if self._checks.was_proved(user, password) else ""
         check = partial(self._check, users, user, password)
         return await self._checks.run(client, check, proved_user=proved_user)

@@ -23,11 +23,11 @@ from auth.jwt_rules import (
     unverified,
     verified,
 )
-from auth.renewed import Fetched, NotAvailable, RefreshingCache
+from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity
+from proxy.common.logs import get_logger
 from proxy.config.types import OidcAuthentication
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import get_logger
 
 KEYS_MAX = 100
 """Issuers have two or three."""

@@ -16,7 +16,7 @@ from functools import partial
 
 import trio
 
-from auth.checks import Checks
+from auth.check_queue import Checks
 from auth.gss import NO_LAYER, acceptor_credentials, check_keytab, end_unix_ms, gssapi, in_thread, text_of
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity
 from proxy.config.types import SaslAuthentication

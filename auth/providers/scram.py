@@ -21,9 +21,9 @@ from scramp import ScramException, ScramMechanism  # type: ignore[import-untyped
 from scramp.utils import ServerError, saslprep  # type: ignore[import-untyped]
 
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity, is_fit_for_a_role
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import ScramAuthentication
-from proxy.runtime.reloading_file import ReloadingFile
 
 KEY = "authentication.scram.file"
 DIGEST_BYTES = {"SCRAM-SHA-256": hashlib.sha256().digest_size, "SCRAM-SHA-512": hashlib.sha512().digest_size}
@@ -122,7 +122,7 @@ class ScramAuthState(Identified):
         if self._rounds > 2:  # noqa: PLR2004 -- first and final
             raise AuthenticationDenied("unexpected_round", "data after the client's final message")
         if self._rounds == 1:
-            self._users = (await self._watched.current())[self._mechanism]
+            self._users = (await self._watched.current_value())[self._mechanism]
         text = _text(data)
         try:
             return (self._first(text) if self._rounds == 1 else self._final(text)).encode()

@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.serialization import (
 
 from auth.jwt_rules import Key, check_size, expires_at_unix_ms, public_key_algorithms, role_in, verified
 from auth.state import AuthenticationProvider, ClientContext, Identity
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import TokenAuthentication
-from proxy.runtime.reloading_file import ReloadingFile
 
 _HMAC_KEY_BYTES_MIN = {"HS256": 32, "HS384": 48, "HS512": 64}
 """RFC 7518, section 3.2: a shorter secret than the hash can be guessed."""
@@ -39,7 +39,7 @@ class TokenProvider(AuthenticationProvider):
         config = self._config
         claims = verified(
             data,
-            await self._keys.current(),
+            await self._keys.current_value(),
             audience_claim=config.audience_claim,
             audiences=(config.audience,) if config.audience else (),
             allowed_clock_skew_ms=config.allowed_clock_skew_ms,

@@ -8,25 +8,25 @@ import prometheus_client
 import trio
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
-from proxy.admin.http import Answer, Request
-from proxy.admin.scrape import Collected
-from proxy.runtime.observability.logs import get_logger
+from proxy.admin.http import HttpRequest, HttpResponse
+from proxy.admin.scrape import CollectedMetrics
+from proxy.common.logs import get_logger
 from proxy.runtime.rpc.client import RpcError
 
 JSON = "application/json"
 
-FOR_TOKEN_HOLDERS = frozenset({"/metrics", "/metrics/", "/status"})
+TOKEN_PROTECTED_PATHS = frozenset({"/metrics", "/metrics/", "/status"})
 """The others say nothing but yes or no, and Kubernetes has no token to bring."""
 
 
-class Knowledge(Protocol):
+class ClusterView(Protocol):
     """What can be answered; what has to be asked for raises RpcError."""
 
-    async def metrics(self) -> Collected:
+    async def metrics(self) -> CollectedMetrics:
         """All processes' metrics."""
         ...
 
-    def is_well(self) -> bool:
+    def is_responsive(self) -> bool:
         """Whether the supervisor has answered lately."""
         ...
 
@@ -39,16 +39,16 @@ class Knowledge(Protocol):
         ...
 
 
-Allows = Callable[[list[bytes]], Awaitable[bool]]
+IsAllowed = Callable[[list[bytes]], Awaitable[bool]]
 
 
 class AdminApplication:
     """Answers requests. ``allows`` judges their ``Authorization``."""
 
-    def __init__(self, knowledge: Knowledge, allows: Allows, registry: CollectorRegistry) -> None:
-        self._knowledge = knowledge
-        self._allows = allows
-        self._paths: dict[str, Callable[[], Awaitable[Answer]]] = {
+    def __init__(self, knowledge: ClusterView, allows: IsAllowed, registry: CollectorRegistry) -> None:
+        self._view = knowledge
+        self._is_allowed = allows
+        self._paths: dict[str, Callable[[], Awaitable[HttpResponse]]] = {
             "/metrics": self._metrics,
             "/metrics/": self._metrics,  # as annotations for Pulsar's own proxy name it
             "/healthz": self._healthz,
@@ -60,49 +60,55 @@ class AdminApplication:
             "pulsar_proxy_admin_requests", "Requests at the admin port.", ["path", "code"], registry=registry
         )
 
-    async def answer(self, request: Request) -> Answer:
+    async def handle_request(self, request: HttpRequest) -> HttpResponse:
         """Answer one request."""
         try:
-            answer = await self._judge(request)
+            answer = await self._route_request(request)
         except RpcError as error:
-            answer = Answer(503, f"the supervisor does not answer: {error}\n".encode())
+            answer = HttpResponse(503, f"the supervisor does not answer: {error}\n".encode())
         path = request.path if request.path in self._paths else "other"
         self._requests.labels(path=path, code=str(answer.status)).inc()
         return answer
 
-    async def _judge(self, request: Request) -> Answer:
+    async def _route_request(self, request: HttpRequest) -> HttpResponse:
         handler = self._paths.get(request.path)
         if handler is None:
-            return Answer(404, f"there is no such path; try {', '.join(self._paths)}\n".encode())
+            return HttpResponse(404, f"there is no such path; try {', '.join(self._paths)}\n".encode())
         if request.method not in {"GET", "HEAD"}:
-            return Answer(405, b"only GET\n", headers=(("Allow", "GET, HEAD"),))
-        if request.path in FOR_TOKEN_HOLDERS and not await self._allows(request.authorization):
+            return HttpResponse(405, b"only GET\n", headers=(("Allow", "GET, HEAD"),))
+        if request.path in TOKEN_PROTECTED_PATHS and not await self._is_allowed(request.authorization):
             get_logger().warning(
                 "refused at the admin port",
                 client=request.client,
                 path=request.path,
                 reason="another token than that of admin.token_file" if request.authorization else "no token",
             )
-            return Answer(401, b"the token of admin.token_file is needed\n", headers=(("WWW-Authenticate", "Bearer"),))
+            return HttpResponse(
+                401, b"the token of admin.token_file is needed\n", headers=(("WWW-Authenticate", "Bearer"),)
+            )
         return await handler()
 
-    async def _metrics(self) -> Answer:
-        text, at = await self._knowledge.metrics()
-        return Answer(200, text, CONTENT_TYPE_LATEST, (("X-Collected-At", f"{at:.6f}"),))
+    async def _metrics(self) -> HttpResponse:
+        text, at = await self._view.metrics()
+        return HttpResponse(200, text, CONTENT_TYPE_LATEST, (("X-Collected-At", f"{at:.6f}"),))
 
-    async def _healthz(self) -> Answer:
+    async def _healthz(self) -> HttpResponse:
         await trio.lowlevel.checkpoint()
-        well = self._knowledge.is_well()
-        return Answer(200, b"ok\n") if well else Answer(503, b"the supervisor does not answer\n")
+        well = self._view.is_responsive()
+        return HttpResponse(200, b"ok\n") if well else HttpResponse(503, b"the supervisor does not answer\n")
 
-    async def _readyz(self) -> Answer:
-        reasons = await self._knowledge.not_ready_reasons()
-        return Answer(503, "".join(f"{reason}\n" for reason in reasons).encode()) if reasons else Answer(200, b"ok\n")
+    async def _readyz(self) -> HttpResponse:
+        reasons = await self._view.not_ready_reasons()
+        return (
+            HttpResponse(503, "".join(f"{reason}\n" for reason in reasons).encode())
+            if reasons
+            else HttpResponse(200, b"ok\n")
+        )
 
-    async def _status_html(self) -> Answer:
-        reasons = await self._knowledge.not_ready_reasons()
-        return Answer(503, b"NOT READY\n") if reasons else Answer(200, b"OK\n")
+    async def _status_html(self) -> HttpResponse:
+        reasons = await self._view.not_ready_reasons()
+        return HttpResponse(503, b"NOT READY\n") if reasons else HttpResponse(200, b"OK\n")
 
-    async def _status(self) -> Answer:
-        status = (await self._knowledge.status()).encode()
-        return Answer(200, msgspec.json.format(status, indent=2) + b"\n", JSON)
+    async def _status(self) -> HttpResponse:
+        status = (await self._view.status()).encode()
+        return HttpResponse(200, msgspec.json.format(status, indent=2) + b"\n", JSON)

@@ -37,7 +37,7 @@ _SAMPLE = re.compile(
     re.ASCII,
 )
 _LABEL_NAME = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*+)="(?:[^"\\]|\\.)*+"', re.ASCII)
-_ABOUT = re.compile(r"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*+) (.*)", re.ASCII)
+_METADATA = re.compile(r"# (HELP|TYPE) ([a-zA-Z_:][a-zA-Z0-9_:]*+) (.*)", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _TYPES = frozenset({"counter", "gauge", "histogram", "summary", "untyped"})
 _SUFFIXES = frozenset({"", "_total", "_bucket", "_sum", "_count", "_created"})
@@ -66,11 +66,11 @@ class Exposition:
     def add(self, labels: Mapping[str, str], text: str) -> Counter[str]:
         """Merge a process's metrics; how many lines were dropped, by reason (``too_large``: the whole text, as one)."""
         dropped: Counter[str] = Counter()
-        for _pause in self.add_in_parts(labels, text, dropped):
+        for _pause in self.add_process_in_parts(labels, text, dropped):
             pass
         return dropped
 
-    def add_in_parts(self, labels: Mapping[str, str], text: str, dropped: Counter[str]) -> Iterator[None]:
+    def add_process_in_parts(self, labels: Mapping[str, str], text: str, dropped: Counter[str]) -> Iterator[None]:
         """Merge a process's metrics, and yield between parts so that others can run; count dropped lines as ``add``."""
         size = utf8_bytes(text)
         if size > PROCESS_BYTES_MAX or self._bytes + size > BYTES_MAX:
@@ -97,7 +97,7 @@ class _Reader:
 
     def __init__(self, families: dict[str, Family], labels: Mapping[str, str], dropped: Counter[str]) -> None:
         self._families = families
-        self._ours = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+        self._added_labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
         self._names = frozenset(labels)
         self._own: set[str] = set()
         self._family: Family | None = None
@@ -118,12 +118,12 @@ class _Reader:
             if len(line) > LINE_CHARACTERS_MAX or _CONTROL.search(line):
                 self._dropped["malformed"] += 1
             elif line.startswith("#"):
-                self._about(line)
+                self._read_metadata(line)
             elif line:
-                self._sample(line)
+                self._read_sample(line)
 
-    def _about(self, line: str) -> None:
-        found = _ABOUT.fullmatch(line)
+    def _read_metadata(self, line: str) -> None:
+        found = _METADATA.fullmatch(line)
         if found is None or (found[1] == "TYPE" and found[3] not in _TYPES):
             self._dropped["malformed"] += 1
             return
@@ -142,14 +142,14 @@ class _Reader:
             family.type = words
         self._family, self._name = family, name
 
-    def _sample(self, line: str) -> None:
+    def _read_sample(self, line: str) -> None:
         found = _SAMPLE.fullmatch(line)
         family = self._family
         if (
             found is None
             or family is None
             or not self._is_sample_name(found[1])
-            or not self._may_have(found[2])
+            or not self._are_labels_allowed(found[2])
             or _is_out_of_range(found[3])
         ):
             self._dropped["malformed"] += 1
@@ -158,14 +158,14 @@ class _Reader:
         else:
             self._series += 1
             name, labels, value = found.groups()
-            labels = f"{self._ours},{labels}" if labels else self._ours
+            labels = f"{self._added_labels},{labels}" if labels else self._added_labels
             family.samples.append(f"{name}{{{labels}}} {value}")
 
     def _is_sample_name(self, name: str) -> bool:
         """Whether a sample's name is that of its family, with or without a suffix."""
         return name.startswith(self._name) and name[len(self._name) :] in _SUFFIXES
 
-    def _may_have(self, labels: str | None) -> bool:
+    def _are_labels_allowed(self, labels: str | None) -> bool:
         """Whether no label stands there twice, and none is Prometheus's own: it would refuse everything for that.
 
         ``__name__`` is a second name of the metric; all others with two underscores are reserved, too.

@@ -13,7 +13,7 @@ from http import HTTPStatus
 import h11
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 CONNECTIONS_MAX = 256
 HEAD_BYTES_MAX = 8 * 1024
@@ -28,7 +28,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     """A request's head; `path` without the query."""
 
     method: str
@@ -38,7 +38,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """What is answered."""
 
     status: int
@@ -47,7 +47,7 @@ class Answer:
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Answering = Callable[[Request], Awaitable[Answer]]
+RequestHandler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +61,7 @@ class _Connection:
 class HttpServer:
     """Serves one listener."""
 
-    def __init__(self, answer: Answering) -> None:
+    def __init__(self, answer: RequestHandler) -> None:
         self._answer = answer
         self._accepting = trio.CancelScope()
         self._connections: dict[_Connection, None] = {}  # in the order in which they came
@@ -93,7 +93,7 @@ class HttpServer:
         """Serve a connection in a task of its own, in the place of another where there are too many."""
         with trio.CancelScope(shield=True):  # it only waits for tasks that are cancelled
             while len(self._connections) >= CONNECTIONS_MAX:
-                one = self._too_many()
+                one = self._connection_to_displace()
                 self.displaced += 1
                 one.scope.cancel()
                 await one.gone.wait()
@@ -101,7 +101,7 @@ class HttpServer:
         self._connections[connection] = None
         nursery.start_soon(self._serve_one, connection)
 
-    def _too_many(self) -> _Connection:
+    def _connection_to_displace(self) -> _Connection:
         counts = Counter(one.address for one in self._connections)
         most = max(counts.values())
         return next(one for one in self._connections if counts[one.address] == most)
@@ -123,16 +123,16 @@ class HttpServer:
     async def _exchange(self, connection: _Connection) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         stream = connection.stream
-        request: Request | None = None
+        request: HttpRequest | None = None
         try:
             with trio.move_on_after(HEAD_TIMEOUT_S):
                 request = await _read_head(http, connection)
             if request is None:
                 return
         except h11.RemoteProtocolError as error:
-            answer = Answer(error.error_status_hint, b"this is no HTTP request\n")
+            answer = HttpResponse(error.error_status_hint, b"this is no HTTP request\n")
         else:
-            answer = Answer(503, b"no answer in time\n")
+            answer = HttpResponse(503, b"no answer in time\n")
         with trio.move_on_after(ANSWER_TIMEOUT_S):
             if request is not None:
                 answer = await self._answer(request)
@@ -140,17 +140,17 @@ class HttpServer:
             await _linger(stream)
 
 
-async def _read_head(http: h11.Connection, connection: _Connection) -> Request | None:
+async def _read_head(http: h11.Connection, connection: _Connection) -> HttpRequest | None:
     while (event := http.next_event()) is h11.NEED_DATA:
         http.receive_data(bytes(await connection.stream.receive_some(HEAD_BYTES_MAX)))
     if not isinstance(event, h11.Request):
         return None
     path = event.target.partition(b"?")[0].decode("latin-1")
     authorization = [value for name, value in event.headers if name == b"authorization"]
-    return Request(event.method.decode("latin-1"), path, authorization, connection.address)
+    return HttpRequest(event.method.decode("latin-1"), path, authorization, connection.address)
 
 
-async def _send(http: h11.Connection, stream: trio.abc.SendStream, answer: Answer, *, with_body: bool) -> None:
+async def _send(http: h11.Connection, stream: trio.abc.SendStream, answer: HttpResponse, *, with_body: bool) -> None:
     headers = [
         ("Content-Type", answer.content_type),
         ("Content-Length", str(len(answer.body))),

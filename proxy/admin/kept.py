@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.rpc.client import RpcError
 
 ValueT = TypeVar("ValueT")

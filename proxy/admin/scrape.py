@@ -10,38 +10,38 @@ from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proxy.admin.exposition import Exposition
-from proxy.runtime.observability.logs import get_logger
-from proxy.runtime.observability.metrics import exposition
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.common.logs import get_logger
+from proxy.runtime.observability.metrics import render_metrics
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.client import RpcCallRefused, RpcError
 
-ASKED_AT_A_TIME_MAX = 4
+CONCURRENT_CALLS_MAX = 4
 """Their answers (each at most exposition.PROCESS_BYTES_MAX) must fit into what may wait on the supervisor's line."""
 
 
-class Collected(NamedTuple):
+class CollectedMetrics(NamedTuple):
     """The metrics of all processes, and when their collection began, in seconds since 1970."""
 
     text: bytes
     at: float
 
 
-class Source(Protocol):
+class MetricsSource(Protocol):
     """What is used of Questions."""
 
-    async def places(self) -> list[ProcessPlace]:
+    async def places(self) -> list[ProcessIdentity]:
         """The processes that can be asked for their metrics. Raises RpcError."""
         ...
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         """One process's metrics. Raises RpcError."""
         ...
 
 
-class Scrape:
+class MetricsScrape:
     """Makes the text of ``/metrics``. What a process writes that is no metric is dropped, counted and logged."""
 
-    def __init__(self, cluster: str, source: Source, registry: CollectorRegistry) -> None:
+    def __init__(self, cluster: str, source: MetricsSource, registry: CollectorRegistry) -> None:
         self._cluster = cluster
         self._source = source
         self._registry = registry
@@ -51,21 +51,21 @@ class Scrape:
             ["of", "reason"],
             registry=registry,
         )
-        self._complained: set[str] = set()
+        self._logged: set[str] = set()
 
-    async def collect(self) -> Collected:
+    async def collect_metrics(self) -> CollectedMetrics:
         """Ask all processes. One that does not answer is left out; its restart shows elsewhere. Raises RpcError."""
         at = time.time()
         places = await self._source.places()
-        texts: dict[ProcessPlace, str] = {}
-        limit = trio.CapacityLimiter(ASKED_AT_A_TIME_MAX)
+        texts: dict[ProcessIdentity, str] = {}
+        limit = trio.CapacityLimiter(CONCURRENT_CALLS_MAX)
 
-        async def ask(place: ProcessPlace) -> None:
+        async def ask(place: ProcessIdentity) -> None:
             async with limit:
                 try:
                     texts[place] = await self._source.metrics(place)
                 except RpcCallRefused as refused:
-                    self._note(place, Counter(too_large=1), str(refused))
+                    self._count_dropped(place, Counter(too_large=1), str(refused))
                 except RpcError:
                     return
 
@@ -75,27 +75,27 @@ class Scrape:
         merged = Exposition()
         for place in places:
             dropped: Counter[str] = Counter()
-            for _part in merged.add_in_parts(self._labels(place), texts.pop(place, ""), dropped):
+            for _part in merged.add_process_in_parts(self._labels(place), texts.pop(place, ""), dropped):
                 await trio.lowlevel.checkpoint()  # others are answered between two parts
             if dropped:
-                self._note(place, dropped, "it writes what is no metric, or too much")
+                self._count_dropped(place, dropped, "it writes what is no metric, or too much")
             await trio.lowlevel.checkpoint()
-        merged.add(self._labels(ProcessPlace(Role.ADMIN.value, 0)), exposition(self._registry))
+        merged.add(self._labels(ProcessIdentity(Role.ADMIN.value, 0)), render_metrics(self._registry))
         text = bytearray()
         for part in merged.text_in_parts():
             text += part
             await trio.lowlevel.checkpoint()
-        return Collected(bytes(text), at)
+        return CollectedMetrics(bytes(text), at)
 
-    def _labels(self, place: ProcessPlace) -> dict[str, str]:
+    def _labels(self, place: ProcessIdentity) -> dict[str, str]:
         return {"cluster": self._cluster, "role": place.role, "worker": place.worker_label}
 
-    def _note(self, place: ProcessPlace, dropped: Counter[str], why: str) -> None:
+    def _count_dropped(self, place: ProcessIdentity, dropped: Counter[str], why: str) -> None:
         for reason, count in dropped.items():
             self._dropped.labels(of=place.role, reason=reason).inc(count)
         name = f"{place.role}-{place.index}"
-        if name not in self._complained:  # once: it may be so at each scrape from now on
-            self._complained.add(name)
+        if name not in self._logged:  # once: it may be so at each scrape from now on
+            self._logged.add(name)
             get_logger().error(
                 "a process's metrics are not served in full", who=name, dropped=dict(dropped), reason=why
             )

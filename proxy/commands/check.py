@@ -11,8 +11,8 @@ from auth.broker_credentials import broker_authentication
 from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import BrokerAuthentication, CredentialsUnavailable
-from proxy.admin.access import Access
-from proxy.config.errors import ConfigError
+from proxy.admin.token_check import TokenCheck
+from proxy.common.errors import ConfigError
 from proxy.config.proxy_roles import check_proxy_roles
 from proxy.config.types import Config
 from proxy.forwarder.listen.transports import listener_transports
@@ -20,20 +20,20 @@ from proxy.runtime.network.dialing import Dialer
 from proxy.supervisor.startup.sockets import StartFailed, runtime_dir_obstacle
 
 
-async def prove(config: Config) -> BrokerAuthentication | None:
+async def check_objects(config: Config) -> BrokerAuthentication | None:
     """Make everything that workers make of a configuration; gives the proxy's credentials at brokers. Raises
     ConfigError.
     """
     await trio.lowlevel.checkpoint()
     listener_transports(config)
     Dialer(config.brokers)
-    Access(config.admin)
+    TokenCheck(config.admin)
     registry = ProviderRegistry(config.authentication, configured_providers)
     check_proxy_roles(config.authentication, registry.methods)
     return broker_authentication(config.brokers.credentials)
 
 
-async def warnings(config: Config, credentials: BrokerAuthentication | None) -> list[str]:
+async def find_warnings(config: Config, credentials: BrokerAuthentication | None) -> list[str]:
     """Find what will not work as it is now, though a file that is replaced or another user may mend it. Raises
     ConfigError.
     """
@@ -68,7 +68,7 @@ def _expired(what: str, expires_at_unix_ms: int) -> Iterator[str]:
 
 
 @contextmanager
-def no_logs() -> Iterator[None]:
+def suppress_logs() -> Iterator[None]:
     """Drop log entries: what is wrong is said, not logged."""
     before = structlog.get_config()
     structlog.configure(processors=[_drop])

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import trio
 
 from auth.state import BrokerAuthentication, CredentialsUnavailable
-from lookup.discovery import Discovery, Endpoint, Verdict
-from lookup.health import probe
-from lookup.login import Login, log_in_as, login_principal
+from lookup.brokers.discovery import Discovery, Endpoint, Verdict
+from lookup.brokers.login import Login, log_in_as, login_principal
+from lookup.brokers.probe import probe
 from proto.addresses import HostPort, parse_broker_url, speaks_tls
 from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import Status
@@ -23,7 +23,7 @@ from proxy import __version__
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.network.broker_link import BrokerGreeter
+from proxy.runtime.network.broker_link import BrokerLinkFactory
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.rpc.client import RpcCallRefused
@@ -58,7 +58,7 @@ class InProcessCredentials:
         """When the credentials of the last answer end; 0: never, or it is not known."""
         return self._state.expires_at_unix_ms
 
-    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         """Method and data, as an auth worker would give them. Raises RpcError."""
         try:
             return self._method, await self._state.authenticate(challenge)
@@ -66,13 +66,13 @@ class InProcessCredentials:
             raise RpcCallRefused(Status.INVALID_REQUEST, str(error)) from None
 
 
-async def try_brokers(config: Config, authentication: BrokerAuthentication | None) -> list[Finding]:
+async def check_brokers(config: Config, authentication: BrokerAuthentication | None) -> list[Finding]:
     """Try every broker of ``brokers.service_url``."""
     async with _discovered(config) as found:
         findings = [Finding(good=False, text=f"{name}: not resolved: {why}") for name, why in found.failures.items()]
         endpoints = found.endpoints[:BROKERS_MAX]
         told: dict[Endpoint, list[Finding]] = {}
-        trial = _Trial(config, authentication)
+        trial = _BrokerCheck(config, authentication)
         at_a_time = trio.CapacityLimiter(AT_A_TIME)
 
         async def try_one(endpoint: Endpoint) -> None:
@@ -103,7 +103,7 @@ async def _discovered(config: Config) -> AsyncIterator[Discovery]:
             nursery,
             timeout_s=seconds(brokers.connect_timeout_ms),
             ttl_max_s=seconds(brokers.dns_ttl_max_ms),
-            knows_more=True,
+            use_system_resolver=True,
         )
         discovery = Discovery(parse_broker_url(brokers.service_url), resolver)
         nursery.start_soon(discovery.run)
@@ -112,7 +112,7 @@ async def _discovered(config: Config) -> AsyncIterator[Discovery]:
         nursery.cancel_scope.cancel()
 
 
-class _Trial:
+class _BrokerCheck:
     """What one broker is asked, and what that shows."""
 
     def __init__(self, config: Config, authentication: BrokerAuthentication | None) -> None:
@@ -120,7 +120,7 @@ class _Trial:
         self._authentication = authentication
         self._dialer = Dialer(config.brokers)
         max_frame_bytes = config.limits.max_broker_frame_bytes
-        self._greeter = BrokerGreeter(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
+        self._greeter = BrokerLinkFactory(self._dialer, max_frame_bytes, f"pulsar-trio-proxy-{__version__}")
 
     async def findings(self, broker: Endpoint) -> Finding:
         """Try one broker, in at most four times ``brokers.handshake_timeout_ms``."""
@@ -129,10 +129,10 @@ class _Trial:
         if not reachable:
             return Finding(good=False, text=f"{where}: {detail}")
         tls = " by TLS, with a certificate that is accepted" if speaks_tls(self._config.brokers.service_url) else ""
-        shown = await self._shown(broker)
+        shown = await self._login_finding(broker)
         return Finding(good=shown.good, text=f"{where}: answers{tls}; {shown.text}")
 
-    async def _shown(self, broker: Endpoint) -> Finding:
+    async def _login_finding(self, broker: Endpoint) -> Finding:
         principal = login_principal(self._config)
         login = await self._log_in(broker, self._own(broker), principal)
         failure = self._failure(login)
@@ -147,7 +147,7 @@ class _Trial:
         if self._config.authentication.enabled:
             return await self._role(broker, login, principal)
         if login.connected:
-            return await self._looks_at_credentials(broker, "")
+            return await self._credentials_finding(broker, "")
         return Finding(
             good=False,
             text="it accepts the proxy's credentials, but wants to be told a principal, which clients of this proxy do "
@@ -182,10 +182,10 @@ class _Trial:
         if without.verdict is Verdict.ACCEPTED and not without.connected:
             return Finding(good=True, text="it accepts the proxy's credentials, and their role is in its proxyRoles")
         if without.connected:
-            return await self._looks_at_credentials(broker, principal)
+            return await self._credentials_finding(broker, principal)
         return Finding(good=True, text=f"it takes the proxy; whether it looks at roles is not known ({without.detail})")
 
-    async def _looks_at_credentials(self, broker: Endpoint, principal: str) -> Finding:
+    async def _credentials_finding(self, broker: Endpoint, principal: str) -> Finding:
         """It took whatever came: whether it would also take nothing."""
         nothing = await self._log_in(broker, NoCredentials(), principal)
         if nothing.code == ServerError.AuthenticationError:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 
 TOKEN_BYTES_MAX = 4096
 

@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 
 from proto.addresses import parse_host_port
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 
 _BINDV6ONLY = Path("/proc/sys/net/ipv6/bindv6only")
@@ -26,7 +26,7 @@ def check_binds(config: Config) -> None:
             raise ConfigError(f"{key}: {bind} is taken by {first_key} ({first}); give it a port of its own")
 
 
-def overlapping(before: Config, after: Config) -> list[str]:
+def keys_of_overlapping_binds(before: Config, after: Config) -> list[str]:
     """Find the keys whose new address overlaps one that a running cluster listens at."""
     old = [bind for _key, bind in _binds(before)]
     new = [(key, bind) for key, bind in _binds(after) if bind not in old]

@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proto.addresses import AddressInvalid, parse_broker_url, parse_host_port, speaks_tls
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import did_you_mean
 from proxy.config.admin_token import read_admin_token
 from proxy.config.binds import check_binds
-from proxy.config.errors import ConfigError
 from proxy.config.proxy_roles import ALL_METHODS, ProxyRoles, check_proxy_roles, configured_methods
-from proxy.config.suggestions import did_you_mean
 from proxy.config.targets import check_targets
 from proxy.config.types import (
     Authentication,
@@ -33,7 +33,7 @@ LIFETIME_MS_MIN = 1_000
 """See proto.session_clock.REAUTHENTICATION_INTERVAL_S_MIN."""
 
 
-def checked(config: Config) -> Config:
+def validate_config(config: Config) -> Config:
     """The configuration itself, if it holds together; raises ConfigError."""
     if len(os.fsencode(config.cluster.runtime_dir)) > RUNTIME_DIR_BYTES_MAX:
         raise ConfigError(f"cluster.runtime_dir: longer than {RUNTIME_DIR_BYTES_MAX} bytes")
@@ -119,7 +119,7 @@ def _needed(credentials: BrokerCredentials) -> tuple[str, ...]:
 
 def _check_authentication(config: Config) -> None:
     authentication = config.authentication
-    _check_who_may_come(config)
+    _check_roles_and_providers(config)
     if authentication.token is not None:
         _check_token(authentication.token)
     if authentication.tls is not None and not any(one.tls and one.tls.client_ca for one in config.listener):
@@ -135,7 +135,7 @@ def _check_authentication(config: Config) -> None:
             _check_files(f"authentication.{name}", provider, "file")
 
 
-def _check_who_may_come(config: Config) -> None:
+def _check_roles_and_providers(config: Config) -> None:
     authentication = config.authentication
     role = authentication.anonymous_role
     if authentication.enabled and not _has_provider(authentication):
@@ -150,7 +150,7 @@ def _check_who_may_come(config: Config) -> None:
         raise ConfigError("authentication.anonymous_role: is blank")
     if not authentication.plugins:  # what methods they bring, auth workers know, and `check`
         check_proxy_roles(authentication, configured_methods(authentication))
-    if ProxyRoles(authentication.proxy_roles).names(role):
+    if ProxyRoles(authentication.proxy_roles).contains_role(role):
         raise ConfigError("authentication.anonymous_role: anybody would be a proxy of authentication.proxy_roles")
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from proxy.config.binds import overlapping
+from proxy.common.errors import ConfigError
+from proxy.config.binds import keys_of_overlapping_binds
 from proxy.config.cgroups import ContainerLimits, container_limits
-from proxy.config.checks import checked
-from proxy.config.errors import ConfigError
-from proxy.config.memory import MemoryPlan, fit, usable_forwarders
+from proxy.config.checks import validate_config
+from proxy.config.memory import MemoryPlan, fit_to_container, usable_forwarders
 from proxy.config.shape import convert, fields_of, is_list, unknown_key, without_none
 from proxy.config.types import Authentication, BrokerCredentials, Config, Listener
 
@@ -28,7 +28,7 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 
 def load_config(path: Path, environment: Mapping[str, str]) -> Config:
     """The configuration of a file, overridden from the environment; raises ConfigError."""
-    return checked(_typed(_tree(path, environment)))
+    return validate_config(_typed(_tree(path, environment)))
 
 
 def load_plan(
@@ -40,9 +40,9 @@ def load_plan(
     whether the container is large enough, the plan says.
     """
     tree = _tree(path, environment)
-    config = checked(_typed(tree))
+    config = validate_config(_typed(tree))
     given = {f"limits.{key}" for key in tree.get("limits", {})}
-    return fit(config, given, container_limits() if limits is None else limits, running_forwarders)
+    return fit_to_container(config, given, container_limits() if limits is None else limits, running_forwarders)
 
 
 def _tree(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _tree(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
             f"{path}: is not TOML that a configuration could be: a number or a nesting without end"
         ) from None
     names = (name for name in environment if name.startswith(ENVIRONMENT_PREFIX))
-    for name in sorted(names, key=_order):
+    for name in sorted(names, key=_sort_key):
         _override(tree, name, environment[name])
     return tree
 
@@ -95,12 +95,12 @@ def _override(tree: dict[str, Any], name: str, value: str) -> None:
     for position, key in enumerate(keys):
         kind = _kind_below(kind, key, name)
         if position == len(keys) - 1:
-            _assign(node, key, _parsed(value, kind, name), name)
+            _assign(node, key, _parse_value(value, kind, name), name)
         else:
             node = _descend(node, key, kind, name)
 
 
-def _order(name: str) -> list[tuple[int, str]]:
+def _sort_key(name: str) -> list[tuple[int, str]]:
     """Entries of lists in the order of their numbers: the tenth after the ninth."""
     return [(int(part) if _is_number(part) else -1, part) for part in name.split("__")]
 
@@ -159,7 +159,7 @@ def _assign(node: Any, key: str, value: Any, name: str) -> None:
         raise ConfigError(f"{name}: entry {key} without the entries before it")
 
 
-def _parsed(value: str, kind: Any, name: str) -> Any:
+def _parse_value(value: str, kind: Any, name: str) -> Any:
     """A variable's text as the key's type wants it: texts as they are, all else as TOML writes it."""
     base = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
     if base is str or (typing.get_origin(base) is typing.Literal):
@@ -182,7 +182,7 @@ def changes_that_need_a_restart(old: Config, new: Config) -> list[str]:
         changed.append("cluster.forwarders (fewer)")
     if old.relay.crash_safe != new.relay.crash_safe:
         changed.append("relay.crash_safe")
-    return changed + overlapping(old, new)
+    return changed + keys_of_overlapping_binds(old, new)
 
 
 def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
@@ -191,16 +191,19 @@ def changes_that_need_an_upgrade(old: Config, new: Config) -> list[str]:
     changed = [f"cluster.{key}" for key in keys if getattr(old.cluster, key) != getattr(new.cluster, key)]
     if old.cluster.forwarders > new.cluster.forwarders > 0:
         changed.remove("cluster.forwarders")
-    overlaps = overlapping(old, new)
+    overlaps = keys_of_overlapping_binds(old, new)
     if old.admin.bind != new.admin.bind and "admin.bind" not in overlaps:
         changed.append("admin.bind")
-    before, after = [_ground(listener) for listener in old.listener], [_ground(listener) for listener in new.listener]
+    before, after = (
+        [_fixed_properties(listener) for listener in old.listener],
+        [_fixed_properties(listener) for listener in new.listener],
+    )
     if before != after and not any(key.startswith("listener") for key in overlaps):
         changed.append("listener")
     return changed
 
 
-def _ground(listener: Listener) -> tuple[str, bool]:
+def _fixed_properties(listener: Listener) -> tuple[str, bool]:
     """What of a listener stands as long as it is open; which certificate it shows may change."""
     return listener.bind, listener.tls is not None
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from proto.addresses import speaks_tls
+from proxy.common.errors import ConfigError
 from proxy.config.cgroups import ContainerLimits, usable_cpus
-from proxy.config.errors import ConfigError
 from proxy.config.types import MIB, Config, Limits
 
 SUPERVISION_BYTES = 88 * MIB
@@ -35,26 +35,26 @@ ANSWER_OVERHEAD = 1.1
 
 FORWARDERS_MAX = 256
 CONNECTIONS_MIN = 100
-STRANGERS_MIN = 32
+UNAUTHENTICATED_MIN = 32
 LOOKUP_BYTES_MIN = MIB
 
 CONNECTIONS = "limits.max_connections"
-STRANGERS = "limits.max_unauthenticated_connections"
+UNAUTHENTICATED = "limits.max_unauthenticated_connections"
 LARGE_ANSWERS = "limits.max_topic_lists_bytes"
 LOOKUPS = "limits.max_lookup_bytes"
 FORWARDERS = "cluster.forwarders"
 
-_SHARES = {LARGE_ANSWERS: 0.3, LOOKUPS: 0.15, STRANGERS: 0.15}
+_SHARES = {LARGE_ANSWERS: 0.3, LOOKUPS: 0.15, UNAUTHENTICATED: 0.15}
 """Of what the processes and the operator's own settings leave; connections get the rest."""
 
 
-class Need(NamedTuple):
+class MemoryDemand(NamedTuple):
     """What one key may make the cluster use: ``amount`` times ``bytes_each``."""
 
     key: str
     amount: int
     bytes_each: float
-    given: bool
+    is_given: bool
 
     @property
     def bytes(self) -> int:
@@ -68,13 +68,13 @@ class MemoryPlan(NamedTuple):
     config: Config
     container: ContainerLimits
     processes_bytes: int
-    needs: tuple[Need, ...]
+    demands: tuple[MemoryDemand, ...]
     shortage: str = ""
 
     @property
     def needed_bytes(self) -> int:
         """What the limit would have to be for this configuration."""
-        used = self.processes_bytes + sum(need.bytes for need in self.needs)
+        used = self.processes_bytes + sum(demand.bytes for demand in self.demands)
         return _with_reserve(used)
 
     def require(self) -> "MemoryPlan":
@@ -94,13 +94,15 @@ class MemoryPlan(NamedTuple):
             "processes_mib": self.processes_bytes // MIB,
             "forwarders": self.config.cluster.forwarders,
             "max_connections": limits.max_connections,
-            "max_unauthenticated_connections": _strangers(limits),
+            "max_unauthenticated_connections": _unauthenticated_max(limits),
             "max_topic_lists_bytes": limits.max_topic_lists_bytes,
             "max_lookup_bytes": limits.max_lookup_bytes,
         }
 
 
-def fit(config: Config, given: Collection[str], container: ContainerLimits, running_forwarders: int = 0) -> MemoryPlan:
+def fit_to_container(
+    config: Config, given: Collection[str], container: ContainerLimits, running_forwarders: int = 0
+) -> MemoryPlan:
     """Decide what a configuration leaves open, for a container.
 
     ``given``: the keys that the operator has set. ``running_forwarders``: how many there are already, which only a
@@ -108,50 +110,51 @@ def fit(config: Config, given: Collection[str], container: ContainerLimits, runn
     """
     config = _with_forwarders(config, container, running_forwarders)
     processes = _processes_bytes(config, config.cluster.forwarders)
-    needs = _needs(config, given)
+    demands = _demands(config, given)
     memory = container.memory_bytes
     if memory is None:
-        return MemoryPlan(config, container, processes, tuple(needs.values()))
+        return MemoryPlan(config, container, processes, tuple(demands.values()))
     room = memory - memory // RESERVE_SHARE - processes
     for share_out in (_in_shares, _at_least):
-        fitted = share_out(config, needs, room)
-        plan = MemoryPlan(_with_needs(config, fitted), container, processes, tuple(fitted.values()))
-        if sum(need.bytes for need in fitted.values()) <= room:
+        fitted = share_out(config, demands, room)
+        plan = MemoryPlan(_with_demands(config, fitted), container, processes, tuple(fitted.values()))
+        if sum(demand.bytes for demand in fitted.values()) <= room:
             return plan
     return plan._replace(shortage=_shortage(plan, memory))
 
 
-def _in_shares(config: Config, needs: Mapping[str, Need], room: int) -> dict[str, Need]:
+def _in_shares(config: Config, demands: Mapping[str, MemoryDemand], room: int) -> dict[str, MemoryDemand]:
     """Give what the operator's settings leave of the room to the others, none of which gets more than its default."""
-    room -= sum(need.bytes for need in needs.values() if need.given)
-    lowest = _at_least(config, needs, room)
-    fitted = dict(needs)
+    room -= sum(demand.bytes for demand in demands.values() if demand.is_given)
+    lowest = _at_least(config, demands, room)
+    fitted = dict(demands)
     left = room
-    for key in (LARGE_ANSWERS, LOOKUPS, STRANGERS, CONNECTIONS):
-        need = needs[key]
-        if not need.given:
+    for key in (LARGE_ANSWERS, LOOKUPS, UNAUTHENTICATED, CONNECTIONS):
+        demand = demands[key]
+        if not demand.is_given:
             share = left if key == CONNECTIONS else int(room * _SHARES[key])
-            count = max(lowest[key].amount, min(need.amount, int(share / need.bytes_each)))
-            fitted[key] = need._replace(amount=count)
+            count = max(lowest[key].amount, min(demand.amount, int(share / demand.bytes_each)))
+            fitted[key] = demand._replace(amount=count)
             left -= fitted[key].bytes
-    strangers = fitted[STRANGERS]
-    if not strangers.given:
+    strangers = fitted[UNAUTHENTICATED]
+    if not strangers.is_given:
         count = min(strangers.amount, max(1, fitted[CONNECTIONS].amount // 4))
-        fitted[STRANGERS] = strangers._replace(amount=count)
+        fitted[UNAUTHENTICATED] = strangers._replace(amount=count)
     return fitted
 
 
-def _at_least(config: Config, needs: Mapping[str, Need], _room: int) -> dict[str, Need]:
+def _at_least(config: Config, demands: Mapping[str, MemoryDemand], _room: int) -> dict[str, MemoryDemand]:
     """Give what is left open the least that serves anybody; below it the container is too small."""
     limits = config.limits
     lowest = {
         LARGE_ANSWERS: limits.max_broker_frame_bytes,
         LOOKUPS: max(LOOKUP_BYTES_MIN, 4 * limits.max_command_bytes),
-        STRANGERS: STRANGERS_MIN,
+        UNAUTHENTICATED: UNAUTHENTICATED_MIN,
         CONNECTIONS: CONNECTIONS_MIN,
     }
     return {
-        key: need if need.given else need._replace(amount=min(need.amount, lowest[key])) for key, need in needs.items()
+        key: demand if demand.is_given else demand._replace(amount=min(demand.amount, lowest[key]))
+        for key, demand in demands.items()
     }
 
 
@@ -178,21 +181,26 @@ def _processes_bytes(config: Config, forwarders: int) -> int:
     return SUPERVISION_BYTES + workers * WORKER_BYTES
 
 
-def _needs(config: Config, given: Collection[str]) -> dict[str, Need]:
+def _demands(config: Config, given: Collection[str]) -> dict[str, MemoryDemand]:
     """What each key may lead to, as it is set."""
     limits, holders = config.limits, config.cluster.forwarders + config.cluster.lookup_workers
-    needs = (
-        Need(
+    demands = (
+        MemoryDemand(
             LARGE_ANSWERS,
             max(limits.max_topic_lists_bytes, limits.max_broker_frame_bytes),
             holders * ANSWER_OVERHEAD,
             LARGE_ANSWERS in given,
         ),
-        Need(LOOKUPS, limits.max_lookup_bytes, holders, LOOKUPS in given),
-        Need(STRANGERS, _strangers(limits), limits.max_command_bytes, bool(limits.max_unauthenticated_connections)),
-        Need(CONNECTIONS, limits.max_connections, _connection_bytes(config), CONNECTIONS in given),
+        MemoryDemand(LOOKUPS, limits.max_lookup_bytes, holders, LOOKUPS in given),
+        MemoryDemand(
+            UNAUTHENTICATED,
+            _unauthenticated_max(limits),
+            limits.max_command_bytes,
+            bool(limits.max_unauthenticated_connections),
+        ),
+        MemoryDemand(CONNECTIONS, limits.max_connections, _connection_bytes(config), CONNECTIONS in given),
     )
-    return {need.key: need for need in needs}
+    return {demand.key: demand for demand in demands}
 
 
 def _connection_bytes(config: Config) -> int:
@@ -201,20 +209,20 @@ def _connection_bytes(config: Config) -> int:
     return CONNECTION_BYTES + sides * TLS_BYTES
 
 
-def _strangers(limits: Limits) -> int:
+def _unauthenticated_max(limits: Limits) -> int:
     """How many connections may be unauthenticated (proxy.forwarder.listen.admission)."""
     return limits.max_unauthenticated_connections or max(1, limits.max_connections // 4)
 
 
-def _with_needs(config: Config, needs: Mapping[str, Need]) -> Config:
-    values = {key.removeprefix("limits."): need.amount for key, need in needs.items() if not need.given}
+def _with_demands(config: Config, demands: Mapping[str, MemoryDemand]) -> Config:
+    values = {key.removeprefix("limits."): demand.amount for key, demand in demands.items() if not demand.is_given}
     return msgspec.structs.replace(config, limits=msgspec.structs.replace(config.limits, **values))
 
 
 def _shortage(plan: MemoryPlan, memory: int) -> str:
     """Say how much is missing, and which of the operator's own settings would help most."""
     cluster = plan.config.cluster
-    settings = [(need.bytes, need.key, need.amount) for need in plan.needs if need.given]
+    settings = [(demand.bytes, demand.key, demand.amount) for demand in plan.demands if demand.is_given]
     workers = (
         ("forwarders", cluster.forwarders),
         ("lookup_workers", cluster.lookup_workers),

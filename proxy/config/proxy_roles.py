@@ -7,8 +7,8 @@ entry can be read in one way only, and a misspelt method is a mistake instead of
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from proxy.config.errors import ConfigError
-from proxy.config.suggestions import closest
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import closest_name
 from proxy.config.types import Authentication
 
 ANY_METHOD = "*"
@@ -42,7 +42,7 @@ class ProxyRoles:
         """Whether a client of this role is a proxy, after it was authenticated by this method."""
         return ProxyRole(ANY_METHOD, role) in self._entries or ProxyRole(method, role) in self._entries
 
-    def names(self, role: str) -> bool:
+    def contains_role(self, role: str) -> bool:
         """Whether a role is a proxy's by some method or other."""
         return role in self._names
 
@@ -54,7 +54,7 @@ def check_proxy_roles(authentication: Authentication, methods: Collection[str]) 
         if not parsed.role.strip():
             raise ConfigError(f'authentication.proxy_roles: "{entry}" names no role')
         if parsed.method != ANY_METHOD and parsed.method not in methods:
-            meant = closest(parsed.method, methods)
+            meant = closest_name(parsed.method, methods)
             hint = "" if meant is None else f'did you mean "{meant}:{parsed.role}"? '
             raise ConfigError(
                 f'authentication.proxy_roles: "{entry}" begins with "{parsed.method}", a method that has no provider '

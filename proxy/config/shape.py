@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.config.errors import ConfigError
-from proxy.config.suggestions import closest, did_you_mean, shown
+from proxy.common.errors import ConfigError
+from proxy.common.suggestions import closest_name, did_you_mean, quote_name
 
 _WORDS = {
     "int": "an integer",
@@ -78,7 +78,7 @@ def unknown_key(key: str, path: str, kind: Any, whole: Any) -> str:
     if not known:
         return "there is no such key: what it stands in has none"
     elsewhere = [found for found, name in _all_keys(whole, "") if name == key and found != f"{path}{key}"]
-    if closest(key, known) is None and elsewhere:
+    if closest_name(key, known) is None and elsewhere:
         return f"there is no such key here; did you mean {' or '.join(elsewhere[:3])}?"
     return f"there is no such key{did_you_mean(key, known) or '; there are: ' + ', '.join(known)}"
 
@@ -111,7 +111,7 @@ def _check_names(node: Any, kind: Any, path: str, whole: Any) -> None:
 
 def _key(key: str) -> str:
     """A key as TOML writes it."""
-    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else shown(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", key) else quote_name(key)
 
 
 def _check_word(value: Any, words: tuple[str, ...], path: str) -> None:
@@ -120,7 +120,7 @@ def _check_word(value: Any, words: tuple[str, ...], path: str) -> None:
     listed = ", ".join(f'"{word}"' for word in words)
     if not isinstance(value, str) or len(value) > WORD_CHARACTERS_MAX:  # a secret at the wrong key, perhaps
         raise ConfigError(f"{path}: must be one of {listed}")
-    raise ConfigError(f"{path}: must be one of {listed}, and is {shown(value)}{did_you_mean(value, words)}")
+    raise ConfigError(f"{path}: must be one of {listed}, and is {quote_name(value)}{did_you_mean(value, words)}")
 
 
 def _in_words(message: str, key: str) -> str:

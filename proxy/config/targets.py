@@ -7,7 +7,7 @@ the stranger has a certificate for that host.
 import ipaddress
 from collections.abc import Iterator
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import Brokers
 
 FIXED_LABELS_MIN = 2
@@ -23,11 +23,11 @@ def check_targets(brokers: Brokers) -> None:
 
     Another proxy (``through_proxy``) is the only one that gets them, whatever the target is.
     """
-    secret = _secret(brokers)
+    secret = _credentials_at_risk(brokers)
     if secret is None or brokers.through_proxy or not (brokers.allowed_hosts or brokers.allowed_addresses):
         return
-    hosts = next((pattern for pattern in brokers.allowed_hosts if is_anybodys(pattern)), None)
-    addresses = next(_wide(brokers.allowed_addresses), None)
+    hosts = next((pattern for pattern in brokers.allowed_hosts if is_publicly_registrable(pattern)), None)
+    addresses = next(_overbroad_networks(brokers.allowed_addresses), None)
     if (brokers.allowed_hosts and hosts is None) or (brokers.allowed_addresses and addresses is None):
         return
     key, value = ("allowed_addresses", addresses) if hosts is None else ("allowed_hosts", hosts)
@@ -40,7 +40,7 @@ def check_targets(brokers: Brokers) -> None:
     )
 
 
-def _secret(brokers: Brokers) -> str | None:
+def _credentials_at_risk(brokers: Brokers) -> str | None:
     """What a broker is shown that is worth something, if there is anything."""
     if brokers.credentials is not None:
         return "the proxy's own credentials (brokers.credentials)"
@@ -51,7 +51,7 @@ def _secret(brokers: Brokers) -> str | None:
     return None
 
 
-def is_anybodys(pattern: str) -> bool:
+def is_publicly_registrable(pattern: str) -> bool:
     """Whether a stranger can make a host name that a pattern of ``allowed_hosts`` has."""
     last = max(pattern.rfind(character) for character in "*?]")
     if last < 0:
@@ -60,7 +60,7 @@ def is_anybodys(pattern: str) -> bool:
     return sum(map(bool, whole_labels)) < FIXED_LABELS_MIN
 
 
-def _wide(networks: tuple[str, ...]) -> Iterator[str]:
+def _overbroad_networks(networks: tuple[str, ...]) -> Iterator[str]:
     """What of ``allowed_addresses``, taken together, is wider than any network that is somebody's own."""
     if "*" in networks:
         yield "*"

@@ -16,30 +16,30 @@ from proto.commands import NO_REQUEST_ID
 from proto.pulsar_pb2 import ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoredRelay
+from proxy.common.logs import get_logger
 from proxy.config.load import forwarder_count
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.accepting import accept_clients
-from proxy.forwarder.listen.admission import Admission, Place, Refusal
+from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
+from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.sockets import ip_of
 from proxy.forwarder.session.client_session import ClientSession
-from proxy.forwarder.session.lifetime import recall
-from proxy.forwarder.workers.authentication import ClientEnd
+from proxy.forwarder.session.lifetime import reauthenticator_factory
+from proxy.forwarder.workers.authentication import ClientEndpoint
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.tasks import InFlight, close_at_once, close_politely, seconds
-from proxy.runtime.network.congestion import use_for_accepted
+from proxy.runtime.loop.tasks import InFlightCounter, close_forcefully, close_gracefully, seconds
+from proxy.runtime.network.congestion import set_congestion_control_of_accepted
 from proxy.runtime.network.dialing import tune_socket
 from proxy.runtime.network.tls import TlsFailed
-from proxy.runtime.observability.logs import get_logger
-from proxy.runtime.observability.near_expiry import SessionEnd, near_expiry
+from proxy.runtime.observability.near_expiry import SessionEnd, summarize_near_expiry
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.server import Handler
@@ -69,17 +69,17 @@ class ForwarderService:
         counters = ConnectionCounters(context.descriptors.connections)
         self._address_tables = AddressTables()
         self._admission = Admission(context.config.limits, counters, context.index, self._address_tables)
-        self._auth = context.rpc_pool(Role.AUTH)
-        self._lookup = context.rpc_pool(Role.LOOKUP)
-        self._backends = WorkerClients(context.config, self._auth, self._lookup)
-        self._doors = listener_transports(context.config)
+        self._auth = context.new_rpc_pool(Role.AUTH)
+        self._lookup = context.new_rpc_pool(Role.LOOKUP)
+        self._workers = WorkerClients(context.config, self._auth, self._lookup)
+        self._transports = listener_transports(context.config)
         self._deadlines = Deadlines()
         self._clients: trio.Nursery
         self._relays: RelayManager
         self._listeners: list[socket.socket]
         self._sessions: set[ClientSession] = set()
-        self._in_flight = InFlight()
-        self._handshakes = InFlight()
+        self._in_flight = InFlightCounter()
+        self._handshakes = InFlightCounter()
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._turning_away = 0
@@ -126,24 +126,24 @@ class ForwarderService:
             context.nursery,
             forwarders=forwarder_count(context.config),
             may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
-            on_moved=lambda about: self._admission.leave(ip_of(about)),
-            on_left_behind_gone=self._admission.leave,
-            recall=recall(lambda: self._backends),
+            on_moved=lambda about: self._admission.release_client(ip_of(about)),
+            on_left_behind_gone=self._admission.release_client,
+            recall=reauthenticator_factory(lambda: self._workers),
             enforcement=Enforcement(context.config),
             reauthentication_metrics=self._metrics.reauthentication,
-            brokers=BrokerReauthentication(
+            brokers=BrokerReauthenticationFactory(
                 context.nursery,
                 self._metrics.broker_reauthentication,
-                lambda host: self._backends.broker_credentials(host),  # noqa: PLW0108 -- a reload replaces them
+                lambda host: self._workers.broker_credentials(host),  # noqa: PLW0108 -- a reload replaces them
             ),
             principals_max=context.config.metrics.principals_max,
         )
         for kept in left.relays:
-            self._admission.adopt(ip_of(kept.record))
+            self._admission.adopt_client(ip_of(kept.record))
             self._metrics.adopted_relays.inc()
         self._relays.adopt_relays(left, config)
         for client_ip in self._relays.left_behind.client_ips:
-            self._admission.adopt(client_ip)
+            self._admission.adopt_client(client_ip)
         context.nursery.start_soon(keeper.run_sender)
         context.nursery.start_soon(
             keeper.run_receiver, self._address_tables.read_table, self._relays.left_behind.on_process_ended
@@ -159,12 +159,12 @@ class ForwarderService:
             get_logger().info("relays that cannot move stay in a predecessor", relays=len(relays), predecessor_pid=pid)
 
     def _relay_ended(self, about: StoredRelay) -> None:
-        self._admission.leave(ip_of(about))
+        self._admission.release_client(ip_of(about))
         cause = _CAUSES.get(self._relays.close_reason_of(about), DisconnectCause.RELAY_ENDED)
         self._metrics.ended_connections[cause].inc()
 
-    def _connection_ended(self, place: Place, cause: DisconnectCause) -> None:
-        place.leave()
+    def _connection_ended(self, place: AdmittedConnection, cause: DisconnectCause) -> None:
+        place.release()
         self._metrics.ended_connections[cause].inc()
 
     async def configure(self, config: Config) -> None:
@@ -175,19 +175,19 @@ class ForwarderService:
             self._relays.enforcement.configure(config)
         backends = WorkerClients(config, self._auth, self._lookup)  # may raise
         if not self._accepting.cancel_called:
-            self._doors = listener_transports(config)  # may raise
+            self._transports = listener_transports(config)  # may raise
             self._admission.limits = config.limits
             self._relays.enforcement.configure(config)
             self._tune_listeners()
-        backends.keep_room(self._backends.room, self._backends.budget)
-        self._backends = backends
+        backends.inherit_budgets(self._workers.room, self._workers.budget)
+        self._workers = backends
 
     def _tune_listeners(self) -> None:
         """What is set for a listener, the connections that it accepts have from their beginning."""
-        for listener, door in zip(self._listeners, self._doors, strict=False):  # a drain has closed them
+        for listener, door in zip(self._listeners, self._transports, strict=False):  # a drain has closed them
             if listener.fileno() >= 0:
                 tune_socket(listener)
-                use_for_accepted(listener, door.congestion_control)
+                set_congestion_control_of_accepted(listener, door.congestion_control)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
         """Accept no more; let clients leave in their own time, then close what is left.
@@ -202,7 +202,7 @@ class ForwarderService:
         if hand_over:
             # One that becomes a relay before the hand-over moves; one that would later, has to come again.
             await self._handshakes.wait_until_empty(timeout_s=HANDSHAKES_GRACE_S)
-            self._admission.retire()  # the successor counts in the same place
+            self._admission.retire_counters()  # the successor counts in the same place
             await self._relays.hand_over_relays()
         for session in list(self._sessions):
             session.drain()
@@ -224,16 +224,16 @@ class ForwarderService:
         return {
             "connections": self._connections,
             "connections_by_state": states,
-            "sessions_near_expiry": near_expiry(self._session_ends()),
+            "sessions_near_expiry": summarize_near_expiry(self._session_ends()),
         }
 
     def _session_ends(self) -> Iterator[SessionEnd]:
         """Of all sessions that can expire: relays', and those in lookup mode."""
         now = self._relays.now()
-        in_lookup_mode = (session.renewal.followed for session in self._sessions)
+        in_lookup_mode = (session.lifetime.expiring_session for session in self._sessions)
         for followed in chain(self._relays.expiring_sessions(), in_lookup_mode):
-            if followed is not None and followed.clock is not None and not followed.closing:
-                about = followed.relay
+            if followed is not None and followed.clock is not None and not followed.close_reason:
+                about = followed.relay_record
                 yield SessionEnd(followed.clock.expires_at_s - now, about.client_address, about.principal)
 
     # ---- clients
@@ -259,16 +259,16 @@ class ForwarderService:
             stream.socket.close()
             return
         ip, port = peer
-        door, address = self._doors[index], str(HostPort(ip, port))
-        refusal = self._admission.refusal(ip)
+        door, address = self._transports[index], str(HostPort(ip, port))
+        refusal = self._admission.check_admission(ip)
         if refusal is not None:
-            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=door.speaks_tls))
+            self._clients.start_soon(partial(self._turn_away, stream, address, refusal, mute=door.uses_tls))
             return
         self._metrics.new_connections.inc()
-        place = self._admission.enter(ip)
-        self._in_flight.begin()
-        client = ClientEnd(address, trio.current_time(), b"", index)
-        if door.speaks_tls:
+        place = self._admission.admit_client(ip)
+        self._in_flight.increment()
+        client = ClientEndpoint(address, trio.current_time(), b"", index)
+        if door.uses_tls:
             handshake = trio.CancelScope()
             place.evict = handshake.cancel
             self._clients.start_soon(self._enter_by_tls, door, stream, client, place, handshake)
@@ -279,21 +279,21 @@ class ForwarderService:
         self,
         door: ListenerTransport,
         transport: trio.SocketStream,
-        client: ClientEnd,
-        place: Place,
+        client: ClientEndpoint,
+        place: AdmittedConnection,
         handshake: trio.CancelScope,
     ) -> None:
         """Begin a client's session behind its TLS handshake, which ``handshake`` cancels."""
-        timeout_s = seconds(self._backends.config.limits.handshake_timeout_ms)
+        timeout_s = seconds(self._workers.config.limits.handshake_timeout_ms)
         cause = DisconnectCause.SHUT_DOWN
         entered = False
         try:
             with handshake:
-                stream, certificate = await door.enter(transport, timeout_s=timeout_s)
+                stream, certificate = await door.accept_client(transport, timeout_s=timeout_s)
                 # A drain that began in the meantime has not seen it.
                 entered = not (self._accepting.cancel_called or handshake.cancel_called)
                 if not entered:
-                    await close_at_once(stream)
+                    await close_forcefully(stream)
             if handshake.cancel_called:
                 cause = DisconnectCause.GAVE_WAY
                 self._log_gave_way(client.address)
@@ -306,15 +306,15 @@ class ForwarderService:
         finally:
             if not entered:
                 self._connection_ended(place, cause)
-                self._in_flight.end()
+                self._in_flight.decrement()
         if entered:
             self._begin(stream, replace(client, certificate=certificate), place)
 
-    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEnd, place: Place) -> None:
+    def _begin(self, stream: trio.abc.HalfCloseableStream, client: ClientEndpoint, place: AdmittedConnection) -> None:
         session = ClientSession(
             stream,
             client,
-            self._backends,
+            self._workers,
             self._relays,
             self._metrics,
             handshakes=self._handshakes,
@@ -324,17 +324,17 @@ class ForwarderService:
             stranger=place,
         )
         self._sessions.add(session)
-        session.begin()
+        session.start_session()
 
-    def _ended(self, place: Place, session: ClientSession) -> None:
+    def _ended(self, place: AdmittedConnection, session: ClientSession) -> None:
         self._sessions.discard(session)
         if session.became_relay:  # which ends in its own time: see _relay_ended
-            place.becomes_relay()
+            place.on_relay_started()
         else:
             self._connection_ended(place, session.cause)
             if session.cause is DisconnectCause.GAVE_WAY:
                 self._log_gave_way(session.address)
-        self._in_flight.end()
+        self._in_flight.decrement()
 
     @staticmethod
     def _log_gave_way(client: str) -> None:
@@ -359,7 +359,7 @@ class ForwarderService:
             code = ServerError.ServiceNotReady if again else ServerError.NotAllowedError
             with trio.move_on_after(1):
                 await stream.send_all(commands.error(NO_REQUEST_ID, code, text))
-            await close_politely(stream)
+            await close_gracefully(stream)
         except trio.BrokenResourceError:
             await trio.aclose_forcefully(stream)
         finally:

@@ -22,11 +22,11 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 """What is longer is no configuration; its beginning alone is looked at."""
 
 NEVER = float("inf")
-AGAIN_FIRST_S = 60.0
-AGAIN_MOST_S = 600.0
+RETRY_PAUSE_FIRST_S = 60.0
+RETRY_PAUSE_MAX_S = 600.0
 """The pause before a content that failed is tried again; it grows, up to the second."""
 
-OFF_LOOK_S = 5.0
+DISABLED_POLL_S = 5.0
 """How often it is looked whether the watch has been turned on by a reload."""
 
 MISSING = b"missing"
@@ -63,7 +63,7 @@ class ChangeDetector:
         self._tried = NOT_WATCHED
         self._seen = NOT_WATCHED
         self._again_at_s = NEVER
-        self._pauses = Backoff(first_s=AGAIN_FIRST_S, most_s=AGAIN_MOST_S)
+        self._pauses = Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S)
 
     def tried(self, content: bytes) -> None:
         """This content has been tried, whoever asked for it."""
@@ -88,7 +88,7 @@ class ChangeDetector:
         return True
 
 
-class ConfigWatch:
+class ConfigFileWatcher:
     """Watches one file. ``interval_ms`` is asked before each look (0: do not look); ``take_over`` tries the content,
     and says whether it is done with that; else it is asked again.
     """
@@ -96,16 +96,16 @@ class ConfigWatch:
     def __init__(self, path: Path, interval_ms: Callable[[], int], take_over: Callable[[], Awaitable[bool]]) -> None:
         self._path = path
         self._interval_ms = interval_ms
-        self._take_over = take_over
+        self._on_change = take_over
         self._detector = ChangeDetector()
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
             interval_ms = self._interval_ms()
-            await trio.sleep(seconds(interval_ms) or OFF_LOOK_S)
+            await trio.sleep(seconds(interval_ms) or DISABLED_POLL_S)
             if interval_ms and self._detector.is_due(await self._look(), trio.current_time()):
-                done = await self._take_over()
+                done = await self._on_change()
                 if not done:
                     self._detector.failed(trio.current_time())
 
@@ -113,7 +113,7 @@ class ConfigWatch:
         """In a thread: nobody has asked for this, and a file system that hangs must not stop the supervisor."""
         return await trio.to_thread.run_sync(_fingerprint_in_thread, self._path, abandon_on_cancel=True)
 
-    def note_trial(self) -> None:
+    def note_reload(self) -> None:
         """Note that what is in the file now is being tried, since somebody has asked for it."""
         self._detector.tried(fingerprint(self._path))
 

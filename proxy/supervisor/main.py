@@ -12,23 +12,30 @@ import trio
 
 from proto.roles import Role
 from proxy import __version__
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.logs import get_logger
 from proxy.config.load import changes_that_need_new_processes, load_config, load_plan, new_binds
 from proxy.config.memory import MemoryPlan
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import configure_logs, get_logger
-from proxy.runtime.process.hardening import adopt_orphans, harden_process
+from proxy.runtime.observability.logs import configure_logs
+from proxy.runtime.process.hardening import become_subreaper, harden_process
 from proxy.supervisor.cluster.cluster import Cluster
-from proxy.supervisor.config_watch import ConfigWatch, ReloadMetrics
-from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, State, become_next_program, check_command
+from proxy.supervisor.config_watch import ConfigFileWatcher, ReloadMetrics
+from proxy.supervisor.handover.exec_handover import (
+    SIGNALS,
+    HandoverState,
+    SerializedHandover,
+    check_command_line,
+    exec_next_program,
+)
 from proxy.supervisor.operators.admin_channel import ADMIN_BACKLOG, AdminChannel
-from proxy.supervisor.operators.control import Control, UpgradeRefused
-from proxy.supervisor.operators.report import Report
-from proxy.supervisor.processes.children import children
+from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
+from proxy.supervisor.operators.report import ClusterReport
+from proxy.supervisor.processes.children import child_reaper
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.processes.worker_process import WorkerProcess
-from proxy.supervisor.startup.open_files import allow_open_files
+from proxy.supervisor.startup.open_files import raise_open_file_limit
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory, StartFailed, bind_tcp
 
 PREFLIGHT_TIMEOUT_S = 30.0
@@ -47,56 +54,56 @@ class Supervisor:
 
     def __init__(self, config: Config, config_file: Path, legacy: HandoverState) -> None:
         self._config_file = config_file
-        self._directory = RuntimeDirectory(config.cluster.runtime_dir, legacy.runtime_lock)
+        self._runtime_dir = RuntimeDirectory(config.cluster.runtime_dir, legacy.runtime_lock_fd)
         self._admin = _bind_admin(config, legacy)
-        self._control = legacy.control
-        self._cluster = Cluster(config, self._directory, legacy, self._serve_admin)
-        self._report = Report(self._cluster)
-        self._admin_line = AdminChannel(self._report, self._admin.fileno)
+        self._control = legacy.control_socket
+        self._cluster = Cluster(config, self._runtime_dir, legacy, self._serve_admin)
+        self._report = ClusterReport(self._cluster)
+        self._admin_channel = AdminChannel(self._report, self._admin.fileno)
         self._reload_metrics = ReloadMetrics(self._cluster.registry, time.time)
-        self._watch = ConfigWatch(
-            config_file, lambda: self._cluster.config.reload.watch_interval_ms, self._take_over_change
+        self._watch = ConfigFileWatcher(
+            config_file, lambda: self._cluster.config.reload.watch_interval_ms, self._reload_changed_file
         )
         self._drain_wanted = trio.Event()
         self._upgrade_wanted = trio.Event()
-        self._reloading = trio.Lock()
+        self._reload_lock = trio.Lock()
         self._reload_shields: set[trio.CancelScope] = set()
         self._ends = False
         self._change_refused_because = ""
-        self._becoming = trio.Lock()
-        if legacy.drain:
+        self._exec_lock = trio.Lock()
+        if legacy.drain_requested:
             self._drain_wanted.set()
 
     async def run(self) -> None:
         """Run until drained. Raises StartFailed."""
-        control = Control(self._report, self._drain_wanted.set, self._reload, self._prepare_upgrade)
+        control = ControlServer(self._report, self._drain_wanted.set, self._reload, self._prepare_upgrade)
         ready = trio.Event()
         try:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._watch_signals, nursery)
                 if self._control is None:
-                    self._control = self._directory.bind(CONTROL_SOCKET)
-                nursery.start_soon(children.reap_adopted)
+                    self._control = self._runtime_dir.bind(CONTROL_SOCKET)
+                nursery.start_soon(child_reaper.reap_adopted)
                 nursery.start_soon(control.serve, self._control)
                 self._admin.listen(ADMIN_BACKLOG)
                 nursery.start_soon(self._cluster.run, ready)
-                nursery.start_soon(self._announce, ready)
+                nursery.start_soon(self._log_ready, ready)
                 nursery.start_soon(self._upgrade)
                 nursery.start_soon(self._watch_config, ready)
                 await self._drain_wanted.wait()
-                await self._leave()
-                async with self._becoming:  # too late for this program: the next one will drain
+                await self._announce_shutdown()
+                async with self._exec_lock:  # too late for this program: the next one will drain
                     await self._drain()
-                self._give_up_reloads()
+                self._unshield_reloads()
                 nursery.cancel_scope.cancel()
         finally:
-            self._cluster.stop_at_once()
-            self._cluster.close()
+            self._cluster.kill_workers()
+            self._cluster.close_sockets()
             self._admin.close()
-            self._directory.clear()
+            self._runtime_dir.clear()
         get_logger().info("ended")
 
-    async def _leave(self) -> None:
+    async def _announce_shutdown(self) -> None:
         """Say that no more clients should come, and go on for as long as it takes until everybody knows that."""
         cluster = self._cluster
         cluster.leaving = True
@@ -106,7 +113,7 @@ class Supervisor:
         if delay_ms:
             get_logger().info("leaving; clients are accepted for a while yet", delay_ms=delay_ms)
         if cluster.generation > 1:  # there are workers from before: somebody has to talk to them
-            await cluster.begun.wait()
+            await cluster.all_started.wait()
         await trio.sleep_until(over_at)
 
     async def _drain(self) -> None:
@@ -118,9 +125,9 @@ class Supervisor:
             get_logger().error("the drain is not over in time; ending all workers")
 
     async def _serve_admin(self, worker: WorkerProcess) -> None:
-        await self._admin_line.serve(worker)
+        await self._admin_channel.serve(worker)
 
-    async def _announce(self, ready: trio.Event) -> None:
+    async def _log_ready(self, ready: trio.Event) -> None:
         await ready.wait()
         config = self._cluster.config
         get_logger().info(
@@ -144,8 +151,8 @@ class Supervisor:
                     nursery.start_soon(self._reload_and_log)
                 elif self._drain_wanted.is_set():
                     get_logger().warning("a second signal: ending at once")
-                    self._give_up_reloads()
-                    raise StopAtOnce
+                    self._unshield_reloads()
+                    raise StoppedBySecondSignal
                 else:
                     self._drain_wanted.set()
 
@@ -159,7 +166,7 @@ class Supervisor:
         await ready.wait()
         await self._watch.run()
 
-    async def _take_over_change(self) -> bool:
+    async def _reload_changed_file(self) -> bool:
         """The file has changed: as a reload, unless the change makes no difference. Whether there is no need to try
         again; a reason for that is told once.
         """
@@ -184,7 +191,7 @@ class Supervisor:
 
     async def _reload(self) -> None:
         """Read the configuration again and give it to all workers. Raises ConfigError, ReloadRefused."""
-        self._watch.note_trial()
+        self._watch.note_reload()
         await self._reload_if(is_due=lambda _config: True)
 
     async def _reload_if(self, *, is_due: Callable[[Config], bool]) -> None:
@@ -195,9 +202,9 @@ class Supervisor:
         with trio.CancelScope(shield=not self._ends) as shield:
             self._reload_shields.add(shield)
             try:
-                async with self._reloading:
+                async with self._reload_lock:
                     try:
-                        await self._give_to_all(is_due)
+                        await self._apply_config(is_due)
                     except Exception:
                         self._reload_metrics.failed()
                         raise
@@ -205,13 +212,13 @@ class Supervisor:
             finally:
                 self._reload_shields.discard(shield)
 
-    def _give_up_reloads(self) -> None:
+    def _unshield_reloads(self) -> None:
         """The cluster ends: no reload may hold that up."""
         self._ends = True
         for shield in self._reload_shields:
             shield.shield = False
 
-    async def _give_to_all(self, is_due: Callable[[Config], bool]) -> None:
+    async def _apply_config(self, is_due: Callable[[Config], bool]) -> None:
         forwarders = self._cluster.config.cluster.forwarders
         plan = load_plan(self._config_file, os.environ, running_forwarders=forwarders)
         config = plan.require().config
@@ -219,7 +226,7 @@ class Supervisor:
             return
         if changes_that_need_new_processes(self._cluster.config, config):
             # Running processes would refuse what they cannot use; new ones would only fail to start.
-            await self._prove_program(ReloadRefused)
+            await self._check_installed_program(ReloadRefused)
         await self._cluster.reload(config)
         configure_logs(config.log, Role.SUPERVISOR, 0)
         get_logger().info("the configuration was reloaded")
@@ -240,7 +247,7 @@ class Supervisor:
 
     async def _preflight(self) -> None:
         """Whether the next program can go on here. Raises UpgradeRefused."""
-        await self._prove_program(UpgradeRefused)
+        await self._check_installed_program(UpgradeRefused)
         try:
             config = load_config(self._config_file, os.environ)
         except ConfigError:
@@ -255,12 +262,12 @@ class Supervisor:
         except StartFailed as error:
             raise UpgradeRefused(f"{error}; where the address is the cluster's own, a restart is needed") from None
 
-    async def _prove_program(self, refusal: type[ReloadRefused | UpgradeRefused]) -> None:
+    async def _check_installed_program(self, refusal: type[ReloadRefused | UpgradeRefused]) -> None:
         """A program that cannot use the configuration, or the files it names, would take the whole cluster with it."""
-        command = check_command(self._config_file)
+        command = check_command_line(self._config_file)
         with trio.move_on_after(PREFLIGHT_TIMEOUT_S) as patience:
             try:
-                with children.starting():  # its number is never told
+                with child_reaper.pause_while_spawning():  # its number is never told
                     done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
             except OSError as error:
                 raise refusal(f"the program that is installed now cannot be run: {error}") from None
@@ -274,35 +281,35 @@ class Supervisor:
         while True:
             await self._upgrade_wanted.wait()
             await trio.sleep(REPLY_GRACE_S)
-            async with self._reloading:
-                await self._cluster.wait_for_retired()
-                async with self._becoming:
+            async with self._reload_lock:
+                await self._cluster.wait_for_leaving()
+                async with self._exec_lock:
                     try:
                         await self._preflight()  # once more: what is installed may have changed while others finished
                     except UpgradeRefused as refused:
                         get_logger().error("the cluster goes on with the program it has", reason=str(refused))
                     else:
                         if not self._drain_wanted.is_set():
-                            await self._become_next_program()
+                            await self._exec_next_program()
             self._upgrade_wanted = trio.Event()
 
-    async def _become_next_program(self) -> None:
-        async with self._cluster.standing_still() as workers:
+    async def _exec_next_program(self) -> None:
+        async with self._cluster.quiesced() as workers:
             if self._control is None:
                 raise RuntimeError("an upgrade was asked for without a way to ask")
             # From here on signals wait for the next program; those that came before are heard first.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             await trio.sleep(SIGNALS_GRACE_S)
-            state = State(
-                **self._cluster.state(workers),
-                runtime_lock=self._directory.lock,
+            state = SerializedHandover(
+                **self._cluster.handover_fields(workers),
+                runtime_lock=self._runtime_dir.lock,
                 control=self._control.fileno(),
                 admin={self._cluster.config.admin.bind: self._admin.fileno()},
                 drain=self._drain_wanted.is_set(),
             )
-            get_logger().info("becoming the program that is installed now", relays=state.relays)
+            get_logger().info("becoming the program that is installed now", relays=state.relay_count)
             try:
-                become_next_program(state, self._config_file)
+                exec_next_program(state, self._config_file)
             except OSError as error:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 get_logger().error("the cluster goes on with the program it has; restart it soon", reason=str(error))
@@ -315,7 +322,7 @@ def _log_plan(plan: MemoryPlan) -> None:
         get_logger().error("the container may be too small", reason=plan.shortage)
 
 
-class StopAtOnce(Exception):
+class StoppedBySecondSignal(Exception):
     """An operator's second signal."""
 
 
@@ -326,15 +333,15 @@ def serve(plan: MemoryPlan, config_file: Path, legacy_descriptor: int | None, fa
     """
     config = plan.config
     harden_process()
-    adopt_orphans()
+    become_subreaper()
     configure_logs(config.log, Role.SUPERVISOR, 0)
     _log_plan(plan)
     if plan.shortage and legacy_descriptor is None:  # what another program left must not end by this
         fail(plan.shortage)
         return
-    allow_open_files(config)
+    raise_open_file_limit(config)
     try:
-        legacy = HandoverState() if legacy_descriptor is None else HandoverState.read(legacy_descriptor)
+        legacy = HandoverState() if legacy_descriptor is None else HandoverState.from_memfd(legacy_descriptor)
         supervisor = Supervisor(_with_runtime_dir(config, legacy), config_file, legacy)
     except StartFailed as error:
         fail(str(error))
@@ -343,22 +350,22 @@ def serve(plan: MemoryPlan, config_file: Path, legacy_descriptor: int | None, fa
         trio.run(supervisor.run, strict_exception_groups=True)
     except* StartFailed as group:
         fail("; ".join(sorted({str(error) for error in _leaves(group)})))
-    except* StopAtOnce:
+    except* StoppedBySecondSignal:
         fail("ended at once, as asked")
 
 
 def _bind_admin(config: Config, legacy: HandoverState) -> socket.socket:
     """The operators' port; after an upgrade the old one, where the new one cannot be had. Raises StartFailed."""
-    inherited = legacy.take_admin(config.admin.bind)
+    inherited = legacy.take_admin_listener(config.admin.bind)
     if inherited is not None:
         return inherited
     try:
         return bind_tcp("admin.bind", config.admin.bind)
     except StartFailed as error:
-        if not legacy.admin:
+        if not legacy.admin_listeners:
             raise
         get_logger().error("the old admin port stays", reason=str(error))
-        return legacy.admin.popitem()[1]
+        return legacy.admin_listeners.popitem()[1]
 
 
 def _with_runtime_dir(config: Config, legacy: HandoverState) -> Config:

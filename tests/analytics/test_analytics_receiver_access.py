@@ -14,17 +14,19 @@ import trio.testing
 import trustme
 
 from analytics.receiver import tls as tls_module
-from analytics.receiver.config import Config, ConfigError, Log, Spool, Tls, address, load_config
+from analytics.receiver.config import Config, Log, Spool, Tls, address, load_config
 from analytics.receiver.http import Head
-from analytics.receiver.logs import ENTRIES_PER_SECOND_MAX, Throttle, configure_logs, get_logger
+from analytics.receiver.logs import DROPPED_FIELD, ENTRIES_PER_SECOND_MAX, configure_logs
 from analytics.receiver.metrics import Metrics
 from analytics.receiver.probes import Probes
 from analytics.receiver.service import open_spool
 from analytics.receiver.tls import watch_tls
 from analytics.receiver.tokens import is_authorized, read_tokens, watch_tokens
-from analytics.receiver.watched import Watched
 from analytics.spool.records import SpoolError
 from analytics.spool.writer import Disk
+from proxy.common.errors import ConfigError
+from proxy.common.logs import Throttle, get_logger
+from proxy.common.reloading_file import ReloadingFile
 
 # ---- files that change
 
@@ -34,14 +36,14 @@ async def test_a_changed_token_file_is_taken_over_a_second_later(tmp_path: Path)
     file.write_text("the-first-token-there-is\n\n  and-a-second-one-too  \n")
     watched = watch_tokens([str(file)])
     assert watched is not None
-    digests = await watched.current()
+    digests = await watched.current_value()
     assert is_authorized(b"Bearer the-first-token-there-is", digests)
     assert is_authorized(b"Bearer and-a-second-one-too", digests)
     assert not is_authorized(b"Bearer ", digests)
     file.write_text("a-token-that-is-new-here")
-    assert await watched.current() == digests  # looked at a moment ago
+    assert await watched.current_value() == digests  # looked at a moment ago
     watched._looked_at -= 1.0
-    digests = await watched.current()
+    digests = await watched.current_value()
     assert not is_authorized(b"Bearer the-first-token-there-is", digests)
     assert is_authorized(b"Bearer a-token-that-is-new-here", digests)
 
@@ -51,7 +53,7 @@ async def test_a_change_that_cannot_be_used_leaves_what_was_and_is_said_once(tmp
     file.write_text("the-first-token-there-is")
     watched = watch_tokens([str(file)])
     assert watched is not None
-    digests = await watched.current()
+    digests = await watched.current_value()
     with structlog.testing.capture_logs() as entries:
         for content in ("too-short", "too-short", None, None):
             if content is None:
@@ -60,7 +62,7 @@ async def test_a_change_that_cannot_be_used_leaves_what_was_and_is_said_once(tmp
                 file.write_text(content)
                 os.utime(file, ns=(1, 1))
             watched._looked_at = float("-inf")
-            assert await watched.current() == digests
+            assert await watched.current_value() == digests
     assert [entry["log_level"] for entry in entries] == ["error", "error"]
     assert "too-short" not in repr(entries)
 
@@ -87,12 +89,12 @@ async def test_while_one_looks_others_get_what_was(autojump_clock: object) -> No
         built.append(1)
         return len(built)
 
-    watched = Watched("key", [], build)
+    watched = ReloadingFile("key", [], build)
     watched._stamp = (None,)
     values: list[int] = []
 
     async def ask() -> None:
-        values.append(await watched.current())
+        values.append(await watched.current_value())
 
     async with trio.open_nursery() as nursery:
         for _ in range(3):
@@ -135,12 +137,12 @@ def test_tls_contexts(authority: trustme.CA, tmp_path: Path) -> None:
 async def test_a_new_certificate_is_taken_over(authority: trustme.CA, tmp_path: Path) -> None:
     watched = watch_tls(certificate_files(authority, tmp_path))
     assert watched is not None
-    before = await watched.current()
+    before = await watched.current_value()
     watched._looked_at = float("-inf")
-    assert await watched.current() is before
+    assert await watched.current_value() is before
     certificate_files(authority, tmp_path)
     watched._looked_at = float("-inf")
-    assert await watched.current() is not before
+    assert await watched.current_value() is not before
 
 
 def test_certificates_that_cannot_be_used(authority: trustme.CA, tmp_path: Path) -> None:
@@ -283,7 +285,7 @@ def test_logs_are_json_lines_and_a_storm_is_thinned_out(capsys: pytest.CaptureFi
 
 def test_the_entry_after_a_storm_says_how_many_were_left_out() -> None:
     now = 0.0
-    throttle = Throttle(lambda: now)
+    throttle = Throttle(ENTRIES_PER_SECOND_MAX, DROPPED_FIELD, lambda: now)
     for _ in range(ENTRIES_PER_SECOND_MAX):
         throttle(None, "info", {"event": "e"})
     for _ in range(3):

@@ -9,7 +9,7 @@ import trio
 from receiver_requests import CONTENT_TYPES, OneSeries, compressed, named, raw
 
 from analytics.receiver import parsing
-from analytics.receiver.bodies import Bodies, sender_of
+from analytics.receiver.bodies import Bodies
 from analytics.receiver.config import Limits
 from analytics.receiver.http import Head, Response
 from analytics.receiver.metrics import Metrics
@@ -24,6 +24,7 @@ from analytics.remote_write.errors import BoundError, BoundFault, DecodeError
 from analytics.remote_write.interning import Interner
 from analytics.remote_write.series import SeriesTable
 from analytics.remote_write.wire import buffer
+from proxy.common.networks import network_of
 
 TS = 1_760_000_000_000
 VERSIONS = [1, 2]
@@ -357,4 +358,4 @@ def test_bytes_held_are_bounded_in_all_and_for_each_sender() -> None:
     ],
 )
 def test_whom_an_address_belongs_to(address: str, sender: str) -> None:
-    assert sender_of(address) == sender
+    assert network_of(address) == sender

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from analytics.cli import main
-from analytics.receiver.config import FILE_BYTES_MAX, ConfigError, load_config
+from analytics.receiver.config import FILE_BYTES_MAX, load_config
+from proxy.common.errors import ConfigError
 
 MISTAKES: list[tuple[bytes, str]] = [
     (b"[limit]\nx = 1", "configuration: there is no key 'limit' here; did you mean \"limits\"?"),

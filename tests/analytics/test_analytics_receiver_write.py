@@ -45,7 +45,7 @@ class FakeCommit:
 
 
 class FakeTokens:
-    async def current(self) -> tuple[bytes, ...]:
+    async def current_value(self) -> tuple[bytes, ...]:
         return (_digest(b"another-token-entirely"), _digest(TOKEN))
 
 

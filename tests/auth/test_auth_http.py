@@ -19,7 +19,7 @@ import trio.testing
 import trustme
 
 from auth.http import ANSWER_BYTES_MAX, HttpFailed, IssuerClient, PlainHttp, discovery_url
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 
 URL = "https://issuer.example/keys"
 SECRET = "not-to-be-seen"

@@ -15,7 +15,8 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from tokens import OTHER_SECRET, SECRET, by_hand, token
 
-from auth import rounds, service
+from auth import exchange_store as rounds
+from auth import service
 from auth.broker_credentials import FixedCredentials, end_of_token_unix_ms
 from auth.service import AuthService
 from auth.state import (
@@ -38,8 +39,9 @@ from proto.rpc_pb2 import (
     Principal,
     Status,
 )
-from proto.sealed_principal import end_of, unseal
-from proxy.config.errors import ConfigError
+from proto.sealed_principal import expiry_unix_ms, unseal
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import (
     Authentication,
     BrokerCredentials,
@@ -49,7 +51,6 @@ from proxy.config.types import (
     TlsAuthentication,
     TokenAuthentication,
 )
-from proxy.runtime import reloading_file as watched
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
@@ -257,7 +258,7 @@ async def test_the_end_of_a_token_is_the_end_of_the_principal(worker: Worker) ->
     response = await worker.ask("token", token(exp=end))
     assert response.authenticated.principal.expires_at_unix_ms == end * 1000
     sealed = response.authenticated.sealed_principal
-    assert end_of(unseal(sealed, SEAL_KEY)) == end * 1000
+    assert expiry_unix_ms(unseal(sealed, SEAL_KEY)) == end * 1000
 
 
 @pytest.mark.parametrize(

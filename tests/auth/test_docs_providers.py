@@ -23,7 +23,7 @@ from auth.state import (
     Identity,
     OneStageAuthState,
 )
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.types import Authentication
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "authentication.md").read_text()

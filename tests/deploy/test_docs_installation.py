@@ -10,7 +10,14 @@ import msgspec
 import pytest
 
 from proxy.config.cgroups import ContainerLimits
-from proxy.config.memory import CONNECTION_BYTES, SUPERVISION_BYTES, TLS_BYTES, WORKER_BYTES, MemoryPlan, fit
+from proxy.config.memory import (
+    CONNECTION_BYTES,
+    SUPERVISION_BYTES,
+    TLS_BYTES,
+    WORKER_BYTES,
+    MemoryPlan,
+    fit_to_container,
+)
 from proxy.config.types import MIB, Config
 from proxy.runtime.process.hardening import DATA_WORKER_OOM_SCORE, WORKER_OOM_SCORE
 
@@ -25,7 +32,7 @@ def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan(memory_mib: int, forwarders: int, **limits: int) -> MemoryPlan:
     config = msgspec.convert({"cluster": {"forwarders": forwarders}, "limits": limits}, Config)
-    return fit(config, {f"limits.{key}" for key in limits}, ContainerLimits(memory_bytes=memory_mib * MIB))
+    return fit_to_container(config, {f"limits.{key}" for key in limits}, ContainerLimits(memory_bytes=memory_mib * MIB))
 
 
 def test_the_estimates() -> None:

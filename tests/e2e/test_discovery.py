@@ -14,7 +14,7 @@ import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers import Brokers
+from lookup.brokers.directory import Brokers
 from lookup.metrics import BrokerMetrics
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
@@ -50,7 +50,7 @@ def pulsar() -> Iterator[FakeBroker]:
 def find(nursery: trio.Nursery, service_url: str) -> Brokers:
     brokers: dict[str, Any] = {"service_url": service_url, "probe_interval_ms": 300}
     config = msgspec.convert({"brokers": brokers}, Config)
-    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, knows_more=False)
+    resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
     found = Brokers(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
     nursery.start_soon(found.run)
     return found

@@ -16,8 +16,8 @@ import trio.testing
 from proto import commands
 from proto.addresses import HostPort
 from proto.frames import FrameDecoder
+from proto.lookup_kinds import kind_of
 from proto.lookup_requests import Request, request_of
-from proto.lookups import kind_of
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, CommandLookupTopicResponse
 from proto.rpc_pb2 import BrokerCredentialsResponse, Status
 from proxy.config.types import Config
@@ -212,7 +212,7 @@ class FakeAuth:
         self.lifetime_s = 0.0
         """Of the credentials; 0: they do not end."""
 
-    def pick(self) -> Any:
+    def pick_client(self) -> Any:
         return self
 
     def new_id(self) -> int:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from lookup.metrics import LookupMetrics
 from proto.pulsar_pb2 import ServerError
-from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S, exposition
+from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S, render_metrics
 
 KINDS = ("lookup", "partitions_metadata", "get_topics_of_namespace", "get_schema")
 
@@ -85,7 +85,7 @@ def test_what_brokers_write_is_a_bounded_number_of_labels() -> None:
 def test_it_is_written_as_prometheus_reads_it() -> None:
     registry = CollectorRegistry()
     LookupMetrics(registry).answered("lookup", None, 0.003)
-    text = exposition(registry)
+    text = render_metrics(registry)
     assert 'pulsar_proxy_lookup_answers_total{error="none",request="lookup"} 1.0' in text
     assert 'pulsar_proxy_lookup_seconds_bucket{le="0.005",request="lookup"} 1.0' in text
     assert 'pulsar_proxy_lookup_seconds_sum{request="lookup"} 0.003' in text

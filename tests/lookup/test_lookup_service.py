@@ -24,8 +24,8 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.answers import PART_BYTES_MAX
-from lookup.lookups import Lookups
+from lookup.requests.envelope_reply import PART_BYTES_MAX
+from lookup.requests.executor import Lookups
 from lookup.service import LookupService
 from proto import commands
 from proto.envelope import ENVELOPE_VERSION
@@ -45,7 +45,7 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proto.sealed_principal import seal
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
@@ -79,7 +79,7 @@ def embedded_in(part: EnvelopeResponse) -> list[Embedded]:
         frame = decoder.next_frame()
         assert frame is not None
         found.append(Embedded(index, frame.command))
-    assert decoder.take_rest() == b""
+    assert decoder.take_unread_data() == b""
     return [*found, *(Embedded(one.index, b"", one.error, one.error_message) for one in part.refused)]
 
 
@@ -96,10 +96,10 @@ class EnvelopeReply:
         if not more:
             self._over.set()
 
-    async def until_sent(self) -> None:
+    async def wait_until_sent(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    def break_off(self, reason: str) -> None:
+    def close_connection(self, reason: str) -> None:
         pytest.fail(reason)
 
     @property
@@ -215,7 +215,7 @@ def serve(network: Network, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPat
     def never(_path: str) -> Any:
         return trio.sleep_forever
 
-    monkeypatch.setattr("proxy.runtime.process.worker.connect_unix", never)
+    monkeypatch.setattr("proxy.runtime.process.worker.unix_connector", never)
     monkeypatch.setattr(time, "time", lambda: NOW_S)
     return lambda **tables: Served(nursery, **tables)
 
@@ -287,7 +287,7 @@ async def test_a_role_without_cluster_action_is_told_so_in_the_envelopes_words(
     while (reply := decoder.next_frame()) is None:
         decoder.receive_data(await ours.receive_some(4096))
     assert isinstance(reply, Reply)
-    assert (reply.status, reply.more) == (Status.OK, False)
+    assert (reply.status, reply.has_more) == (Status.OK, False)
     assert EnvelopeResponse.FromString(reply.response).error == EnvelopeResponse.CLUSTER_AUTHORIZATION_FAILED
     assert broker.connects == []
     await ours.aclose()
@@ -492,13 +492,13 @@ async def test_requests_of_one_envelope_leave_in_one_go_and_in_order(
     served = serve()
     await served.answer()  # so that a connection is open
     pushes: list[BatchedWriter] = []
-    push = BatchedWriter.push
+    push = BatchedWriter.flush
 
     def spy(self: BatchedWriter) -> None:
         pushes.append(self)
         push(self)
 
-    monkeypatch.setattr(BatchedWriter, "push", spy)
+    monkeypatch.setattr(BatchedWriter, "flush", spy)
     reply = served.send(*(lookup(f"t{number}", number) for number in range(50)))
     assert len(pushes) == 1, "each costs a system call"
     await reply.all()

@@ -16,7 +16,7 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Principal, ResolveTargetRequest, ResolveTargetResponse
 from proto.sealed_principal import seal
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.runtime.dns.resolver import Addresses
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
@@ -139,7 +139,7 @@ async def test_names_are_resolved_in_turn_by_principal_or_address(
         await trio.lowlevel.checkpoint()
         return Addresses(("10.0.0.1",), 0.0)
 
-    monkeypatch.setattr("proxy.runtime.dns.questions.Questions.answer", answer)
+    monkeypatch.setattr("proxy.runtime.dns.queries.QueryCache.get_answer", answer)
     await worker.resolve("invented:6650", client=client, principal=principal)
     assert owners == [owner]
 
@@ -191,7 +191,7 @@ async def test_a_worker_whose_credentials_all_brokers_refuse_is_not_ready(
     auth: Any = FakeAuth()
     for credentials in (None, {"method": "token", "token": "unused"}):
         worker = Worker(nursery, credentials=credentials)
-        worker.service._auth.pick = auth.pick  # type: ignore[method-assign]
+        worker.service._auth.pick_client = auth.pick  # type: ignore[method-assign]
         await worker.service.start()
         await trio.sleep(1)
         status = worker.service.status()

@@ -29,9 +29,9 @@ def test_a_challenge_in_every_phase(phase: ExchangePhase, data: bytes, following
     exchange = BrokerExchange(phase)
     if following is None:
         with pytest.raises(ChallengeOutOfTurn):
-            exchange.challenged(data)
+            exchange.on_challenge(data)
     else:
-        exchange.challenged(data)
+        exchange.on_challenge(data)
         assert exchange.phase is following
 
 
@@ -40,11 +40,11 @@ def test_an_answer_in_every_phase(phase: ExchangePhase, complete: bool) -> None:
     exchange = BrokerExchange(phase)
     if phase in UNANSWERED:
         following = exchange.phase_after(complete=complete)
-        exchange.answered(complete=complete)
+        exchange.on_answer_sent(complete=complete)
         assert exchange.phase is following is (QUIET if complete else UNPROVEN)
     else:
         with pytest.raises(LocalProtocolError):
-            exchange.answered(complete=complete)
+            exchange.on_answer_sent(complete=complete)
 
 
 @pytest.mark.parametrize(
@@ -56,32 +56,32 @@ def test_a_challenge_that_died_with_a_predecessor(
 ) -> None:
     """In the middle of rounds nobody else can go on: the broker has to begin anew, or to end the relay."""
     exchange = BrokerExchange(phase)
-    assert exchange.challenge_lost() is can_be_answered
+    assert exchange.on_challenge_lost() is can_be_answered
     assert exchange.phase is following
 
 
 def test_rounds_are_capped() -> None:
     exchange = BrokerExchange()
-    exchange.challenged(AUTH_REFRESH)
+    exchange.on_challenge(AUTH_REFRESH)
     for _ in range(ROUNDS_MAX - 1):
-        exchange.answered(complete=False)
-        exchange.challenged(b"more")
-    exchange.answered(complete=False)
+        exchange.on_answer_sent(complete=False)
+        exchange.on_challenge(b"more")
+    exchange.on_answer_sent(complete=False)
     with pytest.raises(ChallengeOutOfTurn, match="rounds"):
-        exchange.challenged(b"more")
+        exchange.on_challenge(b"more")
 
 
 def test_each_exchange_has_rounds_of_its_own() -> None:
     exchange = BrokerExchange()
     for _ in range(3 * ROUNDS_MAX):
-        exchange.challenged(AUTH_REFRESH)
-        exchange.answered(complete=True)
+        exchange.on_challenge(AUTH_REFRESH)
+        exchange.on_answer_sent(complete=True)
 
 
 def test_what_has_failed_may_begin_anew() -> None:
     exchange = BrokerExchange(ASKED_FURTHER)
-    exchange.failed()
-    exchange.challenged(AUTH_REFRESH)
+    exchange.on_failure()
+    exchange.on_challenge(AUTH_REFRESH)
     assert exchange.phase is ASKED
 
 

@@ -9,7 +9,7 @@ from proto.broker_handshake import (
     ROUNDS_MAX,
     TRANSITIONS,
     BrokerHandshake,
-    BrokerWord,
+    BrokerMessage,
     Challenged,
     Connected,
     HandshakeEvent,
@@ -32,11 +32,11 @@ PING = frame(command(18))
 PONG = frame(command(19))
 
 WORDS = {
-    BrokerWord.CONNECTED: CONNECTED,
-    BrokerWord.CHALLENGE: CHALLENGE,
-    BrokerWord.ERROR: ERROR,
-    BrokerWord.PING: PING,
-    BrokerWord.OTHER: frame(command(9, fields((1, 1)))),
+    BrokerMessage.CONNECTED: CONNECTED,
+    BrokerMessage.CHALLENGE: CHALLENGE,
+    BrokerMessage.ERROR: ERROR,
+    BrokerMessage.PING: PING,
+    BrokerMessage.OTHER: frame(command(9, fields((1, 1)))),
 }
 
 
@@ -59,7 +59,7 @@ class Playbook:
         return self
 
     def answers(self, *, complete: bool = True) -> Self:
-        self.handshake.challenge_answered(complete=complete)
+        self.handshake.on_answer_sent(complete=complete)
         return self
 
     def sends(self, data: bytes) -> Self:
@@ -71,7 +71,7 @@ class Playbook:
         assert isinstance(event, Connected)
         assert event.frame.encode() == CONNECTED
         assert (event.message.server_version, event.message.max_message_size) == ("Pulsar Server", 5242880)
-        assert event.rest == rest
+        assert event.trailing_data == rest
         return self
 
     def refused(self, error: int, message: str) -> Self:
@@ -174,32 +174,32 @@ def test_the_whole_dialogue_split_at_every_byte() -> None:
         ]
         assert isinstance(connected, Connected)
         assert connected.frame.encode() == CONNECTED
-        assert connected.rest + b"".join(unread) == rest
+        assert connected.trailing_data + b"".join(unread) == rest
 
 
 # ---- every state and word
 
-BROKER, CHALLENGED, DONE = HandshakeState.BROKER, HandshakeState.CHALLENGED, HandshakeState.DONE
-UNPROVEN = HandshakeState.UNPROVEN
+BROKER, CHALLENGED, DONE = HandshakeState.AWAITING_BROKER, HandshakeState.AWAITING_ANSWER, HandshakeState.DONE
+UNPROVEN = HandshakeState.AWAITING_PROOF
 
 TABLE = {
-    (BROKER, BrokerWord.CONNECTED): DONE,
-    (BROKER, BrokerWord.CHALLENGE): CHALLENGED,
-    (BROKER, BrokerWord.ERROR): DONE,
-    (BROKER, BrokerWord.PING): BROKER,
-    (BROKER, BrokerWord.OTHER): None,
+    (BROKER, BrokerMessage.CONNECTED): DONE,
+    (BROKER, BrokerMessage.CHALLENGE): CHALLENGED,
+    (BROKER, BrokerMessage.ERROR): DONE,
+    (BROKER, BrokerMessage.PING): BROKER,
+    (BROKER, BrokerMessage.OTHER): None,
     # it owes a proof: all but to take us in
-    (UNPROVEN, BrokerWord.CONNECTED): None,
-    (UNPROVEN, BrokerWord.CHALLENGE): CHALLENGED,
-    (UNPROVEN, BrokerWord.ERROR): DONE,
-    (UNPROVEN, BrokerWord.PING): UNPROVEN,
-    (UNPROVEN, BrokerWord.OTHER): None,
+    (UNPROVEN, BrokerMessage.CONNECTED): None,
+    (UNPROVEN, BrokerMessage.CHALLENGE): CHALLENGED,
+    (UNPROVEN, BrokerMessage.ERROR): DONE,
+    (UNPROVEN, BrokerMessage.PING): UNPROVEN,
+    (UNPROVEN, BrokerMessage.OTHER): None,
     # it is our turn: a broker may give up, or ask whether we are there, and nothing else
-    (CHALLENGED, BrokerWord.CONNECTED): None,
-    (CHALLENGED, BrokerWord.CHALLENGE): None,
-    (CHALLENGED, BrokerWord.ERROR): DONE,
-    (CHALLENGED, BrokerWord.PING): CHALLENGED,
-    (CHALLENGED, BrokerWord.OTHER): None,
+    (CHALLENGED, BrokerMessage.CONNECTED): None,
+    (CHALLENGED, BrokerMessage.CHALLENGE): None,
+    (CHALLENGED, BrokerMessage.ERROR): DONE,
+    (CHALLENGED, BrokerMessage.PING): CHALLENGED,
+    (CHALLENGED, BrokerMessage.OTHER): None,
 }
 
 
@@ -214,7 +214,7 @@ def handshake_in(state: HandshakeState) -> Playbook:
 
 
 @pytest.mark.parametrize(("state", "word"), TABLE)
-def test_every_state_and_word(state: HandshakeState, word: BrokerWord) -> None:
+def test_every_state_and_word(state: HandshakeState, word: BrokerMessage) -> None:
     following = TABLE[state, word]
     playbook = handshake_in(state).broker_says(WORDS[word])
     if following is None:
@@ -225,15 +225,15 @@ def test_every_state_and_word(state: HandshakeState, word: BrokerWord) -> None:
         assert playbook.handshake.state is following
 
 
-@pytest.mark.parametrize("word", BrokerWord)
-def test_once_over_nothing_more_is_read(word: BrokerWord) -> None:
+@pytest.mark.parametrize("word", BrokerMessage)
+def test_once_over_nothing_more_is_read(word: BrokerMessage) -> None:
     playbook = handshake_in(DONE).broker_says(WORDS[word]).silent()
     assert playbook.handshake.state is DONE
 
 
 def test_the_tables_agree() -> None:
     assert {pair: state for pair, state in TABLE.items() if state is not None} == TRANSITIONS
-    assert set(TABLE) == {(state, word) for state in (BROKER, UNPROVEN, CHALLENGED) for word in BrokerWord}
+    assert set(TABLE) == {(state, word) for state in (BROKER, UNPROVEN, CHALLENGED) for word in BrokerMessage}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in [*BaseCommand.Type.values(), 1, 999] if kind not in {3, 14, 18, 36}])

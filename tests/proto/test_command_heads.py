@@ -21,19 +21,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from proto import commands
 from proto.command_heads import (
     HEAD_BYTES_MAX,
+    INCOMPLETE,
     KEEP_ALIVE_FRAMES,
-    PART,
     PLAIN_HEADS,
-    CommandHeadWrong,
-    FrameWrong,
-    check_command,
-    check_parsed,
+    CommandHeadInvalid,
+    FrameInvalid,
+    check_type_is_first,
     command_type_at,
+    command_type_of,
     keep_alive_at,
 )
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import ALL_STOPS, GOES_ON, ClientFrameWalk, FrameCutter
+from proto.relay_frames import ALL_TYPES, NO_STOP, ClientFrameScanner, FrameCutter
 from proto.varints import varint
 
 MAX = 5000
@@ -130,9 +130,9 @@ def known_type(frame: bytes) -> int | None:
         return None
     try:
         found = command_type_at(frame, 0, len(frame))
-    except CommandHeadWrong:
+    except CommandHeadInvalid:
         return None
-    assert found != PART, "all of it is there"
+    assert found != INCOMPLETE, "all of it is there"
     return found
 
 
@@ -247,17 +247,17 @@ def test_what_the_broker_takes_for_a_send_is_none_here(command: bytes, broker_se
     frame = encode_frame(command)
     assert light_proto_type(frame) == broker_sees
     assert known_type(frame) is None
-    with pytest.raises(CommandHeadWrong):
-        ClientFrameWalk(frame_bytes_max=MAX).walk(frame, len(frame))
+    with pytest.raises(CommandHeadInvalid):
+        ClientFrameScanner(frame_bytes_max=MAX).scan_frames(frame, len(frame))
 
 
 @pytest.mark.parametrize("command_bytes", [0, 1, 8, 0x7FFFFFFF, 0x80000007, 0xFFFFFFFF])
 def test_a_command_of_a_size_that_does_not_fit(command_bytes: int) -> None:
     frame = (11).to_bytes(4, "big") + command_bytes.to_bytes(4, "big") + b"\x08\x06\x32\x03\x08\x01\x10"
-    with pytest.raises(CommandHeadWrong):
+    with pytest.raises(CommandHeadInvalid):
         command_type_at(frame, 0, len(frame))
     for there in range(10):
-        assert command_type_at(frame, 0, there) == PART
+        assert command_type_at(frame, 0, there) == INCOMPLETE
 
 
 @pytest.mark.parametrize("command_type", sorted(VALUES))
@@ -270,9 +270,9 @@ def test_what_every_client_writes(command_type: int, body: bytes) -> None:
     head = min(len(frame), HEAD_BYTES_MAX)
     assert command_type_at(frame, 0, head) == command_type
     found = [command_type_at(frame, 0, there) for there in range(head)]
-    assert found == sorted(found, key=lambda one: one != PART), "known once, it stays"
-    assert ClientFrameWalk(frame_bytes_max=MAX).walk(frame, head) == (len(frame), GOES_ON)
-    assert check_command(command[:HEAD_BYTES_MAX], len(command)) == command_type
+    assert found == sorted(found, key=lambda one: one != INCOMPLETE), "known once, it stays"
+    assert ClientFrameScanner(frame_bytes_max=MAX).scan_frames(frame, head) == (len(frame), NO_STOP)
+    assert command_type_of(command[:HEAD_BYTES_MAX], len(command)) == command_type
 
 
 def test_a_command_of_a_type_alone() -> None:
@@ -286,7 +286,7 @@ def test_plain_heads_are_those_that_are_known() -> None:
         frame = least.to_bytes(4, "big") + head.to_bytes(8, "big") + bytes(least)
         assert command_type_at(frame, 0, 12) == command_type
         short = (least - 1).to_bytes(4, "big") + frame[4:]
-        with pytest.raises(CommandHeadWrong):
+        with pytest.raises(CommandHeadInvalid):
             command_type_at(short, 0, len(short))
 
 
@@ -317,8 +317,8 @@ def test_what_was_parsed_has_its_type_first_and_once(chance: random.Random) -> N
     if parsed is None:
         return
     try:
-        check_parsed(BaseCommand.FromString(command), command)
-    except CommandHeadWrong:
+        check_type_is_first(BaseCommand.FromString(command), command)
+    except CommandHeadInvalid:
         return
     assert command[:2] == bytes((8, parsed))
     fields = BaseCommand.FromString(command)
@@ -330,8 +330,8 @@ def test_what_was_parsed_has_its_type_first_and_once(chance: random.Random) -> N
 # ---- PING and PONG past the end
 
 
-def past_the_end() -> ClientFrameWalk:
-    return ClientFrameWalk(frame_bytes_max=MAX, stops=ALL_STOPS)
+def past_the_end() -> ClientFrameScanner:
+    return ClientFrameScanner(frame_bytes_max=MAX, stop_types=ALL_TYPES)
 
 
 def test_as_clients_were_seen_to_write_them() -> None:
@@ -344,9 +344,9 @@ def test_as_clients_were_seen_to_write_them() -> None:
 @pytest.mark.parametrize("frame", [PING, PONG])
 def test_they_pass_past_the_end_byte_for_byte(frame: bytes) -> None:
     for there in range(1, len(frame)):
-        assert past_the_end().walk(frame, there) == (0, PART)
-        assert keep_alive_at(frame, 0, there) == PART
-    assert past_the_end().walk(frame * 5, 5 * len(frame)) == (5 * len(frame), GOES_ON)
+        assert past_the_end().scan_frames(frame, there) == (0, INCOMPLETE)
+        assert keep_alive_at(frame, 0, there) == INCOMPLETE
+    assert past_the_end().scan_frames(frame * 5, 5 * len(frame)) == (5 * len(frame), NO_STOP)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_they_pass_past_the_end_byte_for_byte(frame: bytes) -> None:
     ids=["payload", "no message", "a message with something in it", "a longer length", "another message", "mixed"],
 )
 def test_what_is_nearly_one_does_not(other: bytes) -> None:
-    passed, stop = past_the_end().walk(PING + other, len(PING + other))
+    passed, stop = past_the_end().scan_frames(PING + other, len(PING + other))
     assert (passed, stop) == (len(PING), other[9])
 
 
@@ -378,7 +378,7 @@ class Following(RuleBasedStateMachine):
     def begin(self, seed: int, counts: int) -> None:
         self.chance = random.Random(seed)
         self.counts = counts
-        self.walk = ClientFrameWalk(frame_bytes_max=MAX, stops=frozenset({ANSWER}), counts=counts)
+        self.walk = ClientFrameScanner(frame_bytes_max=MAX, stop_types=frozenset({ANSWER}), counted_type=counts)
         self.cutter = FrameCutter(self.walk)
         self.sent = self.passed = b""
         self.end_at: int | None = None
@@ -403,7 +403,7 @@ class Following(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        self.walk.stops = ALL_STOPS
+        self.walk.stop_types = ALL_TYPES
         if self.end_at is None:
             self.end_at = len(self.passed) + self.cutter._left
 
@@ -411,18 +411,18 @@ class Following(RuleBasedStateMachine):
         self.sent += data
         while data and not self.over:
             size = self.chance.choice([1, 3, 12, 50, 5000])
-            self.cutter.receive(data[:size])
+            self.cutter.receive_data(data[:size])
             data = data[size:]
             self._pass_on()
 
     def _pass_on(self) -> None:
         try:
-            while some := self.cutter.pass_on():
+            while some := self.cutter.take_passable():
                 self.passed += some
-        except FrameWrong:
+        except FrameInvalid:
             self.over = True
         else:
-            self.over = self.cutter.stop not in {GOES_ON, PART}
+            self.over = self.cutter.stopped_at not in {NO_STOP, INCOMPLETE}
 
     @invariant()
     def nobody_says_otherwise(self) -> None:
@@ -441,7 +441,7 @@ class Following(RuleBasedStateMachine):
             messages += frame[9] == self.counts
             at += len(frame)
         if self.counts:
-            assert self.walk.messages >= messages
+            assert self.walk.message_count >= messages
 
 
 Following.TestCase.settings = settings(max_examples=40, stateful_step_count=15)

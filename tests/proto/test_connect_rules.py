@@ -6,18 +6,18 @@ from pulsar_bytes import command, decoded, fields
 from proto.commands import parse_command
 from proto.connect_rules import (
     INVALID_ROLES,
-    KEPT_BYTES_MAX,
+    KEPT_FIELD_BYTES_MAX,
     LOST_EXCHANGE,
     NOT_A_PROXY,
     BrokerIdentity,
     OriginalCredentials,
     broker_connect,
     check_connect,
-    denial,
-    kept_of_connect,
+    connect_without_credentials,
     lookup_mode_connected,
     original_credentials,
     proxy_connect,
+    refusal_for_denial,
 )
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 
@@ -114,7 +114,7 @@ def test_a_client_that_says_it_is_a_proxy(version: str) -> None:
 )
 def test_a_denial_tells_no_more_than_a_broker_would(reason: str, code: int, message: str) -> None:
     """The reason itself would help whoever guesses; the texts are Pulsar's own."""
-    refusal = denial(reason)
+    refusal = refusal_for_denial(reason)
     assert (refusal.code, refusal.message) == (code, message)
 
 
@@ -293,7 +293,7 @@ def test_the_lower_protocol_version_counts(client: int, broker: int | None, told
 @pytest.mark.parametrize("field", ["auth_method_name", "original_principal", "original_auth_method", "proxy_version"])
 def test_what_is_kept_of_a_connect_is_bounded(field: str) -> None:
     """Security: it is kept for as long as the connection lasts, also by the supervisor."""
-    for size, allowed in ((KEPT_BYTES_MAX, True), (KEPT_BYTES_MAX + 1, False)):
+    for size, allowed in ((KEPT_FIELD_BYTES_MAX, True), (KEPT_FIELD_BYTES_MAX + 1, False)):
         message = connect(protocol_version=19)
         setattr(message.connect, field, "x" * size)
         refusal = check_connect(message, proxies_allowed=True)
@@ -304,11 +304,13 @@ def test_what_is_kept_of_a_connect_is_bounded(field: str) -> None:
 
 
 def test_what_is_kept_of_a_connect() -> None:
-    kept = kept_of_connect(parse_command(command(2, WRITTEN)).connect)
+    kept = connect_without_credentials(parse_command(command(2, WRITTEN)).connect)
     assert (kept.auth_method_name, kept.original_principal) == ("client's method", "client's principal")
     assert (kept.original_auth_method, kept.proxy_version) == ("client's original method", "client's proxy version")
     assert (kept.protocol_version, kept.auth_method) == (19, 2)
     assert not kept.auth_data
     assert not kept.original_auth_data
     assert b"future" not in kept.SerializeToString()
-    assert not kept_of_connect(CommandConnect(protocol_version=7)).HasField("proxy_version"), "by which it is judged"
+    assert not connect_without_credentials(CommandConnect(protocol_version=7)).HasField("proxy_version"), (
+        "by which it is judged"
+    )

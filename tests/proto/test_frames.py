@@ -43,7 +43,7 @@ def fed(*chunks: bytes, limit: int = LIMIT) -> list[Frame]:
     for chunk in chunks:
         subject.receive_data(chunk)
         found += drained(subject)
-    assert subject.take_rest() == b""
+    assert subject.take_unread_data() == b""
     return found
 
 
@@ -87,7 +87,7 @@ def test_nothing_is_decoded_from_nothing() -> None:
     subject = decoder()
     subject.receive_data(b"")
     assert subject.next_frame() is None
-    assert subject.take_rest() == b""
+    assert subject.take_unread_data() == b""
 
 
 def test_a_bytearray_is_taken_and_copied() -> None:
@@ -117,8 +117,8 @@ def test_what_is_behind_the_frames_taken_is_handed_over_untouched(frames: list[F
     subject = decoder()
     subject.receive_data(b"".join(frame.encode() for frame in frames) + tail)
     assert [subject.next_frame() for _ in frames] == frames
-    assert subject.take_rest() == tail
-    assert subject.take_rest() == b""
+    assert subject.take_unread_data() == tail
+    assert subject.take_unread_data() == b""
     assert subject.next_frame() is None
 
 
@@ -200,7 +200,7 @@ def test_no_more_is_kept_than_one_frame_and_what_came_with_it() -> None:
         assert subject.next_frame() is not None
     subject.receive_data(SEND[:7])
     assert subject.next_frame() is None
-    assert subject.take_rest() == SEND[:7]
+    assert subject.take_unread_data() == SEND[:7]
 
 
 def test_garbage_of_other_protocols_is_no_frame() -> None:

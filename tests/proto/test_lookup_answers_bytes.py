@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pulsar_bytes import command, decoded_frame, field, fields, frame, varint
 
 from proto.lookup_answers import SHAPE_BYTES_MAX, SHAPES_MAX, AnswerShapes, BrokerAnswer, ClientAnswer
+from proto.lookup_kinds import response_request_id, set_response_request_id
 from proto.lookup_requests import NUMBER_MAX, NUMBER_MIN
-from proto.lookups import response_request_id, set_response_request_id
 from proto.pulsar_pb2 import BaseCommand
 
 LOOKUP, METADATA, TOPICS, SCHEMA, ERROR = 24, 22, 33, 35, 14

@@ -13,6 +13,7 @@ from pulsar_bytes import command, decoded, field, fields, varint
 
 from proto import lookup_requests
 from proto.commands import CommandCorrupt
+from proto.lookup_kinds import KINDS
 from proto.lookup_requests import (
     NUMBER_MAX,
     NUMBER_MIN,
@@ -22,7 +23,6 @@ from proto.lookup_requests import (
     parse_request,
     request_numbers,
 )
-from proto.lookups import KINDS
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import RequestRefused
 

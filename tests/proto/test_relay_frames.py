@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnected
 from proto.relay_frames import (
-    ALL_STOPS,
+    ALL_TYPES,
     COUNTED_BYTES,
-    GOES_ON,
     HEADER_BYTES,
-    PART,
+    INCOMPLETE,
+    NO_STOP,
     FrameCutter,
-    FrameSizeWrong,
-    FrameWalk,
+    FrameScanner,
+    FrameSizeInvalid,
     frame_bytes_max,
     messages_of_send,
 )
@@ -36,8 +36,8 @@ def send(*fields: bytes, payload: bytes = b"") -> bytes:
     return encode_frame(b"\x08\x06\x32" + bytes([len(body)]) + body, payload)
 
 
-def walk(stops: set[int] | None = None, counts: int = 0) -> FrameWalk:
-    return FrameWalk(frame_bytes_max=MAX, stops=frozenset(stops or ()), counts=counts)
+def walk(stops: set[int] | None = None, counts: int = 0) -> FrameScanner:
+    return FrameScanner(frame_bytes_max=MAX, stop_types=frozenset(stops or ()), counted_type=counts)
 
 
 FRAMES = [frame(6, b"x" * 90), frame(ANSWER, b"y" * 5), frame(18), frame(9, b"z" * 300)]
@@ -48,30 +48,30 @@ STREAM = b"".join(FRAMES)
 
 
 def test_a_walk_over_whole_frames() -> None:
-    assert walk().walk(STREAM, len(STREAM)) == (len(STREAM), GOES_ON)
+    assert walk().scan_frames(STREAM, len(STREAM)) == (len(STREAM), NO_STOP)
 
 
 def test_the_last_boundary_may_be_beyond() -> None:
     for size in range(len(STREAM) - 300, len(STREAM)):
-        assert walk().walk(STREAM, size) == (len(STREAM), GOES_ON)
+        assert walk().scan_frames(STREAM, size) == (len(STREAM), NO_STOP)
 
 
 @pytest.mark.parametrize("size", range(HEADER_BYTES))
 def test_too_little_of_a_header(size: int) -> None:
-    expected = (0, PART) if size else (0, GOES_ON)
-    assert walk().walk(STREAM, size) == expected
-    assert walk().walk(STREAM, len(FRAMES[0]) + size) == (len(FRAMES[0]), expected[1])
+    expected = (0, INCOMPLETE) if size else (0, NO_STOP)
+    assert walk().scan_frames(STREAM, size) == expected
+    assert walk().scan_frames(STREAM, len(FRAMES[0]) + size) == (len(FRAMES[0]), expected[1])
 
 
 def test_only_as_far_as_there_is_something() -> None:
     """What an earlier look left behind in the buffer is no frame."""
     buffer = bytearray(STREAM)
-    assert walk({18}).walk(buffer, len(FRAMES[0]) + 5) == (len(FRAMES[0]), PART)
+    assert walk({18}).scan_frames(buffer, len(FRAMES[0]) + 5) == (len(FRAMES[0]), INCOMPLETE)
 
 
 def test_stops() -> None:
-    assert walk({ANSWER}).walk(STREAM, len(STREAM)) == (len(FRAMES[0]), ANSWER)
-    assert walk(set(ALL_STOPS)).walk(STREAM, len(STREAM)) == (0, 6)
+    assert walk({ANSWER}).scan_frames(STREAM, len(STREAM)) == (len(FRAMES[0]), ANSWER)
+    assert walk(set(ALL_TYPES)).scan_frames(STREAM, len(STREAM)) == (0, 6)
 
 
 # Frames of one size are passed many at a time.
@@ -84,10 +84,10 @@ ROW_FRAME = frame(6, b"x" * 90)
     ("odd", "expected"),
     [
         (frame(ANSWER, b"x" * 90), ANSWER),
-        (frame(6, b"x" * 91), GOES_ON),
-        (frame(6, b"x" * 600), GOES_ON),
-        (frame(18, b"x" * 90), GOES_ON),
-        ((MAX + 1).to_bytes(4, "big") + ROW_FRAME[4:], GOES_ON),
+        (frame(6, b"x" * 91), NO_STOP),
+        (frame(6, b"x" * 600), NO_STOP),
+        (frame(18, b"x" * 90), NO_STOP),
+        ((MAX + 1).to_bytes(4, "big") + ROW_FRAME[4:], NO_STOP),
     ],
     ids=["stop", "longer", "much longer", "another type", "too large"],
 )
@@ -97,12 +97,12 @@ def test_one_odd_frame_in_a_row_of_frames_that_are_alike(place: int, odd: bytes,
     stream = bytearray(b"".join(frames))
     is_no_frame = odd[:4] == (MAX + 1).to_bytes(4, "big")
     if is_no_frame and not place:
-        with pytest.raises(FrameSizeWrong):
-            walk({ANSWER}).walk(stream, len(stream))
+        with pytest.raises(FrameSizeInvalid):
+            walk({ANSWER}).scan_frames(stream, len(stream))
         return
     ends_there = expected == ANSWER or is_no_frame
     passing = place * len(ROW_FRAME) if ends_there else len(stream)
-    assert walk({ANSWER}).walk(stream, len(stream)) == (passing, expected)
+    assert walk({ANSWER}).scan_frames(stream, len(stream)) == (passing, expected)
 
 
 def test_in_a_row_only_what_is_there_counts() -> None:
@@ -111,13 +111,13 @@ def test_in_a_row_only_what_is_there_counts() -> None:
         whole, rest = divmod(size, len(ROW_FRAME))
         beyond = rest >= HEADER_BYTES
         passing = (whole + beyond) * len(ROW_FRAME)
-        assert walk().walk(buffer, size) == (passing, PART if 0 < rest < HEADER_BYTES else GOES_ON)
+        assert walk().scan_frames(buffer, size) == (passing, INCOMPLETE if 0 < rest < HEADER_BYTES else NO_STOP)
 
 
 def test_every_message_of_a_row_is_counted() -> None:
     one = walk(counts=BaseCommand.MESSAGE)
-    assert one.walk(frame(9, b"x") * IN_A_ROW, IN_A_ROW * len(frame(9, b"x")))[1] == GOES_ON
-    assert one.take_messages() == IN_A_ROW
+    assert one.scan_frames(frame(9, b"x") * IN_A_ROW, IN_A_ROW * len(frame(9, b"x")))[1] == NO_STOP
+    assert one.take_message_count() == IN_A_ROW
 
 
 @given(
@@ -127,33 +127,33 @@ def test_every_message_of_a_row_is_counted() -> None:
 def test_rows_are_walked_as_if_frame_by_frame(rows: list[tuple[int, int, int]], cut: int) -> None:
     stream = b"".join(frame(kind, bytes(payload)) * count for kind, payload, count in rows)
     size = max(0, len(stream) - cut)
-    at, stop = 0, GOES_ON
-    while at <= size - HEADER_BYTES and stop == GOES_ON:
+    at, stop = 0, NO_STOP
+    while at <= size - HEADER_BYTES and stop == NO_STOP:
         if stream[at + 9] == ANSWER:
             stop = ANSWER
         else:
             at += 4 + int.from_bytes(stream[at : at + 4], "big")
-    if stop == GOES_ON and at < size:
-        stop = PART
-    assert walk({ANSWER}).walk(stream, size) == (at, stop)
+    if stop == NO_STOP and at < size:
+        stop = INCOMPLETE
+    assert walk({ANSWER}).scan_frames(stream, size) == (at, stop)
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, MAX + 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
 def test_sizes_that_no_frame_has(size: int) -> None:
     bad = size.to_bytes(4, "big") + bytes(20)
-    with pytest.raises(FrameSizeWrong, match=str(size)):
-        walk().walk(bad, len(bad))
-    with pytest.raises(FrameSizeWrong):
-        walk().first(bad, 4)
-    assert walk().walk(STREAM + bad, len(STREAM + bad)) == (len(STREAM), GOES_ON), "what is before it passes"
+    with pytest.raises(FrameSizeInvalid, match=str(size)):
+        walk().scan_frames(bad, len(bad))
+    with pytest.raises(FrameSizeInvalid):
+        walk().read_first_head(bad, 4)
+    assert walk().scan_frames(STREAM + bad, len(STREAM + bad)) == (len(STREAM), NO_STOP), "what is before it passes"
 
 
 @pytest.mark.parametrize("size", [6, MAX])
 def test_the_smallest_and_the_largest_frame(size: int) -> None:
     data = encode_frame(b"\x08\x06", bytes(size - 6))
-    assert walk().walk(data, len(data)) == (size + 4, GOES_ON)
-    assert walk().first(data, HEADER_BYTES) == (size + 4, 6)
-    assert walk().first(data, HEADER_BYTES - 1) == (0, PART)
+    assert walk().scan_frames(data, len(data)) == (size + 4, NO_STOP)
+    assert walk().read_first_head(data, HEADER_BYTES) == (size + 4, 6)
+    assert walk().read_first_head(data, HEADER_BYTES - 1) == (0, INCOMPLETE)
 
 
 def test_the_largest_frame_of_a_broker() -> None:
@@ -181,9 +181,9 @@ def test_messages_of_a_send(fields: list[bytes], messages: int) -> None:
     data = send(*fields, payload=b"")
     assert messages_of_send(data, 0, len(data)) == messages
     follow = walk(counts=BaseCommand.SEND)
-    assert follow.walk(data * 3, len(data) * 3) == (len(data) * 3, GOES_ON)
-    assert follow.take_messages() == 3 * messages
-    assert follow.take_messages() == 0
+    assert follow.scan_frames(data * 3, len(data) * 3) == (len(data) * 3, NO_STOP)
+    assert follow.take_message_count() == 3 * messages
+    assert follow.take_message_count() == 0
 
 
 def test_a_send_that_says_it_otherwise() -> None:
@@ -195,16 +195,16 @@ def test_a_send_that_says_it_otherwise() -> None:
 def test_a_send_is_counted_when_enough_of_it_is_there(size: int) -> None:
     data = send(b"\x08\x01", b"\x10\x05", b"\x18\x07", payload=bytes(100))
     follow = walk(counts=BaseCommand.SEND)
-    assert follow.walk(data, size) == (0, PART)
-    assert follow.take_messages() == 0
-    assert follow.walk(data, COUNTED_BYTES) == (len(data), GOES_ON)
-    assert follow.take_messages() == 7
+    assert follow.scan_frames(data, size) == (0, INCOMPLETE)
+    assert follow.take_message_count() == 0
+    assert follow.scan_frames(data, COUNTED_BYTES) == (len(data), NO_STOP)
+    assert follow.take_message_count() == 7
 
 
 def test_a_message_counts_as_one() -> None:
     follow = walk(counts=BaseCommand.MESSAGE)
-    assert follow.walk(STREAM * 2, 2 * len(STREAM)) == (2 * len(STREAM), GOES_ON)
-    assert follow.take_messages() == 2
+    assert follow.scan_frames(STREAM * 2, 2 * len(STREAM)) == (2 * len(STREAM), NO_STOP)
+    assert follow.take_message_count() == 2
 
 
 # ---- cutting
@@ -214,11 +214,11 @@ def cut_up(pieces: list[bytes], cutter: FrameCutter) -> tuple[bytes, list[bytes]
     """What passes, and the answers that are taken out."""
     passed, taken = b"", []
     for piece in pieces:
-        cutter.receive(piece)
+        cutter.receive_data(piece)
         while True:
-            if some := cutter.pass_on():
+            if some := cutter.take_passable():
                 passed += some
-            elif cutter.stop == ANSWER and (answer := cutter.take()) is not None:
+            elif cutter.stopped_at == ANSWER and (answer := cutter.remove_frame()) is not None:
                 taken.append(answer)
             else:
                 break
@@ -246,31 +246,31 @@ def test_any_pieces(sizes: list[int], chance: random.Random) -> None:
 
 def test_one_frame_at_a_time() -> None:
     cutter = FrameCutter(walk())
-    cutter.receive(STREAM[:50])
-    assert cutter.pass_on() == STREAM[:50]
+    cutter.receive_data(STREAM[:50])
+    assert cutter.take_passable() == STREAM[:50]
     assert not cutter.at_boundary
-    cutter.receive(STREAM[50:])
-    assert cutter.pass_on(one_frame=True) == FRAMES[0][50:]
+    cutter.receive_data(STREAM[50:])
+    assert cutter.take_passable(one_frame=True) == FRAMES[0][50:]
     assert cutter.at_boundary
-    assert cutter.pass_on() == STREAM[len(FRAMES[0]) :]
+    assert cutter.take_passable() == STREAM[len(FRAMES[0]) :]
 
 
 def test_the_frame_that_is_stopped_at_may_pass() -> None:
-    cutter = FrameCutter(walk(set(ALL_STOPS)))
-    cutter.receive(STREAM[: len(FRAMES[0]) - 5])
-    assert cutter.pass_on() == b""
-    assert cutter.stop == 6
-    assert cutter.one_frame() == STREAM[: len(FRAMES[0]) - 5]
-    cutter.receive(STREAM[len(FRAMES[0]) - 5 :])
-    assert cutter.pass_on() == FRAMES[0][-5:]
-    assert cutter.stop == ANSWER
-    assert cutter.length_of_next() == len(FRAMES[1])
+    cutter = FrameCutter(walk(set(ALL_TYPES)))
+    cutter.receive_data(STREAM[: len(FRAMES[0]) - 5])
+    assert cutter.take_passable() == b""
+    assert cutter.stopped_at == 6
+    assert cutter.take_stopped_frame_bytes() == STREAM[: len(FRAMES[0]) - 5]
+    cutter.receive_data(STREAM[len(FRAMES[0]) - 5 :])
+    assert cutter.take_passable() == FRAMES[0][-5:]
+    assert cutter.stopped_at == ANSWER
+    assert cutter.stopped_frame_length() == len(FRAMES[1])
 
 
 def test_the_end_in_the_middle_of_a_header() -> None:
     cutter = FrameCutter(walk())
-    cutter.receive(STREAM[: len(FRAMES[0]) + 7])
-    assert cutter.pass_on() == FRAMES[0]
+    cutter.receive_data(STREAM[: len(FRAMES[0]) + 7])
+    assert cutter.take_passable() == FRAMES[0]
     assert cutter.at_boundary
-    assert cutter.take_rest() == FRAMES[1][:7]
-    assert cutter.take_rest() == b""
+    assert cutter.take_unread_data() == FRAMES[1][:7]
+    assert cutter.take_unread_data() == b""

@@ -15,8 +15,8 @@ from pulsar_bytes import command, field, fields, varint
 
 from proto import lookup_requests
 from proto.commands import CommandCorrupt
+from proto.lookup_kinds import KINDS
 from proto.lookup_requests import NUMBER_MIN, parse_request
-from proto.lookups import KINDS
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.request_rules import NEWER_FIELDS_MAX, PROPERTIES_MAX, RequestRefused
 

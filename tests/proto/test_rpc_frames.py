@@ -22,7 +22,7 @@ from proto.rpc_pb2 import Method, Status
 
 LIMIT = 1000
 CALL = Call(7, Method.ENVELOPE, 100, b"\x00request")
-REPLY = Reply(7, Status.TOO_MANY_REQUESTS, b"\xffresponse", more=True, detail="why")
+REPLY = Reply(7, Status.TOO_MANY_REQUESTS, b"\xffresponse", has_more=True, detail="why")
 CANCEL = Cancel(7)
 
 # Written out: what follows the size is 24 bytes long, a call, no more, method 10, id 7, 100 ms.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proto.rpc_pb2 import Principal, SealedPrincipal
-from proto.sealed_principal import SEAL_KEY_BYTES, SealBroken, end_of, seal, unseal
+from proto.sealed_principal import SEAL_KEY_BYTES, SealBroken, expiry_unix_ms, seal, unseal
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(range(1, 33))
@@ -54,15 +54,15 @@ def test_the_key_is_not_inside() -> None:
 
 
 def test_the_end_is_under_the_seal() -> None:
-    assert end_of(unseal(seal(ALICE, KEY), KEY)) == NOW + 1000
+    assert expiry_unix_ms(unseal(seal(ALICE, KEY), KEY)) == NOW + 1000
 
 
 def test_an_end_of_zero_is_an_end() -> None:
-    assert end_of(Principal(name="a", expires_at_unix_ms=0)) == 0
+    assert expiry_unix_ms(Principal(name="a", expires_at_unix_ms=0)) == 0
 
 
 def test_without_an_end_it_holds() -> None:
-    assert end_of(unseal(seal(FOR_EVER, KEY), KEY)) > 2**70
+    assert expiry_unix_ms(unseal(seal(FOR_EVER, KEY), KEY)) > 2**70
 
 
 # ---- forgeries

@@ -9,7 +9,7 @@ import pytest
 
 from proto.errors import LocalProtocolError
 from proto.rpc_pb2 import Principal
-from proto.session_clock import NEVER, CommandDecision, Failure, Phase, SessionClock
+from proto.session_clock import NEVER, CommandDecision, Phase, ReauthenticationFailure, SessionClock
 
 UNIX_MS = 1_700_000_000_000.0
 
@@ -33,13 +33,17 @@ def clock(
     )
 
 
-def accept(session: SessionClock, principal: Principal, now_s: float, *, later_ms: float = 0) -> Failure | None:
-    return session.accepted(principal, now_s=now_s, now_unix_ms=UNIX_MS + later_ms, fraction=0.0)
+def accept(
+    session: SessionClock, principal: Principal, now_s: float, *, later_ms: float = 0
+) -> ReauthenticationFailure | None:
+    return session.on_accepted(principal, now_s=now_s, now_unix_ms=UNIX_MS + later_ms, fraction=0.0)
 
 
-def reauthenticate(session: SessionClock, principal: Principal, now_s: float, *, later_ms: float = 0) -> Failure | None:
-    session.challenged(now_s)
-    assert session.answered(now_s) is None
+def reauthenticate(
+    session: SessionClock, principal: Principal, now_s: float, *, later_ms: float = 0
+) -> ReauthenticationFailure | None:
+    session.on_challenge_sent(now_s)
+    assert session.on_answer(now_s) is None
     return accept(session, principal, now_s, later_ms=later_ms)
 
 
@@ -64,8 +68,8 @@ def test_the_shorter_of_both(lives_s: float | None, at_most_s: float, lifetime_s
     assert session.expires_at_s == 50 + lifetime_s
     assert session.expires == (lifetime_s != NEVER)
     if session.expires:
-        assert session.use(50 + lifetime_s) is CommandDecision.CLOSE
-    assert session.use(session.expires_at_s - 0.001 if session.expires else 1e9) is CommandDecision.GO_ON
+        assert session.decide_command(50 + lifetime_s) is CommandDecision.CLOSE
+    assert session.decide_command(session.expires_at_s - 0.001 if session.expires else 1e9) is CommandDecision.PASS
 
 
 @pytest.mark.conforms("kip-368.13")
@@ -86,9 +90,9 @@ def test_who_never_expires_is_never_asked() -> None:
 def test_nobody_is_asked_faster_than_once_a_second() -> None:
     assert clock(0.5).challenge_at_s == 51
     session = clock(at_most_s=100)
-    session.challenged(135)
-    session.answered(135)
-    session.lost(135)
+    session.on_challenge_sent(135)
+    session.on_answer(135)
+    session.on_answer_lost(135)
     assert session.challenge_at_s == 136
 
 
@@ -98,17 +102,17 @@ def test_nobody_is_asked_faster_than_once_a_second() -> None:
 @pytest.mark.conforms("kip-368.20")
 def test_use_ends_what_has_expired() -> None:
     session = clock(100)
-    assert session.use(149) is CommandDecision.GO_ON
-    assert session.use(150) is CommandDecision.CLOSE
+    assert session.decide_command(149) is CommandDecision.PASS
+    assert session.decide_command(150) is CommandDecision.CLOSE
 
 
 def test_what_comes_while_an_answer_is_judged_waits_or_goes_on() -> None:
     session = clock(100)
-    session.challenged(140)
-    assert session.use(160) is CommandDecision.CLOSE, "asked is not answered"
-    session.answered(160)
-    assert session.use(149) is CommandDecision.GO_ON
-    assert session.use(161) is CommandDecision.HOLD
+    session.on_challenge_sent(140)
+    assert session.decide_command(160) is CommandDecision.CLOSE, "asked is not answered"
+    session.on_answer(160)
+    assert session.decide_command(149) is CommandDecision.PASS
+    assert session.decide_command(161) is CommandDecision.HOLD
 
 
 # ---- authenticating again
@@ -136,12 +140,12 @@ def test_a_new_credential_gives_a_new_life_and_an_old_one_none() -> None:
 @pytest.mark.conforms("kip-368.46")
 def test_several_rounds() -> None:
     session = clock(100)
-    session.challenged(140)
+    session.on_challenge_sent(140)
     for _ in range(3):
-        assert session.answered(141) is None
-        session.challenged(141)
+        assert session.on_answer(141) is None
+        session.on_challenge_sent(141)
         assert session.phase is Phase.CHALLENGED_AGAIN
-    assert session.answered(142) is None
+    assert session.on_answer(142) is None
     assert accept(session, alice(500), 142) is None
     assert session.phase is Phase.QUIET
 
@@ -150,13 +154,13 @@ def test_several_rounds() -> None:
 @pytest.mark.parametrize(
     ("fields", "failure"),
     [
-        ({"name": "bob"}, Failure.ANOTHER_PRINCIPAL),
-        ({"type": "Group"}, Failure.ANOTHER_PRINCIPAL),
-        ({"proxy": "p"}, Failure.ANOTHER_PRINCIPAL),
-        ({"method": "basic"}, Failure.ANOTHER_METHOD),
+        ({"name": "bob"}, ReauthenticationFailure.ANOTHER_PRINCIPAL),
+        ({"type": "Group"}, ReauthenticationFailure.ANOTHER_PRINCIPAL),
+        ({"proxy": "p"}, ReauthenticationFailure.ANOTHER_PRINCIPAL),
+        ({"method": "basic"}, ReauthenticationFailure.ANOTHER_METHOD),
     ],
 )
-def test_somebody_else(fields: dict[str, str], failure: Failure) -> None:
+def test_somebody_else(fields: dict[str, str], failure: ReauthenticationFailure) -> None:
     session = clock(100)
     assert reauthenticate(session, alice(500, **fields), 140) is failure
     assert session.expires_at_s == 150, "no longer life for anybody"
@@ -170,27 +174,27 @@ def test_the_first_principal_counts_and_not_the_last() -> None:
 
 def test_answered_twice() -> None:
     session = clock(100)
-    session.challenged(140)
-    assert session.answered(141) is None
-    assert session.answered(141) is Failure.ANSWERED_TWICE
+    session.on_challenge_sent(140)
+    assert session.on_answer(141) is None
+    assert session.on_answer(141) is ReauthenticationFailure.ANSWERED_TWICE
 
 
 @pytest.mark.conforms("kip-368.49")
 def test_unasked_but_not_too_often() -> None:
     session = clock(100)
-    assert session.answered(50.9) is Failure.TOO_SOON
-    assert session.answered(51) is None
+    assert session.on_answer(50.9) is ReauthenticationFailure.TOO_SOON
+    assert session.on_answer(51) is None
     assert accept(session, alice(100), 51) is None
-    assert session.answered(51.5) is Failure.TOO_SOON
-    assert session.answered(52.0) is None
+    assert session.on_answer(51.5) is ReauthenticationFailure.TOO_SOON
+    assert session.on_answer(52.0) is None
 
 
 def test_one_challenge_outstanding() -> None:
     session = clock(100)
-    session.challenged(140)
+    session.on_challenge_sent(140)
     assert session.challenge_at_s > 1e9
     with pytest.raises(LocalProtocolError):
-        session.challenged(141)
+        session.on_challenge_sent(141)
 
 
 @pytest.mark.parametrize("phase", [Phase.QUIET, Phase.CHALLENGED])
@@ -203,10 +207,10 @@ def test_a_verdict_on_no_answer(phase: Phase) -> None:
 
 def test_how_long_it_took() -> None:
     session = clock(100)
-    session.challenged(140)
-    session.answered(141)
-    session.challenged(141.5)
-    assert session.seconds_since_asked(143) == 3
+    session.on_challenge_sent(140)
+    session.on_answer(141)
+    session.on_challenge_sent(141.5)
+    assert session.seconds_since_challenge(143) == 3
 
 
 # ---- the wall clock
@@ -227,16 +231,16 @@ def test_a_step_of_the_wall_clock_moves_no_end(step_ms: float) -> None:
 @pytest.mark.parametrize("lives_s", [100, None])
 def test_recalled_as_it_was(lives_s: float | None) -> None:
     session = clock(lives_s)
-    again = SessionClock.recalled(alice(lives_s), lifetime_ms_max=0, memo=session.memo, now_s=99)
-    assert again.memo == session.memo
-    assert again.use(149) is CommandDecision.GO_ON
+    again = SessionClock.from_snapshot(alice(lives_s), lifetime_ms_max=0, snapshot=session.snapshot, now_s=99)
+    assert again.snapshot == session.snapshot
+    assert again.decide_command(149) is CommandDecision.PASS
 
 
 def test_whoever_was_being_judged_is_asked_again_at_once() -> None:
     session = clock(100)
-    session.challenged(140)
-    session.answered(141)
-    again = SessionClock.recalled(alice(), lifetime_ms_max=0, memo=session.memo, now_s=142)
+    session.on_challenge_sent(140)
+    session.on_answer(141)
+    again = SessionClock.from_snapshot(alice(), lifetime_ms_max=0, snapshot=session.snapshot, now_s=142)
     assert again.phase is Phase.QUIET
     assert again.challenge_at_s <= 142
     assert again.expires_at_s == 150
@@ -244,34 +248,34 @@ def test_whoever_was_being_judged_is_asked_again_at_once() -> None:
 
 def test_a_failure_that_is_only_observed_leaves_the_old_end_and_asks_no_more() -> None:
     session = clock(100)
-    session.challenged(140)
-    assert session.answered(141) is None
-    session.failed(142)
+    session.on_challenge_sent(140)
+    assert session.on_answer(141) is None
+    session.on_observed_failure(142)
     assert (session.phase, session.challenge_at_s, session.expires_at_s) == (Phase.QUIET, NEVER, 150)
-    assert session.answered(142.9) is Failure.TOO_SOON
-    assert session.answered(143) is None, "it may come by itself"
+    assert session.on_answer(142.9) is ReauthenticationFailure.TOO_SOON
+    assert session.on_answer(143) is None, "it may come by itself"
     assert accept(session, alice(1000), 143) is None
     assert session.challenge_at_s < NEVER
 
 
 def test_what_was_observed_is_known_to_a_successor_and_forgotten_in_a_new_life() -> None:
     session = clock(100)
-    assert not session.memo.observed
-    session.observed = True
-    after = SessionClock.recalled(alice(100), lifetime_ms_max=0, memo=session.memo, now_s=200)
-    assert after.observed
+    assert not session.snapshot.end_observed
+    session.end_observed = True
+    after = SessionClock.from_snapshot(alice(100), lifetime_ms_max=0, snapshot=session.snapshot, now_s=200)
+    assert after.end_observed
     assert reauthenticate(after, alice(1000), 201) is None
-    assert not after.observed
+    assert not after.end_observed
 
 
 def test_every_phase_and_event() -> None:
     """Each event in each phase has an outcome, and none a new life but a verdict."""
-    for phase, event in itertools.product(Phase, ("challenged", "answered", "lost")):
+    for phase, event in itertools.product(Phase, ("on_challenge_sent", "on_answer", "on_answer_lost")):
         session = clock(100)
         session.phase = phase
         try:
             getattr(session, event)(140)
         except LocalProtocolError:
-            assert event == "challenged"
+            assert event == "on_challenge_sent"
             assert phase in {Phase.CHALLENGED, Phase.CHALLENGED_AGAIN}
         assert session.expires_at_s == 150

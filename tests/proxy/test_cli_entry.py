@@ -107,13 +107,13 @@ def test_check_tries_no_broker_from_a_container_that_is_too_small(
 
     tries = 0
 
-    async def try_brokers(*_arguments: object) -> list[connect.Finding]:
+    async def check_brokers(*_arguments: object) -> list[connect.Finding]:
         nonlocal tries
         await trio.lowlevel.checkpoint()
         tries += 1
         return []
 
-    monkeypatch.setattr(connect, "try_brokers", try_brokers)
+    monkeypatch.setattr(connect, "check_brokers", check_brokers)
     config = tmp_path / "proxy.toml"
     config.write_text("[cluster]\nforwarders = 1\n")
     for mebibytes, status in ((512, 0), (64, 1)):

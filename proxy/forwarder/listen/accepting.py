@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import trio
 
+from proxy.common.logs import get_logger
 from proxy.forwarder.listen.admission import Admission
-from proxy.runtime.observability.logs import get_logger
 
 GIVE_WAY_S = 0.002
 """How long a forwarder that has more than its share leaves a new client to the others."""

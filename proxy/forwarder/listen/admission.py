@@ -8,12 +8,13 @@ another takes the client (proxy.forwarder.listen.accepting), so all parts are us
 import enum
 from collections import Counter
 
+from proxy.common.networks import network_of
 from proxy.config.types import Limits
 from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnections
-from proxy.runtime.shared.address_tables import AddressTables, network_of
+from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters
 
-STRANGERS_MIN = 8
+PRE_AUTH_CONNECTIONS_MIN = 8
 """Connections without authentication that each forwarder has room for, if nobody has set how many."""
 
 
@@ -25,7 +26,7 @@ class Refusal(enum.StrEnum):
     UNAUTHENTICATED = "max_unauthenticated_connections"
 
 
-class Place(PreAuthConnection):
+class AdmittedConnection(PreAuthConnection):
     """A client's place among the connections, from accept until ``leave``."""
 
     __slots__ = ("_admission",)
@@ -34,16 +35,16 @@ class Place(PreAuthConnection):
         super().__init__(all_, address)
         self._admission: Admission | None = admission
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Count the client out; once, however often it is called."""
         admission, self._admission = self._admission, None
         if admission is not None:
-            self.is_known()
-            admission.leave(self.address)
+            self.stop_counting()
+            admission.release_client(self.address)
 
-    def becomes_relay(self) -> None:
+    def on_relay_started(self) -> None:
         """Stay counted by address alone, for ``Admission.leave`` to end it: a relay outlives its session."""
-        self.is_known()
+        self.stop_counting()
         self._admission = None
 
 
@@ -75,7 +76,7 @@ class Admission:
         if limits.max_unauthenticated_connections:
             strangers = max(1, self._part_of(limits.max_unauthenticated_connections))
         else:
-            strangers = max(STRANGERS_MIN, self._part_of(limits.max_connections // 4))
+            strangers = max(PRE_AUTH_CONNECTIONS_MIN, self._part_of(limits.max_connections // 4))
         self._strangers_max = strangers
         self._strangers_of_address_max = max(1, strangers // 2)
         self._addresses.track_connections(self._by_address if limits.max_connections_per_address else None)
@@ -84,7 +85,7 @@ class Admission:
         part, rest = divmod(limit, self._counters.forwarders)
         return part + (self._forwarder < rest)
 
-    def retire(self) -> None:
+    def retire_counters(self) -> None:
         """Leave this forwarder's place among the counters to its successor."""
         self._retired = True
         self._addresses.track_connections(None)
@@ -109,14 +110,14 @@ class Admission:
 
     # ---- in and out
 
-    def refusal(self, address: str) -> Refusal | None:
+    def check_admission(self, address: str) -> Refusal | None:
         """Why a client at an IP address may not come in, or None. A silent stranger may lose its place for it."""
         address = network_of(address)
         per_address = self._limits.max_connections_per_address
         if per_address and self._connections_of(address) >= per_address:
             return Refusal.PER_ADDRESS
         strangers = self._strangers
-        if strangers.of_address(address) >= self._strangers_of_address_max:
+        if strangers.count_of_address(address) >= self._strangers_of_address_max:
             if not self._evict(address):
                 return Refusal.UNAUTHENTICATED
         elif strangers.count >= self._strangers_max and not self._evict():
@@ -135,23 +136,23 @@ class Admission:
 
     def _evict(self, address: str = "") -> bool:
         """Close a silent stranger's connection, of one address or of any; whether there was one."""
-        stranger = self._strangers.longest_silent(address)
-        if not isinstance(stranger, Place):
+        stranger = self._strangers.find_longest_silent(address)
+        if not isinstance(stranger, AdmittedConnection):
             return False
         close = stranger.evict
-        stranger.leave()  # first: to close it may take its time
+        stranger.release()  # first: to close it may take its time
         close()
         return True
 
-    def enter(self, address: str) -> Place:
+    def admit_client(self, address: str) -> AdmittedConnection:
         """Count a client in."""
         address = network_of(address)
         self._count_in(address)
-        place = Place(self, self._strangers, address)
+        place = AdmittedConnection(self, self._strangers, address)
         self._strangers.add(place)
         return place
 
-    def adopt(self, address: str) -> None:
+    def adopt_client(self, address: str) -> None:
         """Count the client of a predecessor's relay in."""
         self._count_in(network_of(address))
 
@@ -160,7 +161,7 @@ class Admission:
         self._by_address[address] += 1
         self._tell_others(address)
 
-    def leave(self, address: str) -> None:
+    def release_client(self, address: str) -> None:
         """Count a client out."""
         address = network_of(address)
         self.connections -= 1

@@ -29,21 +29,21 @@ class PreAuthConnection:
         self._all = all_
         self._is_silent = True
 
-    def is_served(self) -> None:
+    def mark_busy(self) -> None:
         """Keep it: the proxy works for it."""
         if self._is_silent:
             self._is_silent = False
             if self._all is not None:
                 self._all.remove_silent(self)
 
-    def is_silent(self) -> None:
+    def mark_silent(self) -> None:
         """Let it be closed for a newcomer: it waits for its client, or for the close itself."""
         if not self._is_silent:
             self._is_silent = True
             if self._all is not None:
                 self._all.add_silent(self)
 
-    def is_known(self) -> None:
+    def stop_counting(self) -> None:
         """Count it no more: its client has authenticated, or it is over."""
         if self._all is not None:
             if self._is_silent:
@@ -69,7 +69,7 @@ class PreAuthConnections:
         self._by_address[stranger.address] += 1
         self.add_silent(stranger)
 
-    def of_address(self, address: str) -> int:
+    def count_of_address(self, address: str) -> int:
         """How many an address has."""
         return self._by_address[address]
 
@@ -78,7 +78,7 @@ class PreAuthConnections:
         """Whether one could give way."""
         return self._most > 0
 
-    def longest_silent(self, address: str = "") -> PreAuthConnection | None:
+    def find_longest_silent(self, address: str = "") -> PreAuthConnection | None:
         """The one that may be closed: of an address, or else of the one that has most silent ones."""
         if not address and self._most:
             address = next(iter(self._addresses_with[self._most]))

@@ -3,7 +3,7 @@
 import trio
 
 from proxy.config.types import Config, Listener
-from proxy.runtime.loop.tasks import close_politely
+from proxy.runtime.loop.tasks import close_gracefully
 from proxy.runtime.network.tls import ListenerContexts, TlsFailed, TlsStream
 
 
@@ -12,10 +12,10 @@ class ListenerTransport:
 
     def __init__(self, key: str, config: Listener) -> None:
         self.congestion_control = config.congestion_control
-        self.speaks_tls = config.tls is not None
+        self.uses_tls = config.tls is not None
         self._tls = None if config.tls is None else ListenerContexts(f"{key}.tls", config.tls)
 
-    async def enter(
+    async def accept_client(
         self, transport: trio.SocketStream, *, timeout_s: float
     ) -> tuple[trio.abc.HalfCloseableStream, bytes]:
         """A client's stream, and the certificate that it showed (DER; empty: none).
@@ -27,15 +27,15 @@ class ListenerTransport:
         entered = False
         try:
             with trio.fail_after(timeout_s):
-                context = await self._tls.current()
+                context = await self._tls.current_context()
                 stream = TlsStream(transport, context, server_side=True)
                 await stream.handshake()
-                self._tls.used(context, stream.version)
+                self._tls.on_handshake_done(context, stream.version)
             entered = True
         except trio.TooSlowError:
             raise TlsFailed(f"the TLS handshake was not finished within {timeout_s} s") from None
         except TlsFailed:
-            await close_politely(transport)  # so that the client gets the alert
+            await close_gracefully(transport)  # so that the client gets the alert
             raise
         finally:
             if not entered:

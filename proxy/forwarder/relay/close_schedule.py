@@ -20,7 +20,7 @@ import trio
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER
 from proxy.forwarder.relay.close_reason import CloseReason
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 CLOSE_S_MAX = 10.0
 """How long a relay may take to close gently."""
@@ -46,7 +46,7 @@ async def until_quiet(position: Callable[[], object], *, quiet_s: float = QUIET_
 
 
 class Closable(Protocol):
-    """A relay as this schedule needs it. ``close_reason``: why the proxy is closing it; NO: it is not."""
+    """A relay as this schedule needs it. ``close_reason``: why the proxy is closing it; NOT_CLOSING: it is not."""
 
     record: StoredRelay
     close_reason: CloseReason
@@ -82,7 +82,7 @@ class CloseSchedule(Generic[RelayT]):
     def add_relay(self, relay: RelayT) -> None:
         """Schedule the close of a relay that has started or was adopted."""
         if relay.close_reason:  # a predecessor began it
-            self._push(self._now() + CLOSE_S_MAX, relay, CloseReason.NO)
+            self._push(self._now() + CLOSE_S_MAX, relay, CloseReason.NOT_CLOSING)
             return
         if relay.record.leave_at_ms:
             self._push(relay.record.leave_at_ms / 1000, relay, CloseReason.MAX_AGE)
@@ -109,7 +109,7 @@ class CloseSchedule(Generic[RelayT]):
         heapq.heapify(self._due)
 
     def _push(self, at_s: float, relay: RelayT, why: CloseReason) -> None:
-        """Add an entry. ``why``: NO if the relay is to be aborted then, since it takes too long to close."""
+        """Add an entry. ``why``: NOT_CLOSING if the relay is to be aborted then, since it takes too long to close."""
         if not self._due or at_s < self._due[0][0]:
             self._earlier.set()
         heapq.heappush(self._due, (at_s, next(self._numbers), relay, why))
@@ -134,11 +134,11 @@ class CloseSchedule(Generic[RelayT]):
             _, _, relay, why = heapq.heappop(self._due)
             if relay.is_over:
                 continue
-            if why is CloseReason.NO:
+            if why is CloseReason.NOT_CLOSING:
                 self._try(partial(self._abort, relay), relay)
             elif not relay.close_reason:
                 relay.close_reason = why
-                self._push(now + CLOSE_S_MAX, relay, CloseReason.NO)
+                self._push(now + CLOSE_S_MAX, relay, CloseReason.NOT_CLOSING)
                 if not self._try(partial(self._close, relay, why), relay):
                     self._try(partial(self._abort, relay), relay)
 

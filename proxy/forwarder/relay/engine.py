@@ -28,7 +28,7 @@ from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
 from proxy.forwarder.relay.splice_pump import SplicePump
 from proxy.runtime.loop.epoll_loop import EVENTS_PER_BATCH, EpollLoop, Events
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.shared.relay_table import RelayTable
 
 RECHECK_INTERVAL_S = 1.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import trio
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.pipes import Pipe
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.shared.fd_store_channel import (
     LEFT_BEHIND_PER_MESSAGE_MAX,
     RECORD_BYTES_MAX,

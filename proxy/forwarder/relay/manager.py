@@ -22,30 +22,30 @@ import trio
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from proto.command_heads import FrameWrong
+from proto.command_heads import FrameInvalid
 from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
+from proxy.common.logs import get_logger
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.close_schedule import CloseSchedule, until_quiet
 from proxy.forwarder.relay.engine import RelayEngine
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
+from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
-from proxy.forwarder.relay.expiring.reauthentication import Reauthentication, ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator, ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.relay_session import (
     ReauthenticatorFactory,
-    RelaySession,
     reauthentication_unavailable,
 )
-from proxy.forwarder.relay.expiring.session import LEAVING, CloseReason, ExpiringSession
+from proxy.forwarder.relay.expiring.session import PLANNED_CLOSE_REASONS, CloseReason, ExpiringSession
 from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, RelayHandover
 from proxy.forwarder.relay.left_behind import RelaysLeftBehind
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay.relay import Relay, shut_down
 from proxy.forwarder.relay.sockets import ip_of, read_to_the_end, splice_works, transport_of, tune_for_relay
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.relay.usage import PrincipalUsage
-from proxy.forwarder.relay.user_space import Stream, UserSpaceRelay, UserSpaceRelays
-from proxy.runtime.loop.tasks import InFlight, seconds
-from proxy.runtime.observability.logs import get_logger
+from proxy.forwarder.relay.user_space import UserSpaceRelay, UserSpaceRelays
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.process.descriptors import adopt_stream
 from proxy.runtime.shared.fd_store_channel import MessageTooLong, StoreLost
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, TO_BROKER, TO_CLIENT, RelayTable
@@ -56,7 +56,7 @@ _NOT_BEGUN = (
     OSError,
     StoreLost,
     MessageTooLong,
-    FrameWrong,
+    FrameInvalid,
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
@@ -94,12 +94,12 @@ class RelayManager(Collector):
         on_left_behind_gone: Callable[[str], None] = lambda _ip: None,
         recall: ReauthenticatorFactory = reauthentication_unavailable,
         enforcement: Enforcement | None = None,
-        brokers: BrokerReauthentication | None = None,
+        brokers: BrokerReauthenticationFactory | None = None,
         reauthentication_metrics: ReauthenticationMetrics | None = None,
         principals_max: int = 100,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.in_flight = InFlight()
+        self.in_flight = InFlightCounter()
         self._fd_store = keeper
         self._on_end = on_end
         self._on_moved = on_moved
@@ -113,10 +113,10 @@ class RelayManager(Collector):
         self._engine = RelayEngine(self._table, self._pool, self._relay_ended, may_linger)
         self._recall = recall
         self.enforcement = enforcement or Enforcement()
-        self.reauthentication = Reauthentication(
+        self.reauthentication = ReauthenticationCoordinator(
             nursery, reauthentication_metrics or ReauthenticationMetrics(None), now
         )
-        self._brokers = brokers or BrokerReauthentication(nursery)
+        self._brokers = brokers or BrokerReauthenticationFactory(nursery)
         self._framer = FramedSplicePump(self._table, self._engine.pump, self.reauthentication, now)
         self._in_user_space = UserSpaceRelays(
             nursery, self._table, self.reauthentication, self._tell_of_end, self._release_rows
@@ -155,16 +155,16 @@ class RelayManager(Collector):
             if kept.record.HasField("session") and self._table.is_framed(kept.record.id):
                 clock = self._framer.journal.restore_clock(kept.record)
                 relay.session = ExpiringSession(kept.record, clock, self._recall(kept.record), self.enforcement)
-                self._brokers.follow(relay.session)
-            self.in_flight.begin()
+                self._brokers.attach_to(relay.session)
+            self.in_flight.increment()
             try:
                 self._engine.adopt_relay(relay, pipes, self._framer)
                 if relay.session is not None:
-                    self.reauthentication.watch(relay.session)
-                    if relay.session.broker is not None:
-                        relay.session.broker.go_on()
-                    if relay.session.closing in LEAVING:
-                        relay.close_reason = self._left_because[kept.record.id] = relay.session.closing
+                    self.reauthentication.add_session(relay.session)
+                    if relay.session.broker_challenges is not None:
+                        relay.session.broker_challenges.resume_exchange()
+                    if relay.session.close_reason in PLANNED_CLOSE_REASONS:
+                        relay.close_reason = self._left_because[kept.record.id] = relay.session.close_reason
                 self.close_schedule.add_relay(relay)
             except OSError as error:
                 get_logger().error("a relay cannot be taken over", client=kept.record.client_address, reason=str(error))
@@ -202,34 +202,23 @@ class RelayManager(Collector):
             relay.handed_over = True  # verdicts and credentials that are still on their way change nothing of it
         if moved:
             self.close_schedule.forget_relays(moved)
-            self.reauthentication.forget([relay.session for relay in moved if relay.session is not None])
+            self.reauthentication.remove_sessions([relay.session for relay in moved if relay.session is not None])
         await self._fd_store.close([RelayLeftBehind(id=one.record.id, client_ip=ip_of(one.record)) for one in staying])
         if not self._fd_store.crash_safe:
             return
         self._engine.close_pipes()
         for relay in moved:
-            self.in_flight.end()
+            self.in_flight.decrement()
             self._let_go(relay)
 
     # ---- a new one
 
-    async def begin(
-        self,
-        client: Stream,
-        broker: Stream,
-        about: StoredRelay,
-        *,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
-        session: RelaySession | None = None,
-    ) -> None:
-        """Begin to relay; from now on both streams are the relay's. What was read ahead goes first: a client's from
-        the beginning of a frame on.
+    async def begin(self, start: RelayStart) -> None:
+        """Start a relay; from then on both streams are the relay's. Bytes that were read ahead go first.
 
-        The client is told nothing before its relay is safe in the fd store. ``session``: None for a blind relay.
-        Raises RelayStartFailed.
+        The client is told nothing before its relay is safe in the fd store. Raises RelayStartFailed.
         """
+        client, broker, about, session = start.client, start.broker, start.stored, start.session
         if self._closing:
             raise RelayStartFailed(REPLACED)
         try:
@@ -237,37 +226,36 @@ class RelayManager(Collector):
         except OverflowError as error:
             raise RelayStartFailed(str(error)) from None
         followed = None
-        if session is not None and (session.is_followed or about.leave_at_ms):
-            about.session.CopyFrom(session.stored())
+        if session is not None and (session.inspects_frames or about.leave_at_ms):
+            about.session.CopyFrom(session.to_stored_session())
             clock = session.clock if session.expires else None
             followed = ExpiringSession(about, clock, session.reauthenticate, self.enforcement)
-            self._brokers.follow(followed)
+            self._brokers.attach_to(followed)
         self._table.record_principal(about.id, self._principals.row_number_of(about.principal))
         if self._splices and isinstance(client, trio.SocketStream) and isinstance(broker, trio.SocketStream):
-            await self._begin_to_splice(client, broker, about, first_to_broker, first_to_client, config, followed)
+            await self._begin_to_splice(start, client, broker, followed)
             return
         try:
             for stream in (client, broker):
-                tune_for_relay(transport_of(stream), config)
+                tune_for_relay(transport_of(stream), start.config)
         except OSError as error:  # it has gone again
             self._table.release_relay_id(about.id)
             raise RelayStartFailed(f"a relay cannot begin: {error}") from error
-        self.in_flight.begin()
+        self.in_flight.increment()
         self._principals.add_session(about.principal)
         relay = UserSpaceRelay(about, followed)
-        self._in_user_space.start_relay(client, broker, relay, first_to_broker, first_to_client, config)
+        self._in_user_space.start_relay(relay, start)
         self.close_schedule.add_relay(relay)
 
-    async def _begin_to_splice(  # noqa: PLR0917 -- private, and called once
+    async def _begin_to_splice(
         self,
+        start: RelayStart,
         client: trio.SocketStream,
         broker: trio.SocketStream,
-        about: StoredRelay,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
         followed: ExpiringSession | None,
     ) -> None:
+        about, config = start.stored, start.config
+        first_to_broker, first_to_client = start.first_to_broker, start.first_to_client
         sockets = client.socket.fileno(), broker.socket.fileno()
         relay = Relay(about, *sockets, seconds(config.half_close_timeout_ms))
         relay.session = followed
@@ -303,9 +291,9 @@ class RelayManager(Collector):
         self._on_moved(relay.record)
 
     def _watch(self, relay: Relay) -> None:
-        self.in_flight.begin()
+        self.in_flight.increment()
         if relay.session is not None:
-            self.reauthentication.watch(relay.session)
+            self.reauthentication.add_session(relay.session)
         self.close_schedule.add_relay(relay)
 
     def _abandon(self, relay: Relay) -> None:
@@ -362,7 +350,7 @@ class RelayManager(Collector):
         elif self._engine.frozen:
             return  # it is a successor's
         elif relay.session is not None:
-            relay.session.line.close(why)
+            relay.session.control.start_closing(why)
         else:
             self._engine.stop_client_input(relay)
             self._nursery.start_soon(self._see_off, relay)
@@ -388,7 +376,7 @@ class RelayManager(Collector):
 
     def close_reason_of(self, about: StoredRelay) -> CloseReason:
         """Why the proxy itself has ended a relay of which it is being told that it has ended; NO: it has not."""
-        return self._left_because.get(about.id, CloseReason.NO)
+        return self._left_because.get(about.id, CloseReason.NOT_CLOSING)
 
     def _relay_ended(self, relay: Relay) -> None:
         """Tell of it, and close both sides; where one broke, only once the other has read what it was sent."""
@@ -431,7 +419,7 @@ class RelayManager(Collector):
         self._on_left_behind_gone(client_ip)
 
     def _tell_of_end(self, about: StoredRelay, bytes_to_broker: int, bytes_to_client: int) -> None:
-        self.in_flight.end()
+        self.in_flight.decrement()
         get_logger().info(
             "a relay has ended",
             client=about.client_address,

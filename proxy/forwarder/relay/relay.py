@@ -75,7 +75,7 @@ class Relay:
         self.record = record
         self.half_close_timeout_s = half_close_timeout_s
         self.broken = self.handed_over = False
-        self.close_reason = CloseReason.NO
+        self.close_reason = CloseReason.NOT_CLOSING
         there = self.to_broker = self.direction_class(client, broker, row(record.id, TO_BROKER))
         back = self.to_client = self.direction_class(broker, client, row(record.id, TO_CLIENT))
         there.opposite, back.opposite = back, there

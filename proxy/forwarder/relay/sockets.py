@@ -25,7 +25,7 @@ LINGER_S = 5.0
 async def read_to_the_end(stream: trio.SocketStream) -> None:
     """End our direction, then read and drop what still arrives, for at most LINGER_S; the stream stays open.
 
-    See proxy.runtime.loop.tasks.close_politely for the reason.
+    See proxy.runtime.loop.tasks.close_gracefully for the reason.
     """
     with trio.move_on_after(LINGER_S):
         try:

@@ -15,9 +15,9 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.shared.relay_table import BYTES, OPERATIONS, PIPE, RelayTable
 
 SPLICE_BYTES_MAX = 1 << 20

@@ -10,13 +10,13 @@ from functools import partial
 import trio
 
 from proto.rpc_pb2 import StoredRelay
-from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.close_schedule import until_quiet
 from proxy.forwarder.relay.copy_loop import copy_streams as blind_relay
 from proxy.forwarder.relay.expiring.copy_loop import FramedCopyLoop
-from proxy.forwarder.relay.expiring.reauthentication import Reauthentication
+from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationCoordinator
 from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
-from proxy.runtime.loop.tasks import close_politely, seconds
+from proxy.forwarder.relay.start import RelayStart
+from proxy.runtime.loop.tasks import close_gracefully, seconds
 from proxy.runtime.shared.relay_table import (
     BYTES,
     MESSAGES,
@@ -28,7 +28,6 @@ from proxy.runtime.shared.relay_table import (
     row,
 )
 
-Stream = trio.abc.HalfCloseableStream
 Ended = Callable[[StoredRelay, int, int], None]
 Move = Callable[..., Awaitable[None]]
 """What moves a relay's bytes, and returns when it is over: see proxy.forwarder.relay.copy_loop.relay."""
@@ -43,7 +42,7 @@ class UserSpaceRelay:
     def __init__(self, about: StoredRelay, followed: ExpiringSession | None) -> None:
         self.record = about
         self.session = followed
-        self.close_reason = CloseReason.NO
+        self.close_reason = CloseReason.NOT_CLOSING
         self.is_over = False
         self.copy_scope = trio.CancelScope()
         self.client_read_scope = trio.CancelScope()
@@ -58,7 +57,7 @@ class UserSpaceRelays:
         self,
         nursery: trio.Nursery,
         table: RelayTable,
-        judge: Reauthentication,
+        judge: ReauthenticationCoordinator,
         ended: Ended,
         release: Callable[[int], None],
     ) -> None:
@@ -69,24 +68,18 @@ class UserSpaceRelays:
         self._release = release
         self._living: dict[int, UserSpaceRelay] = {}
 
-    def start_relay(  # noqa: PLR0917 -- as Relays.begin has them
-        self,
-        client: Stream,
-        broker: Stream,
-        relay: UserSpaceRelay,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
-    ) -> None:
+    def start_relay(self, relay: UserSpaceRelay, start: RelayStart) -> None:
         """Begin one; both streams are its own. It may be ended before its task runs."""
         about, followed = relay.record, relay.session
         move: Move = partial(blind_relay, reading_client=relay.client_read_scope)
         if followed is not None:
             self._table.record_framed(about.id)
-            move = FramedCopyLoop(followed, partial(self._count_messages, about.id), self._judge, self._judge.now).relay
-            self._judge.watch(followed)
+            move = FramedCopyLoop(
+                followed, partial(self._count_messages, about.id), self._judge, self._judge.now
+            ).relay_streams
+            self._judge.add_session(followed)
         self._living[about.id] = relay
-        self._nursery.start_soon(self._relay, move, client, broker, relay, first_to_broker, first_to_client, config)
+        self._nursery.start_soon(self._relay, move, relay, start)
 
     @property
     def relays(self) -> list[UserSpaceRelay]:
@@ -103,7 +96,7 @@ class UserSpaceRelays:
     def close_relay(self, relay: UserSpaceRelay, why: CloseReason) -> None:
         """Begin to end one gently."""
         if relay.session is not None:
-            relay.session.line.close(why)
+            relay.session.control.start_closing(why)
         else:
             self._nursery.start_soon(self._see_off, relay)
 
@@ -121,33 +114,24 @@ class UserSpaceRelays:
 
     # ---- a relay's life
 
-    async def _relay(  # noqa: PLR0917 -- private, and called once
-        self,
-        move: Move,
-        client: Stream,
-        broker: Stream,
-        this: UserSpaceRelay,
-        first_to_broker: bytes,
-        first_to_client: bytes,
-        config: RelayConfig,
-    ) -> None:
-        about = this.record
+    async def _relay(self, move: Move, this: UserSpaceRelay, start: RelayStart) -> None:
+        about, client, broker = this.record, start.client, start.broker
         rows = row(about.id, TO_BROKER), row(about.id, TO_CLIENT)
         try:
             with this.copy_scope:
                 await move(
                     client,
                     broker,
-                    first_to_broker=first_to_broker,
-                    first_to_client=first_to_client,
-                    half_close_timeout_s=seconds(config.half_close_timeout_ms),
+                    first_to_broker=start.first_to_broker,
+                    first_to_client=start.first_to_client,
+                    half_close_timeout_s=seconds(start.config.half_close_timeout_ms),
                     count_to_broker=partial(self._count, rows[0]),
                     count_to_client=partial(self._count, rows[1]),
                 )
             this.is_over = True
             async with trio.open_nursery() as nursery:
                 for stream in (client, broker):
-                    nursery.start_soon(partial(close_politely, stream, linger_s=LINGER_S))
+                    nursery.start_soon(partial(close_gracefully, stream, linger_s=LINGER_S))
         finally:
             this.is_over = True
             with trio.CancelScope(shield=True):

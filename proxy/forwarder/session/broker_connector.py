@@ -7,10 +7,10 @@ from proto.pulsar_pb2 import CommandConnect, ServerError
 from proto.rpc_pb2 import Status, StoredRelay
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.relay.expiring.relay_session import RelaySession
-from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
-from proxy.runtime.loop.tasks import close_at_once
+from proxy.runtime.loop.tasks import close_forcefully
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
 from proxy.runtime.rpc.client import RpcCallRefused, RpcError
 
@@ -40,7 +40,7 @@ class BrokerConnector:
     """``open`` it once; ``link`` is there then. ``close`` where no relay has begun."""
 
     def __init__(self, backends: WorkerClients, client_address: str) -> None:
-        self._backends = backends
+        self._workers = backends
         self._client_address = client_address
         self._link: BrokerLink | None = None
 
@@ -56,10 +56,10 @@ class BrokerConnector:
             raise RuntimeError("a relay without a broker")
         return self._link
 
-    async def open(self, connect: CommandConnect, identity: ClientIdentity) -> None:
+    async def open_link(self, connect: CommandConnect, identity: ClientIdentity) -> None:
         """Have the target checked, dial it, and shake hands in the client's name. Raises BrokerConnectFailed."""
         try:
-            self._link = await self._backends.open_broker(connect, identity, self._client_address)
+            self._link = await self._workers.open_broker(connect, identity, self._client_address)
         except TargetRefused as refused:
             code = ServerError.ServiceNotReady
             raise BrokerConnectFailed(
@@ -80,29 +80,30 @@ class BrokerConnector:
                 DisconnectCause.LOOKUP_UNAVAILABLE, "lookup_worker", ServerError.ServiceNotReady, CANNOT_CHECK, detail
             ) from None
 
-    async def begin_relay(
+    def relay_start(
         self,
-        relays: RelayManager,
         client: trio.abc.HalfCloseableStream,
-        about: StoredRelay,
+        stored: StoredRelay,
         *,
         first_to_broker: bytes,
         session: RelaySession | None,
-    ) -> None:
-        """From now on both connections are a relay's. Raises RelayStartFailed."""
+    ) -> RelayStart:
+        """Return what the relay between a client's stream and the broker's needs to start.
+
+        CONNECTED goes out as the relay's first bytes, so that no other byte can precede it.
+        """
         link = self.link
-        # Connected goes out as the relay's first bytes, so nothing can come before it.
-        await relays.begin(
+        return RelayStart(
             client,
             link.stream,
-            about,
+            stored,
+            self._workers.config.relay,
             first_to_broker=first_to_broker,
-            first_to_client=link.connected.frame.encode() + link.connected.rest,
-            config=self._backends.config.relay,
+            first_to_client=link.connected.frame.encode() + link.connected.trailing_data,
             session=session,
         )
 
-    async def close(self) -> None:
+    async def close_link(self) -> None:
         """Close it, if it is open."""
         if self._link is not None:
-            await close_at_once(self._link.stream)
+            await close_forcefully(self._link.stream)

@@ -14,12 +14,13 @@ import trio
 
 from proto import commands
 from proto.client_machine import Action, ClientMachine, Event, State, event_of, is_plainly_lookup
-from proto.command_heads import check_parsed
+from proto.command_heads import check_type_is_first
 from proto.commands import NO_REQUEST_ID, command_name
 from proto.errors import RemoteProtocolError
 from proto.frames import Frame, FrameTooLarge
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
 from proto.session_clock import CommandDecision
+from proxy.common.logs import get_logger
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
@@ -32,15 +33,14 @@ from proxy.forwarder.session.lifetime import SessionLifetime
 from proxy.forwarder.session.lookup_mode import LookupMode, budget_owner
 from proxy.forwarder.session.timeouts import ClientTimeouts
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
-from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
-from proxy.runtime.fairness.byte_budget import Holding
-from proxy.runtime.fairness.fair_room import owner_of
+from proxy.runtime.fairness.byte_budget import ByteReservation
+from proxy.runtime.fairness.fair_capacity import owner_of
 from proxy.runtime.loop.deadlines import Deadlines
 from proxy.runtime.loop.scoped_tasks import ScopedTasks
-from proxy.runtime.loop.tasks import InFlight, seconds
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.observability.logs import get_logger
 
 UNFINISHED_BYTES_MIN = 16 * 1024
 """What is here of a frame is counted above this size; whoever connects and asks sends less."""
@@ -57,12 +57,12 @@ class ClientSession:
     def __init__(
         self,
         stream: trio.abc.HalfCloseableStream,
-        client: ClientEnd,
+        client: ClientEndpoint,
         backends: WorkerClients,
         relays: RelayManager,
         metrics: ForwarderMetrics,
         *,
-        handshakes: InFlight,
+        handshakes: InFlightCounter,
         nursery: trio.Nursery,
         deadlines: Deadlines,
         on_end: Callable[["ClientSession"], None],
@@ -73,45 +73,45 @@ class ClientSession:
         self.cause = DisconnectCause.SHUT_DOWN
         self.identity = ANONYMOUS
         self.is_over = False
-        self._backends = backends
+        self._workers = backends
         self._relays = relays
         self._limits = limits = backends.config.limits
         self._metrics = metrics
         self._nursery = nursery
-        self._stranger = stranger or PreAuthConnection()
-        self._stranger.evict = self.give_way
+        self._pre_auth = stranger or PreAuthConnection()
+        self._pre_auth.evict = self.evict
         self._on_end = on_end
-        self._turn = current_tick()
-        self._tasks = tasks = ScopedTasks(nursery, self._met_defect)
-        self._wire = wire = ClientTransport(
+        self._tick = current_tick()
+        self._tasks = tasks = ScopedTasks(nursery, self._on_internal_error)
+        self._transport = wire = ClientTransport(
             stream,
             tasks,
             max_frame_bytes=limits.max_command_bytes,
             write_timeout_ms=limits.keep_alive_interval_ms,
         )
-        self._farewell = ConnectionCloser(wire)
+        self._closer = ConnectionCloser(wire)
         self._machine = machine = ClientMachine()
-        self._broker = BrokerConnector(backends, client.address)
+        self._broker_connector = BrokerConnector(backends, client.address)
         self._handshake = Handshake(
             self,
             client,
             backends,
             metrics,
-            broker=self._broker,
+            broker=self._broker_connector,
             machine=machine,
             wire=wire,
             tasks=tasks,
             handshakes=handshakes,
-            stranger=self._stranger,
+            stranger=self._pre_auth,
         )
-        self.renewal = SessionLifetime(backends, client, relays, metrics)
+        self.lifetime = SessionLifetime(backends, client, relays, metrics)
         self._lookup_mode = LookupMode(
-            backends, metrics, client.address, tasks, wire, self._take_frames, self._client_corrupt
+            backends, metrics, client.address, tasks, wire, self._handle_frames, self._client_corrupt
         )
-        self._unfinished = Holding(backends.budget, owner_of("", client.address))
+        self._unfinished = ByteReservation(backends.budget, owner_of("", client.address))
         self._accepted_at = client.accepted_at
         self._age = ConnectionAge(deadlines, limits, client.accepted_at, self._reached_age)
-        self._patience = ClientTimeouts(deadlines, wire, limits, give_up=self._give_up, is_unheard=self._is_unheard)
+        self._timeouts = ClientTimeouts(deadlines, wire, limits, give_up=self._give_up, is_unheard=self._is_unheard)
         self._waits = False
         self._is_full = False
         self._has_said_all = False
@@ -126,14 +126,14 @@ class ClientSession:
 
     # ---- life
 
-    def begin(self) -> None:
+    def start_session(self) -> None:
         """Lead the client through, until its connection is closed, or a relay."""
         try:
             self._handshake.begin()
-            self._patience.begin(self._accepted_at)
-            self._wire.begin(self._take_frames, self._client_ended)
+            self._timeouts.start_handshake_deadline(self._accepted_at)
+            self._transport.start_reading(self._handle_frames, self._client_ended)
         except Exception as error:  # noqa: BLE001 -- whoever accepts must go on
-            self._met_defect(error)
+            self._on_internal_error(error)
 
     def drain(self) -> None:
         """Leave as soon as nothing is under way. A relay goes on: its client decides when it ends."""
@@ -147,13 +147,13 @@ class ClientSession:
 
     async def _leave(self, cause: DisconnectCause) -> None:
         """End the connection at a moment when nothing is asked; where there is none, answer what was, and no more."""
-        under_way, timeout_s = self._lookup_mode.under_way, self._backends.answer_timeout_s
+        under_way, timeout_s = self._lookup_mode.in_flight, self._workers.answer_timeout_s
         if not await under_way.wait_until_empty(timeout_s=timeout_s):
             self.wait()
             await under_way.wait_until_empty(timeout_s=timeout_s)
         if self.state in {State.AWAITING_CONNECT, State.LOOKUP}:
             self._machine.handle(Event.SHUT_DOWN)
-            await self._wire.until_sent()
+            await self._transport.wait_until_sent()
             self._end(cause)
 
     def shut_down(self) -> None:
@@ -162,13 +162,13 @@ class ClientSession:
             self._machine.handle(Event.SHUT_DOWN)
             self._end(DisconnectCause.SHUT_DOWN)
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Close at once, since others need the place: this client has been silent before it was known."""
         if not self.is_over:
             self._machine.handle(Event.SHUT_DOWN)
             self._end(DisconnectCause.GAVE_WAY)
         else:
-            self._farewell.cut_short()
+            self._closer.drop_final_frame()
 
     # ---- endings
 
@@ -178,24 +178,24 @@ class ClientSession:
         self._stop()
 
     def _stop(self) -> None:
-        self._wire.pause()
-        self._patience.end()
-        self._age.end()
+        self._transport.pause_reading()
+        self._timeouts.clear_deadline()
+        self._age.clear_deadline()
         if not self.is_over:
             self.is_over = True
             if self.state is not State.RELAYING:
-                self._stranger.is_silent()  # until it is closed, which may take its time
-            self._turn.schedule_flush(self)  # whoever noticed the end may still be in the middle of something
+                self._pre_auth.mark_silent()  # until it is closed, which may take its time
+            self._tick.schedule_flush(self)  # whoever noticed the end may still be in the middle of something
 
-    def _met_defect(self, error: Exception) -> None:
+    def _on_internal_error(self, error: Exception) -> None:
         """What one client meets must not end all the others."""
         get_logger().error("a client's connection met a defect", client=self.address, exc_info=error)
         self._end(DisconnectCause.DEFECT)
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """The turn in which it ended is over: close, or become a relay."""
-        if not self._broker.is_open and self._farewell.close_now():
-            self._let_go()
+        if not self._broker_connector.is_open and self._closer.close_if_silent():
+            self._release_resources()
             self._on_end(self)
         else:
             self._nursery.start_soon(self._end_in_time)
@@ -205,24 +205,24 @@ class ClientSession:
             if self.state is State.RELAYING:
                 await self._relay()
             else:
-                await self._farewell.say()
+                await self._closer.send_final_frame()
         except Exception as error:  # noqa: BLE001 -- it ends in any case
-            self._met_defect(error)
+            self._on_internal_error(error)
         finally:
-            self._let_go()
+            self._release_resources()
             try:
                 if not self.became_relay:  # then both streams are the relay's
-                    await self._broker.close()
-                    await self._farewell.close()
+                    await self._broker_connector.close_link()
+                    await self._closer.close_connection()
             finally:
                 self._on_end(self)
 
-    def _let_go(self) -> None:
-        self._unfinished.set(0)
+    def _release_resources(self) -> None:
+        self._unfinished.resize(0)
         self._lookup_mode.close()
         self._tasks.cancel()
         self._handshake.end()
-        self.renewal.end()
+        self.lifetime.abandon_reauthentication()
 
     def fail(
         self, event: Event, cause: DisconnectCause, code: int, message: str, detail: str = "", *, delay_s: float = 0.0
@@ -232,7 +232,7 @@ class ClientSession:
         if action is Action.IGNORE:  # it has ended already
             return
         if action is Action.FAIL:
-            self._farewell.prepare(commands.error(NO_REQUEST_ID, code, message), delay_s=delay_s)
+            self._closer.set_final_frame(commands.error(NO_REQUEST_ID, code, message), delay_s=delay_s)
         self._end(cause)
         self._log_failure(detail or message)
 
@@ -244,7 +244,7 @@ class ClientSession:
             target=self._handshake.target,
             cause=self.cause.value,
             reason=reason,
-            **self.identity.before,
+            **self.identity.proxy_log_fields,
         )
 
     def _client_corrupt(self, error: RemoteProtocolError) -> None:
@@ -255,7 +255,7 @@ class ClientSession:
 
     def _client_ended(self, error: Exception | None) -> None:
         match error:
-            case None if self._lookup_mode.under_way.count or self._wire.unsent_bytes:
+            case None if self._lookup_mode.in_flight.count or self._transport.unsent_bytes:
                 self._has_said_all = True
                 self._tasks.start_soon(self._client_has_said_all)
             case None:
@@ -265,7 +265,7 @@ class ClientSession:
             case ClientSlow():
                 self._client_gone(DisconnectCause.CLIENT_DOES_NOT_READ)
             case _:
-                self._met_defect(error)
+                self._on_internal_error(error)
 
     def _client_gone(self, cause: DisconnectCause) -> None:
         if self._machine.handle(Event.CLIENT_CLOSED) is not Action.IGNORE:
@@ -274,8 +274,8 @@ class ClientSession:
     async def _client_has_said_all(self) -> None:
         """A client that only ended its own direction may still be waiting for answers."""
         timeout_s = seconds(self._limits.lookup_timeout_ms)
-        await self._lookup_mode.under_way.wait_until_empty(timeout_s=timeout_s)
-        await self._wire.until_sent()
+        await self._lookup_mode.in_flight.wait_until_empty(timeout_s=timeout_s)
+        await self._transport.wait_until_sent()
         self._client_gone(DisconnectCause.CLIENT_CLOSED)
 
     def _give_up(self) -> None:
@@ -296,25 +296,25 @@ class ClientSession:
     def _is_unheard(self) -> bool:
         return self._is_full or self._has_said_all or self._waits
 
-    def _take_frames(self) -> None:
+    def _handle_frames(self) -> None:
         """Perform what the frames that are here lead to; those behind one that must wait, wait."""
         if self._waits or self.is_over:
             return
         try:
-            has_room, expired = self._has_room(), self.renewal.has_expired
+            has_room, expired = self._has_room(), self.lifetime.has_expired
             while has_room and not self._waits and not self.is_over:
-                frame = self._postponed or self._wire.next_frame()
+                frame = self._postponed or self._transport.next_frame()
                 self._postponed = None
                 if frame is None:
                     break
                 if not expired and is_plainly_lookup(frame.command) and self.state is State.LOOKUP:
-                    self._lookup_mode.forward(frame.command)  # of which a chunk brings only so many bytes
+                    self._lookup_mode.forward_request(frame.command)  # of which a chunk brings only so many bytes
                 elif not expired or self._may_pass(frame):
-                    self._take(frame)
+                    self._handle_frame(frame)
                     has_room = self._has_room()
         except RemoteProtocolError as error:
             self._client_corrupt(error)
-        self._lookup_mode.flush()
+        self._lookup_mode.send_batch()
         self._count_unfinished()
 
     def _count_unfinished(self) -> None:
@@ -322,10 +322,10 @@ class ClientSession:
 
         A client that is not read ends by nobody's shortage: what is here may be whole frames, and no more comes.
         """
-        unfinished = self._wire.unfinished_bytes
+        unfinished = self._transport.partial_frame_bytes
         if unfinished < UNFINISHED_BYTES_MIN:
             unfinished = 0
-        if unfinished == self._unfinished.size_bytes or self.is_over or self._unfinished.set(unfinished):
+        if unfinished == self._unfinished.size_bytes or self.is_over or self._unfinished.resize(unfinished):
             return
         if not (self._is_full or self._waits):
             text = "The proxy has no memory for a frame of this size now"
@@ -334,34 +334,34 @@ class ClientSession:
 
     def _has_room(self) -> bool:
         """Whether more may be taken from this client; else it goes on with an answer that leaves."""
-        has_room = self._lookup_mode.has_room and not self._wire.owes_many_pongs
+        has_room = self._lookup_mode.has_room and not self._transport.has_many_unsent_pongs
         if has_room is self._is_full:
             self._is_full = not has_room
             if has_room:
-                self._wire.resume()
+                self._transport.resume_reading()
             else:
-                self._wire.pause()
+                self._transport.pause_reading()
         return has_room
 
-    def _take(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         """Perform what a client's command leads to. Raises RemoteProtocolError."""
         command = commands.parse_command(frame.command)
         state = self.state
         if state is State.LOOKUP:
-            check_parsed(command, frame.command)  # a relay's client may not say it otherwise, either
+            check_type_is_first(command, frame.command)  # a relay's client may not say it otherwise, either
         match self._machine.handle(event_of(command)):
             case Action.SEND_PONG:
-                self._wire.send_pong(commands.pong())
+                self._transport.send_pong(commands.pong())
             case Action.AUTHENTICATE:
                 self._handshake.take(command)
             case Action.FORWARD_REQUEST:
-                self._lookup_mode.forward_parsed(command, frame.command)
+                self._lookup_mode.forward_parsed_request(command, frame.command)
             case Action.REAUTHENTICATE:
-                if not self.renewal.answered(frame):
+                if not self.lifetime.on_auth_response(frame):
                     self._machine.handle(Event.DENIED)
                     self._out_of_turn(command, state)
             case Action.REFUSE_COMMAND:
-                self._lookup_mode.refuse(command)
+                self._lookup_mode.refuse_command(command)
             case Action.HOLD_COMMAND:
                 self._held = frame.encode()  # for the relay, like whatever stands behind it
                 self.wait()
@@ -371,18 +371,18 @@ class ClientSession:
     def wait(self) -> None:
         """Take no more frames until ``go_on``, or until the connection is a relay."""
         self._waits = True
-        self._wire.pause()
+        self._transport.pause_reading()
 
     def go_on(self) -> None:
         """Take frames again."""
         self._waits = False
         if not self.is_over:
-            self._wire.resume()
-            self._take_frames()
+            self._transport.resume_reading()
+            self._handle_frames()
 
     def _out_of_turn(self, command: BaseCommand, state: State) -> None:
         text = f"{command_name(command.type)} while {state.value}"
-        self._farewell.prepare(commands.error(NO_REQUEST_ID, ServerError.NotAllowedError, f"Not allowed: {text}"))
+        self._closer.set_final_frame(commands.error(NO_REQUEST_ID, ServerError.NotAllowedError, f"Not allowed: {text}"))
         get_logger().warning(
             "a client sent a command out of turn", client=self.address, principal=self.identity.role, reason=text
         )
@@ -393,16 +393,16 @@ class ClientSession:
     def accepted(self, connect: CommandConnect, identity: ClientIdentity) -> None:
         """It is known who the client is."""
         self.identity = identity
-        self._unfinished.belong_to(budget_owner(identity, self.address, self._backends.config))
-        self.renewal.begin(connect, identity.principal)
+        self._unfinished.transfer_to(budget_owner(identity, self.address, self._workers.config))
+        self.lifetime.on_authenticated(connect, identity.principal)
 
     def enter_lookup_mode(self, connected: bytes) -> None:
         """Serve lookups from now on; ``connected`` tells the client."""
-        self._lookup_mode.identify(self.identity)
-        self.renewal.follow(self, partial(self._handshake.about, self.identity))
-        self._wire.send(connected)
-        self._patience.keep_alive()
-        self._age.begin()
+        self._lookup_mode.set_identity(self.identity)
+        self.lifetime.start_in_lookup_mode(self, partial(self._handshake.stored_relay, self.identity))
+        self._transport.send(connected)
+        self._timeouts.start_keep_alive()
+        self._age.start_deadline()
         if self._draining:
             self.drain()
 
@@ -414,15 +414,15 @@ class ClientSession:
 
     def _may_pass(self, frame: Frame) -> bool:
         """Whether a frame may be taken now that the session has expired: it may come too late, or too early."""
-        use = self.renewal.use(frame)
+        use = self.lifetime.decide_command(frame)
         if use is CommandDecision.HOLD:
             self._postponed = frame
             self.wait()
-        return use is CommandDecision.GO_ON
+        return use is CommandDecision.PASS
 
     def ask_again(self, challenge: bytes) -> None:
         """Send a challenge. A command that waits for the verdict has waited in vain: the answer stands behind it."""
-        self._wire.send(challenge)
+        self._transport.send(challenge)
         if self._postponed is not None:
             self.go_on()
 
@@ -430,7 +430,7 @@ class ClientSession:
         """There is a verdict: who the client is now, if that is new; what waits for it goes on."""
         if identity is not None:
             self.identity = identity
-            self._lookup_mode.identify(identity)
+            self._lookup_mode.set_identity(identity)
         if self._postponed is not None:
             self.go_on()
 
@@ -440,33 +440,35 @@ class ClientSession:
             self._tasks.start_soon(self._say_farewell, cause, frame)
 
     async def _say_farewell(self, cause: DisconnectCause, frame: bytes) -> None:
-        await self._lookup_mode.under_way.wait_until_empty(timeout_s=self._backends.answer_timeout_s)
+        await self._lookup_mode.in_flight.wait_until_empty(timeout_s=self._workers.answer_timeout_s)
         if self._machine.handle(Event.DENIED) is Action.FAIL:
-            self._farewell.prepare(frame)
+            self._closer.set_final_frame(frame)
             self._end(cause)
 
     # ---- the relay
 
     async def _relay(self) -> None:
-        rest = await self._wire.end_reading()
-        if not await self._wire.until_sent():  # Connected would be read as the other half of something
+        rest = await self._transport.stop_reading()
+        if not await self._transport.wait_until_sent():  # Connected would be read as the other half of something
             self.cause = DisconnectCause.CLIENT_DOES_NOT_READ
             return
-        link = self._broker.link
-        session = self.renewal.for_relay(
+        link = self._broker_connector.link
+        session = self.lifetime.relay_session(
             link.connected.message, self.identity, answers_broker=link.broker.host if link.answers_challenges else ""
         )
-        about = self._handshake.about(self.identity)
+        about = self._handshake.stored_relay(self.identity)
         about.leave_at_ms = self._age.leave_at_ms(self._relays.now())
         try:
-            await self._broker.begin_relay(
-                self._relays, self._wire.stream, about, first_to_broker=self._held + rest, session=session
+            await self._relays.begin(
+                self._broker_connector.relay_start(
+                    self._transport.stream, about, first_to_broker=self._held + rest, session=session
+                )
             )
         except RelayStartFailed as error:
-            self._farewell.prepare(commands.error(NO_REQUEST_ID, ServerError.ServiceNotReady, RELAY_NOT_BEGUN))
+            self._closer.set_final_frame(commands.error(NO_REQUEST_ID, ServerError.ServiceNotReady, RELAY_NOT_BEGUN))
             self.cause = DisconnectCause.RELAY_NOT_BEGUN
             self._log_failure(str(error))
-            await self._farewell.say()
+            await self._closer.send_final_frame()
         else:
             self.became_relay = True
-            self._stranger.is_known()
+            self._pre_auth.stop_counting()

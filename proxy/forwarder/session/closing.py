@@ -3,49 +3,49 @@
 import trio
 
 from proxy.forwarder.session.transport import ClientTransport
-from proxy.runtime.loop.tasks import close_at_once, close_now, close_politely
+from proxy.runtime.loop.tasks import close_forcefully, close_gracefully, close_socket_now
 
 
 class ConnectionCloser:
     """How a connection is closed: with a frame that says why, once there is one to say; else at once."""
 
     def __init__(self, wire: ClientTransport) -> None:
-        self._wire = wire
+        self._transport = wire
         self._frame: bytes | None = None
         self._delay_s = 0.0
         self._scope: trio.CancelScope | None = None
 
-    def prepare(self, frame: bytes, *, delay_s: float = 0.0) -> None:
+    def set_final_frame(self, frame: bytes, *, delay_s: float = 0.0) -> None:
         """``frame`` is to be said, ``delay_s`` after the end."""
         self._frame, self._delay_s = frame, delay_s
 
-    def close_now(self) -> bool:
+    def close_if_silent(self) -> bool:
         """Close, if there is nothing to say and nothing to wait for; whether it was so."""
-        return self._frame is None and close_now(self._wire.stream)
+        return self._frame is None and close_socket_now(self._transport.stream)
 
-    async def say(self) -> None:
+    async def send_final_frame(self) -> None:
         """Say it."""
         if self._frame is None:
             return
         with trio.CancelScope() as self._scope:
             await trio.sleep(self._delay_s)
-            self._wire.send(self._frame)
-            if not await self._wire.until_sent():
+            self._transport.send(self._frame)
+            if not await self._transport.wait_until_sent():
                 self._frame = None  # nobody listens
 
-    def cut_short(self) -> None:
+    def drop_final_frame(self) -> None:
         """Close at once: the connection's place is needed."""
         self._frame = None
         if self._scope is not None:
             self._scope.cancel()
 
-    async def close(self) -> None:
+    async def close_connection(self) -> None:
         """Close; whoever was told something gets the time to read it."""
         if self._frame is None:
-            await close_at_once(self._wire.stream)
+            await close_forcefully(self._transport.stream)
             return
         with trio.CancelScope(shield=True) as self._scope:
-            await self._wire.end_reading()
-            await close_politely(self._wire.stream)
+            await self._transport.stop_reading()
+            await close_gracefully(self._transport.stream)
         if self._scope.cancelled_caught:
-            await close_at_once(self._wire.stream)
+            await close_forcefully(self._transport.stream)

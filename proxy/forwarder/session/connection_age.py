@@ -21,16 +21,16 @@ class ConnectionAge:
     def __init__(
         self, deadlines: Deadlines, limits: Limits, accepted_at: float, on_reached: Callable[[], None]
     ) -> None:
-        self._deadline = deadlines.new(on_reached)
+        self._deadline = deadlines.new_deadline(on_reached)
         age_s = seconds(limits.max_connection_age_ms)
         self._leave_at = accepted_at + age_s * (1 - SPREAD + 2 * SPREAD * fraction()) if age_s else 0.0
 
-    def begin(self) -> None:
+    def start_deadline(self) -> None:
         """Count: the connection is in lookup mode."""
         if self._leave_at:
             self._deadline.set(self._leave_at)
 
-    def end(self) -> None:
+    def clear_deadline(self) -> None:
         """Count no more."""
         self._deadline.clear()
 

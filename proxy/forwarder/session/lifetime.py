@@ -12,27 +12,27 @@ from typing import Protocol
 
 from proto import commands
 from proto.command_heads import KEEP_ALIVE_FRAMES
-from proto.connect_rules import kept_of_connect, wants_broker
+from proto.connect_rules import connect_without_credentials, wants_broker
 from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected
 from proto.relay_frames import frame_bytes_max
 from proto.rpc_pb2 import Principal, StoredClient, StoredRelay
 from proto.session_clock import CommandDecision, SessionClock
-from proxy.config.session import max_reauth_ms
+from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.expiring.reauthentication import NoReauth
+from proxy.forwarder.relay.expiring.reauthentication import NoReauthReason
 from proxy.forwarder.relay.expiring.relay_session import (
-    MayBeAsked,
+    ChallengePermission,
     Reauthenticate,
     ReauthenticatorFactory,
     RelaySession,
-    may_be_asked,
+    challenge_permission,
 )
 from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
 from proxy.forwarder.relay.manager import RelayManager
-from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEnd, ClientIdentity, Reauthenticator
+from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator
 from proxy.forwarder.workers.clients import WorkerClients
 
 LISTENER_BIND_MAX = 300
@@ -43,23 +43,23 @@ class SessionLifetime:
     """One client's. ``begin`` when it has authenticated itself; then either ``follow``, or ``for_relay``."""
 
     def __init__(
-        self, backends: WorkerClients, client: ClientEnd, relays: RelayManager, metrics: ForwarderMetrics
+        self, backends: WorkerClients, client: ClientEndpoint, relays: RelayManager, metrics: ForwarderMetrics
     ) -> None:
-        self._backends = backends
+        self._workers = backends
         self._client = client
         self._relays = relays
         self._metrics = metrics
         self._session: RelaySession | None = None
         self._make_session: Callable[[], RelaySession]
         self._reauthenticator: Reauthenticator | None = None
-        self.followed: ExpiringSession | None = None
+        self.expiring_session: ExpiringSession | None = None
         """In lookup mode, where the session can expire."""
 
-    def begin(self, connect: CommandConnect, principal: Principal) -> None:
+    def on_authenticated(self, connect: CommandConnect, principal: Principal) -> None:
         """The client was authenticated, or nobody is here."""
-        config = self._backends.config
+        config = self._workers.config
         if config.authentication.enabled and not connect.feature_flags.supports_auth_refresh:
-            self._metrics.reauthentication.cannot_renew(principal.method, NoReauth.CLIENT_CANNOT)
+            self._metrics.reauthentication.count_never_asked(principal.method, NoReauthReason.CLIENT_CANNOT)
         lifetime_ms_max = 0  # nobody is asked for credentials where there are none
         if config.authentication.enabled:
             lifetime_ms_max = max_reauth_ms(config, self._client.listener, principal.method)
@@ -76,20 +76,22 @@ class SessionLifetime:
             self._session = self._make_session()
 
     def _new_session(self, connect: CommandConnect, clock: SessionClock, lifetime_ms_max: int) -> RelaySession:
-        config = self._backends.config
+        config = self._workers.config
         if wants_broker(connect):
             policy = config.session.relay_reauthentication
-            asked = may_be_asked(connect, policy, from_proxy=bool(clock.principal.proxy))
+            asked = challenge_permission(connect, policy, from_proxy=bool(clock.principal.proxy))
         else:
-            asked = MayBeAsked(connect.feature_flags.supports_auth_refresh, with_producer=True)
-        self._reauthenticator = Reauthenticator(connect, partial(self._backends.new_authentication, self._client))
+            asked = ChallengePermission(connect.feature_flags.supports_auth_refresh, allowed_with_producer=True)
+        self._reauthenticator = Reauthenticator(
+            connect, partial(self._workers.new_authentication_exchange, self._client)
+        )
         return RelaySession(
             principal=clock.principal,
             clock=clock,
             reauthenticate=self._reauthenticator.reauthenticate,
             lifetime_ms_max=lifetime_ms_max,
-            challenge=_challenge(connect) if asked.ever else b"",
-            spares_producers=not asked.with_producer,
+            challenge=_challenge(connect) if asked.allowed else b"",
+            exempts_producers=not asked.allowed_with_producer,
             frame_bytes_max=0,  # as the broker will say
             answer_bytes_max=config.limits.max_command_bytes,
             counts_messages=config.metrics.count_messages,
@@ -99,14 +101,14 @@ class SessionLifetime:
             context=_context(self._client, connect),
         )
 
-    def end(self) -> None:
+    def abandon_reauthentication(self) -> None:
         """The connection has ended, or is a relay, whose answers are judged by what ``for_relay`` gave it."""
-        if self.followed is not None and self._reauthenticator is not None:
-            self._reauthenticator.end()
+        if self.expiring_session is not None and self._reauthenticator is not None:
+            self._reauthenticator.abandon_exchange()
 
     # ---- as a relay
 
-    def for_relay(
+    def relay_session(
         self, broker: CommandConnected, identity: ClientIdentity, *, answers_broker: str = ""
     ) -> RelaySession | None:
         """What a relay has to know; None: nothing. ``answers_broker``: the host of a broker whose challenges the proxy
@@ -123,51 +125,53 @@ class SessionLifetime:
 
     # ---- in lookup mode
 
-    def follow(self, client: "LookupClient", tell_about: Callable[[], StoredRelay]) -> None:
+    def start_in_lookup_mode(self, client: "LookupClient", tell_about: Callable[[], StoredRelay]) -> None:
         """Have a client in lookup mode asked in time."""
         session, reauthenticator = self._session, self._reauthenticator
         if session is None or reauthenticator is None or not session.expires:
             return
         about = tell_about()
-        about.session.CopyFrom(session.stored())
-        self.followed = ExpiringSession(about, session.clock, session.reauthenticate, self._relays.enforcement)
-        self.followed.line = LookupSessionControl(client, self.followed, self._relays, reauthenticator)
-        self._relays.reauthentication.watch(self.followed)
+        about.session.CopyFrom(session.to_stored_session())
+        self.expiring_session = ExpiringSession(about, session.clock, session.reauthenticate, self._relays.enforcement)
+        self.expiring_session.control = LookupSessionControl(
+            client, self.expiring_session, self._relays, reauthenticator
+        )
+        self._relays.reauthentication.add_session(self.expiring_session)
 
     @property
     def has_expired(self) -> bool:
         """Whether it has: then ``use`` says what may still be done. Not where its end was observed, and counted."""
-        followed = self.followed
+        followed = self.expiring_session
         if followed is None or self._relays.now() < _clock(followed).expires_at_s:
             return False
-        return not (_clock(followed).observed and followed.observes)
+        return not (_clock(followed).end_observed and followed.observes_ends)
 
-    def use(self, frame: Frame) -> CommandDecision:
+    def decide_command(self, frame: Frame) -> CommandDecision:
         """What may become of a command, now that the session has expired. Begins to close it, where that is due.
         Raises CommandCorrupt.
         """
-        followed = self.followed
+        followed = self.expiring_session
         if (
             followed is None
             or frame.encode() in KEEP_ALIVE_FRAMES
             or commands.parse_command(frame.command).type == BaseCommand.AUTH_RESPONSE
         ):
-            return CommandDecision.GO_ON
-        use = self._relays.reauthentication.use(followed)
+            return CommandDecision.PASS
+        use = self._relays.reauthentication.decide_command(followed)
         if use is CommandDecision.CLOSE:
-            followed.line.close(CloseReason.EXPIRED)
+            followed.control.start_closing(CloseReason.EXPIRED)
         return use
 
-    def answered(self, frame: Frame) -> bool:
+    def on_auth_response(self, frame: Frame) -> bool:
         """The client has sent an AUTH_RESPONSE, asked for or not. False: this session never expires, so it is none."""
-        followed = self.followed
+        followed = self.expiring_session
         if followed is None:
             return False
-        failure = _clock(followed).answered(self._relays.now())
+        failure = _clock(followed).on_answer(self._relays.now())
         if failure is None:
-            self._relays.reauthentication.answered(followed, frame.encode())
+            self._relays.reauthentication.on_answer(followed, frame.encode())
         else:
-            self._relays.reauthentication.failed(followed, failure)
+            self._relays.reauthentication.on_failure(followed, failure)
         return True
 
 
@@ -187,19 +191,23 @@ def _bind(config: Config, listener: int) -> str:
     return bind if len(bind) <= LISTENER_BIND_MAX else ""
 
 
-def _context(client: ClientEnd, connect: CommandConnect) -> bytes:
-    stored = StoredClient(connect=kept_of_connect(connect).SerializeToString(), certificate=client.certificate)
+def _context(client: ClientEndpoint, connect: CommandConnect) -> bytes:
+    stored = StoredClient(
+        connect=connect_without_credentials(connect).SerializeToString(), certificate=client.certificate
+    )
     return stored.SerializeToString()
 
 
-def recall(backends: Callable[[], WorkerClients]) -> ReauthenticatorFactory:
+def reauthenticator_factory(backends: Callable[[], WorkerClients]) -> ReauthenticatorFactory:
     """What judges the answers of a predecessor's clients, by the settings that are in force then."""
 
     def recalled(relay: StoredRelay) -> Reauthenticate:
         stored = StoredClient.FromString(relay.session.context)
-        client = ClientEnd(relay.client_address, 0.0, stored.certificate)
+        client = ClientEndpoint(relay.client_address, 0.0, stored.certificate)
         connect = CommandConnect.FromString(stored.connect)
-        return Reauthenticator(connect, lambda fresh: backends().new_authentication(client, fresh)).reauthenticate
+        return Reauthenticator(
+            connect, lambda fresh: backends().new_authentication_exchange(client, fresh)
+        ).reauthenticate
 
     return recalled
 
@@ -227,7 +235,7 @@ class LookupClient(Protocol):
 class LookupSessionControl:
     """A session in lookup mode, as its judge needs it (proxy.forwarder.relay.expiring.splice_pump.Line)."""
 
-    has_producer = False
+    has_opened_producer = False
 
     def __init__(
         self, client: LookupClient, followed: ExpiringSession, relays: RelayManager, reauthenticator: Reauthenticator
@@ -237,46 +245,46 @@ class LookupSessionControl:
         self._relays = relays
         self._reauthenticator = reauthenticator
 
-    def ask(self, challenge: bytes) -> None:
+    def send_challenge(self, challenge: bytes) -> None:
         """Send a challenge; a connection in lookup mode is always at a boundary."""
-        _clock(self._followed).challenged(self._relays.now())
+        _clock(self._followed).on_challenge_sent(self._relays.now())
         self._client.ask_again(challenge)
 
-    def go_on(self) -> None:
+    def resume_after_verdict(self) -> None:
         """There is a verdict, and the clock knows it."""
-        if not self._followed.closing:
+        if not self._followed.close_reason:
             self._client.renewed(self._own_identity())
 
     def _own_identity(self) -> ClientIdentity | None:
         """Return who the client last was, unless that was somebody else: an observed failure does not change sides."""
-        identity = self._reauthenticator.identity
-        if identity is None or _clock(self._followed).mismatch(identity.principal) is not None:
+        identity = self._reauthenticator.last_identity
+        if identity is None or _clock(self._followed).find_mismatch(identity.principal) is not None:
             return None
         return identity
 
-    def note_observed(self) -> None:
+    def record_observed_end(self) -> None:
         """Nothing to write down: the connection ends with its process."""
 
-    def close(self, why: CloseReason, frame: bytes = b"") -> None:
+    def start_closing(self, reason: CloseReason, error_frame: bytes = b"") -> None:
         """Take nothing more; what is under way is answered before the client is told."""
-        if not self._followed.closing:
-            self._followed.closing, self._followed.closing_frame = why, frame
+        if not self._followed.close_reason:
+            self._followed.close_reason, self._followed.closing_error_frame = reason, error_frame
             self._client.wait()
-            self._relays.reauthentication.closing(self._followed)
+            self._relays.reauthentication.on_closing(self._followed)
 
-    def say_farewell(self, frame: bytes) -> None:
+    def close_with_error(self, error_frame: bytes) -> None:
         """Tell the client, and end."""
-        expired = self._followed.closing is CloseReason.EXPIRED
+        expired = self._followed.close_reason is CloseReason.EXPIRED
         self._client.say_farewell(
-            DisconnectCause.SESSION_EXPIRED if expired else DisconnectCause.REAUTHENTICATION_FAILED, frame
+            DisconnectCause.SESSION_EXPIRED if expired else DisconnectCause.REAUTHENTICATION_FAILED, error_frame
         )
 
     @property
-    def bytes_to_client(self) -> int:
+    def bytes_sent_to_client(self) -> int:
         """Nothing to wait for: the session itself knows what it has to answer first."""
         return 0
 
     @property
-    def is_over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the connection has ended."""
         return self._client.is_over

@@ -9,24 +9,24 @@ from google.protobuf.message import DecodeError
 
 from proto import commands
 from proto.commands import CommandCorrupt, command_name, parse_command
-from proto.envelope import embed
+from proto.envelope import encode_embedded_request
 from proto.errors import RemoteProtocolError
 from proto.frames import encode_frame
-from proto.lookups import KINDS, LookupKind, client_request_id, failure, kind_of
+from proto.lookup_kinds import KINDS, LookupKind, client_request_id, failure, kind_of
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_frames import Reply
 from proto.rpc_pb2 import EnvelopeResponse, RefusedRequest, Status
+from proxy.common.logs import get_logger
 from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.transport import ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
-from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, Holding
-from proxy.runtime.fairness.fair_room import Loan, owner_of
+from proxy.runtime.fairness.byte_budget import REQUEST_OVERHEAD_BYTES, ByteReservation
+from proxy.runtime.fairness.fair_capacity import Reservation, owner_of
 from proxy.runtime.loop.scoped_tasks import TaskSpawner
-from proxy.runtime.loop.tasks import InFlight
+from proxy.runtime.loop.tasks import InFlightCounter
 from proxy.runtime.loop.tick import current_tick
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RETRIES_MAX, RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 
 BYTES_MAX = 4 * 1024 * 1024
@@ -87,67 +87,67 @@ class LookupMode:
         on_room: Callable[[], None],
         on_corrupt: Callable[[RemoteProtocolError], None],
     ) -> None:
-        self.under_way = InFlight()
-        self._backends = backends
+        self.in_flight = InFlightCounter()
+        self._workers = backends
         self._metrics = metrics
         self._client_address = client_address
         self._tasks = tasks
-        self._wire = wire
+        self._transport = wire
         self._on_room = on_room
         self._on_corrupt = on_corrupt
         self._most = backends.config.limits.max_concurrent_lookups_per_connection
-        self._turn = current_tick()
+        self._tick = current_tick()
         self._closed = False
         self._full = False
         self._bytes = 0
-        self._loans: set[Loan] = set()
+        self._loans: set[Reservation] = set()
         self._batch: list[bytes] = []
         self._identity = ANONYMOUS
         self._owner = owner_of("", client_address)
         self._budget = backends.budget
         self._taken = 0
-        self._unsent = Holding(backends.budget, self._owner)
-        wire.on_unsent = self._unsent_changed
+        self._unsent = ByteReservation(backends.budget, self._owner)
+        wire.on_unsent_changed = self._unsent_changed
         self._head = b""
 
-    def identify(self, identity: ClientIdentity) -> None:
+    def set_identity(self, identity: ClientIdentity) -> None:
         """Whose requests these are, from now on."""
         self._identity = identity
-        owner = budget_owner(identity, self._client_address, self._backends.config)
+        owner = budget_owner(identity, self._client_address, self._workers.config)
         if owner != self._owner:
-            self._budget.move(self._owner, owner, self._taken)
-            self._unsent.belong_to(owner)
+            self._budget.transfer_bytes(self._owner, owner, self._taken)
+            self._unsent.transfer_to(owner)
             self._owner = owner
-        self._head = self._backends.envelope_head(identity, self._client_address)
+        self._head = self._workers.envelope_head(identity, self._client_address)
 
     @property
     def has_room(self) -> bool:
         """Whether more requests may be taken in."""
-        kept = self._bytes + self._wire.unsent_bytes
-        self._full = kept >= BYTES_MAX or (kept >= MODEST_BYTES and self._budget.is_short)
+        kept = self._bytes + self._transport.unsent_bytes
+        self._full = kept >= BYTES_MAX or (kept >= MODEST_BYTES and self._budget.shares_enforced)
         return not self._full
 
-    def forward(self, request: bytes) -> None:
+    def forward_request(self, request: bytes) -> None:
         """Take a request in; it leaves with the next ``flush``. Raises CommandCorrupt."""
-        if self.under_way.count >= self._most:
+        if self.in_flight.count >= self._most:
             self._metrics.refused_commands.labels(reason="too_many_requests").inc()
-            self._wire.send(_failed(*_parsed(request), ServerError.TooManyRequests, TOO_MANY))
+            self._transport.send(_failed(*_parsed(request), ServerError.TooManyRequests, TOO_MANY))
             return
         if not self._take_bytes(request):
             return
-        self.under_way.begin()
+        self.in_flight.increment()
         self._bytes += len(request)
         self._batch.append(request)
 
-    def forward_parsed(self, command: BaseCommand, request: bytes) -> None:
+    def forward_parsed_request(self, command: BaseCommand, request: bytes) -> None:
         """The same, where it was parsed already. Raises CommandCorrupt where its message is missing."""
-        if not kind_of(command).may_be_large or self.under_way.count >= self._most:
-            self.forward(request)
+        if not kind_of(command).may_be_large or self.in_flight.count >= self._most:
+            self.forward_request(request)
             return
         if not self._take_bytes(request):
             return
-        self.under_way.begin()
-        loan = self._backends.room.lend_now(self._owner)
+        self.in_flight.increment()
+        loan = self._workers.room.try_reserve(self._owner)
         self._bytes += len(request) + (WAITING_BYTES if loan is None else LARGE_ANSWER_BYTES)
         batch = self._new_batch([request])
         if loan is None:
@@ -159,11 +159,11 @@ class LookupMode:
     def _take_bytes(self, request: bytes) -> bool:
         """Count a request, or refuse it where this process keeps as much as it may. Raises CommandCorrupt."""
         size = len(request) + REQUEST_OVERHEAD_BYTES
-        if self._budget.take(self._owner, size):
+        if self._budget.reserve_bytes(self._owner, size):
             self._taken += size
             return True
         self._metrics.refused_commands.labels(reason="too_many_requests").inc()
-        self._wire.send(_failed(*_parsed(request), ServerError.TooManyRequests, NO_MEMORY))
+        self._transport.send(_failed(*_parsed(request), ServerError.TooManyRequests, NO_MEMORY))
         return False
 
     def _unsent_changed(self) -> None:
@@ -172,17 +172,17 @@ class LookupMode:
         """
         if self._closed:
             return
-        unsent = max(0, self._wire.unsent_bytes - sum(loan.size_bytes for loan in self._loans))
-        if not self._unsent.set(unsent) and unsent > TOLERATED_BYTES:
+        unsent = max(0, self._transport.unsent_bytes - sum(loan.size_bytes for loan in self._loans))
+        if not self._unsent.resize(unsent) and unsent > TOLERATED_BYTES:
             get_logger().warning(
                 "a client does not take its answers, and others need the memory",
                 client=self._client_address,
                 principal=self._identity.role,
                 limit="limits.max_lookup_bytes",
             )
-            self._wire.give_up()
+            self._transport.abort_sending()
 
-    def flush(self) -> None:
+    def send_batch(self) -> None:
         """Send on what was taken in since the last time: nothing more is there to be read."""
         if not self._batch or self._closed:
             return
@@ -192,25 +192,25 @@ class LookupMode:
             self._tasks.start_soon(self._ask_later, batch)
 
     def _new_batch(self, requests: list[bytes]) -> "_Batch":
-        return _Batch(requests, self._turn.now + self._backends.answer_timeout_s)
+        return _Batch(requests, self._tick.now + self._workers.answer_timeout_s)
 
     def close(self) -> None:
         """The client has gone: what is under way is nobody's business any more."""
         self._closed = True
         for loan in self._loans:  # of which some may belong to tasks that will not begin
-            loan.give_back()
-        self._budget.give_back(self._owner, self._taken)
+            loan.release()
+        self._budget.release_bytes(self._owner, self._taken)
         self._taken = 0
-        self._unsent.set(0)
+        self._unsent.resize(0)
 
     # ---- the short way: no task waits for the answers
 
     def _ask_now(self, batch: "_Batch") -> bool:
-        return self._backends.forward_now(self._envelope(batch), batch.deadline, partial(self._heard, batch))
+        return self._workers.forward_envelope_now(self._envelope(batch), batch.deadline, partial(self._heard, batch))
 
     def _envelope(self, batch: "_Batch") -> bytes:
         """Its parts are one message: protobuf reads fields in any order."""
-        return b"".join((self._head, *map(embed, batch.waiting.values())))
+        return b"".join((self._head, *map(encode_embedded_request, batch.waiting.values())))
 
     def _heard(self, batch: "_Batch", reply: Reply | None) -> None:
         if self._closed:
@@ -218,7 +218,7 @@ class LookupMode:
         if reply is None or reply.status != _OK:
             self._tasks.start_soon(self._ask_later, batch)
         else:
-            self._deliver(batch, reply.response, more=reply.more)
+            self._deliver(batch, reply.response, more=reply.has_more)
 
     # ---- the long way
 
@@ -233,10 +233,10 @@ class LookupMode:
             self._done(batch.take_all())
 
     async def _wait_for_room(self, batch: "_Batch") -> None:
-        loan: Loan | None = None
+        loan: Reservation | None = None
         try:
             with trio.move_on_at(batch.deadline):
-                loan = await self._backends.room.lend(self._owner)
+                loan = await self._workers.room.reserve(self._owner)
             if loan is None:
                 self._metrics.refused_commands.labels(reason="too_many_requests").inc()
                 self._fail_all(batch, ServerError.TooManyRequests, NO_ROOM, "limits.max_topic_lists_bytes")
@@ -249,30 +249,30 @@ class LookupMode:
                 self._done(batch.take_all())
         await self._ask_large(batch, loan)
 
-    async def _ask_large(self, batch: "_Batch", loan: Loan) -> None:
+    async def _ask_large(self, batch: "_Batch", loan: Reservation) -> None:
         """The answer may be large, and its client slow to take it."""
         try:
             await self._ask_later(batch)
-            loan.shrink(batch.answer_bytes)
-            if self._wire.unsent_bytes:
-                await self._until_taken(self._wire.queued_bytes)
+            loan.shrink_to(batch.answer_bytes)
+            if self._transport.unsent_bytes:
+                await self._until_taken(self._transport.queued_bytes)
         finally:
             self._loans.discard(loan)
-            loan.give_back()
+            loan.release()
             self._give(LARGE_ANSWER_BYTES)
 
     async def _until_taken(self, position: int) -> None:
         """Wait until the client has taken what was sent up to there. While nobody else wants the room, its time is that
         of any write; else it is short.
         """
-        room, patience_s = self._backends.room, self._backends.answer_timeout_s / DELIVERY_SHARE
+        room, patience_s = self._workers.room, self._workers.answer_timeout_s / DELIVERY_SHARE
         is_late_at = trio.current_time() + patience_s
         while True:
             with trio.move_on_after(DELIVERY_LOOK_S) as look:
-                await self._wire.until_taken(position)
+                await self._transport.wait_until_taken(position)
             if not look.cancelled_caught:
                 return
-            if room.is_wanted and trio.current_time() >= is_late_at:
+            if room.has_waiters and trio.current_time() >= is_late_at:
                 get_logger().warning(
                     "a client does not take a large answer, and others wait for room",
                     client=self._client_address,
@@ -280,7 +280,7 @@ class LookupMode:
                     waited_s=patience_s,
                     limit="limits.max_topic_lists_bytes",
                 )
-                self._wire.give_up()
+                self._transport.abort_sending()
                 return
 
     async def _ask(self, batch: "_Batch") -> None:
@@ -299,7 +299,7 @@ class LookupMode:
         envelope = self._envelope(batch)
         async with AsyncExitStack() as stack:
             with _in_time(batch):
-                call = await stack.enter_async_context(self._backends.forward(envelope, batch.deadline))
+                call = await stack.enter_async_context(self._workers.forward_envelope(envelope, batch.deadline))
             more = True
             while more:
                 with _in_time(batch):
@@ -326,7 +326,7 @@ class LookupMode:
             return
         frames = response.frames
         batch.answer_bytes += len(frames)
-        self._wire.send(frames)
+        self._transport.send(frames)
         self._done([waiting.pop(number) for number in numbers])
         for refused in response.refused:
             self._refused(batch, refused)
@@ -350,7 +350,7 @@ class LookupMode:
         except RemoteProtocolError as error:  # that is why they failed
             self._on_corrupt(error)
         else:
-            self._wire.send(b"".join(_failed(command, kind, code, text) for command, kind in parsed))
+            self._transport.send(b"".join(_failed(command, kind, code, text) for command, kind in parsed))
             get_logger().warning(
                 "lookups were not forwarded",
                 client=self._client_address,
@@ -367,11 +367,11 @@ class LookupMode:
             count += 1
             size += len(request)
         if count:
-            self.under_way.end(count)
+            self.in_flight.decrement(count)
             if not self._closed:
                 taken = size + count * REQUEST_OVERHEAD_BYTES
                 self._taken -= taken
-                self._budget.give_back(self._owner, taken)
+                self._budget.release_bytes(self._owner, taken)
             self._give(size)
 
     def _give(self, size: int) -> None:
@@ -379,7 +379,7 @@ class LookupMode:
         if self._full and self.has_room:
             self._on_room()
 
-    def refuse(self, command: BaseCommand) -> None:
+    def refuse_command(self, command: BaseCommand) -> None:
         """Answer a command that only a broker serves, in the form that its sender can match."""
         name = command_name(command.type)
         self._metrics.refused_commands.labels(reason="not_served").inc()
@@ -390,7 +390,7 @@ class LookupMode:
             command=name,
         )
         text = f"{name} needs a connection to a broker; this one only serves lookups"
-        self._wire.send(commands.refusal(command, ServerError.NotAllowedError, text))
+        self._transport.send(commands.refusal(command, ServerError.NotAllowedError, text))
 
 
 class _Batch:

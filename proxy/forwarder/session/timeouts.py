@@ -27,8 +27,8 @@ class ClientTimeouts:
         give_up: Callable[[], None],
         is_unheard: Callable[[], bool],
     ) -> None:
-        self._deadline = deadlines.new(self._passed)
-        self._wire = wire
+        self._deadline = deadlines.new_deadline(self._on_deadline)
+        self._transport = wire
         self._handshake_s = seconds(limits.handshake_timeout_ms)
         self._keep_alive_s = seconds(limits.keep_alive_interval_ms)
         self._give_up = give_up
@@ -36,21 +36,21 @@ class ClientTimeouts:
         self._keeps_alive = False
         self._pinged_at = float("-inf")
 
-    def begin(self, accepted_at: float) -> None:
+    def start_handshake_deadline(self, accepted_at: float) -> None:
         """It has so much time for its handshake."""
         self._deadline.set(accepted_at + self._handshake_s)
 
-    def keep_alive(self) -> None:
+    def start_keep_alive(self) -> None:
         """From now on it is pinged where it says nothing by itself."""
         self._keeps_alive = True
         self._deadline.set(trio.current_time() + self._keep_alive_s)
 
-    def end(self) -> None:
+    def clear_deadline(self) -> None:
         """Nothing is waited for any more."""
         self._deadline.clear()
 
-    def _passed(self) -> None:
-        now, heard_at = trio.current_time(), self._wire.heard_at
+    def _on_deadline(self) -> None:
+        now, heard_at = trio.current_time(), self._transport.received_at
         if not self._keeps_alive:
             self._give_up()
         elif self._is_unheard():
@@ -62,4 +62,4 @@ class ClientTimeouts:
         else:
             self._pinged_at = now
             self._deadline.set(now + self._keep_alive_s)
-            self._wire.send(commands.ping())
+            self._transport.send(commands.ping())

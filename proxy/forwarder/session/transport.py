@@ -43,10 +43,10 @@ class ClientTransport:
     ) -> None:
         self.stream = stream
         self._tasks = tasks
-        self.heard_at = trio.current_time()
+        self.received_at = trio.current_time()
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._write_timeout_s = seconds(write_timeout_ms)
-        self._turn = current_tick()
+        self._tick = current_tick()
         self._unsent = bytearray()
         self._sending = 0
         self._pongs = 0
@@ -55,7 +55,7 @@ class ClientTransport:
         self._all_sent = trio.Event()
         self._moved = trio.Event()
         self._broken = False
-        self.on_unsent: Callable[[], None] = _nothing
+        self.on_unsent_changed: Callable[[], None] = _nothing
         """Called when it has changed how much waits for a client that does not take everything at once."""
         self._reading: Reading | None = None
         self._reader = trio.CancelScope()
@@ -67,18 +67,18 @@ class ClientTransport:
 
     # ---- in
 
-    def begin(self, on_frames: Callable[[], None], on_end: OnEnd) -> None:
+    def start_reading(self, on_frames: Callable[[], None], on_end: OnEnd) -> None:
         """Begin to read."""
         self._on_frames, self._on_end = on_frames, on_end
         reactor = current_reactor()
         if reactor is not None and isinstance(self.stream, trio.SocketStream):
-            self._reading = reactor.start_reading(self.stream.socket.fileno(), self._take, on_end)
+            self._reading = reactor.start_reading(self.stream.socket.fileno(), self._receive_data, on_end)
         else:
             self._reader_ended = trio.Event()
             self._tasks.start_soon(self._read, self._reader_ended)
 
-    def _take(self, data: bytes | bytearray) -> None:
-        self.heard_at = self._turn.now
+    def _receive_data(self, data: bytes | bytearray) -> None:
+        self.received_at = self._tick.now
         self._decoder.receive_data(data)
         self._on_frames()
 
@@ -92,8 +92,8 @@ class ClientTransport:
     async def _read_all(self) -> None:
         try:
             while data := await self.stream.receive_some(RECEIVE_BYTES):
-                with self._turn:
-                    self._take(data)
+                with self._tick:
+                    self._receive_data(data)
                 while self._paused:
                     await self._wanted.wait()
         except trio.ClosedResourceError:  # it is our own end that was closed
@@ -108,17 +108,17 @@ class ClientTransport:
         return self._decoder.next_frame()
 
     @property
-    def unfinished_bytes(self) -> int:
+    def partial_frame_bytes(self) -> int:
         """How much of a frame is here whose rest is not."""
         return self._decoder.unread_bytes
 
-    def pause(self) -> None:
+    def pause_reading(self) -> None:
         """Leave what comes in the kernel; a portion more may come."""
         self._paused = True
         if self._reading is not None:
             self._reading.pause()
 
-    def resume(self) -> None:
+    def resume_reading(self) -> None:
         """Read what comes."""
         self._paused = False
         self._wanted.set()
@@ -126,13 +126,13 @@ class ClientTransport:
         if self._reading is not None:
             self._reading.resume()
 
-    async def end_reading(self) -> bytes:
+    async def stop_reading(self) -> bytes:
         """Read no more, for good; what was received but is no frame yet: a relay's."""
-        self.pause()
+        self.pause_reading()
         self._reader.cancel()
         if self._reader_ended is not None:
             await self._reader_ended.wait()
-        return self._decoder.take_rest()
+        return self._decoder.take_unread_data()
 
     # ---- out
 
@@ -142,7 +142,7 @@ class ClientTransport:
         return len(self._unsent) + self._sending
 
     @property
-    def owes_many_pongs(self) -> bool:
+    def has_many_unsent_pongs(self) -> bool:
         """Whether many PONGs wait for the client to read, so that it should be asked for no more PINGs."""
         return self._pongs >= PONGS_BYTES_MAX
 
@@ -155,13 +155,13 @@ class ClientTransport:
         """Send whole frames, at the end of the turn or as soon as the client takes them; nobody waits for it."""
         if not self._broken:
             self._unsent += frames
-            self._turn.schedule_flush(self)
+            self._tick.schedule_flush(self)
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """Send what is there, as far as that goes at once; a task sends the rest."""
         if self._has_sender or self._broken or not self._unsent:
             if self._has_sender:
-                self.on_unsent()
+                self.on_unsent_changed()
             return
         if isinstance(self.stream, trio.SocketStream):
             try:
@@ -173,7 +173,7 @@ class ClientTransport:
         if self._unsent:
             self._has_sender = True
             self._tasks.start_soon(self._send_rest)
-            self.on_unsent()
+            self.on_unsent_changed()
         else:
             self._pongs = 0
             if self._paused:
@@ -190,8 +190,8 @@ class ClientTransport:
                 del data
                 if not self._unsent:
                     self._pongs = 0
-                self.on_unsent()
-                self._tell_who_waits()
+                self.on_unsent_changed()
+                self._wake_waiters()
                 self._on_frames()
         except trio.BrokenResourceError as error:  # which nobody else would notice while reading is paused
             self._broken = True
@@ -203,9 +203,9 @@ class ClientTransport:
             self._has_sender = False
             self._all_sent.set()
             self._all_sent = trio.Event()
-            self._tell_who_waits()
+            self._wake_waiters()
 
-    def _tell_who_waits(self) -> None:
+    def _wake_waiters(self) -> None:
         self._moved.set()
         self._moved = trio.Event()
 
@@ -214,9 +214,9 @@ class ClientTransport:
         with trio.move_on_after(self._write_timeout_s, shield=True) as scope:
             await self.stream.send_all(data)
         if scope.cancelled_caught:
-            self.give_up()
+            self.abort_sending()
 
-    def give_up(self) -> None:
+    def abort_sending(self) -> None:
         """Send nothing more to a client that does not take it: what came behind half a frame would be read as its
         other half.
         """
@@ -229,14 +229,14 @@ class ClientTransport:
         """How much was sent so far, be it under way or gone: a position for ``until_taken``."""
         return self._sent_bytes + len(self._unsent) + self._sending
 
-    async def until_taken(self, position: int) -> None:
+    async def wait_until_taken(self, position: int) -> None:
         """Wait until everything up to a position has left, or will not leave any more."""
         while self._sent_bytes < position and not self._broken:
             await self._moved.wait()
 
-    async def until_sent(self) -> bool:
+    async def wait_until_sent(self) -> bool:
         """Wait until everything has left; whether it has, rather than that the client would not take it."""
-        self.push()
+        self.flush()
         while self._has_sender:
             await self._all_sent.wait()
         return not self._broken

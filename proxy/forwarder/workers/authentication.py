@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import trio
 
 from proto import commands
-from proto.connect_rules import BrokerIdentity, OriginalCredentials, Refusal, denial, original_credentials
+from proto.connect_rules import BrokerIdentity, OriginalCredentials, Refusal, original_credentials, refusal_for_denial
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proto.rpc_pb2 import AuthenticateRequest, AuthenticateResponse, Method, Principal
 from proxy import __version__
@@ -34,7 +34,7 @@ class ClientIdentity:
         return str(self.principal.name)
 
     @property
-    def before(self) -> dict[str, str]:
+    def proxy_log_fields(self) -> dict[str, str]:
         """For logs: the proxy before this one, if there is one."""
         return {"proxy": self.principal.proxy} if self.principal.proxy else {}
 
@@ -47,7 +47,7 @@ ANONYMOUS = ClientIdentity(Principal())
 
 
 @dataclass(frozen=True, slots=True)
-class ClientEnd:
+class ClientEndpoint:
     """What is known of a client by its connection alone.
 
     ``accepted_at``: in Trio's time. ``certificate``: as DER, checked in the TLS handshake; empty: none. ``listener``:
@@ -78,13 +78,13 @@ class Denial:
 Verdict = ClientIdentity | Challenge | Denial
 
 
-class Authentication:
+class AuthenticationExchange:
     """One client's rounds, all with one auth worker, and within one deadline."""
 
     def __init__(
         self,
         worker: RpcClient,
-        client: ClientEnd,
+        client: ClientEndpoint,
         connect: CommandConnect,
         *,
         timeout_s: float,
@@ -102,7 +102,7 @@ class Authentication:
         self._rounds = 0
         self._under_way = False
 
-    async def round(self, command: BaseCommand) -> Verdict:
+    async def authenticate_round(self, command: BaseCommand) -> Verdict:
         """Have CONNECT or the answer to a challenge judged. Raises RpcError.
 
         Where the worker dies, the round is asked again only for a method of one round. What begins an exchange of
@@ -122,12 +122,12 @@ class Authentication:
         self._under_way = isinstance(verdict, Challenge)
         return verdict
 
-    def abandon(self) -> None:
+    def abandon_exchange(self) -> None:
         """The client has gone: what is kept of its rounds can be forgotten."""
         if self._under_way:
             self._under_way = False
             request = AuthenticateRequest(authentication_id=self._id, over=True)
-            self._worker.tell(Method.AUTHENTICATE, request, timeout_s=ABANDON_TIMEOUT_S)
+            self._worker.send_notification(Method.AUTHENTICATE, request, timeout_s=ABANDON_TIMEOUT_S)
 
     def _first_request(self) -> AuthenticateRequest:
         return AuthenticateRequest(
@@ -154,7 +154,7 @@ class Authentication:
             version = min(self._connect.protocol_version, commands.PROTOCOL_VERSION)
             return Challenge(commands.auth_challenge(SERVER_VERSION, version, method, response.challenge))
         reason = str(response.denied.reason) or "no verdict"
-        return Denial(denial(reason), reason)
+        return Denial(refusal_for_denial(reason), reason)
 
     def _original(self, principal: Principal) -> OriginalCredentials | None:
         from_proxy = bool(principal.proxy)
@@ -163,7 +163,7 @@ class Authentication:
         return original_credentials(self._connect, from_proxy=from_proxy)
 
 
-BeginRounds = Callable[[CommandConnect], Authentication]
+ExchangeFactory = Callable[[CommandConnect], AuthenticationExchange]
 """Begins the rounds of a client that said this CONNECT."""
 
 
@@ -174,12 +174,12 @@ class Reauthenticator:
     a new connection would not get him.
     """
 
-    def __init__(self, connect: CommandConnect, begin: BeginRounds) -> None:
+    def __init__(self, connect: CommandConnect, begin: ExchangeFactory) -> None:
         self._connect = connect
         self._begin = begin
-        self._rounds: Authentication | None = None
+        self._rounds: AuthenticationExchange | None = None
         self._is_over = False
-        self.identity: ClientIdentity | None = None
+        self.last_identity: ClientIdentity | None = None
         """Who the client last was; None before the first time."""
 
     async def reauthenticate(self, command: BaseCommand) -> Verdict:
@@ -187,21 +187,21 @@ class Reauthenticator:
         rounds = self._rounds or self._begin(self._connect_with(command))
         self._rounds = None
         try:
-            verdict = await rounds.round(command)
+            verdict = await rounds.authenticate_round(command)
             if isinstance(verdict, Challenge) and not self._is_over:
                 self._rounds = rounds
         finally:
             if self._rounds is None:
-                rounds.abandon()
+                rounds.abandon_exchange()
         if isinstance(verdict, ClientIdentity):
-            self.identity = verdict
+            self.last_identity = verdict
         return verdict
 
-    def end(self) -> None:
+    def abandon_exchange(self) -> None:
         """The client has gone: what is kept of rounds under way, or still comes of them, can be forgotten."""
         self._is_over = True
         if self._rounds is not None:
-            self._rounds.abandon()
+            self._rounds.abandon_exchange()
             self._rounds = None
 
     def _connect_with(self, command: BaseCommand) -> CommandConnect:

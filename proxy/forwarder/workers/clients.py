@@ -22,22 +22,27 @@ from proto.rpc_pb2 import (
     ResolveTargetResponse,
 )
 from proxy import __version__
+from proxy.common.logs import get_logger
 from proxy.config.methods import one_round_methods
 from proxy.config.types import Config
-from proxy.forwarder.workers.authentication import SERVER_VERSION, Authentication, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.authentication import (
+    SERVER_VERSION,
+    AuthenticationExchange,
+    ClientEndpoint,
+    ClientIdentity,
+)
 from proxy.runtime.fairness.byte_budget import ByteBudget
-from proxy.runtime.fairness.fair_room import FairRoom
+from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.broker_link import (
-    NOT_NOW,
-    OTHER_BROKER_MAY_HELP,
-    BrokerGreeter,
+    REASONS_TO_TRY_ANOTHER_BROKER,
+    RETRYABLE_REFUSALS,
     BrokerLink,
+    BrokerLinkFactory,
     BrokerLinkFailed,
 )
 from proxy.runtime.network.credentials import Credentials, credentials_for
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import PendingCall, RpcError, RpcPool
 
 _ENVELOPE = int(Method.ENVELOPE)  # as a name of its enum it would be searched for each time
@@ -66,17 +71,17 @@ class WorkerClients:
         self.answer_timeout_s = seconds(config.limits.lookup_timeout_ms) + _ANSWER_GRACE_S
         """How long to wait for the answers to an Envelope."""
         self._answer_timeout_ms = int(self.answer_timeout_s * 1000)
-        self.room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
+        self.room = FairCapacity(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         """For answers that may be large."""
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         """For all else that is kept for clients before the relay."""
-        self._greeter = BrokerGreeter(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
+        self._greeter = BrokerLinkFactory(Dialer(config.brokers), config.limits.max_broker_frame_bytes, SERVER_VERSION)
         self._one_round_methods = one_round_methods(config.authentication)
         self._auth = auth
         self._lookup = lookup
         self.profile: CommandConnected | None = None
 
-    def keep_room(self, room: FairRoom, budget: ByteBudget) -> None:
+    def inherit_budgets(self, room: FairCapacity, budget: ByteBudget) -> None:
         """Go on with the room of settings before these: what is lent there counts, or each reload would add its own."""
         limits = self.config.limits
         room.resize(limits.max_topic_lists_bytes, limits.max_broker_frame_bytes)
@@ -87,10 +92,10 @@ class WorkerClients:
 
     # ---- auth workers
 
-    def new_authentication(self, client: ClientEnd, connect: CommandConnect) -> Authentication:
+    def new_authentication_exchange(self, client: ClientEndpoint, connect: CommandConnect) -> AuthenticationExchange:
         """The rounds of one client, all with the same auth worker."""
-        return Authentication(
-            self._auth.pick(),
+        return AuthenticationExchange(
+            self._auth.pick_client(),
             client,
             connect,
             timeout_s=seconds(self.config.limits.handshake_timeout_ms),
@@ -115,17 +120,17 @@ class WorkerClients:
             envelope.original_auth_data = identity.original.data
         return envelope.SerializeToString()
 
-    def forward_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
-        """Send an Envelope to a lookup worker, if one can be reached at once; see RpcClient.ask_now."""
-        worker = self._lookup.pick()
-        return worker.ask_now(_ENVELOPE, envelope, on_reply, timeout_ms=self._answer_timeout_ms, deadline=deadline)
+    def forward_envelope_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
+        """Send an Envelope to a lookup worker, if one can be reached at once; see RpcClient.start_call."""
+        worker = self._lookup.pick_client()
+        return worker.start_call(_ENVELOPE, envelope, on_reply, timeout_ms=self._answer_timeout_ms, deadline=deadline)
 
-    def forward(self, envelope: bytes, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
+    def forward_envelope(self, envelope: bytes, deadline: float) -> AbstractAsyncContextManager[PendingCall]:
         """Send an Envelope to a lookup worker. Raises RpcError."""
-        return self._lookup.pick().begin(_ENVELOPE, envelope, deadline)
+        return self._lookup.pick_client().open_call(_ENVELOPE, envelope, deadline)
 
     @property
-    def profile_is_fresh(self) -> bool:
+    def is_profile_fresh(self) -> bool:
         """Whether ``profile`` will do: it changes when brokers are upgraded."""
         return self.profile is not None and trio.current_time() - self._profile_at < _PROFILE_LIFETIME_S
 
@@ -133,7 +138,7 @@ class WorkerClients:
         """What brokers of this cluster say of themselves; None where that is not known (yet)."""
         now = trio.current_time()
         try:
-            response = await self._lookup.pick().call(
+            response = await self._lookup.pick_client().call(
                 Method.BROKER_PROFILE,
                 BrokerProfileRequest(),
                 BrokerProfileResponse,
@@ -159,7 +164,7 @@ class WorkerClients:
             sealed_principal=identity.sealed,
             any_broker=not connect.proxy_to_broker_url,
         )
-        target = await self._lookup.pick().call(
+        target = await self._lookup.pick_client().call(
             Method.RESOLVE_TARGET,
             request,
             ResolveTargetResponse,
@@ -204,7 +209,7 @@ class WorkerClients:
             credentials = self.broker_credentials(broker.host)
             left_s = max(0.0, deadline - trio.current_time())  # to get credentials takes its time, too
             try:
-                link = await self._greeter.open(
+                link = await self._greeter.open_link(
                     broker,
                     tuple(target.addresses),
                     credentials,
@@ -212,8 +217,8 @@ class WorkerClients:
                     timeout_s=left_s / (len(targets) + 1 - number),
                 )
             except BrokerLinkFailed as failed:
-                not_now = failed.reason == "refused" and failed.code in NOT_NOW
-                if is_last or not (not_now or failed.reason in OTHER_BROKER_MAY_HELP):
+                not_now = failed.reason == "refused" and failed.code in RETRYABLE_REFUSALS
+                if is_last or not (not_now or failed.reason in REASONS_TO_TRY_ANOTHER_BROKER):
                     raise
                 get_logger().warning(
                     "a client takes any broker, and one cannot serve it", broker=str(broker), reason=str(failed)

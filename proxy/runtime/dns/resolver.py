@@ -2,7 +2,7 @@
 
 Each group of names has a Resolver of its own, with bounds of its own: names that clients choose may be many and slow,
 and must not keep the operator's from being resolved. Within a group all who ask for a name at a time share one query,
-and names are asked for in turn by owner (proxy.runtime.dns.questions).
+and names are asked for in turn by owner (proxy.runtime.dns.queries).
 
 What DNS does not know, the system's resolver may (nsswitch.conf has more sources). It blocks a thread for as long as
 it likes and asks DNS once more, so it is asked for the operator's names only: for names that clients choose, anyone
@@ -24,9 +24,9 @@ import dns.resolver
 import trio
 
 from proto.addresses import AddressInvalid, parse_host_port
+from proxy.common.reloading_file import ReloadingFile
 from proxy.runtime.dns.answers import Addresses, Answer, ResolutionFailed, Service, Services
-from proxy.runtime.dns.questions import FAILED_TTL_S, Questions
-from proxy.runtime.reloading_file import ReloadingFile
+from proxy.runtime.dns.queries import FAILED_TTL_S, QueryCache
 
 __all__ = [
     "Addresses",
@@ -61,8 +61,8 @@ FAMILIES = 2
 class Resolver:
     """See the module. Questions are asked in ``nursery``; ``on_failure`` is told of each that is not answered.
 
-    ``timeout_s`` is for one name, from the moment it is asked for; ``knows_more``: whether the system's resolver is
-    asked for what DNS does not know.
+    ``timeout_s`` is for one name, from the moment it is asked for. ``use_system_resolver``: whether the system's
+    resolver is asked for what DNS does not know.
     """
 
     def __init__(
@@ -71,35 +71,35 @@ class Resolver:
         *,
         timeout_s: float,
         ttl_max_s: float,
-        knows_more: bool,
+        use_system_resolver: bool,
         on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self._timeout_s = timeout_s
         self._ttl_max_s = ttl_max_s
-        self._knows_more = knows_more
+        self._use_system_resolver = use_system_resolver
         self._servers = ReloadingFile("dns", (RESOLV_CONF,), _read_resolv_conf)
         self._hosts = ReloadingFile("hosts", (HOSTS,), _read_hosts)
-        self._questions = Questions(nursery, self._ask, timeout_s=timeout_s, on_failure=on_failure)
+        self._questions = QueryCache(nursery, self._ask, timeout_s=timeout_s, on_failure=on_failure)
         self._threads = trio.CapacityLimiter(THREADS_MAX)
 
-    async def addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
+    async def resolve_addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
         """All IP addresses of a host, each once; an IP address is its own. Raises ResolutionFailed.
 
         ``owner``: for whom; empty: for the operator. ``may_be_stale``: whether an answer that has just expired will do.
         """
         if is_address(host):
             return Addresses((str(ipaddress.ip_address(host)),), math.inf)
-        listed = (await self._hosts.current()).get(_plain(host))
+        listed = (await self._hosts.current_value()).get(_plain(host))
         if listed is not None:
             # Without the name: the table says where one host is, not that names below it are of the same owner.
             return Addresses(listed, trio.current_time() + TABLE_TTL_S)
-        answer = await self._questions.answer("addresses", host, owner, may_be_stale=may_be_stale)
+        answer = await self._questions.get_answer("addresses", host, owner, may_be_stale=may_be_stale)
         assert isinstance(answer, Addresses)
         return answer
 
-    async def services(self, name: str) -> Services:
+    async def resolve_services(self, name: str) -> Services:
         """The SRV records of a name, none where it says that there is no such service. Raises ResolutionFailed."""
-        answer = await self._questions.answer("services", name, "", may_be_stale=False)
+        answer = await self._questions.get_answer("services", name, "", may_be_stale=False)
         assert isinstance(answer, Services)
         return answer
 
@@ -109,13 +109,13 @@ class Resolver:
         return await (self._services(name) if what == "services" else self._addresses(name))
 
     async def _addresses(self, name: str) -> Addresses:
-        servers = await self._servers.current()
+        servers = await self._servers.current_value()
         if servers is None:
             return await self._of_system(name)
         try:
             return await self._of_dns(servers, name)
         except ResolutionFailed as failed:
-            if not self._knows_more:
+            if not self._use_system_resolver:
                 raise
             try:
                 return await self._of_system(name)
@@ -159,7 +159,7 @@ class Resolver:
         return Addresses(addresses, trio.current_time() + min(TABLE_TTL_S, self._ttl_max_s))
 
     async def _services(self, name: str) -> Services:
-        servers = await self._servers.current()
+        servers = await self._servers.current_value()
         if servers is None:
             raise ResolutionFailed(f"SRV records need a name server in {RESOLV_CONF}")
         answer = await _query(servers, name, "SRV", self._timeout_s)

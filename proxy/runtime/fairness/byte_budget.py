@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from proxy.runtime.fairness.fair_room import owner_of
+from proxy.runtime.fairness.fair_capacity import owner_of
 
 REQUEST_OVERHEAD_BYTES = 512
 """What a request under way needs beside its own bytes."""
@@ -27,11 +27,11 @@ class ByteBudget:
         self._free_for_all_bytes = total_bytes // 2
 
     @property
-    def is_short(self) -> bool:
+    def shares_enforced(self) -> bool:
         """Whether so much is taken that owners are limited to their shares."""
         return self.used_bytes > self._free_for_all_bytes
 
-    def take(self, owner: str, size_bytes: int) -> bool:
+    def reserve_bytes(self, owner: str, size_bytes: int) -> bool:
         """Take so much for an owner, if it may have it; whether it has got it."""
         used_bytes = self.used_bytes + size_bytes
         mine_bytes = self._by_owner.get(owner, 0)
@@ -45,7 +45,7 @@ class ByteBudget:
         self._by_owner[owner] = mine_bytes + size_bytes
         return True
 
-    def give_back(self, owner: str, size_bytes: int) -> None:
+    def release_bytes(self, owner: str, size_bytes: int) -> None:
         """Give back what was taken for an owner."""
         if not size_bytes:
             return
@@ -56,15 +56,15 @@ class ByteBudget:
         else:
             del self._by_owner[owner]
 
-    def move(self, owner: str, other: str, size_bytes: int) -> None:
+    def transfer_bytes(self, owner: str, other: str, size_bytes: int) -> None:
         """Count what was taken for one owner as another one's from now on."""
         if size_bytes:
-            self.give_back(owner, size_bytes)
+            self.release_bytes(owner, size_bytes)
             self.used_bytes += size_bytes
             self._by_owner[other] = self._by_owner.get(other, 0) + size_bytes
 
 
-class Holding:
+class ByteReservation:
     """What one connection holds of a budget, as a level that goes up and down."""
 
     def __init__(self, budget: ByteBudget, owner: str) -> None:
@@ -72,18 +72,18 @@ class Holding:
         self._owner = owner
         self.size_bytes = 0
 
-    def set(self, size_bytes: int) -> bool:
+    def resize(self, size_bytes: int) -> bool:
         """Hold so much; False, and all stays as it is, where that is more than before and may not be had."""
         more_bytes = size_bytes - self.size_bytes
         if more_bytes > 0:
-            if not self._budget.take(self._owner, more_bytes):
+            if not self._budget.reserve_bytes(self._owner, more_bytes):
                 return False
         else:
-            self._budget.give_back(self._owner, -more_bytes)
+            self._budget.release_bytes(self._owner, -more_bytes)
         self.size_bytes = size_bytes
         return True
 
-    def belong_to(self, owner: str) -> None:
+    def transfer_to(self, owner: str) -> None:
         """Count it as another owner's from now on."""
-        self._budget.move(self._owner, owner, self.size_bytes)
+        self._budget.transfer_bytes(self._owner, owner, self.size_bytes)
         self._owner = owner

@@ -44,19 +44,19 @@ class FairQueue(Generic[OwnerT, ItemT]):
         self._passed_over: dict[int, int] = {}
         self._owners_by_size: Counter[int] = Counter()
         """How many owners have so many waiting: in a flood most newcomers can be refused by this alone."""
-        self.count = 0
+        self.waiting_count = 0
         """Items that wait."""
 
-    def waiting_of(self, owner: OwnerT) -> int:
+    def count_waiting(self, owner: OwnerT) -> int:
         """How many items of an owner wait."""
         return len(self._waiting.get(owner, ()))
 
-    def put(self, owner: OwnerT, item: ItemT) -> tuple[OwnerT, ItemT] | None:
+    def enqueue(self, owner: OwnerT, item: ItemT) -> tuple[OwnerT, ItemT] | None:
         """Let an item wait. Returns what was dropped instead, with its owner: perhaps this very item."""
         dropped = None
-        if self.waiting_of(owner) >= self._waiting_per_owner_max:
+        if self.count_waiting(owner) >= self._waiting_per_owner_max:
             return owner, item
-        if self.count >= self._waiting_max:
+        if self.waiting_count >= self._waiting_max:
             most = self._owner_with_most_waiting(owner)
             if most == owner:
                 return owner, item
@@ -65,12 +65,12 @@ class FairQueue(Generic[OwnerT, ItemT]):
         items = self._waiting.setdefault(owner, deque())
         items.append(item)
         self._count_owner(len(items), before=len(items) - 1)
-        self.count += 1
+        self.waiting_count += 1
         return dropped
 
     def _owner_with_most_waiting(self, newcomer: OwnerT) -> OwnerT:
         """Whose newest item has to go, the newcomer's counted; where several are equal: the newcomer."""
-        most, most_items = newcomer, self.waiting_of(newcomer) + 1
+        most, most_items = newcomer, self.count_waiting(newcomer) + 1
         if most_items > max(self._owners_by_size, default=0):
             return newcomer
         most_key = most_items, self._rank(newcomer)
@@ -80,7 +80,7 @@ class FairQueue(Generic[OwnerT, ItemT]):
                 most, most_key = owner, key
         return most
 
-    def take(self) -> tuple[OwnerT, ItemT] | None:
+    def start_next(self) -> tuple[OwnerT, ItemT] | None:
         """Start the next item, which holds a slot until ``release``; None where no slot is free for those who wait."""
         if not self._free:
             return None
@@ -105,14 +105,14 @@ class FairQueue(Generic[OwnerT, ItemT]):
         self._passed_over = {rank: 0 if rank == chosen else times + 1 for rank, times in passed_over.items()}
         return chosen
 
-    def release(self, owner: OwnerT) -> None:
+    def release_slot(self, owner: OwnerT) -> None:
         """Give back a slot that ``take`` gave."""
         self._free += 1
         self._held[owner] -= 1
         if not self._held[owner]:
             del self._held[owner]
 
-    def remove(self, owner: OwnerT, item: ItemT) -> None:
+    def remove_waiting(self, owner: OwnerT, item: ItemT) -> None:
         """Let an item wait no more, if it does."""
         items = self._waiting.get(owner)
         if items is not None and item in items:
@@ -121,7 +121,7 @@ class FairQueue(Generic[OwnerT, ItemT]):
 
     def _shrunk(self, owner: OwnerT) -> None:
         """One item of an owner waits no more."""
-        self.count -= 1
+        self.waiting_count -= 1
         items = self._waiting[owner]
         self._count_owner(len(items), before=len(items) + 1)
         if not items:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 GRAIN_S = 0.1
 
@@ -47,7 +47,7 @@ class Deadlines:
         self._sleep = trio.CancelScope()
         self._sleeps_until = math.inf
 
-    def new(self, on_passed: Wake) -> Deadline:
+    def new_deadline(self, on_passed: Wake) -> Deadline:
         """One more, which is not set."""
         return Deadline(self, on_passed)
 

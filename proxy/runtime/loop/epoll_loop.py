@@ -58,7 +58,7 @@ class EpollLoop:
         """Have the run queue processed although no event arrives."""
         # While a batch is processed the queue is looked at anyway, and to ring would replace the timer of the polling.
         if not self._is_processing:
-            self._timer.ring()
+            self._timer.fire_now()
 
     def stop(self) -> None:
         """Process nothing more, even if ``run`` has been woken already; to end it is the caller's, by cancelling."""
@@ -89,7 +89,7 @@ class EpollLoop:
         until = now + LINGER_S
         lingers = now - self._processed_at < BUSY_GAP_S and self.may_linger()
         if lingers:
-            self._timer.set(LINGER_S)
+            self._timer.arm(LINGER_S)
         events = epoll.poll(0, EVENTS_PER_BATCH)
         self._is_processing = True
         while events or run_queue:

@@ -19,9 +19,9 @@ class ScopedTasks:
 
     __slots__ = ("_cancelled", "_nursery", "_on_defect", "_scopes")
 
-    def __init__(self, nursery: trio.Nursery, on_defect: Callable[[Exception], None]) -> None:
+    def __init__(self, nursery: trio.Nursery, on_internal_error: Callable[[Exception], None]) -> None:
         self._nursery = nursery
-        self._on_defect = on_defect
+        self._on_defect = on_internal_error
         self._scopes: set[trio.CancelScope] = set()
         self._cancelled = False
 

@@ -10,7 +10,7 @@ def seconds(milliseconds: int) -> float:
     return milliseconds / 1000
 
 
-async def close_politely(stream: trio.abc.HalfCloseableStream, *, linger_s: float = 1.0) -> None:
+async def close_gracefully(stream: trio.abc.HalfCloseableStream, *, linger_s: float = 1.0) -> None:
     """Close so that the peer gets to read what was sent last.
 
     To close a socket with unread input makes the kernel send a reset, and a reset makes the peer's kernel throw away
@@ -27,7 +27,7 @@ async def close_politely(stream: trio.abc.HalfCloseableStream, *, linger_s: floa
     await trio.aclose_forcefully(stream)
 
 
-def close_now(stream: trio.abc.AsyncResource) -> bool:
+def close_socket_now(stream: trio.abc.AsyncResource) -> bool:
     """Close a plain socket without a word, which needs no waiting; whether it was one."""
     if isinstance(stream, trio.SocketStream):
         stream.socket.close()
@@ -35,22 +35,22 @@ def close_now(stream: trio.abc.AsyncResource) -> bool:
     return False
 
 
-async def close_at_once(stream: trio.abc.AsyncResource) -> None:
+async def close_forcefully(stream: trio.abc.AsyncResource) -> None:
     """Close without a word. A plain socket needs no scope, no shield and no checkpoint for it."""
-    if close_now(stream):
+    if close_socket_now(stream):
         return
     with trio.CancelScope(shield=True):
         await trio.aclose_forcefully(stream)
 
 
-async def repeat(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+async def run_every(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
     """Do something now and then again and again, with a pause after each time."""
     while True:
         await work()
         await trio.sleep(interval_s)
 
 
-class InFlight:
+class InFlightCounter:
     """How many pieces of work are under way, and a way to wait until none is."""
 
     def __init__(self) -> None:
@@ -58,16 +58,16 @@ class InFlight:
         self._empty: trio.Event | None = None
 
     def __enter__(self) -> None:
-        self.begin()
+        self.increment()
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self.decrement()
 
-    def begin(self, count: int = 1) -> None:
+    def increment(self, count: int = 1) -> None:
         """One more, or several; for work that somebody else will end."""
         self.count += count
 
-    def end(self, count: int = 1) -> None:
+    def decrement(self, count: int = 1) -> None:
         """One less, or several."""
         self.count -= count
         if not self.count and self._empty is not None:
@@ -87,16 +87,16 @@ class InFlight:
 class Backoff:
     """Pauses that double from one failure to the next, up to a bound; a success starts over."""
 
-    def __init__(self, *, first_s: float, most_s: float) -> None:
-        self._first_s = first_s
-        self._most_s = most_s
-        self._next_s = first_s
+    def __init__(self, *, initial_s: float, max_s: float) -> None:
+        self._initial_s = initial_s
+        self._max_s = max_s
+        self._next_s = initial_s
 
     def next_pause_s(self) -> float:
         """The pause after one more failure."""
-        pause, self._next_s = self._next_s, min(self._next_s * 2, self._most_s)
+        pause, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
         return pause
 
     def reset(self) -> None:
         """Forget the failures."""
-        self._next_s = self._first_s
+        self._next_s = self._initial_s

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 
 class Flushable(Protocol):
     """Something that holds back what it has to say."""
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """Say it."""
         ...
 
@@ -58,7 +58,7 @@ class Tick:
             touched, self._touched = self._touched, {}
             for who in touched:
                 try:
-                    who.push()
+                    who.flush()
                 except Exception as error:  # noqa: BLE001 -- what one cannot say must not keep the others from it
                     get_logger().error("what was to be said at the end of a turn met a defect", exc_info=error)
 

@@ -32,15 +32,15 @@ class TimerFd:
         """Its descriptor; to be waited for by edges, since nobody reads it."""
         return self._descriptor
 
-    def set(self, seconds: float) -> None:
+    def arm(self, seconds: float) -> None:
         """Ring so much later, once; whatever was set before is forgotten."""
         whole, nanoseconds = divmod(max(1, int(seconds * _NS_PER_S)), _NS_PER_S)
         spec = _ITimerSpec(_TimeSpec(0, 0), _TimeSpec(whole, nanoseconds))
         _libc.timerfd_settime(self._descriptor, 0, ctypes.byref(spec), None)
 
-    def ring(self) -> None:
+    def fire_now(self) -> None:
         """Ring now."""
-        self.set(0)
+        self.arm(0)
 
     def close(self) -> None:
         """Close it."""

@@ -12,15 +12,15 @@ from proto.errors import RemoteProtocolError
 from proto.pulsar_pb2 import CommandConnect, ServerError
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.credentials import Credentials
-from proxy.runtime.network.dialing import Dialer, NotDialled
+from proxy.runtime.network.dialing import Dialer, DialFailed
 from proxy.runtime.rpc.client import RpcError
 
 NOT_CONNECTED = "The proxy cannot connect to the broker"
-OTHER_BROKER_MAY_HELP = frozenset({"unreachable", "tls", "timeout", "handshake"})
+REASONS_TO_TRY_ANOTHER_BROKER = frozenset({"unreachable", "tls", "timeout", "handshake"})
 """Reasons of a BrokerLinkFailed that say nothing of other brokers. What one refuses, the others refuse, too."""
-NOT_NOW = frozenset({ServerError.ServiceNotReady, ServerError.TooManyRequests})
+RETRYABLE_REFUSALS = frozenset({ServerError.ServiceNotReady, ServerError.TooManyRequests})
 """What a broker refuses with that is starting, leaving, or has too much to do just now."""
-NOT_TAKEN_IN = "The broker does not accept the proxy's own credentials"
+PROXY_CREDENTIALS_REFUSED = "The broker does not accept the proxy's own credentials"
 
 
 class BrokerLinkFailed(Exception):
@@ -58,14 +58,14 @@ class BrokerLink:
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerGreeter:
+class BrokerLinkFactory:
     """How to get a link: how to dial, frame limit, and how a CONNECT is made from an identity."""
 
     dialer: Dialer
     max_frame_bytes: int
     client_version: str
 
-    async def open(
+    async def open_link(
         self,
         broker: HostPort,
         addresses: Sequence[str],
@@ -87,7 +87,7 @@ class BrokerGreeter:
         linked = False
         try:
             with trio.fail_after(timeout_s):
-                method, data = await credentials.answer(None)
+                method, data = await credentials.auth_data_for(None)
                 stream = await self.dialer.dial_any(broker, addresses)
                 await stream.send_all(commands.connect(make_connect(method, data)))
                 connected = await self._shake_hands(broker, stream, credentials)
@@ -96,7 +96,7 @@ class BrokerGreeter:
         except trio.TooSlowError:
             detail = f"{broker} did not finish the handshake within {timeout_s} s"
             raise BrokerLinkFailed("timeout", detail, message=NOT_CONNECTED) from None
-        except NotDialled as error:
+        except DialFailed as error:
             raise BrokerLinkFailed(
                 error.reason, f"cannot connect to {broker}: {error}", message=NOT_CONNECTED
             ) from None
@@ -126,11 +126,11 @@ class BrokerGreeter:
                     case SendData():
                         await stream.send_all(event.data)
                     case Challenged():
-                        method, data = await credentials.answer(event.data)
+                        method, data = await credentials.auth_data_for(event.data)
                         await stream.send_all(
                             commands.auth_response(self.client_version, commands.PROTOCOL_VERSION, method, data)
                         )
-                        handshake.challenge_answered(complete=credentials.complete)
+                        handshake.on_answer_sent(complete=credentials.complete)
 
 
 def _refused(broker: HostPort, refused: Refused) -> BrokerLinkFailed:
@@ -138,5 +138,5 @@ def _refused(broker: HostPort, refused: Refused) -> BrokerLinkFailed:
     if refused.error == ServerError.AuthenticationError:
         # The credentials were the proxy's: to tell the client that *it* failed to authenticate would send its owner
         # searching in the wrong place, and Java clients give up for good on this code.
-        return BrokerLinkFailed("refused", detail, message=NOT_TAKEN_IN, refusal=refused)
+        return BrokerLinkFailed("refused", detail, message=PROXY_CREDENTIALS_REFUSED, refusal=refused)
     return BrokerLinkFailed("refused", detail, code=refused.error, message=refused.message, refusal=refused)

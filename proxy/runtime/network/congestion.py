@@ -8,7 +8,7 @@ import socket
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 SYSTEM = "system"
 UNPACED = "unpaced"
@@ -18,12 +18,12 @@ _PACES = "bbr"
 _NEVER_PACES = "reno"  # in every kernel, and allowed to every process
 
 
-def use_congestion_control(sock: socket.socket | trio.socket.SocketType, name: str) -> None:
+def set_congestion_control(sock: socket.socket | trio.socket.SocketType, name: str) -> None:
     """Choose for a new socket, which has the system's and is not connected yet. A refusal is logged once."""
     _use(sock, name, system=_of(sock))
 
 
-def use_for_accepted(listener: socket.socket, name: str) -> None:
+def set_congestion_control_of_accepted(listener: socket.socket, name: str) -> None:
     """Choose for what a listener will accept; it may have had another one, before a reload."""
     _use(listener, name, system=_systems())
 

@@ -21,7 +21,7 @@ class Credentials(Protocol):
         """When the credentials of the last answer end; 0: never, or it is not known."""
         ...
 
-    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         """Method and data for CONNECT (no challenge yet), or for the broker's challenge. Raises RpcError."""
         ...
 
@@ -41,7 +41,7 @@ class CredentialExchange:
         self.expires_at_unix_ms = 0
         """When the credentials of the last answer end; 0: never, or it is not known."""
 
-    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         """Method and data for CONNECT (no challenge yet), or for the broker's challenge. Raises RpcError."""
         request = BrokerCredentialsRequest(exchange_id=self._exchange_id, broker_host=self._broker_host)
         if challenge is not None:
@@ -64,11 +64,11 @@ class NoCredentials:
     complete = True
     expires_at_unix_ms = 0
 
-    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         """No method and no data; a broker that still asks gets an empty answer, and refuses it in its own words."""
         return ("", b"") if challenge is None else ("none", b"")
 
 
 def credentials_for(auth: RpcPool, broker_host: str, *, configured: bool) -> Credentials:
     """The credentials for one handshake with a broker."""
-    return CredentialExchange(auth.pick(), broker_host) if configured else NoCredentials()
+    return CredentialExchange(auth.pick_client(), broker_host) if configured else NoCredentials()

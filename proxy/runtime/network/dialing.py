@@ -10,14 +10,14 @@ import trio
 from proto.addresses import HostPort, speaks_tls
 from proxy.config.types import Brokers
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.network.congestion import use_congestion_control
+from proxy.runtime.network.congestion import set_congestion_control
 from proxy.runtime.network.tls import TlsFailed, TlsStream, broker_context
 
 ATTEMPT_DELAY_S = 0.25
 """RFC 8305, 5: "Connection Attempt Delay"."""
 
 
-class NotDialled(Exception):
+class DialFailed(Exception):
     """No connection; ``reason`` is a short stable name for metrics, the text is for the log."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -33,7 +33,7 @@ class Dialer:
         self._tls = broker_context(config.tls) if speaks_tls(config.service_url) else None
 
     async def dial_any(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
-        """Connect to a broker at whichever of its IP addresses answers first (RFC 8305, 5). Raises NotDialled.
+        """Connect to a broker at whichever of its IP addresses answers first (RFC 8305, 5). Raises DialFailed.
 
         Each gets ATTEMPT_DELAY_S before the next is tried, too, or until it fails; its families take turns. The
         addresses are dialled as they are given: whoever checked them must know that nothing else is.
@@ -41,7 +41,7 @@ class Dialer:
         race = _Race()
         try:
             async with trio.open_nursery() as nursery:
-                for address in families_in_turn(addresses):
+                for address in interleave_families(addresses):
                     failed = trio.Event()
                     nursery.start_soon(self._attempt, broker, address, race, failed, nursery)
                     with trio.move_on_after(ATTEMPT_DELAY_S):
@@ -51,7 +51,7 @@ class Dialer:
                 await trio.aclose_forcefully(race.won)
             raise
         if race.won is None:
-            raise NotDialled(race.reason, "; ".join(race.failures) or "no address")
+            raise DialFailed(race.reason, "; ".join(race.failures) or "no address")
         return race.won
 
     async def _attempt(
@@ -76,7 +76,7 @@ class Dialer:
         failed.set()
 
     async def _dial(self, broker: HostPort, address: str) -> trio.abc.HalfCloseableStream:
-        context = None if self._tls is None else await self._tls.current()
+        context = None if self._tls is None else await self._tls.current_value()
         transport = await _connect(address, broker.port, self.config.congestion_control)
         if context is None:
             return transport
@@ -102,7 +102,7 @@ class _Race:
     failures: list[str] = field(default_factory=list)
 
 
-def families_in_turn(addresses: Sequence[str]) -> list[str]:
+def interleave_families(addresses: Sequence[str]) -> list[str]:
     """The same addresses, in their order but for their families, which alternate (RFC 8305, 4)."""
     first = [address for address in addresses if _is_ipv6(address) is _is_ipv6(addresses[0])]
     second = [address for address in addresses if _is_ipv6(address) is not _is_ipv6(addresses[0])]
@@ -119,7 +119,7 @@ async def _connect(address: str, port: int, congestion_control: str) -> trio.Soc
     sock = trio.socket.socket(family, socket.SOCK_STREAM)
     try:
         tune_socket(sock)
-        use_congestion_control(sock, congestion_control)
+        set_congestion_control(sock, congestion_control)
         await sock.connect((address, port))
     except BaseException:
         sock.close()

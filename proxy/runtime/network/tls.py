@@ -15,9 +15,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import ReloadingFile
 from proxy.config.types import BrokerTls, ListenerTls
-from proxy.runtime.reloading_file import ReloadingFile
 
 RECEIVE_BYTES = 65536
 RECORD_BYTES = 16384
@@ -258,14 +258,14 @@ class ListenerContexts:
         self._loaded = self._watched.value
         self._front = _front(self._loaded)
 
-    async def current(self) -> ssl.SSLContext:
+    async def current_context(self) -> ssl.SSLContext:
         """The context for a connection that begins now; tell ``used`` of it after the handshake."""
-        loaded = await self._watched.current()
+        loaded = await self._watched.current_value()
         if loaded is not self._loaded:
             self._loaded, self._front = loaded, _front(loaded)
         return self._front
 
-    def used(self, context: ssl.SSLContext, version: str) -> None:
+    def on_handshake_done(self, context: ssl.SSLContext, version: str) -> None:
         """A connection has done its handshake with a context, in this version of TLS."""
         if version != _NEVER_RESUMED and context is self._front:
             self._front = _front(self._loaded)

@@ -16,6 +16,6 @@ def new_registry() -> CollectorRegistry:
     return CollectorRegistry()
 
 
-def exposition(registry: CollectorRegistry) -> str:
+def render_metrics(registry: CollectorRegistry) -> str:
     """A process's metrics as text."""
     return generate_latest(registry).decode()

@@ -19,7 +19,7 @@ SHOWN_MAX = 20
 Count = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
-class Soonest(Struct, frozen=True):
+class SoonestSession(Struct, frozen=True):
     """A session that ends soon, as one forwarder tells it."""
 
     client: str
@@ -32,7 +32,7 @@ class NearExpiry(Struct, frozen=True):
 
     expired_and_idle: Count
     ending_within_60_s: Count
-    soonest: Annotated[list[Soonest], Meta(max_length=SHOWN_MAX)]
+    soonest: Annotated[list[SoonestSession], Meta(max_length=SHOWN_MAX)]
 
 
 class SessionEnd(NamedTuple):
@@ -43,7 +43,7 @@ class SessionEnd(NamedTuple):
     principal: str
 
 
-def near_expiry(sessions: Iterable[SessionEnd]) -> dict[str, Any]:
+def summarize_near_expiry(sessions: Iterable[SessionEnd]) -> dict[str, Any]:
     """How many have expired, how many will within a minute, and the soonest of these."""
     expired, ending = 0, []
     for session in sessions:
@@ -58,7 +58,7 @@ def near_expiry(sessions: Iterable[SessionEnd]) -> dict[str, Any]:
     return {"expired_and_idle": expired, "ending_within_60_s": len(ending), "soonest": soonest}
 
 
-def merged(parts: Iterable[NearExpiry]) -> dict[str, Any]:
+def merge_near_expiry(parts: Iterable[NearExpiry]) -> dict[str, Any]:
     """The same of several forwarders together."""
     all_parts = list(parts)
     soonest = [session for part in all_parts for session in part.soonest]

@@ -64,6 +64,6 @@ class ProcessMetrics(Collector):
         return os.stat(folder).st_size or len(os.listdir(folder))  # noqa: PTH116, PTH208 -- Linux 6.2 tells the number
 
 
-def measure_process(registry: CollectorRegistry) -> None:
+def register_process_metrics(registry: CollectorRegistry) -> None:
     """Have a registry tell what this process uses."""
     registry.register(ProcessMetrics())

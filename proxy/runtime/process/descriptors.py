@@ -38,7 +38,7 @@ class Descriptors(msgspec.Struct, frozen=True):
         """The inverse of encode."""
         return msgspec.json.decode(text, type=cls)
 
-    def all(self) -> tuple[int, ...]:
+    def inheritable(self) -> tuple[int, ...]:
         """Every descriptor, for the process to be started with."""
         single = (self.channel, self.liveness, self.service, self.connections, self.store, self.questions)
         return tuple(fd for fd in single if fd >= 0)

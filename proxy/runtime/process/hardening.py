@@ -46,7 +46,7 @@ class _Ruleset(ctypes.Structure):
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def prefer_for_oom_kill(more: int) -> None:
+def raise_oom_score(more: int) -> None:
     """Have the kernel end this process before the supervisor where memory runs out: a worker has a successor at once,
     and the relays of all others go on.
 
@@ -120,7 +120,7 @@ def _checked(result: int) -> int:
     return result
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Become the parent of all descendants that lose theirs, so none leaves this process's tree. Raises OSError."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 

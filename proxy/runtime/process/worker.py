@@ -19,24 +19,24 @@ from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, DrainRequest, Empty, Method, SetPeersRequest, StartRequest, Status, Text
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.load import decode_config
 from proxy.config.types import Config
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import configure_logs
-from proxy.runtime.observability.metrics import exposition, new_registry
-from proxy.runtime.observability.process_metrics import measure_process
+from proxy.runtime.observability.metrics import new_registry, render_metrics
+from proxy.runtime.observability.process_metrics import register_process_metrics
 from proxy.runtime.process.descriptors import Descriptors, adopt_listener, adopt_stream
-from proxy.runtime.rpc.client import RpcClient, RpcPool, connect_unix
+from proxy.runtime.rpc.client import RpcClient, RpcPool, unix_connector
 from proxy.runtime.rpc.peers import Caller, PeerTable
 from proxy.runtime.rpc.server import (
     RPC_FRAME_OVERHEAD_BYTES,
     WAITING_BYTES_MAX,
     Handler,
-    InParts,
     RpcRefused,
     RpcServer,
+    StreamingHandler,
 )
 
 CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -74,19 +74,19 @@ class WorkerContext:
         """Where the worker of a role and number listens."""
         return service_socket_path(self.config, role, index)
 
-    def rpc_pool(self, role: Role) -> RpcPool:
+    def new_rpc_pool(self, role: Role) -> RpcPool:
         """A way to all auth workers, or to all lookup workers."""
         cluster = self.config.cluster
         count = cluster.auth_workers if role is Role.AUTH else cluster.lookup_workers
         size = self.rpc_frame_bytes_max()
         paths = [self.socket_path(role, index) for index in range(count)]
-        return RpcPool([RpcClient(connect_unix(path), max_frame_bytes=size) for path in paths])
+        return RpcPool([RpcClient(unix_connector(path), max_frame_bytes=size) for path in paths])
 
 
 class Service(Protocol):
     """What a role makes of a worker."""
 
-    def handlers(self) -> Mapping[int, Handler | InParts]:
+    def handlers(self) -> Mapping[int, Handler | StreamingHandler]:
         """The methods that this role serves to other workers; forwarders serve none."""
         ...
 
@@ -124,7 +124,7 @@ class _Worker:
         self._descriptors = descriptors
         self._factory = factory
         self._registry = new_registry()
-        measure_process(self._registry)
+        register_process_metrics(self._registry)
         self._peers = PeerTable()
         self._service: Service | None = None
         self._server: RpcServer | None = None
@@ -161,7 +161,7 @@ class _Worker:
         request = StartRequest.FromString(data)
         config = decode_config(request.config)
         configure_logs(config.log, self._role, request.index)
-        self._peers.replace(request.peers)
+        self._peers.replace_peers(request.peers)
         context = WorkerContext(
             self._role,
             request.index,
@@ -185,12 +185,12 @@ class _Worker:
                 max_waiting_bytes=WAITING_BYTES_MAX + config.limits.max_topic_lists_bytes,
             )
             listener = adopt_listener(self._descriptors.service)
-            self._nursery.start_soon(self._server.serve_listener, listener, self._peers.identify)
+            self._nursery.start_soon(self._server.serve_listener, listener, self._peers.identify_caller)
         _tame_collector(self._role)
         return b""
 
     async def _set_peers(self, data: bytes, _caller: Caller) -> bytes:
-        self._peers.replace(SetPeersRequest.FromString(data).peers)
+        self._peers.replace_peers(SetPeersRequest.FromString(data).peers)
         return b""
 
     async def _configure(self, data: bytes, _caller: Caller) -> bytes:
@@ -213,7 +213,7 @@ class _Worker:
 
     async def _collect_metrics(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)
-        return Text(text=exposition(self._registry)).SerializeToString()
+        return Text(text=render_metrics(self._registry)).SerializeToString()
 
     async def _get_status(self, data: bytes, _caller: Caller) -> bytes:
         Empty.FromString(data)

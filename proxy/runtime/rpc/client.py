@@ -17,9 +17,9 @@ from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_call, encode_cancel
 from proto.rpc_pb2 import Status
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
-from proxy.runtime.loop.tasks import Backoff, repeat
-from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.loop.tasks import Backoff, run_every
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
 QUIESCE_LOOK_S = 0.005
@@ -74,14 +74,14 @@ class RpcResponseCorrupt(RpcError):
     """The other side answered with bytes that are no response to this call."""
 
 
-class Pending(Protocol):
+class ReplyReceiver(Protocol):
     """Who waits for a call's reply."""
 
-    def take(self, reply: Reply) -> None:
+    def on_part(self, reply: Reply) -> None:
         """A part has come, or the whole."""
         ...
 
-    def lose(self) -> None:
+    def on_lost(self) -> None:
         """Nothing will come any more."""
         ...
 
@@ -95,16 +95,16 @@ class CallbackReply:
         self.on_reply = on_reply
         self.deadline = deadline
 
-    def take(self, reply: Reply | None) -> None:
+    def on_part(self, reply: Reply | None) -> None:
         """Pass it on. A defect that one reply meets must not end the connection of all the others."""
         try:
             self.on_reply(reply)
         except Exception as error:  # noqa: BLE001 -- see above
             get_logger().error("a reply met a defect", exc_info=error)
 
-    def lose(self) -> None:
+    def on_lost(self) -> None:
         """Pass that on, too."""
-        self.take(None)
+        self.on_part(None)
 
 
 class PendingCall:
@@ -117,12 +117,12 @@ class PendingCall:
         self._replies: deque[Reply] = deque()
         self._lost = False
 
-    def take(self, reply: Reply) -> None:
+    def on_part(self, reply: Reply) -> None:
         """A part has come."""
         self._replies.append(reply)
         self._arrived.set()
 
-    def lose(self) -> None:
+    def on_lost(self) -> None:
         """Nothing will come any more."""
         self._lost = True
         self._arrived.set()
@@ -137,7 +137,7 @@ class PendingCall:
         reply = self._replies.popleft()
         if reply.status != Status.OK:
             raise RpcCallRefused(reply.status, reply.detail)
-        return reply.response, reply.more
+        return reply.response, reply.has_more
 
 
 class RpcClient:
@@ -146,7 +146,7 @@ class RpcClient:
     def __init__(self, connect: Connect, *, max_frame_bytes: int) -> None:
         self._connect = connect
         self._max_frame_bytes = max_frame_bytes
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, ReplyReceiver] = {}
         # Not from 1: over a channel that was inherited, the answer to another program's call may still come.
         self._ids = itertools.count(secrets.randbits(32))
         self._writer: BatchedWriter | None = None
@@ -166,7 +166,7 @@ class RpcClient:
         return len(self._pending) + self._waiting
 
     @property
-    def unproven(self) -> bool:
+    def awaits_first_reply(self) -> bool:
         """Whether calls wait on a connection where nothing was heard yet: its worker may not be there yet, since the
         supervisor owns the socket.
         """
@@ -211,7 +211,7 @@ class RpcClient:
             self._connected.set()
 
     async def _keep_connected(self) -> None:
-        backoff = Backoff(first_s=0.01, most_s=1.0)
+        backoff = Backoff(initial_s=0.01, max_s=1.0)
         while True:
             try:
                 stream = await self._connect()
@@ -236,7 +236,7 @@ class RpcClient:
         async with trio.open_nursery() as nursery:
             self._heard = False
             nursery.start_soon(writer.run)
-            nursery.start_soon(repeat, OVERDUE_LOOK_S, self._drop_overdue)
+            nursery.start_soon(run_every, OVERDUE_LOOK_S, self._drop_overdue)
             self._writer = writer
             self.suspect = False  # the worker that hung was replaced
             self._connected.set()
@@ -256,19 +256,19 @@ class RpcClient:
         # A reply that nobody waits for came after its deadline, or twice: it is dropped.
         self.suspect = False
         self._heard = True
-        if frame.more:
+        if frame.has_more:
             pending = self._pending.get(frame.correlation_id)
         else:
             pending = self._pending.pop(frame.correlation_id, None)
         if pending is not None:
-            pending.take(frame)
+            pending.on_part(frame)
 
     def _lose(self) -> None:
         self._writer = None
         self._connected = trio.Event()
         pending, self._pending = self._pending, {}
         for one in pending.values():
-            one.lose()
+            one.on_lost()
 
     async def call(
         self, method: int, request: Message, response_type: type[ResponseT], *, timeout_s: float, retry: bool = False
@@ -297,14 +297,14 @@ class RpcClient:
             except DecodeError:
                 raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None
 
-    def tell(self, method: int, request: Message, *, timeout_s: float) -> None:
+    def send_notification(self, method: int, request: Message, *, timeout_s: float) -> None:
         """Call a method whose answer nobody waits for; nothing is told where there is no connection."""
         call = Call(next(self._ids), method, int(timeout_s * 1000), request.SerializeToString())
         if self._writer is not None and self._resumed.is_set():
             with contextlib.suppress(WriterFull):
                 self._writer.write(encode_call(call))
 
-    def ask_now(
+    def start_call(
         self, method: int, body: bytes, on_reply: Callable[[Reply | None], None], *, timeout_ms: int, deadline: float
     ) -> bool:
         """Begin a call without a task that waits for it; whether it could go out now.
@@ -329,17 +329,17 @@ class RpcClient:
         for correlation_id, pending in overdue:
             self.suspect = True
             if self._pending.pop(correlation_id, None) is not None:
-                pending.lose()
+                pending.on_lost()
 
     async def _call_once(self, method: int, body: bytes, deadline: float) -> bytes:
-        async with self.begin(method, body, deadline) as pending:
+        async with self.open_call(method, body, deadline) as pending:
             response, more = await pending.next_part()
             if more:
                 raise RpcResponseCorrupt("a part, where the whole was expected")
             return response
 
     @asynccontextmanager
-    async def begin(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
+    async def open_call(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
         """Begin a call whose reply comes in parts; what has not come at the end of the context is dropped.
 
         ``deadline`` is told the worker; to keep it here is the caller's part. Raises RpcConnectionLost, RpcCallRefused.
@@ -376,7 +376,7 @@ class RpcPool:
         self._clients = clients
         self._turn = itertools.count()
 
-    def pick(self) -> RpcClient:
+    def pick_client(self) -> RpcClient:
         """The least busy client, in turn where several are. One that let a deadline pass, has no connection, or heard
         nothing on it (but for one call, which finds out), only where there is no other.
         """
@@ -394,7 +394,7 @@ class RpcPool:
 
 
 def _rank(client: RpcClient) -> tuple[bool, bool, bool, int]:
-    return client.suspect, not client.connected, client.unproven, client.in_flight
+    return client.suspect, not client.connected, client.awaits_first_reply, client.in_flight
 
 
 def _status_name(status: int) -> str:
@@ -404,7 +404,7 @@ def _status_name(status: int) -> str:
         return f"status {status}"
 
 
-def connect_unix(path: str) -> Connect:
+def unix_connector(path: str) -> Connect:
     """A way to connect to a worker's socket."""
 
     async def connect() -> trio.abc.HalfCloseableStream:

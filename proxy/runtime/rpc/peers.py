@@ -37,13 +37,13 @@ class PeerTable:
 
     def __init__(self, peers: Iterable[Peer] = ()) -> None:
         self._roles: dict[int, Role] = {}
-        self.replace(peers)
+        self.replace_peers(peers)
 
-    def replace(self, peers: Iterable[Peer]) -> None:
+    def replace_peers(self, peers: Iterable[Peer]) -> None:
         """Take over a new table."""
         self._roles = {peer.pid: Role(peer.role) for peer in peers}
 
-    def identify(self, sock: trio.socket.SocketType) -> Caller | None:
+    def identify_caller(self, sock: trio.socket.SocketType) -> Caller | None:
         """The caller behind a connected socket, or None for a stranger."""
         pid, uid = peer_credentials(sock)
         role = self._roles.get(pid)

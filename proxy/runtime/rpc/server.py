@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from proto.roles import may_call
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_reply
 from proto.rpc_pb2 import Method, Status
+from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
-from proxy.runtime.loop.tasks import InFlight, seconds
-from proxy.runtime.observability.logs import get_logger
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
@@ -31,32 +31,32 @@ Handler = Callable[[bytes, Caller], Awaitable[bytes]]
 """Takes the serialized request and the caller, gives the serialized response; raises RpcRefused."""
 
 
-class Answer(Protocol):
+class ReplyStream(Protocol):
     """Takes a response in parts, each with whether more follow it; at any time, from anybody, until the last."""
 
     def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- what every part comes with
         """Reply with a part."""
         ...
 
-    async def until_sent(self) -> None:
+    async def wait_until_sent(self) -> None:
         """Wait until the caller's end of the connection has all parts so far, or is no more."""
         ...
 
-    def break_off(self, reason: str) -> None:
+    def close_connection(self, reason: str) -> None:
         """Close the caller's connection; whatever is kept for it is dropped."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class InParts:
+class StreamingHandler:
     """A handler without a task of its own, which answers in parts, when it can. It raises RpcRefused, DecodeError.
 
-    ``to_strangers``: the response for a caller whose role may not call the method, where the method has a word for
-    that; empty: the call is refused with a status, as those of all other methods.
+    ``unauthorized_response``: the response for a caller whose role may not call the method, where the method has a
+    word for that; empty: the call is refused with a status, as those of all other methods.
     """
 
-    handle: Callable[[bytes, Caller, Answer], None]
-    to_strangers: bytes = b""
+    handle: Callable[[bytes, Caller, ReplyStream], None]
+    unauthorized_response: bytes = b""
 
 
 Identify = Callable[[trio.socket.SocketType], Caller | None]
@@ -76,7 +76,7 @@ class RpcServer:
 
     def __init__(
         self,
-        handlers: Mapping[int, Handler | InParts],
+        handlers: Mapping[int, Handler | StreamingHandler],
         *,
         max_frame_bytes: int,
         max_waiting_bytes: int = WAITING_BYTES_MAX,
@@ -85,7 +85,7 @@ class RpcServer:
         self._max_frame_bytes = max_frame_bytes
         self._max_waiting_bytes = max_waiting_bytes
         self._accepting = trio.CancelScope()
-        self.connections = InFlight()
+        self.connections = InFlightCounter()
 
     def stop_accepting(self) -> None:
         """Serve the callers that are here, and leave new ones to whoever else waits at the listeners."""
@@ -129,7 +129,7 @@ class _Connection:
 
     def __init__(
         self,
-        handlers: Mapping[int, Handler | InParts],
+        handlers: Mapping[int, Handler | StreamingHandler],
         caller: Caller,
         stream: trio.abc.HalfCloseableStream,
         max_frame_bytes: int,
@@ -167,10 +167,10 @@ class _Connection:
 
     def _end(self) -> None:
         self._over = True  # an answer must not start a task in a nursery that is ending
-        self._writer.end()
+        self._writer.mark_closed()
         self._moved.set()
 
-    def break_off(self, reason: str) -> None:
+    def close_connection(self, reason: str) -> None:
         """End the connection: its caller does not take what is said to it."""
         if not self._over:
             self._broken_off = reason
@@ -200,8 +200,8 @@ class _Connection:
                 "a worker asked for what its role may not", caller=self._caller.role.value, method=_name(call.method)
             )
             detail = f"{self._caller.role} may not {_name(call.method)}"
-            if isinstance(handler, InParts) and handler.to_strangers:
-                self.write_in_turn(_reply(call, _OK, detail, handler.to_strangers), ends_call=False)
+            if isinstance(handler, StreamingHandler) and handler.unauthorized_response:
+                self.write_in_turn(_reply(call, _OK, detail, handler.unauthorized_response), ends_call=False)
             else:
                 self._refuse(call, Status.CLUSTER_AUTHORIZATION_FAILED, detail)
         elif handler is None:
@@ -210,7 +210,7 @@ class _Connection:
             self._refuse(call, Status.TOO_MANY_REQUESTS, "too many calls in flight")
         else:
             self._calls += 1
-            if isinstance(handler, InParts):
+            if isinstance(handler, StreamingHandler):
                 self._begin_in_parts(handler, call)
             else:
                 nursery.start_soon(self._run_call, handler, call)
@@ -218,8 +218,8 @@ class _Connection:
     def _refuse(self, call: Call, status: int, detail: str) -> None:
         self.write_in_turn(_reply(call, status, detail), ends_call=False)
 
-    def _begin_in_parts(self, handler: InParts, call: Call) -> None:
-        answer = _PartsAnswer(self, call)
+    def _begin_in_parts(self, handler: StreamingHandler, call: Call) -> None:
+        answer = _CallReplyStream(self, call)
         try:
             handler.handle(call.request, self._caller, answer)
         except Exception as error:  # noqa: BLE001 -- see _run_call
@@ -249,13 +249,13 @@ class _Connection:
         """Count a reply that waits; above the bound the connection ends, and nothing waits."""
         self._waiting_bytes += size_bytes
         if self._waiting_bytes > self._max_waiting_bytes:
-            self.break_off("the caller does not take its replies")
+            self.close_connection("the caller does not take its replies")
         return not self._over
 
     async def _write_backlog(self) -> None:
         while self._backlog:
             reply, ends_call = self._backlog[0]
-            await self._writer.write_when_there_is_room(reply)
+            await self._writer.write_when_room(reply)
             self._backlog.popleft()
             self._backlog_written += 1
             self._waiting_bytes -= len(reply)
@@ -263,12 +263,12 @@ class _Connection:
             self._moved.set()
             self._moved = trio.Event()
 
-    async def until_sent(self) -> None:
+    async def wait_until_sent(self) -> None:
         """Wait until all parts of replies so far have left, or the connection is over."""
         end = self._backlog_taken
         while self._backlog_written < end and not self._over:
             await self._moved.wait()
-        await self._writer.until_sent()
+        await self._writer.wait_until_sent()
 
     async def _run_call(self, handler: Handler, call: Call) -> None:
         wanted = self._scopes[call.correlation_id] = trio.CancelScope()
@@ -281,13 +281,13 @@ class _Connection:
             reply = _failure(call, error)
         # A caller that reads slowly makes its calls wait here, and count as under way; nobody else's.
         if self._may_wait(len(reply)):
-            await self._writer.write_when_there_is_room(reply)
+            await self._writer.write_when_room(reply)
             self._waiting_bytes -= len(reply)
         self._calls -= 1
         self._scopes.pop(call.correlation_id, None)
 
 
-class _PartsAnswer:
+class _CallReplyStream:
     """An Answer: the reply to one call."""
 
     __slots__ = ("_call", "_connection", "_over")
@@ -308,11 +308,11 @@ class _PartsAnswer:
             self._over = True
             self._connection.write_in_turn(_failure(self._call, error), ends_call=True)
 
-    async def until_sent(self) -> None:
-        await self._connection.until_sent()
+    async def wait_until_sent(self) -> None:
+        await self._connection.wait_until_sent()
 
-    def break_off(self, reason: str) -> None:
-        self._connection.break_off(reason)
+    def close_connection(self, reason: str) -> None:
+        self._connection.close_connection(reason)
 
 
 def _failure(call: Call, error: Exception) -> bytes:

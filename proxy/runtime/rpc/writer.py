@@ -43,7 +43,7 @@ class BatchedWriter:
         self._buffer += data
         self._turn.schedule_flush(self)
 
-    def push(self) -> None:
+    def flush(self) -> None:
         """Send what is queued, as far as that goes at once."""
         if not self._buffer or self._sending:
             return
@@ -59,19 +59,19 @@ class BatchedWriter:
         if self._buffer:
             self._wake.set()
 
-    async def write_when_there_is_room(self, data: bytes) -> None:
+    async def write_when_room(self, data: bytes) -> None:
         """Queue bytes as soon as the bound allows, and send."""
         while self._buffer and len(self._buffer) + len(data) > self._max_buffered_bytes:
             await self._sent.wait()
         self.write(data)
 
-    async def until_sent(self) -> None:
+    async def wait_until_sent(self) -> None:
         """Wait until all that is queued now has left, or ``end`` says that it will not."""
         end = self._sent_bytes + self._under_way_bytes + len(self._buffer)
         while self._sent_bytes < end and not self._over:
             await self._sent.wait()
 
-    def end(self) -> None:
+    def mark_closed(self) -> None:
         """Nothing leaves any more."""
         self._over = True
         self._tell_of_room()

@@ -23,7 +23,7 @@ from contextlib import suppress
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 
 _ROWS_BITS = 15
 _WINDOW = 16
@@ -40,19 +40,6 @@ CHECK_INTERVAL_S = 1.0
 
 _IPV4_AT = 0x0100_0000 << 32
 """Where IPv4 addresses stand among IPv6 networks: in a part that is nobody's (RFC 6666)."""
-
-
-def network_of(address: str) -> str:
-    """What counts as one address: an IPv4 address, or an IPv6 network of /64, all of which one host may use."""
-    if ":" not in address:
-        return address
-    try:
-        packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
-    except OSError:  # it is a network already
-        return address
-    if packed.startswith(b"\0" * 10 + b"\xff\xff"):
-        return socket.inet_ntop(socket.AF_INET, packed[12:])
-    return socket.inet_ntop(socket.AF_INET6, packed[:8] + b"\0" * 8) + "/64"
 
 
 def _number_of(network: str) -> int:

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
 PAUSE_S = 1.0
 """How long after one was taken the next is started: the successor itself needs the CPU first."""
 
 
-class Standby:
+class StandbyForwarder:
     """At most one process, made anew some time after it was taken or has died."""
 
     def __init__(self, spawn: Callable[[], Awaitable[WorkerProcess]]) -> None:
@@ -22,16 +22,16 @@ class Standby:
         self._worker: WorkerProcess | None = None
         self._taken = trio.Event()
         self._running = trio.CancelScope()
-        self._over = trio.Event()
+        self._stopped = trio.Event()
 
     async def run(self) -> None:
         """Keep one ready until cancelled or stopped."""
         try:
-            await self._keep()
+            await self._keep_ready()
         finally:
-            self._over.set()
+            self._stopped.set()
 
-    async def _keep(self) -> None:
+    async def _keep_ready(self) -> None:
         with self._running:
             while True:
                 try:
@@ -39,10 +39,10 @@ class Standby:
                 except OSError as error:
                     get_logger().warning("no standby forwarder", reason=str(error))
                 else:
-                    await self._wait(worker)
+                    await self._wait_until_taken(worker)
                 await trio.sleep(PAUSE_S)
 
-    async def _wait(self, worker: WorkerProcess) -> None:
+    async def _wait_until_taken(self, worker: WorkerProcess) -> None:
         """Until it is taken, or has died."""
         taken = self._taken
         try:
@@ -63,11 +63,11 @@ class Standby:
     async def _end(self, worker: WorkerProcess) -> None:
         self._worker = None
         worker.kill()
-        if worker.store is not None:
-            worker.store.close()
+        if worker.store_channel is not None:
+            worker.store_channel.close()
         await worker.wait()
 
-    def take(self) -> WorkerProcess | None:
+    def take_worker(self) -> WorkerProcess | None:
         """The process, if there is one; it is the caller's from now on."""
         worker, self._worker = self._worker, None
         if worker is not None:
@@ -82,4 +82,4 @@ class Standby:
     async def stop_and_wait(self) -> None:
         """Stop, and return when nothing is left of it."""
         self.stop()
-        await self._over.wait()
+        await self._stopped.wait()

@@ -21,7 +21,7 @@ from proto.roles import Role
 from proto.sealed_principal import SEAL_KEY_BYTES
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
-from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
+from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Those that mean something to the supervisor; held back while nobody is there to take them."""
@@ -31,7 +31,7 @@ _WRITE_BYTES = 1 << 20
 _PROGRAM = (sys.executable, "-P", "-m", "proxy")
 
 
-class FdStoreSlotState(msgspec.Struct, frozen=True):
+class SerializedFdStoreSlot(msgspec.Struct, frozen=True):
     """A shelf of the fd store: its table, and about each relay and pipe what is known and two descriptors."""
 
     table: int
@@ -40,7 +40,7 @@ class FdStoreSlotState(msgspec.Struct, frozen=True):
     left_behind: dict[int, dict[int, str]] = {}
 
 
-class State(msgspec.Struct, frozen=True):
+class SerializedHandover(msgspec.Struct, frozen=True):
     """What stands in the memory. Add fields with defaults, never change one: programs of two versions share it."""
 
     generation: int
@@ -52,20 +52,20 @@ class State(msgspec.Struct, frozen=True):
     listeners: dict[str, int]
     services: dict[str, int]
     connections: int
-    shelves: list[FdStoreSlotState]
-    workers: list[Inherited]
+    fd_store_slots: list[SerializedFdStoreSlot] = msgspec.field(name="shelves")
+    workers: list[SerializedWorker]
     drain: bool = False
 
     @property
-    def relays(self) -> int:
+    def relay_count(self) -> int:
         """How many relays go on."""
-        return sum(len(shelf.relays) for shelf in self.shelves)
+        return sum(len(shelf.relays) for shelf in self.fd_store_slots)
 
     def descriptors(self) -> list[int]:
         """Every descriptor that has to stay open."""
         single = [self.runtime_lock, self.control, self.connections]
         single += [*self.admin.values(), *self.listeners.values(), *self.services.values()]
-        for shelf in self.shelves:
+        for shelf in self.fd_store_slots:
             single.append(shelf.table)
             single += [end for kept in (*shelf.relays.values(), *shelf.pipes.values()) for end in kept[1:]]
         for worker in self.workers:
@@ -80,60 +80,60 @@ class HandoverState:
     generation: int = 1
     runtime_dir: str = ""
     seal_key: bytes = field(default_factory=lambda: os.urandom(SEAL_KEY_BYTES), repr=False)
-    runtime_lock: int = -1
-    control: socket.socket | None = None
-    admin: dict[str, socket.socket] = field(default_factory=dict)
+    runtime_lock_fd: int = -1
+    control_socket: socket.socket | None = None
+    admin_listeners: dict[str, socket.socket] = field(default_factory=dict)
     listeners: dict[str, socket.socket] = field(default_factory=dict)
-    services: dict[tuple[Role, int], socket.socket] = field(default_factory=dict)
-    connections: int = -1
-    shelves: list[FdStoreSlot] = field(default_factory=list)
+    service_sockets: dict[tuple[Role, int], socket.socket] = field(default_factory=dict)
+    connections_fd: int = -1
+    fd_store_slots: list[FdStoreSlot] = field(default_factory=list)
     workers: dict[tuple[Role, int], WorkerProcess] = field(default_factory=dict)
-    drain: bool = False
+    drain_requested: bool = False
     """Whether an operator asked for the end while one program became the other."""
 
     @classmethod
-    def read(cls, descriptor: int) -> "HandoverState":
+    def from_memfd(cls, descriptor: int) -> "HandoverState":
         """Take over what the program before this one left."""
         with os.fdopen(descriptor, "rb") as memory:
             memory.seek(0)
-            state = msgspec.msgpack.decode(memory.read(), type=State)
+            state = msgspec.msgpack.decode(memory.read(), type=SerializedHandover)
         for number in state.descriptors():
             with contextlib.suppress(OSError):  # of a worker that died across the exec
                 os.set_inheritable(number, False)
         workers = {}
         for one in state.workers:
             with contextlib.suppress(OSError):
-                workers[Role(one.role), one.index] = WorkerProcess.take_over(one)
+                workers[Role(one.role), one.index] = WorkerProcess.from_serialized(one)
         return cls(
             generation=state.generation,
             runtime_dir=state.runtime_dir,
             seal_key=state.seal_key,
-            runtime_lock=state.runtime_lock,
-            control=adopt_socket(state.control),
-            admin={bind: adopt_socket(number) for bind, number in state.admin.items()},
+            runtime_lock_fd=state.runtime_lock,
+            control_socket=adopt_socket(state.control),
+            admin_listeners={bind: adopt_socket(number) for bind, number in state.admin.items()},
             listeners={bind: adopt_socket(number) for bind, number in state.listeners.items()},
-            services={_place(name): adopt_socket(number) for name, number in state.services.items()},
-            connections=state.connections,
-            shelves=[_shelf(shelf) for shelf in state.shelves],
+            service_sockets={_parse_slot_key(name): adopt_socket(number) for name, number in state.services.items()},
+            connections_fd=state.connections,
+            fd_store_slots=[_deserialize_slot(shelf) for shelf in state.fd_store_slots],
             workers=workers,
-            drain=state.drain,
+            drain_requested=state.drain,
         )
 
     def take_listener(self, bind: str) -> socket.socket | None:
         """The socket that is bound there."""
         return self.listeners.pop(bind, None)
 
-    def take_admin(self, bind: str) -> socket.socket | None:
+    def take_admin_listener(self, bind: str) -> socket.socket | None:
         """The socket that is bound there."""
-        return self.admin.pop(bind, None)
+        return self.admin_listeners.pop(bind, None)
 
-    def take_service(self, role: Role, index: int) -> socket.socket | None:
+    def take_service_socket(self, role: Role, index: int) -> socket.socket | None:
         """The Unix socket of a place."""
-        return self.services.pop((role, index), None)
+        return self.service_sockets.pop((role, index), None)
 
-    async def discard(self) -> None:
+    async def close_unused(self) -> None:
         """Let go of what the next cluster has no use for."""
-        for sock in (*self.admin.values(), *self.listeners.values(), *self.services.values()):
+        for sock in (*self.admin_listeners.values(), *self.listeners.values(), *self.service_sockets.values()):
             sock.close()
         async with trio.open_nursery() as nursery:
             for worker in self.workers.values():
@@ -146,17 +146,17 @@ async def _end(worker: WorkerProcess) -> None:
     await worker.wait()
 
 
-def shelf_state(shelf: FdStoreSlot) -> FdStoreSlotState:
+def serialize_slot(shelf: FdStoreSlot) -> SerializedFdStoreSlot:
     """A shelf in numbers."""
-    return FdStoreSlotState(
-        table=shelf.table,
-        relays={number: (kept.about, kept.first, kept.second) for number, kept in shelf.relays.items()},
-        pipes={number: (kept.about, kept.first, kept.second) for number, kept in shelf.pipes.items()},
+    return SerializedFdStoreSlot(
+        table=shelf.table_fd,
+        relays={number: (kept.record, kept.first, kept.second) for number, kept in shelf.relays.items()},
+        pipes={number: (kept.record, kept.first, kept.second) for number, kept in shelf.pipes.items()},
         left_behind=shelf.left_behind,
     )
 
 
-def _shelf(state: FdStoreSlotState) -> FdStoreSlot:
+def _deserialize_slot(state: SerializedFdStoreSlot) -> FdStoreSlot:
     return FdStoreSlot(
         state.table,
         {number: StoredFds(*kept) for number, kept in state.relays.items()},
@@ -165,17 +165,17 @@ def _shelf(state: FdStoreSlotState) -> FdStoreSlot:
     )
 
 
-def place_name(role: Role, index: int) -> str:
+def slot_key(role: Role, index: int) -> str:
     """How a place is written in the state."""
     return f"{role.value}-{index}"
 
 
-def _place(name: str) -> tuple[Role, int]:
+def _parse_slot_key(name: str) -> tuple[Role, int]:
     role, _, index = name.rpartition("-")
     return Role(role), int(index)
 
 
-def check_command(config_file: Path) -> list[str]:
+def check_command_line(config_file: Path) -> list[str]:
     """How the program that is installed now says whether it can read the configuration."""
     return [*_PROGRAM, "check", "--config", str(config_file)]
 
@@ -189,7 +189,7 @@ def _keep_open(numbers: set[int]) -> None:
                 os.set_inheritable(number, number in numbers)
 
 
-def become_next_program(state: State, config_file: Path) -> NoReturn:
+def exec_next_program(state: SerializedHandover, config_file: Path) -> NoReturn:
     """Leave everything to whatever is installed now. No return: this program ends in the middle of this call.
 
     Raises OSError where that cannot be executed; then everything is as it was, but that there is no standby any more.

@@ -17,7 +17,7 @@ import trio
 from google.protobuf.message import DecodeError
 
 from proto.rpc_pb2 import RelayLeftBehind, StoredPipe, StoredRelay, StoreMessage
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.shared.fd_store_channel import (
     CLIENT_IP_CHARACTERS_MAX,
     DESCRIPTORS_MAX,
@@ -42,7 +42,7 @@ was taken over could otherwise fill the supervisor with its longest ones.
 RECORD_BYTES_OVERHEAD = 16
 """What a record costs in a message beside its own bytes, at most."""
 
-Listeners = Callable[[], Sequence[int]]
+ListenerFds = Callable[[], Sequence[int]]
 """Says the descriptors of the clients' listeners at the moment when they are sent: a drain closes them, and then their
 numbers may be anybody's.
 """
@@ -52,7 +52,7 @@ numbers may be anybody's.
 class StoredFds:
     """Two descriptors, and what was said about them: a serialized StoredRelay or StoredPipe."""
 
-    about: bytes
+    record: bytes
     first: int
     second: int
 
@@ -62,7 +62,7 @@ class StoredFds:
         os.close(self.second)
 
 
-def _log_lost(error: Exception) -> None:
+def _log_channel_lost(error: Exception) -> None:
     get_logger().error("lost a forwarder's line to the fd store; ending it", reason=str(error) or type(error).__name__)
 
 
@@ -70,29 +70,29 @@ def _log_lost(error: Exception) -> None:
 class FdStoreSlot:
     """What is kept for one place."""
 
-    table: int = field(default_factory=create_table)
+    table_fd: int = field(default_factory=create_table)
     relays: dict[int, StoredFds] = field(default_factory=dict)
     pipes: dict[int, StoredFds] = field(default_factory=dict)
     left_behind: dict[int, dict[int, str]] = field(default_factory=dict)
     """By the process id of the forwarder that has them: ids of relays, and their clients' IP addresses."""
-    _listener: StoreChannel | None = field(default=None, init=False)
+    _channel: StoreChannel | None = field(default=None, init=False)
     """The line of the forwarder that is told of the ends of its predecessors."""
     _in_use: trio.Lock = field(default_factory=trio.Lock)
     _record_bytes: int = field(default=0, init=False)
     _full_was_logged: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self._record_bytes = sum(len(kept.about) for kept in self.relays.values())
+        self._record_bytes = sum(len(kept.record) for kept in self.relays.values())
 
-    async def serve(
+    async def serve_forwarder(
         self,
         channel: StoreChannel,
-        listeners: Listeners,
+        listeners: ListenerFds,
         *,
         pid: int,
-        new: bool,
+        is_new: bool,
         tables: AddressTableChannel,
-        keeps_relays: bool = True,
+        stores_relays: bool = True,
     ) -> bool:
         """Keep what the forwarder with this process id says until its line has ended; a new one first gets the clients'
         listeners and what its predecessor left. Whether the line ended in order.
@@ -104,33 +104,33 @@ class FdStoreSlot:
             self._full_was_logged = False
             with contextlib.closing(channel):
                 try:
-                    self._listener = channel
-                    if new:
-                        await self.hand_over(channel, listeners())
-                        tables.begin(channel)
-                    await self.keep(channel, tables, pid, keeps_relays=keeps_relays)
+                    self._channel = channel
+                    if is_new:
+                        await self.send_contents(channel, listeners())
+                        tables.on_forwarder_started(channel)
+                    await self.receive_messages(channel, tables, pid, stores_relays=stores_relays)
                 except (StoreLost, DecodeError, OSError) as error:
-                    _log_lost(error)
+                    _log_channel_lost(error)
                     return False
                 finally:
-                    self._listener = None
-                    tables.end()
+                    self._channel = None
+                    tables.on_channel_closed()
         return True
 
-    async def keep(
-        self, channel: StoreChannel, tables: AddressTableChannel, pid: int = 0, *, keeps_relays: bool = True
+    async def receive_messages(
+        self, channel: StoreChannel, tables: AddressTableChannel, pid: int = 0, *, stores_relays: bool = True
     ) -> None:
         """Do what a forwarder says, until its line has ended and all of it was read."""
         while (received := await channel.receive()) is not None:
             message, descriptors = received
             if message.address_tables:
-                tables.take(descriptors)
-            elif keeps_relays or not descriptors:
-                self.take(message, descriptors, pid)
+                tables.accept_published(descriptors)
+            elif stores_relays or not descriptors:
+                self.apply_message(message, descriptors, pid)
             else:
                 close_descriptors(descriptors)
 
-    def take(self, message: StoreMessage, descriptors: list[int], pid: int = 0) -> None:
+    def apply_message(self, message: StoreMessage, descriptors: list[int], pid: int = 0) -> None:
         """Do what one message of a forwarder says. Raises StoreLost where it says what no forwarder would."""
         for relay_id in message.dropped_relays:
             self._drop_relay(relay_id)
@@ -146,16 +146,16 @@ class FdStoreSlot:
             raise StoreLost("a forwarder that wants more kept than it can have")
         ends = zip(descriptors[::2], descriptors[1::2], strict=True)
         for relay in message.relays:
-            self._keep_relay(relay, *next(ends))
+            self._store_relay(relay, *next(ends))
         for pipe in message.pipes:
             self._drop_pipe(pipe.id)
             # Not the message itself: it may hold fields that nobody knows, as long as a whole packet.
             about = StoredPipe(id=pipe.id, wanted_bytes=pipe.wanted_bytes).SerializeToString()
             self.pipes[pipe.id] = StoredFds(about, *next(ends))
         if message.left_behind:
-            self._take_left_behind(message.left_behind, pid)
+            self._record_left_behind(message.left_behind, pid)
 
-    def _take_left_behind(self, relays: Iterable[RelayLeftBehind], pid: int) -> None:
+    def _record_left_behind(self, relays: Iterable[RelayLeftBehind], pid: int) -> None:
         """Note which relays stay in a forwarder that was replaced; each id once, so their number is bounded."""
         mine = self.left_behind.setdefault(pid, {})
         for relay in relays:
@@ -168,12 +168,12 @@ class FdStoreSlot:
         for relays in self.left_behind.values():
             relays.pop(relay_id, None)
 
-    def process_ended(self, pid: int) -> None:
+    def on_process_ended(self, pid: int) -> None:
         """A forwarder's process has ended: tell its successor that nobody writes to the rows of its relays any more."""
-        if self.left_behind.pop(pid, None) is None or self._listener is None:
+        if self.left_behind.pop(pid, None) is None or self._channel is None:
             return
         try:
-            self._listener.send_now(StoreMessage(ended_predecessor_pids=[pid]))
+            self._channel.send_now(StoreMessage(ended_predecessor_pids=[pid]))
         except (OSError, StoreLost) as error:  # the next forwarder of the place will see that they are nobody's
             get_logger().warning(
                 "a forwarder was not told that its predecessor has ended; it goes on counting the predecessor's "
@@ -182,7 +182,7 @@ class FdStoreSlot:
                 reason=str(error),
             )
 
-    def _keep_relay(self, relay: StoredRelay, client: int, broker: int) -> None:
+    def _store_relay(self, relay: StoredRelay, client: int, broker: int) -> None:
         """Keep one relay, unless one forwarder would fill the supervisor's memory with such records."""
         self._drop_relay(relay.id)
         record = relay.SerializeToString()
@@ -205,7 +205,7 @@ class FdStoreSlot:
     def _drop_relay(self, relay_id: int) -> None:
         kept = self.relays.pop(relay_id, None)
         if kept is not None:
-            self._record_bytes -= len(kept.about)
+            self._record_bytes -= len(kept.record)
             kept.close()
 
     def _drop_pipe(self, pipe_id: int) -> None:
@@ -213,16 +213,16 @@ class FdStoreSlot:
         if kept is not None:
             kept.close()
 
-    async def hand_over(self, channel: StoreChannel, listeners: Sequence[int]) -> None:
+    async def send_contents(self, channel: StoreChannel, listeners: Sequence[int]) -> None:
         """Give a copy of everything to a new forwarder. Raises StoreLost where that one is gone, too."""
-        self.table = upgrade_table(self.table)  # an upgrade may have brought it from an older program
-        channel.send_now(StoreMessage(table=True, listeners=len(listeners)), (self.table, *listeners))
+        self.table_fd = upgrade_table(self.table_fd)  # an upgrade may have brought it from an older program
+        channel.send_now(StoreMessage(table=True, listeners=len(listeners)), (self.table_fd, *listeners))
         for batch in _batches(self.pipes.values()):
-            pipes = [StoredPipe.FromString(kept.about) for kept in batch]
-            await channel.send(StoreMessage(pipes=pipes), _ends(batch))
+            pipes = [StoredPipe.FromString(kept.record) for kept in batch]
+            await channel.send(StoreMessage(pipes=pipes), _descriptors(batch))
         for batch in _batches(self.relays.values()):
-            relays = [StoredRelay.FromString(kept.about) for kept in batch]
-            await channel.send(StoreMessage(relays=relays), _ends(batch))
+            relays = [StoredRelay.FromString(kept.record) for kept in batch]
+            await channel.send(StoreMessage(relays=relays), _descriptors(batch))
         for pid, behind in list(self.left_behind.items()):
             entries = [RelayLeftBehind(id=number, client_ip=ip) for number, ip in behind.items()]
             for first in range(0, len(entries), LEFT_BEHIND_PER_MESSAGE_MAX):
@@ -230,7 +230,7 @@ class FdStoreSlot:
                 await channel.send(StoreMessage(left_behind=part, predecessor_pid=pid))
         await channel.send(StoreMessage(complete=True))
 
-    def clear(self) -> None:
+    def close_stored(self) -> None:
         """Let go of all that is kept; the table stays."""
         for kept in (*self.relays.values(), *self.pipes.values()):
             kept.close()
@@ -239,7 +239,7 @@ class FdStoreSlot:
         self._record_bytes = 0
 
 
-def _ends(batch: Iterable[StoredFds]) -> list[int]:
+def _descriptors(batch: Iterable[StoredFds]) -> list[int]:
     return [end for kept in batch for end in (kept.first, kept.second)]
 
 
@@ -248,7 +248,7 @@ def _batches(shelf: Iterable[StoredFds]) -> Iterator[list[StoredFds]]:
     batch: list[StoredFds] = []
     size = 0
     for kept in shelf:
-        more = len(kept.about) + RECORD_BYTES_OVERHEAD
+        more = len(kept.record) + RECORD_BYTES_OVERHEAD
         if batch and (2 * len(batch) + 2 > DESCRIPTORS_MAX or size + more > MESSAGE_BYTES_MAX):
             yield batch
             batch, size = [], 0

@@ -1,7 +1,7 @@
 """What the admin worker may ask: how the cluster is, and what its processes count. Nothing else, and nothing by others.
 
 The worker serves the operators' HTTP port and so reads what strangers send. The supervisor, which has made the seal's
-key, only sees its calls, over a line of the worker's own (proxy/admin/questions.py is its other end).
+key, only sees its calls, over a line of the worker's own (proxy/admin/supervisor_client.py is its other end).
 """
 
 import contextlib
@@ -13,12 +13,12 @@ import trio
 
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Place, Places, Reasons, Status, Text
-from proxy.runtime.observability.logs import get_logger
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.common.logs import get_logger
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
 from proxy.supervisor.operators.paced import RateLimitedAnswer
-from proxy.supervisor.operators.report import MetricsTooLarge, Report
+from proxy.supervisor.operators.report import ClusterReport, MetricsTooLarge
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
 ADMIN_BACKLOG = 128
@@ -26,38 +26,40 @@ ADMIN_BACKLOG = 128
 FRAME_BYTES_MAX = 64 * 1024
 """Of a question."""
 
-UNDER_WAY_MAX = 32
+CONCURRENT_CALLS_MAX = 32
 """Questions at a time: each may make every worker answer."""
 
 
-INTERVAL_S = 0.2
+REPORT_INTERVAL_S = 0.2
 """Between the beginnings of two answers to the same question: each makes every forwarder look at all its sessions."""
 
 
 class AdminChannel:
     """Serves admin workers, each on its own line. ``listener``: the descriptor of the operators' port."""
 
-    def __init__(self, report: Report, listener: Callable[[], int], interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self, report: ClusterReport, listener: Callable[[], int], interval_s: float = REPORT_INTERVAL_S
+    ) -> None:
         self._report = report
         self._listener = listener
         self._interval_s = interval_s
-        self._under_way = 0
+        self._calls = 0
         self._reasons = RateLimitedAnswer(report.not_ready_reasons, interval_s)
         self._status_json = RateLimitedAnswer(report.status_json, interval_s)
-        self._metrics_of: dict[ProcessPlace, RateLimitedAnswer[str]] = {}
+        self._metrics_of: dict[ProcessIdentity, RateLimitedAnswer[str]] = {}
 
     async def serve(self, worker: WorkerProcess) -> None:
         """Give a worker the port when it wants it, and answer its questions, until it has ended."""
-        line = worker.questions
+        line = worker.admin_socket
         if line is None:
             raise RuntimeError("an admin worker without a line to ask the supervisor")
         with contextlib.closing(line):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._serve_line, line, worker.pid)
+                nursery.start_soon(self._serve_socket, line, worker.pid)
                 await worker.wait()  # what it has started may have the line's other end open for longer
                 nursery.cancel_scope.cancel()
 
-    async def _serve_line(self, line: socket.socket, pid: int) -> None:
+    async def _serve_socket(self, line: socket.socket, pid: int) -> None:
         # Only now: a process that has not got that far would keep the port if the supervisor were killed.
         await trio.lowlevel.wait_readable(line)
         try:
@@ -84,13 +86,13 @@ class AdminChannel:
 
     def _bounded(self, handler: Handler) -> Handler:
         async def handle(data: bytes, caller: Caller) -> bytes:
-            if self._under_way >= UNDER_WAY_MAX:
+            if self._calls >= CONCURRENT_CALLS_MAX:
                 raise RpcRefused(Status.TOO_MANY_REQUESTS, "too many questions at a time")
-            self._under_way += 1
+            self._calls += 1
             try:
                 return await handler(data, caller)
             finally:
-                self._under_way -= 1
+                self._calls -= 1
 
         return handle
 
@@ -113,14 +115,14 @@ class AdminChannel:
         return Places(places=[place.to_protobuf() for place in self._report.places()]).SerializeToString()
 
     async def _metrics(self, data: bytes, _caller: Caller) -> bytes:
-        place = ProcessPlace.of(Place.FromString(data))
+        place = ProcessIdentity.from_protobuf(Place.FromString(data))
         try:
             text = await self._metrics_at(place)
         except MetricsTooLarge as error:
             raise RpcRefused(Status.INVALID_REQUEST, str(error)) from None
         return Text(text=text).SerializeToString()
 
-    async def _metrics_at(self, place: ProcessPlace) -> str:
+    async def _metrics_at(self, place: ProcessIdentity) -> str:
         """One process's metrics; nothing where there is none. Raises MetricsTooLarge."""
         places = self._report.places()
         if place not in places:  # so that there is a bound on how many are kept here

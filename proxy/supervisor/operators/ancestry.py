@@ -2,7 +2,7 @@
 
 All processes of a cluster run as one user, so a worker that was taken over could open control.sock like any operator,
 itself or by way of a process that it starts. It cannot choose its ancestors, though: the supervisor adopts whoever
-loses its parent below it (``adopt_orphans``), so the chain of parents of every process that a worker has begun,
+loses its parent below it (``become_subreaper``), so the chain of parents of every process that a worker has begun,
 directly or not, leads to the supervisor, for as long as that process lives.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import trio
 
 from proto.roles import Role
-from proxy.runtime.observability.logs import get_logger
+from proxy.common.logs import get_logger
 from proxy.runtime.rpc.peers import Caller, peer_credentials
 
 _SO_PEERPIDFD = 77  # since Linux 6.5
@@ -26,32 +26,32 @@ _GENERATIONS_MAX = 1000
 _ATTEMPTS = 3
 
 
-class Ancestor(NamedTuple):
+class ProcessStat(NamedTuple):
     """What /proc says of a process: its parent, and when it began, in ticks of the kernel's clock."""
 
     parent: int
     began: int
 
 
-class Untraceable(Exception):
+class AncestryUnknown(Exception):
     """A process whose ancestors cannot be seen. Says which."""
 
 
-def descends_from(pid: int, ancestor: int) -> bool:
-    """Whether a process is another one, or its child, or a child's child, and so on. Raises Untraceable.
+def is_descendant(pid: int, ancestor: int) -> bool:
+    """Whether a process is another one, or its child, or a child's child, and so on. Raises AncestryUnknown.
 
     Parents end while they are looked for, and their children go to others then: what does not fit is read again.
     """
     for attempt in range(_ATTEMPTS):
         try:
-            return _walk(pid, ancestor)
-        except Untraceable:
+            return _reaches_ancestor(pid, ancestor)
+        except AncestryUnknown:
             if attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError  # not reached
 
 
-def _walk(pid: int, ancestor: int) -> bool:
+def _reaches_ancestor(pid: int, ancestor: int) -> bool:
     began: int | None = None
     for _ in range(_GENERATIONS_MAX):
         if pid == ancestor:
@@ -60,18 +60,18 @@ def _walk(pid: int, ancestor: int) -> bool:
             return False
         found = _look(pid)
         if began is not None and found.began > began:
-            raise Untraceable(f"process {pid} is younger than its child")  # its number is another's now
+            raise AncestryUnknown(f"process {pid} is younger than its child")  # its number is another's now
         pid, began = found
-    raise Untraceable("there are too many generations")
+    raise AncestryUnknown("there are too many generations")
 
 
-def _look(pid: int) -> Ancestor:
+def _look(pid: int) -> ProcessStat:
     try:
         # The command's name may hold anything, parentheses and spaces among it.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return Ancestor(int(fields[_PARENT_FIELD]), int(fields[_START_FIELD]))
+        return ProcessStat(int(fields[_PARENT_FIELD]), int(fields[_START_FIELD]))
     except (OSError, IndexError, ValueError):
-        raise Untraceable(f"/proc/{pid}/stat cannot be read") from None
+        raise AncestryUnknown(f"/proc/{pid}/stat cannot be read") from None
 
 
 def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
@@ -89,12 +89,12 @@ def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
     pidfd: int | None = None
     try:
         pidfd = _peer_pidfd(sock)
-        if pid not in {0, os.getpid()} and descends_from(pid, os.getpid()):
+        if pid not in {0, os.getpid()} and is_descendant(pid, os.getpid()):
             get_logger().error("refused a process of the cluster itself at control.sock", pid=pid)
             return None
         if pidfd is not None and _has_ended(pidfd):
             return None
-    except Untraceable as error:
+    except AncestryUnknown as error:
         get_logger().error("refused a caller at control.sock: ask as root", pid=pid, reason=str(error))
         return None
     finally:
@@ -106,7 +106,8 @@ def identify_operator(sock: trio.socket.SocketType) -> Caller | None:
 def _peer_pidfd(sock: trio.socket.SocketType) -> int | None:
     """A descriptor of the process that connected, which stays its own; None where the kernel knows no such thing.
 
-    Raises Untraceable where there is none any more: some kernels have none for a process that has ended (EINVAL up to
+    Raises AncestryUnknown where there is none any more: some kernels have none for a process that has ended (EINVAL
+    up to
     Linux 6.15), and its number may be another's.
     """
     try:
@@ -114,7 +115,7 @@ def _peer_pidfd(sock: trio.socket.SocketType) -> int | None:
     except OSError as error:
         if error.errno == errno.ENOPROTOOPT:
             return None
-        raise Untraceable(f"the kernel does not tell its process: {error.strerror}") from None
+        raise AncestryUnknown(f"the kernel does not tell its process: {error.strerror}") from None
 
 
 def _has_ended(pidfd: int) -> bool:

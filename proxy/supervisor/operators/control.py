@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from proto.rpc_pb2 import Empty, Method, Status, Text
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
 from proxy.supervisor.operators.ancestry import identify_operator
-from proxy.supervisor.operators.report import Report
+from proxy.supervisor.operators.report import ClusterReport
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET
 
@@ -21,12 +21,12 @@ class UpgradeRefused(Exception):
     """The cluster goes on with the program it has. Says why."""
 
 
-class Control:
+class ControlServer:
     """Serves status, drain, reload and upgrade."""
 
     def __init__(
         self,
-        report: Report,
+        report: ClusterReport,
         drain: Callable[[], None],
         reload: Callable[[], Awaitable[None]],
         upgrade: Callable[[], Awaitable[int]],

@@ -16,18 +16,18 @@ import trio
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, Text
 from proxy import __version__
+from proxy.common.logs import get_logger
 from proxy.config.types import Listener
 from proxy.runtime.fairness.utf8 import utf8_bytes
-from proxy.runtime.observability.logs import get_logger
-from proxy.runtime.observability.metrics import exposition
-from proxy.runtime.observability.near_expiry import NearExpiry, merged
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.observability.metrics import render_metrics
+from proxy.runtime.observability.near_expiry import NearExpiry, merge_near_expiry
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.client import RpcError
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import SlotState, WorkerSlot
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
-ASK_TIMEOUT_S = 2.0
+CALL_TIMEOUT_S = 2.0
 
 METRICS_BYTES_MAX = 4 * 1024 * 1024
 """Of one worker; see proxy.admin.exposition."""
@@ -36,7 +36,8 @@ STATUS_BYTES_MAX = 256 * 1024
 """Of one worker: of a forwarder's, 20 sessions of principals of 1 KiB are the most."""
 
 LOOKUP_STATUS_BYTES_MAX = 2 * 1024 * 1024
-"""Of one lookup worker: 1,024 brokers (lookup.discovery.ENDPOINTS_MAX), each with a name of 253 bytes, addresses of
+"""Of one lookup worker: 1,024 brokers (lookup.brokers.discovery.ENDPOINTS_MAX), each with a name of 253 bytes,
+addresses of
 both families, and why neither can be reached (which says the name again).
 """
 
@@ -84,25 +85,25 @@ class MetricsTooLarge(Exception):
     """A worker writes more than it can have to say."""
 
 
-class Report:
+class ClusterReport:
     """Asks the workers, and puts their answers together."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._complained: set[str] = set()
+        self._logged: set[str] = set()
 
-    def places(self) -> list[ProcessPlace]:
+    def places(self) -> list[ProcessIdentity]:
         """The processes that can be asked for their metrics; the admin worker, which asks, knows its own."""
-        processes = [process for process in self._processes() if process.slot.role is not Role.ADMIN]
-        return [ProcessPlace(Role.SUPERVISOR, 0), *(process.place for process in processes)]
+        processes = [process for process in self._answering_workers() if process.slot.role is not Role.ADMIN]
+        return [ProcessIdentity(Role.SUPERVISOR, 0), *(process.place for process in processes)]
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         """The metrics of one process; nothing where it does not answer: its restart shows elsewhere. Raises
         MetricsTooLarge.
         """
         if place.role == Role.SUPERVISOR:
-            return exposition(self._cluster.registry)
-        for process in self._processes():
+            return render_metrics(self._cluster.registry)
+        for process in self._answering_workers():
             if process.place == place:
                 text = await self._ask(process, Method.COLLECT_METRICS)
                 if text is not None and utf8_bytes(text) > METRICS_BYTES_MAX:
@@ -110,13 +111,13 @@ class Report:
                 return text or ""
         return ""
 
-    def _processes(self) -> list["_Process"]:
+    def _answering_workers(self) -> list["_ReportedWorker"]:
         """The workers that answer: of each place its own, then those that have left it and finish what they have."""
         processes = []
         for slot in self._cluster.slots:
             if slot.state is SlotState.RUNNING and slot.worker is not None:
-                processes.append(_Process(slot, slot.worker, is_leaving=False))
-            processes += [_Process(slot, life.worker, is_leaving=True) for life in slot.leaving]
+                processes.append(_ReportedWorker(slot, slot.worker, is_leaving=False))
+            processes += [_ReportedWorker(slot, life.worker, is_leaving=True) for life in slot.leaving_runs]
         return processes
 
     async def status_json(self) -> bytes:
@@ -125,12 +126,12 @@ class Report:
 
     async def status(self) -> dict[str, object]:
         """The whole cluster, as /status and `status` show it."""
-        processes = self._processes()
-        texts = await self._ask_all(processes)
-        reasons = self._not_ready(texts)
-        told = _decoded(texts, _status_of)
-        self._leave_out_nonsense(told)
-        self._leave_out_what_is_too_much(told)
+        processes = self._answering_workers()
+        texts = await self._call_all(processes)
+        reasons = self._reasons_from(texts)
+        told = _decode_all(texts, _decode_status)
+        self._drop_malformed_parts(told)
+        self._drop_oversized(told)
         near_expiry = [
             msgspec.convert(status.pop(NEAR_EXPIRY), NearExpiry) for status in told.values() if NEAR_EXPIRY in status
         ]
@@ -151,20 +152,20 @@ class Report:
             "listeners": [_url(listener) for listener in self._cluster.config.listener],
             "service_url": self._cluster.config.brokers.service_url,
             "authentication": self._cluster.config.authentication.enabled,
-            NEAR_EXPIRY: merged(near_expiry),
+            NEAR_EXPIRY: merge_near_expiry(near_expiry),
             "workers": workers,
             "leaving_workers": leaving,
         }
 
     async def not_ready_reasons(self) -> list[str]:
         """Why clients should not be sent here now; empty: they should."""
-        processes = [process for process in self._processes() if not process.is_leaving]
-        return self._not_ready(await self._ask_all(processes))
+        processes = [process for process in self._answering_workers() if not process.is_leaving]
+        return self._reasons_from(await self._call_all(processes))
 
-    def _not_ready(self, texts: dict["_Process", str]) -> list[str]:
+    def _reasons_from(self, texts: dict["_ReportedWorker", str]) -> list[str]:
         told = {
             process.slot: readiness
-            for process, readiness in _decoded(texts, _readiness).items()
+            for process, readiness in _decode_all(texts, _decode_readiness).items()
             if not process.is_leaving
         }
         reasons: list[str] = []
@@ -177,15 +178,15 @@ class Report:
         reasons += [
             f"no {role} worker answers"
             for role in (Role.AUTH, Role.LOOKUP, Role.FORWARDER)
-            if not any(slot in told for slot in self._cluster.of(role))
+            if not any(slot in told for slot in self._cluster.slots_of(role))
         ]
-        lookups = [told[slot] for slot in self._cluster.of(Role.LOOKUP) if slot in told]
+        lookups = [told[slot] for slot in self._cluster.slots_of(Role.LOOKUP) if slot in told]
         if lookups and not any(lookup.ready for lookup in lookups):
             refused = any(lookup.credentials_refused for lookup in lookups)
             reasons.append(CREDENTIALS_REFUSED if refused else "no broker is reachable")
         return reasons
 
-    def _leave_out_nonsense(self, told: dict["_Process", dict[str, Any]]) -> None:
+    def _drop_malformed_parts(self, told: dict["_ReportedWorker", dict[str, Any]]) -> None:
         for process, status in told.items():
             if process.slot.role is not Role.FORWARDER:
                 status.pop(NEAR_EXPIRY, None)
@@ -194,9 +195,9 @@ class Report:
                     msgspec.convert(status[part], _PARTS[part])
                 except msgspec.ValidationError as error:
                     del status[part]
-                    self._complain(process, f"{part}: {error}")
+                    self._log_once(process, f"{part}: {error}")
 
-    def _leave_out_what_is_too_much(self, told: dict["_Process", dict[str, Any]]) -> None:
+    def _drop_oversized(self, told: dict["_ReportedWorker", dict[str, Any]]) -> None:
         """Leave the largest out first, so that no worker's hides another's that has little to say."""
         left = STATUS_TOTAL_BYTES_MAX
         sizes = {process: len(msgspec.json.encode(status)) for process, status in told.items()}
@@ -204,12 +205,12 @@ class Report:
             left -= sizes[process]
             if left < 0:
                 told[process] = {}
-                self._complain(process, f"all workers together tell more than {STATUS_TOTAL_BYTES_MAX} bytes")
+                self._log_once(process, f"all workers together tell more than {STATUS_TOTAL_BYTES_MAX} bytes")
 
-    def _complain(self, process: "_Process", reason: str) -> None:
+    def _log_once(self, process: "_ReportedWorker", reason: str) -> None:
         """Log once for each place: it may be so at each status from now on."""
-        if process.slot.name not in self._complained:
-            self._complained.add(process.slot.name)
+        if process.slot.name not in self._logged:
+            self._logged.add(process.slot.name)
             get_logger().error("a worker's status is not shown in full", who=process.name, reason=reason)
 
     def _worker_status(self, slot: WorkerSlot, told: dict[str, Any] | None) -> dict[str, Any]:
@@ -225,11 +226,11 @@ class Report:
             known["state"] = "not answering"
         return {**known, **(told or {}), **known}
 
-    async def _ask_all(self, processes: list["_Process"]) -> dict["_Process", str]:
+    async def _call_all(self, processes: list["_ReportedWorker"]) -> dict["_ReportedWorker", str]:
         """Ask workers how they are, all at the same time; those that answer in their order, and what."""
-        told: dict[_Process, str] = {}
+        told: dict[_ReportedWorker, str] = {}
 
-        async def ask(process: _Process) -> None:
+        async def ask(process: _ReportedWorker) -> None:
             text = await self._ask(process, Method.GET_STATUS)
             if text is not None and utf8_bytes(text) <= _status_bytes_max(process.slot.role):
                 told[process] = text
@@ -240,15 +241,15 @@ class Report:
         return {process: told[process] for process in processes if process in told}
 
     @staticmethod
-    async def _ask(process: "_Process", method: int) -> str | None:
+    async def _ask(process: "_ReportedWorker", method: int) -> str | None:
         try:
-            return (await process.worker.call(method, Empty(), Text, timeout_s=ASK_TIMEOUT_S)).text
+            return (await process.worker.call(method, Empty(), Text, timeout_s=CALL_TIMEOUT_S)).text
         except RpcError:
             return None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Process:
+class _ReportedWorker:
     """A worker that can be asked. ``is_leaving``: it was replaced, and finishes what it has."""
 
     slot: WorkerSlot
@@ -256,9 +257,9 @@ class _Process:
     is_leaving: bool
 
     @property
-    def place(self) -> ProcessPlace:
+    def place(self) -> ProcessIdentity:
         """Its name for whoever asks."""
-        return ProcessPlace(self.slot.role.value, self.slot.index, self.worker.pid if self.is_leaving else 0)
+        return ProcessIdentity(self.slot.role.value, self.slot.index, self.worker.pid if self.is_leaving else 0)
 
     @property
     def name(self) -> str:
@@ -266,7 +267,7 @@ class _Process:
         return f"{self.slot.role}-{self.place.worker_label}"
 
 
-def _leaving_status(process: _Process, told: dict[str, Any] | None) -> dict[str, Any]:
+def _leaving_status(process: _ReportedWorker, told: dict[str, Any] | None) -> dict[str, Any]:
     """What is shown of a worker that was replaced, whether it answers or not."""
     known = {
         "role": process.slot.role.value,
@@ -279,14 +280,14 @@ def _leaving_status(process: _Process, told: dict[str, Any] | None) -> dict[str,
 
 
 def _process_facts(worker: WorkerProcess) -> dict[str, Any]:
-    return {"pid": worker.pid, "uptime_seconds": round(time.monotonic() - worker.started, 1)}
+    return {"pid": worker.pid, "uptime_seconds": round(time.monotonic() - worker.started_at_s, 1)}
 
 
 def _status_bytes_max(role: Role) -> int:
     return LOOKUP_STATUS_BYTES_MAX if role is Role.LOOKUP else STATUS_BYTES_MAX
 
 
-def _decoded(texts: dict[_Process, str], decode: Callable[[str], ToldT]) -> dict[_Process, ToldT]:
+def _decode_all(texts: dict[_ReportedWorker, str], decode: Callable[[str], ToldT]) -> dict[_ReportedWorker, ToldT]:
     """Read what workers have answered; without those whose answer makes no sense."""
     told = {}
     for process, text in texts.items():
@@ -295,13 +296,13 @@ def _decoded(texts: dict[_Process, str], decode: Callable[[str], ToldT]) -> dict
     return told
 
 
-def _status_of(text: str) -> dict[str, Any]:
+def _decode_status(text: str) -> dict[str, Any]:
     """What a worker says of itself. Raises ValueError or RecursionError."""
     return msgspec.json.decode(text, type=dict[str, _Value])
 
 
-def _readiness(text: str) -> _Readiness:
-    """Whether a worker says that it is ready. Raises as _status_of."""
+def _decode_readiness(text: str) -> _Readiness:
+    """Whether a worker says that it is ready. Raises as _decode_status."""
     return msgspec.json.decode(text, type=_Readiness)
 
 

@@ -14,7 +14,7 @@ import trio
 LOOK_INTERVAL_S = 1.0
 
 
-class Waited(Protocol):
+class AwaitedProcess(Protocol):
     """A child that somebody waits for."""
 
     @property
@@ -28,23 +28,23 @@ class Waited(Protocol):
         ...
 
 
-class Children:
+class ChildReaper:
     """Which of this process's children are its own."""
 
     def __init__(self) -> None:
-        self._own: dict[int, Waited] = {}
-        self._starting = 0
+        self._own: dict[int, AwaitedProcess] = {}
+        self._spawning = 0
 
     @contextlib.contextmanager
-    def starting(self) -> Iterator[None]:
+    def pause_while_spawning(self) -> Iterator[None]:
         """While it lasts, a child may be there whose number is not known yet, and nobody is reaped."""
-        self._starting += 1
+        self._spawning += 1
         try:
             yield
         finally:
-            self._starting -= 1
+            self._spawning -= 1
 
-    def add(self, process: Waited) -> None:
+    def register_own(self, process: AwaitedProcess) -> None:
         """Leave a child's exit code to whoever waits for it."""
         self._own = {pid: one for pid, one in self._own.items() if one.returncode is None}
         self._own[process.pid] = process
@@ -53,11 +53,11 @@ class Children:
         """Reap adopted children that have ended, until cancelled."""
         while True:
             await trio.sleep(LOOK_INTERVAL_S)
-            self.reap_now()
+            self.reap_ended()
 
-    def reap_now(self) -> None:
+    def reap_ended(self) -> None:
         """Reap the adopted children that have ended, as far as none of our own stands before them."""
-        while not self._starting and (pid := _ended_child()):
+        while not self._spawning and (pid := _ended_child()):
             process = self._own.get(pid)
             if process is None:
                 os.waitpid(pid, 0)  # it has ended: this does not wait
@@ -76,5 +76,5 @@ def _ended_child() -> int:
     return found.si_pid if found is not None else 0
 
 
-children = Children()
+child_reaper = ChildReaper()
 """This process's. The kernel knows only one set of children for each process, too."""

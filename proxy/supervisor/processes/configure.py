@@ -6,9 +6,9 @@ import trio
 
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, Method
+from proxy.common.logs import get_logger
 from proxy.config.load import encode_config, without_secrets
 from proxy.config.types import Config
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.supervisor.processes.worker_process import WorkerProcess
 
@@ -19,7 +19,7 @@ class ReloadRefused(Exception):
     """A new configuration was not taken over; the old one is still in force. Says why."""
 
 
-def config_for(role: Role, config: Config) -> bytes:
+def encode_config_for(role: Role, config: Config) -> bytes:
     """Encode what a worker of a role may know of a configuration."""
     return encode_config(config if role is Role.AUTH else without_secrets(config))
 
@@ -33,12 +33,12 @@ async def configure_all(workers: Iterable[WorkerProcess], old: Config, new: Conf
         except RpcError as error:
             if not isinstance(error, RpcCallRefused):
                 worker.kill()  # whether it took it is unknown, or will be once it wakes up
-            await _take_back(changed, old)
+            await _roll_back(changed, old)
             raise ReloadRefused(f"the {worker.role} worker with pid {worker.pid} refused it: {error.reason}") from None
         changed.append(worker)
 
 
-async def configure_or_end(workers: Iterable[WorkerProcess], config: Config) -> None:
+async def configure_or_kill(workers: Iterable[WorkerProcess], config: Config) -> None:
     """Give a new configuration to admin workers, or end them: their successors begin with it.
 
     They have no say in whether it is taken over, since they read what strangers send.
@@ -53,17 +53,17 @@ async def configure_or_end(workers: Iterable[WorkerProcess], config: Config) -> 
             worker.kill()
 
 
-async def configure_leaving(workers: Iterable[WorkerProcess], config: Config) -> None:
+async def configure_replaced(workers: Iterable[WorkerProcess], config: Config) -> None:
     """Give a new configuration to replaced forwarders, for the relays that they still have; to all of them at once.
 
     They have no say in whether it is taken over: one may end at any moment, or be another version's.
     """
     async with trio.open_nursery() as nursery:
         for worker in workers:
-            nursery.start_soon(_configure_leaving, worker, config)
+            nursery.start_soon(_configure_replaced, worker, config)
 
 
-async def _configure_leaving(worker: WorkerProcess, config: Config) -> None:
+async def _configure_replaced(worker: WorkerProcess, config: Config) -> None:
     try:
         await _configure(worker, config)
     except RpcConnectionLost:
@@ -77,11 +77,11 @@ async def _configure_leaving(worker: WorkerProcess, config: Config) -> None:
 
 
 async def _configure(worker: WorkerProcess, config: Config) -> None:
-    request = ConfigureRequest(config=config_for(worker.role, config))
-    await worker.command(Method.CONFIGURE, request, timeout_s=CONFIGURE_TIMEOUT_S)
+    request = ConfigureRequest(config=encode_config_for(worker.role, config))
+    await worker.send_command(Method.CONFIGURE, request, timeout_s=CONFIGURE_TIMEOUT_S)
 
 
-async def _take_back(changed: list[WorkerProcess], config: Config) -> None:
+async def _roll_back(changed: list[WorkerProcess], config: Config) -> None:
     for worker in changed:
         try:
             await _configure(worker, config)

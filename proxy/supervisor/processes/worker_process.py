@@ -20,7 +20,7 @@ from proxy.runtime.process.descriptors import Descriptors, adopt_socket
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import NoMoreConnections, RpcClient
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
-from proxy.supervisor.processes.children import children
+from proxy.supervisor.processes.children import child_reaper
 
 MODULES = {Role.ADMIN: "proxy.admin", Role.AUTH: "auth", Role.LOOKUP: "lookup", Role.FORWARDER: "proxy.forwarder"}
 
@@ -29,7 +29,7 @@ EXIT_TIMEOUT_S = 5.0
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 
-class Process(Protocol):
+class ProcessHandle(Protocol):
     """What is used of trio.Process."""
 
     @property
@@ -51,18 +51,18 @@ class Process(Protocol):
         ...
 
 
-class Child:
+class InheritedProcess:
     """A child process that an earlier program in this process started: the supervisor before its upgrade by exec."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._pidfd = os.pidfd_open(pid)
-        self._one_at_a_time = trio.Lock()
+        self._wait_lock = trio.Lock()
 
     async def wait(self) -> int:
         """The exit code, once there is one."""
-        async with self._one_at_a_time:
+        async with self._wait_lock:
             if self.returncode is None:
                 await trio.lowlevel.wait_readable(self._pidfd)
                 _pid, status = os.waitpid(self.pid, 0)  # noqa: ASYNC222 -- it has ended: this does not wait
@@ -76,7 +76,7 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Inherited(msgspec.Struct, frozen=True):
+class SerializedWorker(msgspec.Struct, frozen=True):
     """A worker as the supervisor's next program takes it over: numbers that both know."""
 
     role: str
@@ -96,7 +96,7 @@ class WorkerProcess:
     def __init__(  # noqa: PLR0917 -- private in all but name
         self,
         role: Role,
-        process: Process,
+        process: ProcessHandle,
         channel: socket.socket,
         liveness: int,
         store: StoreChannel | None = None,
@@ -105,10 +105,10 @@ class WorkerProcess:
     ) -> None:
         self.role = role
         self.pid = process.pid
-        self.started = time.monotonic() - uptime_s
-        self.store = store
-        self.questions = questions
-        self.inherited = isinstance(process, Child)
+        self.started_at_s = time.monotonic() - uptime_s
+        self.store_channel = store
+        self.admin_socket = questions
+        self.is_inherited = isinstance(process, InheritedProcess)
         self._process = process
         self._liveness: int | None = liveness
         self._channel = channel
@@ -140,16 +140,16 @@ class WorkerProcess:
                 store=store_theirs.fileno() if store_theirs is not None else -1,
                 questions=questions_theirs.fileno() if questions_theirs is not None else -1,
             )
-            with children.starting():
+            with child_reaper.pause_while_spawning():
                 process = await trio.lowlevel.open_process(
                     # -P: a folder called "auth" where the operator happens to stand must not become our code.
                     [sys.executable, "-P", "-m", MODULES[role], "--descriptors", descriptors.encode()],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=descriptors.all(),
+                    pass_fds=descriptors.inheritable(),
                     env=worker_environment(os.environ),
                     process_group=0,  # Ctrl-C is for the supervisor alone
                 )
-                children.add(process)
+                child_reaper.register_own(process)
             undo.pop_all()
         if questions is not None:
             questions.setblocking(False)
@@ -157,31 +157,31 @@ class WorkerProcess:
         return cls(role, process, ours, liveness_ours, channel, questions=questions)
 
     @classmethod
-    def take_over(cls, inherited: Inherited) -> "WorkerProcess":
+    def from_serialized(cls, serialized: SerializedWorker) -> "WorkerProcess":
         """The worker of an earlier program in this process. Raises OSError where it has gone."""
-        channel = adopt_socket(inherited.channel)
-        os.set_inheritable(inherited.liveness, False)
-        store = StoreChannel(adopt_socket(inherited.store)) if inherited.store >= 0 else None
-        role, child = Role(inherited.role), Child(inherited.pid)
-        children.add(child)
-        return cls(role, child, channel, inherited.liveness, store, inherited.uptime_s)
+        channel = adopt_socket(serialized.channel)
+        os.set_inheritable(serialized.liveness, False)
+        store = StoreChannel(adopt_socket(serialized.store)) if serialized.store >= 0 else None
+        role, child = Role(serialized.role), InheritedProcess(serialized.pid)
+        child_reaper.register_own(child)
+        return cls(role, child, channel, serialized.liveness, store, serialized.uptime_s)
 
-    async def prepare_to_be_inherited(self, index: int, *, timeout_s: float) -> Inherited | None:
+    async def quiesce_and_serialize(self, index: int, *, timeout_s: float) -> SerializedWorker | None:
         """Let nothing be on its way in the channel; None where that cannot be had: the worker has ended or hangs."""
         quiet = await self._rpc.quiesce(timeout_s=timeout_s)
         if not quiet or self._liveness is None or self._process.returncode is not None:
             return None
-        return Inherited(
+        return SerializedWorker(
             role=self.role.value,
             index=index,
             pid=self.pid,
-            uptime_s=time.monotonic() - self.started,
+            uptime_s=time.monotonic() - self.started_at_s,
             channel=self._channel.fileno(),
             liveness=self._liveness,
-            store=self.store.sock.fileno() if self.store is not None else -1,
+            store=self.store_channel.sock.fileno() if self.store_channel is not None else -1,
         )
 
-    def resume(self) -> None:
+    def resume_calls(self) -> None:
         """There is no other program after all."""
         self._rpc.resume()
 
@@ -191,7 +191,7 @@ class WorkerProcess:
         self._connected = True
         return trio.SocketStream(trio.socket.from_stdlib_socket(self._channel))
 
-    async def talk(self) -> None:
+    async def run_channel(self) -> None:
         """Keep the channel; runs beside everything else."""
         await self._rpc.run()
 
@@ -201,7 +201,7 @@ class WorkerProcess:
         """Call the worker. Raises RpcError."""
         return await self._rpc.call(method, request, response_type, timeout_s=timeout_s)
 
-    async def command(self, method: int, request: Message, *, timeout_s: float) -> None:
+    async def send_command(self, method: int, request: Message, *, timeout_s: float) -> None:
         """Call the worker for something that has no answer but that it is done. Raises RpcError."""
         await self.call(method, request, Empty, timeout_s=timeout_s)
 

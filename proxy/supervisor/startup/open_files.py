@@ -3,29 +3,29 @@
 import contextlib
 import resource
 
+from proxy.common.logs import get_logger
 from proxy.config.load import forwarder_count
 from proxy.config.types import Config
-from proxy.runtime.observability.logs import get_logger
 
 DESCRIPTORS_PER_RELAY = 4
 """Two sockets, and a pipe where a receiver does not read."""
 
-SPARE = 4096
+SPARE_DESCRIPTORS = 4096
 """For everything else that a process has open."""
 
 
-def files_needed(config: Config) -> int:
+def open_files_needed(config: Config) -> int:
     """By the process that needs the most: the supervisor, whose fd store copies everything, or else a forwarder."""
     in_all = config.limits.max_connections * DESCRIPTORS_PER_RELAY
-    return (in_all if config.relay.crash_safe else in_all // forwarder_count(config)) + SPARE
+    return (in_all if config.relay.crash_safe else in_all // forwarder_count(config)) + SPARE_DESCRIPTORS
 
 
-def allow_open_files(config: Config) -> None:
+def raise_open_file_limit(config: Config) -> None:
     """Raise the limit as far as it goes, at least to what is needed where that is allowed; workers inherit it. Warn
     where it stays too low for the settings.
     """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = files_needed(config)
+    needed = open_files_needed(config)
     if hard != resource.RLIM_INFINITY and hard < needed:
         with contextlib.suppress(ValueError, PermissionError, OSError):  # only for those with CAP_SYS_RESOURCE
             resource.setrlimit(resource.RLIMIT_NOFILE, (needed, needed))

@@ -87,9 +87,9 @@ NONSENSE = [
 
 def _write_nonsense() -> None:
     """Put lines among this worker's metrics for which Prometheus would refuse everything."""
-    written = worker.exposition
+    written = worker.render_metrics
     head = "# HELP captured Captured.\n# TYPE captured gauge\ncaptured 7\n"
-    worker.exposition = lambda registry: written(registry) + head + "\n".join(NONSENSE) + "\n"
+    worker.render_metrics = lambda registry: written(registry) + head + "\n".join(NONSENSE) + "\n"
 
 
 # ---- control.sock

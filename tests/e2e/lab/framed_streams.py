@@ -204,7 +204,7 @@ class Peer:
     @property
     def is_at_boundary(self) -> bool:
         """Whether nothing of a further frame has come; to be asked at the end."""
-        return not self._decoder.take_rest()
+        return not self._decoder.take_unread_data()
 
     async def next_frame(self) -> Frame | None:
         """The next one; None: the other side has ended."""

@@ -163,4 +163,4 @@ async def _first_frame(stream: trio.SocketStream) -> tuple[BaseCommand, bytes]:
         data = await stream.receive_some(65536)
         assert data, "the connection was closed before its first frame"
         decoder.receive_data(data)
-    return commands.parse_command(frame.command), decoder.take_rest()
+    return commands.parse_command(frame.command), decoder.take_unread_data()

@@ -76,7 +76,7 @@ class WireClient:
 
     def read_to_end(self, within_s: float = REPLY_TIMEOUT_S) -> bytes:
         """Raw bytes until the other side ends."""
-        deadline, parts = time.monotonic() + within_s, [self._decoder.take_rest()]
+        deadline, parts = time.monotonic() + within_s, [self._decoder.take_unread_data()]
         while True:
             try:
                 parts.append(self._read(deadline))

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 from proto.rpc_pb2 import Status
 from proxy.admin.application import AdminApplication
 from proxy.admin.exposition import PROCESS_BYTES_MAX
-from proxy.admin.http import Answer, Request
-from proxy.admin.scrape import ASKED_AT_A_TIME_MAX, Collected, Scrape
+from proxy.admin.http import HttpRequest, HttpResponse
+from proxy.admin.scrape import CONCURRENT_CALLS_MAX, CollectedMetrics, MetricsScrape
 from proxy.runtime.observability.metrics import new_registry
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 
@@ -33,9 +33,9 @@ class Setup:
         self.error: RpcError | None = None
         self.authorizations: list[list[bytes]] = []
         self.registry: CollectorRegistry = new_registry()
-        self.application = AdminApplication(self, self._allows, self.registry)
+        self.application = AdminApplication(self, self._is_allowed, self.registry)
 
-    async def _allows(self, authorization: list[bytes]) -> bool:
+    async def _is_allowed(self, authorization: list[bytes]) -> bool:
         await trio.lowlevel.checkpoint()
         self.authorizations.append(authorization)
         return self.allowed
@@ -46,10 +46,10 @@ class Setup:
             raise self.error
         return value
 
-    async def metrics(self) -> Collected:
-        return await self._said(Collected(b"g 1.0\n", 1700000000.25))  # type: ignore[no-any-return]
+    async def metrics(self) -> CollectedMetrics:
+        return await self._said(CollectedMetrics(b"g 1.0\n", 1700000000.25))  # type: ignore[no-any-return]
 
-    def is_well(self) -> bool:
+    def is_responsive(self) -> bool:
         return self.well
 
     async def not_ready_reasons(self) -> list[str]:
@@ -58,8 +58,8 @@ class Setup:
     async def status(self) -> str:
         return await self._said('{"cluster":"prod"}')  # type: ignore[no-any-return]
 
-    async def get(self, path: str, method: str = "GET", authorization: tuple[bytes, ...] = ()) -> Answer:
-        return await self.application.answer(Request(method, path, [*authorization], "10.0.0.1"))
+    async def get(self, path: str, method: str = "GET", authorization: tuple[bytes, ...] = ()) -> HttpResponse:
+        return await self.application.handle_request(HttpRequest(method, path, [*authorization], "10.0.0.1"))
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ async def test_the_paths(setup: Setup) -> None:
     metrics = await setup.get("/metrics")
     assert metrics.content_type.startswith("text/plain; version=")
     assert metrics.headers == (("X-Collected-At", "1700000000.250000"),)
-    assert await setup.get("/healthz") == Answer(200, b"ok\n")
-    assert await setup.get("/readyz") == Answer(200, b"ok\n")
+    assert await setup.get("/healthz") == HttpResponse(200, b"ok\n")
+    assert await setup.get("/readyz") == HttpResponse(200, b"ok\n")
     status = await setup.get("/status")
     assert (status.content_type, json.loads(status.body)) == ("application/json", {"cluster": "prod"})
     assert b"\n" in status.body.strip(), "for people, too"
@@ -80,14 +80,14 @@ async def test_the_paths(setup: Setup) -> None:
 
 async def test_paths_of_pulsars_own_proxy(setup: Setup) -> None:
     assert await setup.get("/metrics/") == await setup.get("/metrics")
-    assert await setup.get("/status.html") == Answer(200, b"OK\n")
+    assert await setup.get("/status.html") == HttpResponse(200, b"OK\n")
     setup.reasons = ["starting"]
-    assert await setup.get("/status.html") == Answer(503, b"NOT READY\n")
+    assert await setup.get("/status.html") == HttpResponse(503, b"NOT READY\n")
 
 
 async def test_not_ready(setup: Setup) -> None:
     setup.reasons = ["starting", "no broker is reachable"]
-    assert await setup.get("/readyz") == Answer(503, b"starting\nno broker is reachable\n")
+    assert await setup.get("/readyz") == HttpResponse(503, b"starting\nno broker is reachable\n")
     assert (await setup.get("/healthz")).status == 200
 
 
@@ -146,11 +146,11 @@ class Source:
         self.asked = 0
         self.asked_at_a_time = 0
 
-    async def places(self) -> list[ProcessPlace]:
+    async def places(self) -> list[ProcessIdentity]:
         await trio.lowlevel.checkpoint()
-        return [ProcessPlace(name, 0) for name in self._texts]
+        return [ProcessIdentity(name, 0) for name in self._texts]
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         self.asked += 1
         self.asked_at_a_time = max(self.asked_at_a_time, self.asked)
         await trio.testing.wait_all_tasks_blocked()
@@ -164,7 +164,7 @@ class Source:
 class Quick(Source):
     """Answers at once: nothing else needs to be blocked."""
 
-    async def metrics(self, place: ProcessPlace) -> str:
+    async def metrics(self, place: ProcessIdentity) -> str:
         await trio.lowlevel.checkpoint()
         return str(self._texts[place.role])
 
@@ -173,15 +173,15 @@ def gauge(value: int) -> str:
     return f"# HELP g G.\n# TYPE g gauge\ng {value}\n"
 
 
-async def collected(scrape: Scrape) -> list[str]:
-    lines = (await scrape.collect()).text.decode().splitlines()
+async def collected(scrape: MetricsScrape) -> list[str]:
+    lines = (await scrape.collect_metrics()).text.decode().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
 
 async def test_metrics_of_all_processes() -> None:
     """In the supervisor's order; one that does not answer is left out."""
     source = Source(supervisor=gauge(1), auth=RpcError("no answer"), lookup="", forwarder=gauge(2))
-    assert await collected(Scrape("prod", source, new_registry())) == [
+    assert await collected(MetricsScrape("prod", source, new_registry())) == [
         'g{cluster="prod",role="supervisor",worker="0"} 1',
         'g{cluster="prod",role="forwarder",worker="0"} 2',
     ]
@@ -192,11 +192,11 @@ async def test_a_replaced_worker_has_series_of_its_own() -> None:
     """Its counters must not read as a reset of its successor's."""
 
     class Both(Source):
-        async def places(self) -> list[ProcessPlace]:
+        async def places(self) -> list[ProcessIdentity]:
             await trio.lowlevel.checkpoint()
-            return [ProcessPlace("forwarder", 0), ProcessPlace("forwarder", 0, leaving_pid=4711)]
+            return [ProcessIdentity("forwarder", 0), ProcessIdentity("forwarder", 0, leaving_pid=4711)]
 
-    assert await collected(Scrape("prod", Both(forwarder=gauge(1)), new_registry())) == [
+    assert await collected(MetricsScrape("prod", Both(forwarder=gauge(1)), new_registry())) == [
         'g{cluster="prod",role="forwarder",worker="0"} 1',
         'g{cluster="prod",role="forwarder",worker="0-leaving-4711"} 1',
     ]
@@ -204,9 +204,9 @@ async def test_a_replaced_worker_has_series_of_its_own() -> None:
 
 async def test_not_too_many_are_asked_at_a_time() -> None:
     source = Source(**{f"r{number}": gauge(number) for number in range(40)})
-    assert len(await collected(Scrape("prod", source, new_registry()))) == 40
-    assert source.asked_at_a_time == ASKED_AT_A_TIME_MAX
-    assert ASKED_AT_A_TIME_MAX * PROCESS_BYTES_MAX < WAITING_BYTES_MAX, "or a captured worker could end the line"
+    assert len(await collected(MetricsScrape("prod", source, new_registry()))) == 40
+    assert source.asked_at_a_time == CONCURRENT_CALLS_MAX
+    assert CONCURRENT_CALLS_MAX * PROCESS_BYTES_MAX < WAITING_BYTES_MAX, "or a captured worker could end the line"
 
 
 async def test_others_are_answered_while_junk_is_read() -> None:
@@ -223,7 +223,7 @@ async def test_others_are_answered_while_junk_is_read() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(another)
         with structlog.testing.capture_logs():
-            await Scrape("prod", source, new_registry()).collect()
+            await MetricsScrape("prod", source, new_registry()).collect_metrics()
         over.set()
     assert ran > 50
 
@@ -235,9 +235,9 @@ async def test_what_a_captured_worker_writes_is_dropped_counted_and_logged_once(
         forwarder=RpcCallRefused(Status.INVALID_REQUEST, "forwarder-0 writes more than 4 bytes of metrics"),
         lookup=gauge(2),
     )
-    scrape = Scrape("prod", source, new_registry())
+    scrape = MetricsScrape("prod", source, new_registry())
     with structlog.testing.capture_logs() as logs:
-        await scrape.collect()
+        await scrape.collect_metrics()
         lines = await collected(scrape)
     assert sorted(line.partition("{")[0] for line in lines) == ["g", "g", *["pulsar_proxy_dropped_metrics_total"] * 2]
     role = 'role="admin",worker="0"'

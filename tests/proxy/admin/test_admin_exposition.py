@@ -22,7 +22,7 @@ from proxy.admin.exposition import (
     SERIES_MAX,
     Exposition,
 )
-from proxy.runtime.observability.metrics import exposition, new_registry
+from proxy.runtime.observability.metrics import new_registry, render_metrics
 
 
 def merged_exposition(parts: Iterable[tuple[Mapping[str, str], str]]) -> bytes:
@@ -50,7 +50,7 @@ def parsed(text: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 def test_merged_metrics_name_the_process_on_every_sample() -> None:
     merged = merged_exposition(
-        [({"worker": "0"}, exposition(registry_with(1))), ({"worker": "1"}, exposition(registry_with(2)))]
+        [({"worker": "0"}, render_metrics(registry_with(1))), ({"worker": "1"}, render_metrics(registry_with(2)))]
     )
     samples = parsed(merged)
     assert samples["requests_total", (("kind", "a"), ("worker", "0"))] == 1
@@ -61,7 +61,7 @@ def test_merged_metrics_name_the_process_on_every_sample() -> None:
 
 
 def test_merged_families_appear_once() -> None:
-    text = merged_exposition([({"worker": str(n)}, exposition(registry_with(n))) for n in range(5)]).decode()
+    text = merged_exposition([({"worker": str(n)}, render_metrics(registry_with(n))) for n in range(5)]).decode()
     for name in ("requests_total", "open", "took_seconds"):
         assert text.count(f"# TYPE {name} ") == 1
         assert text.count(f"# HELP {name} ") == 1
@@ -76,7 +76,7 @@ def test_nothing_to_merge() -> None:
 def test_label_values_and_numbers_survive(value: str, number: float) -> None:
     registry = new_registry()
     Gauge("g", "G.", ["l"], registry=registry).labels(l=value).set(number)
-    samples = parsed(merged_exposition([({"worker": "0"}, exposition(registry))]))
+    samples = parsed(merged_exposition([({"worker": "0"}, render_metrics(registry))]))
     assert samples == {("g", (("l", value), ("worker", "0"))): number}
 
 
@@ -182,7 +182,7 @@ def test_a_text_with_as_many_lines_as_it_may_have() -> None:
 def test_no_text_is_read_without_pauses(line: str, lines: int) -> None:
     """Security: the admin worker must answer /healthz meanwhile."""
     text = (line + "\n") * lines
-    pauses = list(Exposition().add_in_parts({}, text, collections.Counter()))
+    pauses = list(Exposition().add_process_in_parts({}, text, collections.Counter()))
     assert len(pauses) >= max(lines // PART_LINES, min(lines, len(text) // (2 * PART_CHARACTERS)))
 
 

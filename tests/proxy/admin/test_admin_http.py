@@ -18,9 +18,9 @@ from proxy.admin.http import (
     HEAD_BYTES_MAX,
     HEAD_TIMEOUT_S,
     LINGER_S,
-    Answer,
+    HttpRequest,
+    HttpResponse,
     HttpServer,
-    Request,
 )
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -30,15 +30,15 @@ class Setup:
     """A server whose clients are memory streams."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
-        self.requests: list[Request] = []
-        self.reply: Callable[[], Awaitable[Answer]] | None = None
+        self.requests: list[HttpRequest] = []
+        self.reply: Callable[[], Awaitable[HttpResponse]] | None = None
         self.server = HttpServer(self._answer)
         self._nursery = nursery
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         await trio.lowlevel.checkpoint()
         self.requests.append(request)
-        return Answer(200, b"ok\n") if self.reply is None else await self.reply()
+        return HttpResponse(200, b"ok\n") if self.reply is None else await self.reply()
 
     async def connect(self, address: str = "10.0.0.1") -> trio.StapledStream[Any, Any]:
         ours, theirs = trio.testing.memory_stream_pair()
@@ -73,7 +73,7 @@ async def test_a_request(setup: Setup) -> None:
     assert b"Content-Length: 3" in head
     assert b"Connection: close" in head
     assert body == b"ok\n"
-    assert setup.requests == [Request("GET", "/status", [b"Bearer t"], "10.0.0.1")]
+    assert setup.requests == [HttpRequest("GET", "/status", [b"Bearer t"], "10.0.0.1")]
     assert setup.server.connections == 0
 
 
@@ -175,7 +175,7 @@ async def test_the_address_that_has_the_most_goes_first(setup: Setup) -> None:
 
 
 async def test_a_defect_ends_its_connection_only(setup: Setup) -> None:
-    async def broken() -> Answer:
+    async def broken() -> HttpResponse:
         await trio.lowlevel.checkpoint()
         raise ZeroDivisionError
 

@@ -3,9 +3,9 @@
 import pytest
 import trio.testing
 
-from lookup.discovery import Endpoint
+from lookup.brokers.discovery import Endpoint
 from proxy.commands import connect
-from proxy.commands.connect import BROKERS_MAX, Finding, try_brokers
+from proxy.commands.connect import BROKERS_MAX, Finding, check_brokers
 from proxy.config.types import Brokers, Config
 
 
@@ -28,7 +28,7 @@ def before(count: int) -> Config:
 
 
 async def test_all_brokers_are_tried(tried: list[Endpoint], autojump_clock: trio.testing.MockClock) -> None:
-    findings = await try_brokers(before(BROKERS_MAX), None)
+    findings = await check_brokers(before(BROKERS_MAX), None)
     assert len(tried) == len(findings) == BROKERS_MAX
     assert all(finding.good for finding in findings)
 
@@ -38,7 +38,7 @@ async def test_brokers_that_were_not_tried_are_not_well(
     tried: list[Endpoint], autojump_clock: trio.testing.MockClock, more: int, says: str
 ) -> None:
     """Any of them may be the one that cannot be used."""
-    *good, last = await try_brokers(before(BROKERS_MAX + more), None)
+    *good, last = await check_brokers(before(BROKERS_MAX + more), None)
     assert len(tried) == len(good) == BROKERS_MAX
     assert last == Finding(
         good=False, text=f"{says} not tried: 64 at most are. Check the rest with a brokers.service_url of its own"

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from proxy.common.errors import ConfigError
 from proxy.config.admin_token import TOKEN_BYTES_MAX
-from proxy.config.checks import checked
-from proxy.config.errors import ConfigError
-from proxy.config.session import max_reauth_ms
+from proxy.config.checks import validate_config
+from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 
 Tables = dict[str, Any]
@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> Make:
 
 def error(config: Config) -> str:
     with pytest.raises(ConfigError) as caught:
-        checked(config)
+        validate_config(config)
     assert caught.value.__cause__ is None
     assert "hush" not in str(caught.value)
     return str(caught.value)
@@ -100,7 +100,7 @@ GOOD: dict[str, Tables] = {
 @pytest.mark.parametrize("name", GOOD)
 def test_what_holds_together(make: Make, name: str) -> None:
     config = make(GOOD[name])
-    assert checked(config) is config
+    assert validate_config(config) is config
 
 
 BAD: list[tuple[str, Tables]] = [
@@ -214,13 +214,13 @@ def test_lifetimes_of_sessions(make: Make, tables: Tables, key: str) -> None:
 
 def test_sessions_without_a_bound_need_no_authentication(make: Make) -> None:
     tables = {"session": {"connections_max_reauth_ms": 0, "methods_max_reauth_ms": {"token": 0}}, "listener": [{}]}
-    assert checked(make(tables)).session.connections_max_reauth_ms == 0
+    assert validate_config(make(tables)).session.connections_max_reauth_ms == 0
 
 
 @pytest.mark.conforms("kip-368.4", "kip-368.35")
 def test_by_default_there_is_no_maximum(make: Make) -> None:
     """KIP-368: the default is 0, for every listener and method."""
-    config = checked(make({"listener": [{}, {"bind": "0.0.0.0:1"}], "authentication": ENABLED}))
+    config = validate_config(make({"listener": [{}, {"bind": "0.0.0.0:1"}], "authentication": ENABLED}))
     assert config.session.connections_max_reauth_ms == 0
     assert {max_reauth_ms(config, listener, method) for listener in (0, 1) for method in ("token", "sasl", "tls")} == {
         0
@@ -238,7 +238,7 @@ def test_the_nearest_lifetime_counts(make: Make) -> None:
         {"connections_max_reauth_ms": 4000, **by_method, "bind": "0.0.0.0:3"},
         by_method | {"bind": "0.0.0.0:4"},
     ]
-    config = checked(make({"session": session, "listener": listeners, "authentication": ENABLED}))
+    config = validate_config(make({"session": session, "listener": listeners, "authentication": ENABLED}))
     found = {
         (listener, method): max_reauth_ms(config, listener, method)
         for listener in range(5)
@@ -274,10 +274,10 @@ def test_the_admin_ports_token_is_read(make: Make, tmp_path: Path, text: bytes, 
     file = tmp_path / "admin-token"
     config = make({"admin": {"token_file": str(file)}})
     file.write_bytes(b" a-token\n")
-    assert checked(config) is config
+    assert validate_config(config) is config
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=rf"admin\.token_file: .*{reason}") as caught:
-        checked(config)
+        validate_config(config)
     assert "two" not in str(caught.value), "whatever it holds may be a secret"
 
 
@@ -317,7 +317,7 @@ def test_two_at_one_address(  # noqa: PLR0917 -- fixtures and cases
     monkeypatch.setattr("proxy.config.binds._BINDV6ONLY", sysctl)
     config = make({"listener": [{"bind": bind} for bind in binds], "admin": {"bind": admin}})
     if taken is None:
-        assert checked(config) is config
+        assert validate_config(config) is config
     else:
         assert error(config).startswith(f"{taken}: ")
         assert "is taken by listener[0].bind (" in error(config)
@@ -329,7 +329,7 @@ def test_ipv6_alone(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr("proxy.config.binds._BINDV6ONLY", sysctl)
     config = make({"listener": [{"bind": "0.0.0.0:6650"}, {"bind": "[::]:6650"}]})
     sysctl.write_text("1\n")
-    assert checked(config) is config
+    assert validate_config(config) is config
     sysctl.unlink()
     assert error(config).startswith("listener[1].bind: [::]:6650 is taken by listener[0].bind (0.0.0.0:6650)")
 
@@ -354,4 +354,4 @@ def test_lifetimes_of_methods_that_are_none(make: Make, table: str, named: str, 
     tables: Tables = {**own, "authentication": ENABLED}
     assert error(make(tables)).startswith(f"{named}.methods_max_reauth_ms.{method}: {says}")
     config = make({**tables, "authentication": {**ENABLED, "plugins": {"own": {}}}})
-    assert checked(config) is config, "only the plugin knows"
+    assert validate_config(config) is config, "only the plugin knows"

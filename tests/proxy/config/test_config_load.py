@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from proxy.config import load
 from proxy.config.cgroups import ContainerLimits
+from proxy.config.checks import validate_config
 from proxy.config.load import (
     ConfigError,
     changes_that_need_a_restart,
     changes_that_need_an_upgrade,
     changes_that_need_new_processes,
-    checked,
     decode_config,
     encode_config,
     forwarder_count,
@@ -382,7 +382,7 @@ def test_it_travels_to_workers_whole(files: Files, tmp_path: Path) -> None:
 
 def test_checked_returns_what_it_was_given() -> None:
     config = Config()
-    assert checked(config) is config
+    assert validate_config(config) is config
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.common.errors import ConfigError
 from proxy.config.cgroups import ContainerLimits
-from proxy.config.errors import ConfigError
 from proxy.config.load import load_plan
-from proxy.config.memory import CONNECTIONS_MIN, STRANGERS_MIN, MemoryPlan, fit
+from proxy.config.memory import CONNECTIONS_MIN, UNAUTHENTICATED_MIN, MemoryPlan, fit_to_container
 from proxy.config.types import MIB, Config
 
 KEYS = ("max_connections", "max_topic_lists_bytes", "max_lookup_bytes", "max_unauthenticated_connections")
@@ -44,7 +44,7 @@ def plan_of(
         limits=msgspec.structs.replace(config.limits, **limits),
     )
     memory = None if memory_mib is None else memory_mib * MIB
-    return fit(config, {f"limits.{key}" for key in limits}, ContainerLimits(cpus, memory), running)
+    return fit_to_container(config, {f"limits.{key}" for key in limits}, ContainerLimits(cpus, memory), running)
 
 
 def test_without_a_limit_all_is_as_ever() -> None:
@@ -120,7 +120,9 @@ def test_tls_costs_memory_for_each_connection() -> None:
     found = []
     for names in ((), ("listener",), ("listener", "brokers")):
         config = msgspec.convert({name: tables[name] for name in names}, Config)
-        found.append(fit(config, (), ContainerLimits(memory_bytes=512 * MIB)).config.limits.max_connections)
+        found.append(
+            fit_to_container(config, (), ContainerLimits(memory_bytes=512 * MIB)).config.limits.max_connections
+        )
     assert found[0] > found[1] > found[2] > 0
 
 
@@ -152,7 +154,7 @@ def test_a_plan_fits_or_says_what_would(memory_mib: int, forwarders: int, keys: 
         assert plan.needed_bytes <= memory_mib * MIB + 16
         assert "max_connections" in keys or limits.max_connections >= CONNECTIONS_MIN
         assert "max_unauthenticated_connections" in keys or limits.max_unauthenticated_connections >= 1
-    assert STRANGERS_MIN <= CONNECTIONS_MIN
+    assert UNAUTHENTICATED_MIN <= CONNECTIONS_MIN
 
 
 def test_which_keys_were_set_is_known_from_file_and_environment(tmp_path: Path) -> None:

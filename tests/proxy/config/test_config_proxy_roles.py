@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.config.checks import checked
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
+from proxy.config.checks import validate_config
 from proxy.config.proxy_roles import ProxyRole, ProxyRoles, check_proxy_roles, configured_methods
 from proxy.config.types import Authentication, Config
 
@@ -50,12 +50,12 @@ def test_who_is_a_proxy() -> None:
     roles = ProxyRoles(["a", "tls:b", "token:c", "tls:c"])
     proxies = {(role, method) for role in "abcd" for method in ("tls", "token", "sasl") if roles.includes(role, method)}
     assert proxies == {("a", "tls"), ("a", "token"), ("a", "sasl"), ("b", "tls"), ("c", "tls"), ("c", "token")}
-    assert [role for role in "abcd" if roles.names(role)] == ["a", "b", "c"]
+    assert [role for role in "abcd" if roles.contains_role(role)] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("entry", ["a", "tls:a", "token:a:b", "*:a:b", "SCRAM-SHA-512:a"])
 def test_entries_that_are_in_order(file: str, entry: str) -> None:
-    checked(config(file, entry))
+    validate_config(config(file, entry))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_entries_that_are_in_order(file: str, entry: str) -> None:
 )
 def test_a_method_that_has_no_provider(file: str, entry: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        checked(config(file, "b", entry))
+        validate_config(config(file, "b", entry))
     method = entry.partition(":")[0]
     assert str(caught.value).startswith(f'authentication.proxy_roles: "{entry}" begins with "{method}", ')
     assert "there are: SCRAM-SHA-256, SCRAM-SHA-512, tls, token" in str(caught.value)
@@ -73,19 +73,19 @@ def test_a_method_that_has_no_provider(file: str, entry: str) -> None:
 @pytest.mark.parametrize("entry", ["tls:", "tls: ", "*:", " "])
 def test_an_entry_without_a_role(file: str, entry: str) -> None:
     with pytest.raises(ConfigError, match=r"^authentication\.proxy_roles: .* names no role"):
-        checked(config(file, entry))
+        validate_config(config(file, entry))
 
 
 @pytest.mark.parametrize("entry", ["guest", "tls:guest", "*:guest"])
 def test_what_anybody_may_be_is_no_proxys_role(file: str, entry: str) -> None:
     with pytest.raises(ConfigError, match=r"^authentication\.anonymous_role: "):
-        checked(config(file, entry, anonymous_role="guest"))
+        validate_config(config(file, entry, anonymous_role="guest"))
 
 
 def test_the_methods_of_plugins_are_known_once_they_are_made(file: str) -> None:
     """By the auth worker, and `check`."""
     with_plugin = config(file, "mine:proxy-a", plugins={"own": {}})
-    assert checked(with_plugin) is with_plugin
+    assert validate_config(with_plugin) is with_plugin
     check_proxy_roles(with_plugin.authentication, {"token", "mine"})
     with pytest.raises(ConfigError, match=r"^authentication\.proxy_roles: .mine:proxy-a. begins with"):
         check_proxy_roles(with_plugin.authentication, {"token"})

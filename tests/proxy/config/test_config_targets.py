@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.config.checks import checked
-from proxy.config.errors import ConfigError
-from proxy.config.targets import is_anybodys
+from proxy.common.errors import ConfigError
+from proxy.config.checks import validate_config
+from proxy.config.targets import is_publicly_registrable
 from proxy.config.types import Config
 
 ALL_HOSTS = [
@@ -84,7 +84,7 @@ def config(brokers: dict[str, Any], file: str) -> Config:
 
 def refusal(brokers: dict[str, Any], file: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        checked(config(brokers, file))
+        validate_config(config(brokers, file))
     assert "hush" not in str(caught.value)
     return str(caught.value)
 
@@ -93,7 +93,7 @@ def refusal(brokers: dict[str, Any], file: str) -> str:
 @pytest.mark.parametrize("rules", [{"allowed_hosts": ["*"]}, {"allowed_addresses": ["*"]}], ids=["hosts", "addresses"])
 def test_whatever_the_credentials_are(secret: str, what: str, rules: dict[str, Any]) -> None:
     brokers = secrets(secret)[what]
-    checked(config(brokers, secret))
+    validate_config(config(brokers, secret))
     text = refusal({**brokers, **rules}, secret)
     assert text.startswith(f"brokers.{next(iter(rules))}: ")
     shown = "clients' credentials" if what == "clients' own" else "the proxy's own c"
@@ -110,7 +110,7 @@ def test_all_hosts(secret: str, hosts: str) -> None:
     for addresses in ALL_ADDRESSES:
         refusal({**brokers, "allowed_hosts": [hosts], "allowed_addresses": addresses}, secret)
     for addresses in SOMEBODYS_ADDRESSES:
-        checked(config({**brokers, "allowed_hosts": [hosts], "allowed_addresses": addresses}, secret))
+        validate_config(config({**brokers, "allowed_hosts": [hosts], "allowed_addresses": addresses}, secret))
 
 
 @pytest.mark.parametrize("addresses", ALL_ADDRESSES)
@@ -118,26 +118,26 @@ def test_all_addresses(secret: str, addresses: list[str]) -> None:
     brokers = secrets(secret)["a token"]
     assert refusal({**brokers, "allowed_addresses": addresses}, secret).startswith("brokers.allowed_addresses: with ")
     for hosts in SOMEBODYS_HOSTS:
-        checked(config({**brokers, "allowed_hosts": [hosts], "allowed_addresses": addresses}, secret))
+        validate_config(config({**brokers, "allowed_hosts": [hosts], "allowed_addresses": addresses}, secret))
 
 
 @pytest.mark.parametrize("addresses", SOMEBODYS_ADDRESSES)
 def test_somebodys_addresses(secret: str, addresses: list[str]) -> None:
-    checked(config({**secrets(secret)["a token"], "allowed_addresses": addresses}, secret))
+    validate_config(config({**secrets(secret)["a token"], "allowed_addresses": addresses}, secret))
 
 
 @pytest.mark.parametrize("hosts", SOMEBODYS_HOSTS)
 def test_somebodys_hosts(secret: str, hosts: str) -> None:
-    checked(config({**secrets(secret)["a token"], "allowed_hosts": [hosts]}, secret))
-    assert not is_anybodys(hosts)
+    validate_config(config({**secrets(secret)["a token"], "allowed_hosts": [hosts]}, secret))
+    assert not is_publicly_registrable(hosts)
 
 
 def test_without_credentials_there_is_nothing_to_lose(secret: str) -> None:
     everything = {"allowed_hosts": ["*"], "allowed_addresses": ["*"]}
-    checked(config({"service_url": "pulsar://b", **everything}, secret))
-    checked(config({"service_url": "pulsar+ssl://b", "tls": {"trust": secret}, **everything}, secret))
+    validate_config(config({"service_url": "pulsar://b", **everything}, secret))
+    validate_config(config({"service_url": "pulsar+ssl://b", "tls": {"trust": secret}, **everything}, secret))
 
 
 def test_another_proxy_is_the_only_one_that_is_shown_them(secret: str) -> None:
     brokers = {**secrets(secret)["a token"], "through_proxy": True, "allowed_hosts": ["*"], "allowed_addresses": ["*"]}
-    checked(config(brokers, secret))
+    validate_config(config(brokers, secret))

@@ -32,12 +32,12 @@ from proto.rpc_pb2 import (
 from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
 from proxy.forwarder.session.client_session import ClientSession
-from proxy.forwarder.workers.authentication import Authentication, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.authentication import AuthenticationExchange, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.fairness.byte_budget import ByteBudget
-from proxy.runtime.fairness.fair_room import FairRoom
+from proxy.runtime.fairness.fair_capacity import FairCapacity
 from proxy.runtime.loop.deadlines import Deadlines
-from proxy.runtime.loop.tasks import InFlight, seconds
+from proxy.runtime.loop.tasks import InFlightCounter, seconds
 from proxy.runtime.network.broker_link import BrokerLink
 from proxy.runtime.rpc.client import PendingCall
 
@@ -144,7 +144,7 @@ class Peer:
 
     async def read_exactly(self, size: int) -> bytes:
         """So many bytes, whatever they are."""
-        data = self._decoder.take_rest()
+        data = self._decoder.take_unread_data()
         while len(data) < size:
             more = await self.stream.receive_some(size - len(data))
             assert more, f"the end of the stream after {data!r}"
@@ -153,7 +153,7 @@ class Peer:
 
     async def read_all(self) -> bytes:
         """Everything up to the end of the stream."""
-        data = self._decoder.take_rest()
+        data = self._decoder.take_unread_data()
         while more := await self.stream.receive_some(65536):
             data += more
         return data
@@ -229,7 +229,7 @@ class SentEnvelope:
     def say(self, response: EnvelopeResponse | bytes, *, more: bool = False) -> None:
         """A part of the reply."""
         body = response if isinstance(response, bytes) else response.SerializeToString()
-        self._take(Reply(0, Status.OK, body, more=more))
+        self._take(Reply(0, Status.OK, body, has_more=more))
 
     def answer(self, *indices: int, more: bool = False, padding: int = 0) -> None:
         """Answer requests of it, by their numbers."""
@@ -250,7 +250,7 @@ class SentEnvelope:
         self._take(None)
 
 
-class FakeBackends:
+class FakeWorkerClients:
     """proxy.forwarder.workers.clients.Backends without workers.
 
     ``answer_by`` answers each request; where it is None, the test answers what it finds in ``sent``. ``short_way``:
@@ -260,15 +260,15 @@ class FakeBackends:
     def __init__(self, config: Config, nursery: trio.Nursery) -> None:
         self.config = config
         self.nursery = nursery
-        self.room = FairRoom(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
+        self.room = FairCapacity(config.limits.max_topic_lists_bytes, config.limits.max_broker_frame_bytes)
         self.budget = ByteBudget(config.limits.max_lookup_bytes)
         self.short_way = True
         self.sent: list[SentEnvelope] = []
         self.answer_by: Answerer | None = self.answer_at_once
         self.authentication = FakeAuthentication([])
-        self.judged_clients: list[ClientEnd] = []
+        self.judged_clients: list[ClientEndpoint] = []
         self.profile: CommandConnected | None = None
-        self.profile_is_fresh = False
+        self.is_profile_fresh = False
         self.profile_asked = 0
         self.profile_gate: trio.Event | None = None
         self.forwarded: list[tuple[bytes, ClientIdentity, str]] = []
@@ -287,10 +287,10 @@ class FakeBackends:
         """Put a broker at the other side of a connection."""
         self.broker_stream, self.broker = ours, Peer(theirs)
 
-    def new_authentication(self, client: ClientEnd, connect: CommandConnect) -> Authentication:
+    def new_authentication_exchange(self, client: ClientEndpoint, connect: CommandConnect) -> AuthenticationExchange:
         assert (client.address, client.certificate) == (CLIENT, CERTIFICATE)
         self.judged_clients.append(client)
-        return Authentication(
+        return AuthenticationExchange(
             self.authentication,  # type: ignore[arg-type]
             client,
             connect,
@@ -312,15 +312,17 @@ class FakeBackends:
 
     answer_timeout_s = property(lambda self: seconds(self.config.limits.lookup_timeout_ms) + 1.0)
 
-    def forward_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
+    def forward_envelope_now(self, envelope: bytes, deadline: float, on_reply: Callable[[Reply | None], None]) -> bool:
         if self.short_way:
             self._send(SentEnvelope(envelope, on_reply, deadline))
         return self.short_way
 
     @asynccontextmanager
-    async def forward(self, envelope: bytes, deadline: float) -> AsyncIterator[PendingCall]:
+    async def forward_envelope(self, envelope: bytes, deadline: float) -> AsyncIterator[PendingCall]:
         call = PendingCall()
-        self._send(SentEnvelope(envelope, lambda reply: call.lose() if reply is None else call.take(reply), deadline))
+        self._send(
+            SentEnvelope(envelope, lambda reply: call.on_lost() if reply is None else call.on_part(reply), deadline)
+        )
         yield call
 
     def _send(self, sent: SentEnvelope) -> None:
@@ -380,8 +382,8 @@ class Play:
         self._a_relay_ended = trio.Event()
         self.relays = new_relays(nursery, self._relay_ended)
         self.registry.register(self.relays)
-        self.handshakes = InFlight()
-        self.backends = FakeBackends(make_config(**tables), nursery)
+        self.handshakes = InFlightCounter()
+        self.workers = FakeWorkerClients(make_config(**tables), nursery)
         pair = trio.testing.lockstep_stream_pair if lockstep else trio.testing.memory_stream_pair
         ours, theirs = pair() if streams is None else streams
         self.stream = ours
@@ -391,8 +393,8 @@ class Play:
         nursery.start_soon(deadlines.run)
         self.session = ClientSession(
             ours,
-            ClientEnd(CLIENT, trio.current_time(), CERTIFICATE),
-            self.backends,
+            ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE),
+            self.workers,
             self.relays,
             self.metrics,
             handshakes=self.handshakes,  # type: ignore[arg-type]
@@ -400,7 +402,7 @@ class Play:
             deadlines=deadlines,
             on_end=lambda _session: self.ended.set(),
         )
-        self.session.begin()
+        self.session.start_session()
 
     async def end(self) -> str:
         """Wait for the session's end; its cause."""

@@ -10,7 +10,7 @@ import trio
 
 from proto import commands
 from proto.commands import parse_command
-from proto.connect_rules import denial
+from proto.connect_rules import refusal_for_denial
 from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand
 from proto.rpc_pb2 import Principal, StoredRelay
@@ -134,7 +134,7 @@ class FakeExchange:
         self._answered = 0
         self.complete = False
 
-    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         shared = self._shared
         shared.challenges.append(challenge)
         await trio.lowlevel.checkpoint()
@@ -155,7 +155,7 @@ def identity(_data: bytes = b"", **fields: Any) -> ClientIdentity:
 
 
 def denied(_data: bytes = b"") -> Denial:
-    return Denial(denial("bad_token"), "bad_token")
+    return Denial(refusal_for_denial("bad_token"), "bad_token")
 
 
 def session(now: Now, judges: Judges, *, lifetime_ms: int = 100_000, **fields: Any) -> RelaySession:

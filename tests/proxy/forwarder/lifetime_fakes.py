@@ -83,7 +83,7 @@ class Life(Play):
         self.relays.now = judge.now = trio.current_time
         judge.unix_ms, judge.fraction = unix_ms, lambda: fraction
         judge._metrics = self.metrics.reauthentication
-        self.backends.authentication.answers = [token(lives_s, principal), *verdicts]
+        self.workers.authentication.answers = [token(lives_s, principal), *verdicts]
         nursery.start_soon(judge.run)
 
     async def enter(self, *, refresh: bool = True, **fields: Any) -> Life:

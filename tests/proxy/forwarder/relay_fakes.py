@@ -20,7 +20,7 @@ from proto.rpc_pb2 import RelayLeftBehind, StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring.broker_reauthentication import (
     BeginExchange,
-    BrokerReauthentication,
+    BrokerReauthenticationFactory,
     BrokerReauthenticationMetrics,
 )
 from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
@@ -32,6 +32,7 @@ from proxy.forwarder.relay.expiring.relay_session import (
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.pipes import Pipe
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.network.credentials import NoCredentials
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
 from proxy.runtime.shared.relay_table import PIPE, RelayTable, row
@@ -308,7 +309,7 @@ class Forwarder:
                         may_linger=lambda: True,
                         recall=self.recall,
                         reauthentication_metrics=self.metrics,
-                        brokers=BrokerReauthentication(nursery, self.broker_metrics, self.broker_credentials),
+                        brokers=BrokerReauthenticationFactory(nursery, self.broker_metrics, self.broker_credentials),
                         now=self.now,
                     )
                     self.relays.reauthentication.fraction = lambda: 0.0
@@ -365,13 +366,15 @@ class Forwarder:
     ) -> StoredRelay:
         about = about or about_relay()
         await self.relays.begin(
-            lane.our_client,
-            lane.our_broker,
-            about,
-            first_to_broker=to_broker,
-            first_to_client=to_client,
-            config=self.config,
-            session=session,
+            RelayStart(
+                lane.our_client,
+                lane.our_broker,
+                about,
+                first_to_broker=to_broker,
+                first_to_client=to_client,
+                config=self.config,
+                session=session,
+            )
         )
         return about
 
@@ -430,8 +433,13 @@ class Place:
         return forwarder
 
     async def _serve(self, channel: StoreChannel, pid: int) -> None:
-        await self.shelf.serve(
-            channel, list, pid=pid, new=True, tables=AddressTableExchange().line(0), keeps_relays=self._keeps
+        await self.shelf.serve_forwarder(
+            channel,
+            list,
+            pid=pid,
+            is_new=True,
+            tables=AddressTableExchange().open_channel(0),
+            stores_relays=self._keeps,
         )
 
     async def settle(self) -> None:
@@ -443,8 +451,8 @@ class Place:
             await forwarder.leave()
             forwarder.keeper.close_all()
         await self.settle()
-        self.shelf.clear()
-        os.close(self.shelf.table)
+        self.shelf.close_stored()
+        os.close(self.shelf.table_fd)
 
 
 @asynccontextmanager

@@ -25,14 +25,14 @@ from proto.frames import Frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, ServerError
 from proto.roles import Role
 from proto.rpc_pb2 import StoreMessage
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.forwarder import service as service_module
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.admission import Admission
 from proxy.forwarder.service import ForwarderService
 from proxy.forwarder.session.client_session import ClientSession
 from proxy.forwarder.session.handshake import Handshake
-from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import WorkerClients
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.network.broker_link import BrokerLink
@@ -99,7 +99,9 @@ class Served:
     async def _keep(self, channel: StoreChannel) -> None:
         with contextlib.ExitStack() as stack:
             descriptors = [stack.enter_context(listener).fileno() for listener in self.real_listeners]
-            await self.shelf.serve(channel, lambda: descriptors, pid=1, new=True, tables=AddressTableExchange().line(0))
+            await self.shelf.serve_forwarder(
+                channel, lambda: descriptors, pid=1, is_new=True, tables=AddressTableExchange().open_channel(0)
+            )
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(name, labels)
@@ -117,7 +119,7 @@ Serve = Callable[..., Awaitable[Served]]
 @pytest.fixture
 async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     """A service with clients in memory; ``real=True``: over sockets, as the first forwarder of two."""
-    monkeypatch.setattr("proxy.runtime.process.worker.connect_unix", lambda _path: trio.sleep_forever)
+    monkeypatch.setattr("proxy.runtime.process.worker.unix_connector", lambda _path: trio.sleep_forever)
 
     async def no_profile(_self: object) -> None:
         await trio.lowlevel.checkpoint()
@@ -149,8 +151,8 @@ async def serve(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
         await trio.testing.wait_all_tasks_blocked()
     for sock in adopted:
         sock.close()
-    shelf.clear()
-    os.close(shelf.table)
+    shelf.close_stored()
+    os.close(shelf.table_fd)
     os.close(counters)
 
 
@@ -182,10 +184,10 @@ async def test_addresses_in_logs_are_as_people_write_them(serve: Serve, monkeypa
 class TlsDoor:
     """A listener behind which a client has shown a certificate."""
 
-    speaks_tls = True
+    uses_tls = True
     congestion_control = ""
 
-    async def enter(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
+    async def accept_client(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
         await trio.lowlevel.checkpoint()
         assert timeout_s > 0
         return transport, b"the certificate"
@@ -208,15 +210,19 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, number: int, tls: bool
 ) -> None:
     served = await serve(listener=[{}, {}, {}], authentication={"enabled": True, "anonymous_role": "nobody"})
-    told: list[ClientEnd] = []
+    told: list[ClientEndpoint] = []
 
-    def new_authentication(_backends: WorkerClients, client: ClientEnd, _connect: CommandConnect) -> Any:
+    def new_authentication_exchange(_backends: WorkerClients, client: ClientEndpoint, _connect: CommandConnect) -> Any:
         told.append(client)
         return NobodysRounds()
 
-    monkeypatch.setattr(WorkerClients, "new_authentication", new_authentication)
+    monkeypatch.setattr(WorkerClients, "new_authentication_exchange", new_authentication_exchange)
     if tls:
-        served.service._doors = (*served.service._doors[:number], TlsDoor(), *served.service._doors[number + 1 :])  # type: ignore[assignment]
+        served.service._transports = (
+            *served.service._transports[:number],
+            TlsDoor(),
+            *served.service._transports[number + 1 :],
+        )  # type: ignore[assignment]
     ours, theirs = trio.testing.memory_stream_pair()
     served.listener.take_in_of[served.real_listeners[number].getsockname()](ours, ("192.0.2.1", 4000))
     peer = Peer(theirs)
@@ -401,7 +407,7 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
     served = await serve(**tables)
     relays = served.service._relays
     relays.now = relays.reauthentication.now = trio.current_time
-    monkeypatch.setattr(WorkerClients, "new_authentication", lambda *_: NobodysRounds())
+    monkeypatch.setattr(WorkerClients, "new_authentication_exchange", lambda *_: NobodysRounds())
     before = await served.in_lookup_mode()
     maximum = {"session": {"connections_max_reauth_ms": 5000}, "limits": {"keep_alive_interval_ms": 10**9}}
     await served.service.configure(make_config(**tables, **maximum))
@@ -416,9 +422,9 @@ async def test_a_maximum_counts_for_sessions_that_begin_from_then_on(
 async def test_enforcement_counts_from_the_start_and_is_taken_over(serve: Serve) -> None:
     """Before relays of a predecessor are adopted, and for those that are there."""
     served = await serve(session={"enforcement": "observe"})
-    assert served.service._relays.enforcement.observes("0.0.0.0:6650")
+    assert served.service._relays.enforcement.observes_ends("0.0.0.0:6650")
     await served.service.configure(make_config())
-    assert not served.service._relays.enforcement.observes("0.0.0.0:6650")
+    assert not served.service._relays.enforcement.observes_ends("0.0.0.0:6650")
 
 
 async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
@@ -429,19 +435,19 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     service = served.service
     await service.drain(0, hand_over=True)
     await trio.testing.wait_all_tasks_blocked()
-    doors = service._doors
+    doors = service._transports
     await service.configure(make_config())
-    assert not service._relays.enforcement.observes("0.0.0.0:6650")
+    assert not service._relays.enforcement.observes_ends("0.0.0.0:6650")
 
     def unreadable(*_arguments: object) -> None:
         raise ConfigError("a certificate cannot be read")
 
-    monkeypatch.setattr(service_module, "Backends", unreadable)
-    monkeypatch.setattr(service_module, "doors", unreadable)
+    monkeypatch.setattr(service_module, "WorkerClients", unreadable)
+    monkeypatch.setattr(service_module, "listener_transports", unreadable)
     with pytest.raises(ConfigError):
         await service.configure(make_config(session={"enforcement": "observe"}))
-    assert service._relays.enforcement.observes("0.0.0.0:6650")
-    assert service._doors is doors
+    assert service._relays.enforcement.observes_ends("0.0.0.0:6650")
+    assert service._transports is doors
     assert all(listener.fileno() < 0 for listener in service._listeners)
 
 
@@ -453,13 +459,13 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(
     def unreadable(*_arguments: object) -> None:
         raise ConfigError("a certificate cannot be read")
 
-    for what in ("doors", "Backends"):
+    for what in ("listener_transports", "WorkerClients"):
         monkeypatch.setattr(service_module, what, unreadable)
-        before = served.service._backends, served.service._doors, served.service._admission.limits
+        before = served.service._workers, served.service._transports, served.service._admission.limits
         with pytest.raises(ConfigError):
             await served.service.configure(make_config(limits={"max_connections": 4}))
-        assert served.service._relays.enforcement.observes("0.0.0.0:6650")
-        assert before == (served.service._backends, served.service._doors, served.service._admission.limits)
+        assert served.service._relays.enforcement.observes_ends("0.0.0.0:6650")
+        assert before == (served.service._workers, served.service._transports, served.service._admission.limits)
 
 
 async def test_configure_counts_for_new_clients(serve: Serve, autojump_clock: trio.testing.MockClock) -> None:
@@ -485,11 +491,11 @@ async def test_every_cause_is_a_series_from_the_start(serve: Serve) -> None:
 
 async def leave_relays(shelf: FdStoreSlot, *lanes: Lane, ip: str = "192.0.2.9") -> None:
     """As a forwarder that was killed."""
-    table = RelayTable(shelf.table)
+    table = RelayTable(shelf.table_fd)
     for lane in lanes:
         kept = kept_relay(lane, table.allocate_relay_id())
         kept.record.client_address = f"{ip}:4000"
-        shelf.take(StoreMessage(relays=[kept.record]), [kept.client, kept.broker])
+        shelf.apply_message(StoreMessage(relays=[kept.record]), [kept.client, kept.broker])
         await lane.our_client.aclose()
         await lane.our_broker.aclose()
 

@@ -11,26 +11,26 @@ from forwarder_fakes import connect
 from test_forwarder_service import Serve, Served, serve  # noqa: F401 -- a fixture
 
 from proto.pulsar_pb2 import BaseCommand
-from proxy.runtime.loop.tasks import close_at_once
+from proxy.runtime.loop.tasks import close_forcefully
 from proxy.runtime.network.tls import TlsFailed
 
 
 class FakeDoor:
     """Lets nobody in before its gate is open; then as ``failure`` says."""
 
-    speaks_tls = True
+    uses_tls = True
     congestion_control = ""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.gate = trio.Event()
         self._failure = failure
 
-    async def enter(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
+    async def accept_client(self, transport: Any, *, timeout_s: float) -> tuple[Any, bytes]:
         assert timeout_s > 0
         try:
             await self.gate.wait()
         except trio.Cancelled:
-            await close_at_once(transport)
+            await close_forcefully(transport)
             raise
         if self._failure is not None:
             await trio.aclose_forcefully(transport)
@@ -40,7 +40,7 @@ class FakeDoor:
 
 async def come(served: Served, door: FakeDoor) -> Any:
     """A client in front of that door."""
-    served.service._doors = (door,)  # type: ignore[assignment]
+    served.service._transports = (door,)  # type: ignore[assignment]
     peer = served.listener.come()
     await trio.testing.wait_all_tasks_blocked()
     assert served.value("pulsar_proxy_active_connections") == 1

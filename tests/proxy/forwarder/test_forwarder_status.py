@@ -14,7 +14,7 @@ from proxy.forwarder.relay.expiring.relay_session import reauthentication_unavai
 from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
 
 
-def followed(client: str, lives_s: float | None, *, closing: CloseReason = CloseReason.NO) -> ExpiringSession:
+def followed(client: str, lives_s: float | None, *, closing: CloseReason = CloseReason.NOT_CLOSING) -> ExpiringSession:
     """A session that began at second 1000."""
     relay = StoredRelay(client_address=client, principal="alice")
     clock = None
@@ -27,7 +27,7 @@ def followed(client: str, lives_s: float | None, *, closing: CloseReason = Close
             fraction=0,
         )
     one = ExpiringSession(relay, clock, reauthentication_unavailable(relay))
-    one.closing = closing
+    one.close_reason = closing
     return one
 
 
@@ -37,7 +37,7 @@ class InLookupMode:
     state = State.LOOKUP
 
     def __init__(self, one: ExpiringSession | None) -> None:
-        self.renewal = SimpleNamespace(followed=one)
+        self.lifetime = SimpleNamespace(expiring_session=one)
 
 
 async def test_sessions_near_expiry(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proto.rpc_pb2 import BrokerCredentialsResponse, Method
-from proxy.runtime.loop.tasks import Backoff, InFlight, close_politely, repeat, seconds
+from proxy.runtime.loop.tasks import Backoff, InFlightCounter, close_gracefully, run_every, seconds
 from proxy.runtime.network.credentials import CredentialExchange, NoCredentials, credentials_for
 from proxy.runtime.process.descriptors import Descriptors, adopt_listener, adopt_stream
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
@@ -27,7 +27,7 @@ class FakeAuth:
         self.expires_at_unix_ms = 0
         self.calls: list[tuple[int, Any, float]] = []
 
-    def pick(self) -> FakeAuth:
+    def pick_client(self) -> FakeAuth:
         self.picked += 1
         return self
 
@@ -48,10 +48,10 @@ async def test_an_exchange_stays_with_one_worker_under_one_id() -> None:
     credentials = credentials_for(auth, "broker", configured=True)  # type: ignore[arg-type]
     assert isinstance(credentials, CredentialExchange)
     assert not credentials.complete
-    assert await credentials.answer(None) == ("token", b"x")
-    await credentials.answer(b"")
+    assert await credentials.auth_data_for(None) == ("token", b"x")
+    await credentials.auth_data_for(b"")
     assert not credentials.complete
-    await credentials.answer(b"q")
+    await credentials.auth_data_for(b"q")
     assert credentials.complete
     assert auth.picked == 1
     requests = [request for _, request, _ in auth.calls]
@@ -65,8 +65,8 @@ async def test_an_exchange_stays_with_one_worker_under_one_id() -> None:
 async def test_no_credentials_configured() -> None:
     credentials = credentials_for(FakeAuth(), "broker", configured=False)  # type: ignore[arg-type]
     assert isinstance(credentials, NoCredentials)
-    assert await credentials.answer(None) == ("", b"")
-    assert await credentials.answer(b"q") == ("none", b"")
+    assert await credentials.auth_data_for(None) == ("", b"")
+    assert await credentials.auth_data_for(b"q") == ("none", b"")
     assert credentials.complete
     assert credentials.expires_at_unix_ms == 0
 
@@ -76,7 +76,7 @@ async def test_when_credentials_end_is_what_the_last_answer_says() -> None:
     credentials = credentials_for(auth, "broker", configured=True)  # type: ignore[arg-type]
     assert credentials.expires_at_unix_ms == 0
     for auth.expires_at_unix_ms in (2**53, 7, 0):
-        await credentials.answer(None)
+        await credentials.auth_data_for(None)
         assert credentials.expires_at_unix_ms == auth.expires_at_unix_ms
 
 
@@ -87,19 +87,19 @@ def test_seconds() -> None:
     assert seconds(1500) == 1.5
 
 
-async def test_close_politely_waits_for_the_peer_to_read_to_the_end() -> None:
+async def test_close_gracefully_waits_for_the_peer_to_read_to_the_end() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     await ours.send_all(b"last words")
     await theirs.send_all(b"unread")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(close_politely, ours)
+        nursery.start_soon(close_gracefully, ours)
         await trio.testing.wait_all_tasks_blocked()
         assert await theirs.receive_some(100) == b"last words"
         assert await theirs.receive_some(100) == b""
         await theirs.aclose()
 
 
-async def test_close_politely_does_not_wait_for_ever(autojump_clock: trio.testing.MockClock) -> None:
+async def test_close_gracefully_does_not_wait_for_ever(autojump_clock: trio.testing.MockClock) -> None:
     ours, theirs = trio.testing.memory_stream_pair()
 
     async def chatter() -> None:
@@ -109,16 +109,16 @@ async def test_close_politely_does_not_wait_for_ever(autojump_clock: trio.testin
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(chatter)
-        await close_politely(ours, linger_s=2)
+        await close_gracefully(ours, linger_s=2)
         nursery.cancel_scope.cancel()
     assert trio.current_time() == pytest.approx(2)
 
 
-async def test_close_politely_of_what_is_broken() -> None:
+async def test_close_gracefully_of_what_is_broken() -> None:
     ours, theirs = trio.testing.memory_stream_pair()
     await theirs.aclose()
-    await close_politely(ours)
-    await close_politely(ours)
+    await close_gracefully(ours)
+    await close_gracefully(ours)
 
 
 async def test_repeat(autojump_clock: trio.testing.MockClock) -> None:
@@ -129,12 +129,12 @@ async def test_repeat(autojump_clock: trio.testing.MockClock) -> None:
         await trio.sleep(1)
 
     with trio.move_on_after(10):
-        await repeat(2, work)
+        await run_every(2, work)
     assert times == pytest.approx([0, 3, 6, 9])
 
 
 async def test_in_flight(autojump_clock: trio.testing.MockClock) -> None:
-    work = InFlight()
+    work = InFlightCounter()
     assert await work.wait_until_empty(timeout_s=0.1)
 
     async def one(duration_s: float) -> None:
@@ -152,7 +152,7 @@ async def test_in_flight(autojump_clock: trio.testing.MockClock) -> None:
 
 
 async def test_in_flight_empty_for_a_moment_only(autojump_clock: trio.testing.MockClock) -> None:
-    work = InFlight()
+    work = InFlightCounter()
 
     async def relay_race() -> None:
         for _ in range(3):
@@ -167,27 +167,27 @@ async def test_in_flight_empty_for_a_moment_only(autojump_clock: trio.testing.Mo
 
 
 async def test_in_flight_several_at_a_time(nursery: trio.Nursery) -> None:
-    work = InFlight()
+    work = InFlightCounter()
     told: list[bool] = []
 
     async def wait() -> None:
         told.append(await work.wait_until_empty(timeout_s=60))
 
-    work.begin(5)
+    work.increment(5)
     for _ in range(2):
         nursery.start_soon(wait)
     await trio.testing.wait_all_tasks_blocked()
-    work.end(3)
-    work.begin()
+    work.decrement(3)
+    work.increment()
     await trio.testing.wait_all_tasks_blocked()
     assert (work.count, told) == (3, [])
-    work.end(3)
+    work.decrement(3)
     await trio.testing.wait_all_tasks_blocked()
     assert (work.count, told) == (0, [True, True])
 
 
 def test_backoff() -> None:
-    backoff = Backoff(first_s=1, most_s=5)
+    backoff = Backoff(initial_s=1, max_s=5)
     assert [backoff.next_pause_s() for _ in range(5)] == [1, 2, 4, 5, 5]
     backoff.reset()
     assert backoff.next_pause_s() == 1
@@ -236,8 +236,8 @@ def test_descriptors_round_trip(descriptors: Descriptors) -> None:
 
 
 def test_all_descriptors() -> None:
-    assert set(Descriptors(channel=3, liveness=4).all()) == {3, 4}
-    assert set(Descriptors(channel=3, liveness=4, service=5, connections=8, store=9).all()) == {3, 4, 5, 8, 9}
+    assert set(Descriptors(channel=3, liveness=4).inheritable()) == {3, 4}
+    assert set(Descriptors(channel=3, liveness=4, service=5, connections=8, store=9).inheritable()) == {3, 4, 5, 8, 9}
 
 
 async def test_adopted_sockets_are_ours_alone() -> None:

@@ -16,7 +16,7 @@ from proto.rpc_pb2 import Empty, Method, Text
 from proxy.config.types import Config
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
 from proxy.runtime.shared.fd_store_channel import StoreChannel, create_store_sockets
-from proxy.supervisor.processes.worker_process import Inherited
+from proxy.supervisor.processes.worker_process import SerializedWorker
 
 _pids = itertools.count(1000)
 
@@ -70,7 +70,7 @@ class FakeWorker:
         self.adopted: list[int] = []
         self.listeners = 0
         self._ended = trio.Event()
-        self._under_way: set[trio.CancelScope] = set()
+        self._calls: set[trio.CancelScope] = set()
         self._log = log if log is not None else []
 
     @property
@@ -102,11 +102,11 @@ class FakeWorker:
     async def _in_time(self, answer: Any, timeout_s: float) -> Any:
         """No call outlives its process, or its deadline."""
         with trio.CancelScope(deadline=trio.current_time() + timeout_s) as scope:
-            self._under_way.add(scope)
+            self._calls.add(scope)
             try:
                 return await answer
             finally:
-                self._under_way.discard(scope)
+                self._calls.discard(scope)
         if self._ended.is_set():
             raise RpcConnectionLost("the worker went away")
         raise RpcDeadlineExceeded("no answer")
@@ -135,7 +135,7 @@ class FakeWorker:
             self.code = code
             self._ended.set()
             self.leave_line()
-            for scope in self._under_way:
+            for scope in self._calls:
                 scope.cancel()
 
     def open_line(self) -> StoreChannel:
@@ -149,7 +149,7 @@ class FakeWorker:
         if self.line is not None:
             self.line.close()
 
-    async def prepare_to_be_inherited(self, index: int, *, timeout_s: float) -> Inherited | None:
+    async def prepare_to_be_inherited(self, index: int, *, timeout_s: float) -> SerializedWorker | None:
         await trio.lowlevel.checkpoint()
         self.timeouts.append(timeout_s)
         if self._ended.is_set():
@@ -157,7 +157,7 @@ class FakeWorker:
         self.story.append("pause")
         store = self.store.sock.fileno() if self.store is not None else -1
         uptime_s = trio.current_time() - self.born
-        return Inherited(self.role.value, index, self.pid, uptime_s, self.pid + 1, self.pid + 2, store)
+        return SerializedWorker(self.role.value, index, self.pid, uptime_s, self.pid + 1, self.pid + 2, store)
 
     def resume(self) -> None:
         self.story.append("resume")

@@ -18,17 +18,17 @@ from prometheus_client import CollectorRegistry
 from supervisor_fakes import make_config
 from test_supervisor_main import Setup
 
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.load import load_config, load_plan
 from proxy.supervisor import config_watch
 from proxy.supervisor.config_watch import (
-    AGAIN_FIRST_S,
-    AGAIN_MOST_S,
+    DISABLED_POLL_S,
     MISSING,
     NOT_WATCHED,
-    OFF_LOOK_S,
+    RETRY_PAUSE_FIRST_S,
+    RETRY_PAUSE_MAX_S,
     ChangeDetector,
-    ConfigWatch,
+    ConfigFileWatcher,
     ReloadMetrics,
     fingerprint,
 )
@@ -89,8 +89,14 @@ def tried_at(detector: ChangeDetector, until_s: int) -> list[int]:
 def test_what_fails_is_tried_again_with_growing_pauses() -> None:
     times = tried_at(ChangeDetector(), 4000)
     pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert pauses[:5] == [AGAIN_FIRST_S, 2 * AGAIN_FIRST_S, 4 * AGAIN_FIRST_S, 8 * AGAIN_FIRST_S, AGAIN_MOST_S]
-    assert set(pauses[5:]) == {AGAIN_MOST_S}
+    assert pauses[:5] == [
+        RETRY_PAUSE_FIRST_S,
+        2 * RETRY_PAUSE_FIRST_S,
+        4 * RETRY_PAUSE_FIRST_S,
+        8 * RETRY_PAUSE_FIRST_S,
+        RETRY_PAUSE_MAX_S,
+    ]
+    assert set(pauses[5:]) == {RETRY_PAUSE_MAX_S}
 
 
 def test_another_content_does_not_wait_for_the_pause() -> None:
@@ -98,15 +104,15 @@ def test_another_content_does_not_wait_for_the_pause() -> None:
     tried_at(detector, 4000)
     assert [detector.is_due(b"b", 4000.0) for _ in range(3)] == [False, True, False]
     detector.failed(4000.0)
-    assert not detector.is_due(b"b", 4000.0 + AGAIN_FIRST_S - 1)
-    assert detector.is_due(b"b", 4000.0 + AGAIN_FIRST_S), "the pauses begin anew"
+    assert not detector.is_due(b"b", 4000.0 + RETRY_PAUSE_FIRST_S - 1)
+    assert detector.is_due(b"b", 4000.0 + RETRY_PAUSE_FIRST_S), "the pauses begin anew"
 
 
 def test_what_failed_is_tried_again_also_after_somebody_else_has_tried_it() -> None:
     detector = ChangeDetector()
     assert tried_at(detector, 10) == [1]
     detector.tried(b"a")
-    assert detector.is_due(b"a", 1 + AGAIN_FIRST_S)
+    assert detector.is_due(b"a", 1 + RETRY_PAUSE_FIRST_S)
 
 
 def test_what_is_not_watched_is_never_tried() -> None:
@@ -176,7 +182,7 @@ async def test_a_thread_that_looks_takes_no_signals(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(signal, "pthread_sigmask", mask_of_this_thread)
     monkeypatch.setattr(trio.to_thread, "run_sync", run_in_thread)
     monkeypatch.setattr(config_watch, "fingerprint", fingerprint_there)
-    await ConfigWatch(tmp_path, lambda: 1, lambda: pytest.fail("nothing is due"))._look()
+    await ConfigFileWatcher(tmp_path, lambda: 1, lambda: pytest.fail("nothing is due"))._look()
     assert masks[0] >= SIGNALS
     assert not SIGNALS & mask_of_this_thread(signal.SIG_BLOCK, ())
 
@@ -206,11 +212,11 @@ async def test_the_watch_can_be_turned_off_and_on(
         tried.append(file.read_text())
         return True
 
-    nursery.start_soon(ConfigWatch(file, lambda: interval_ms, take_over).run)
-    await trio.sleep(10 * OFF_LOOK_S)
+    nursery.start_soon(ConfigFileWatcher(file, lambda: interval_ms, take_over).run)
+    await trio.sleep(10 * DISABLED_POLL_S)
     assert tried == []
     interval_ms = 1000
-    await trio.sleep(2 * OFF_LOOK_S)
+    await trio.sleep(2 * DISABLED_POLL_S)
     await _eventually(lambda: tried == ["a = 1"])
     nursery.cancel_scope.cancel()
 
@@ -292,7 +298,7 @@ async def test_a_failure_that_passes_is_tried_again_and_another_reason_is_told(
             await trio.sleep(2000)
             assert successful(setup) == 0
         setup.cluster.reload_error = None
-        await _eventually(lambda: successful(setup) == 1, patience_s=2 * AGAIN_MOST_S)
+        await _eventually(lambda: successful(setup) == 1, patience_s=2 * RETRY_PAUSE_MAX_S)
     assert [config.limits.max_connections for config in setup.cluster.reloaded] == [5]
     reasons = [entry["reason"] for entry in logs if entry["log_level"] == "error"]
     assert reasons == ["a worker does not answer", "no such file"]

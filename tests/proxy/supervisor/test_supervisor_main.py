@@ -21,23 +21,28 @@ from supervisor_fakes import FakeDirectory, FakeSocket, make_config
 
 from proxy.config import load
 from proxy.config.cgroups import ContainerLimits
-from proxy.config.memory import MemoryPlan, fit
+from proxy.config.memory import MemoryPlan, fit_to_container
 from proxy.config.types import Config
 from proxy.supervisor import main
-from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, State
+from proxy.supervisor.handover.exec_handover import SIGNALS, HandoverState, SerializedHandover
 from proxy.supervisor.main import (
     DRAIN_END_S_MAX,
     PREFLIGHT_TIMEOUT_S,
     REPLY_GRACE_S,
-    StopAtOnce,
+    StoppedBySecondSignal,
     Supervisor,
     serve,
 )
-from proxy.supervisor.operators.control import Control, UpgradeRefused
-from proxy.supervisor.processes.children import children
+from proxy.supervisor.operators.control import ControlServer, UpgradeRefused
+from proxy.supervisor.processes.children import child_reaper
 from proxy.supervisor.processes.configure import ReloadRefused
-from proxy.supervisor.processes.worker_process import Inherited
-from proxy.supervisor.startup.open_files import DESCRIPTORS_PER_RELAY, SPARE, allow_open_files, files_needed
+from proxy.supervisor.processes.worker_process import SerializedWorker
+from proxy.supervisor.startup.open_files import (
+    DESCRIPTORS_PER_RELAY,
+    SPARE_DESCRIPTORS,
+    open_files_needed,
+    raise_open_file_limit,
+)
 from proxy.supervisor.startup.sockets import StartFailed
 
 
@@ -90,13 +95,13 @@ class FakeCluster:
         await self.retired_gate.wait()
 
     @contextlib.asynccontextmanager
-    async def standing_still(self) -> AsyncIterator[list[Inherited]]:
+    async def standing_still(self) -> AsyncIterator[list[SerializedWorker]]:
         self.log.append("stand still")
         await self.still_gate.wait()
-        yield [Inherited("lookup", 0, 4711, 1.0, 601, 602)]
+        yield [SerializedWorker("lookup", 0, 4711, 1.0, 601, 602)]
         self.log.append("go on")
 
-    def state(self, workers: list[Inherited]) -> dict[str, Any]:
+    def state(self, workers: list[SerializedWorker]) -> dict[str, Any]:
         return {
             "generation": self.generation + 1,
             "runtime_dir": self.config.cluster.runtime_dir,
@@ -128,26 +133,26 @@ class Setup:
         self.masks: list[tuple[int, Any]] = []
         self.hardened: list[str] = []
         self._send, self._receive = trio.open_memory_channel[int](10)
-        monkeypatch.setattr(main, "RuntimeDirectory", self._directory)
+        monkeypatch.setattr(main, "RuntimeDirectory", self._runtime_dir)
         monkeypatch.setattr(main, "bind_tcp", lambda key, _bind: FakeSocket(key, self.log))
         monkeypatch.setattr(main, "Cluster", self._cluster)
-        monkeypatch.setattr(Control, "serve", self._serve_control)
+        monkeypatch.setattr(ControlServer, "serve", self._serve_control)
         monkeypatch.setattr(signal, "pthread_sigmask", lambda how, which: self.masks.append((how, which)))
         monkeypatch.setattr(main, "allow_open_files", lambda _config: None)
-        for name in ("harden_process", "adopt_orphans"):
+        for name in ("harden_process", "become_subreaper"):
             monkeypatch.setattr(main, name, partial(self.hardened.append, name))
-        monkeypatch.setattr(children, "reap_adopted", trio.sleep_forever)
+        monkeypatch.setattr(child_reaper, "reap_adopted", trio.sleep_forever)
         monkeypatch.setattr(trio, "open_signal_receiver", self._signals)
 
     def plan(self, memory_mib: int | None = None) -> MemoryPlan:
         """The configuration, fitted to a container with so much memory."""
-        return fit(self.config, (), ContainerLimits(None, memory_mib and memory_mib << 20))
+        return fit_to_container(self.config, (), ContainerLimits(None, memory_mib and memory_mib << 20))
 
-    def _directory(self, path: str, lock: int) -> FakeDirectory:
+    def _runtime_dir(self, path: str, lock: int) -> FakeDirectory:
         self.log.append((path, lock))
         return self.directory
 
-    def _cluster(self, config: Config, _directory: Any, legacy: HandoverState, _serve_admin: Any) -> FakeCluster:
+    def _cluster(self, config: Config, _runtime_dir: Any, legacy: HandoverState, _serve_admin: Any) -> FakeCluster:
         self.keys.append(legacy.seal_key)
         self.cluster.config = config
         return self.cluster
@@ -199,7 +204,7 @@ async def test_a_signal_drains(setup: Setup, nursery: trio.Nursery, number: int)
 
 async def test_a_second_signal_ends_at_once(setup: Setup) -> None:
     setup.cluster.drain_gate = trio.Event()
-    with pytest.RaisesGroup(StopAtOnce, flatten_subgroups=True):
+    with pytest.RaisesGroup(StoppedBySecondSignal, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await setup.run(nursery)
             setup.signal(signal.SIGTERM)
@@ -238,7 +243,7 @@ async def test_a_second_signal_does_not_wait_for_the_delay(
     setup: Setup, number: int, autojump_clock: trio.testing.MockClock
 ) -> None:
     setup.config = make_config(shutdown={"delay_ms": 10_000})
-    with pytest.RaisesGroup(StopAtOnce, flatten_subgroups=True):
+    with pytest.RaisesGroup(StoppedBySecondSignal, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await setup.run(nursery)
             setup.signal(signal.SIGTERM)
@@ -312,7 +317,7 @@ async def test_a_second_signal_does_not_wait_for_workers_from_before(setup: Setu
     setup.cluster.begin_gate = trio.Event()
     setup.signal(signal.SIGTERM)
     setup.signal(signal.SIGTERM)
-    with pytest.RaisesGroup(StopAtOnce, flatten_subgroups=True):
+    with pytest.RaisesGroup(StoppedBySecondSignal, flatten_subgroups=True):
         async with trio.open_nursery() as nursery:
             await setup.run(nursery)
     assert "drain" not in setup.log
@@ -331,7 +336,7 @@ async def test_a_reload_that_hangs_holds_no_end_up(
             ended = await setup.run(nursery)
             setup.signal(signal.SIGHUP)
             await trio.testing.wait_all_tasks_blocked()
-            assert setup.supervisor._reloading.locked()
+            assert setup.supervisor._reload_lock.locked()
             setup.signal(signal.SIGTERM)
             if end == "a second signal":
                 setup.signal(signal.SIGTERM)
@@ -339,7 +344,7 @@ async def test_a_reload_that_hangs_holds_no_end_up(
 
     with trio.fail_after(20):
         if end == "a second signal":
-            with pytest.RaisesGroup(StopAtOnce, flatten_subgroups=True):
+            with pytest.RaisesGroup(StoppedBySecondSignal, flatten_subgroups=True):
                 await run()
         else:
             await run()
@@ -453,14 +458,14 @@ class Upgrades:
 
     def __init__(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
         self.setup = setup
-        self.states: list[State] = []
+        self.states: list[SerializedHandover] = []
         self.error: OSError | None = None
         self.check: Callable[[], Any] = lambda: subprocess.CompletedProcess([], 0, b"", b"")
         self.commands: list[list[str]] = []
         monkeypatch.setattr(main, "become_next_program", self._become)
         monkeypatch.setattr(trio, "run_process", self._run_process)
 
-    def _become(self, state: State, config_file: Path) -> None:
+    def _become(self, state: SerializedHandover, config_file: Path) -> None:
         assert config_file == self.setup.config_file
         self.states.append(state)
         self.setup.log.append("become")
@@ -657,7 +662,7 @@ async def test_the_next_program_drains_what_this_one_could_not(
 
 
 async def test_a_drain_that_is_inherited(setup: Setup, upgrades: Upgrades, nursery: trio.Nursery) -> None:
-    setup.legacy.drain = True
+    setup.legacy.drain_requested = True
     setup.cluster.begin_gate = trio.Event()
     ended = await setup.run(nursery)
     assert "drain" not in setup.log, "nobody talks to the workers yet"
@@ -689,12 +694,12 @@ async def test_an_exec_that_fails(
 async def test_nobody_could_have_asked(setup: Setup, upgrades: Upgrades) -> None:
     supervisor = Supervisor(setup.config, setup.config_file, HandoverState())
     with pytest.raises(RuntimeError, match="without a way to ask"):
-        await supervisor._become_next_program()
+        await supervisor._exec_next_program()
 
 
 async def test_what_an_earlier_program_left_is_used(setup: Setup, nursery: trio.Nursery) -> None:
     control, admin = FakeSocket("left control", setup.log), FakeSocket("left admin", setup.log)
-    setup.legacy = HandoverState(runtime_lock=77, control=control, admin={"127.0.0.1:8080": admin})  # type: ignore[arg-type, dict-item]
+    setup.legacy = HandoverState(runtime_lock_fd=77, control_socket=control, admin_listeners={"127.0.0.1:8080": admin})  # type: ignore[arg-type, dict-item]
     await setup.run(nursery)
     assert setup.log[0] == (setup.config.cluster.runtime_dir, 77)
     assert ("left admin", "listen") in setup.log
@@ -724,7 +729,7 @@ def test_serve_ends_without_a_failure(setup: Setup, failures: list[str]) -> None
     setup.signal(signal.SIGTERM)
     serve(setup.plan(), setup.config_file, None, failures.append)
     assert failures == []
-    assert setup.hardened == ["harden_process", "adopt_orphans"]
+    assert setup.hardened == ["harden_process", "become_subreaper"]
 
 
 @pytest.mark.usefixtures("quiet")
@@ -738,7 +743,7 @@ def test_a_container_that_is_too_small_is_said_before_anything_is_bound(setup: S
 def test_what_another_program_left_goes_on_in_a_container_that_is_too_small(
     setup: Setup, failures: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HandoverState, "read", lambda _descriptor: HandoverState())
+    monkeypatch.setattr(HandoverState, "from_memfd", lambda _descriptor: HandoverState())
     setup.signal(signal.SIGTERM)
     with structlog.testing.capture_logs() as logs:
         serve(setup.plan(64), setup.config_file, 17, failures.append)
@@ -808,9 +813,9 @@ def test_serve_what_an_earlier_program_left(
 
     def left(descriptor: int) -> HandoverState:
         read.append(descriptor)
-        return HandoverState(runtime_dir=runtime_dir, seal_key=b"s" * 32, runtime_lock=5)
+        return HandoverState(runtime_dir=runtime_dir, seal_key=b"s" * 32, runtime_lock_fd=5)
 
-    monkeypatch.setattr(HandoverState, "read", left)
+    monkeypatch.setattr(HandoverState, "from_memfd", left)
     setup.signal(signal.SIGTERM)
     with structlog.testing.capture_logs() as logs:
         serve(setup.plan(), setup.config_file, 17, failures.append)
@@ -864,8 +869,8 @@ def test_the_limit_on_open_files_is_raised(  # noqa: PLR0917 -- parameters
         limits={"max_connections": connections}, cluster={"forwarders": 4}, relay={"crash_safe": crash_safe}
     )
     with structlog.testing.capture_logs() as logs:
-        allow_open_files(config)
-    wanted = files_needed(config) if limit is None else limit
+        raise_open_file_limit(config)
+    wanted = open_files_needed(config) if limit is None else limit
     assert limits.now == (wanted, wanted)
     assert bool(logs) is warned
 
@@ -876,6 +881,6 @@ def test_who_needs_the_most_files(forwarders: int, crash_safe: bool) -> None:
     config = make_config(
         limits={"max_connections": 80_000}, cluster={"forwarders": forwarders}, relay={"crash_safe": crash_safe}
     )
-    needed = files_needed(config) - SPARE
+    needed = open_files_needed(config) - SPARE_DESCRIPTORS
     per_forwarder = 80_000 * DESCRIPTORS_PER_RELAY // forwarders
     assert needed == (80_000 * DESCRIPTORS_PER_RELAY if crash_safe else per_forwarder)

@@ -19,16 +19,16 @@ from proto import commands
 from proto.broker_exchange import UNANSWERED, BrokerExchange, ChallengeOutOfTurn, ExchangePhase
 from proto.commands import CommandCorrupt
 from proto.pulsar_pb2 import BaseCommand
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
     CloseReason,
     ExpiringSession,
     RelaySessionControl,
-    command_in,
+    parse_frame_command,
 )
 from proxy.forwarder.workers.authentication import SERVER_VERSION
 from proxy.runtime.network.credentials import Credentials, NoCredentials
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.rpc.client import RpcError
 
 EXCHANGE_INTERVAL_S = 1.0
@@ -66,7 +66,7 @@ class BrokerReauthenticationMetrics:
         self.failure = {reason: failure.labels(reason=reason) for reason in REASONS}
 
 
-class BrokerReauthentication:
+class BrokerReauthenticationFactory:
     """Make the BrokerChallenges of a forwarder's relays, which share what is here. ``begin`` may raise RpcError."""
 
     def __init__(
@@ -77,23 +77,32 @@ class BrokerReauthentication:
     ) -> None:
         self.nursery = nursery
         self.metrics = metrics or BrokerReauthenticationMetrics(None)
-        self.begin = begin
+        self.begin_exchange = begin
 
-    def follow(self, followed: ExpiringSession) -> None:
+    def attach_to(self, followed: ExpiringSession) -> None:
         """Answer the challenges of this relay's broker, if that is for the proxy to do."""
-        if followed.about.broker_host:
-            followed.broker = BrokerChallenges(self, followed)
+        if followed.terms.broker_host:
+            followed.broker_challenges = BrokerReauthentication(self, followed)
 
 
-class BrokerChallenges:
+class BrokerReauthentication:
     """Answer the challenges of one relay's broker (proxy.forwarder.relay.expiring.session.BrokerSession)."""
 
-    __slots__ = ("_begun_at", "_complete", "_credentials", "_exchange", "_followed", "_shared", "discards", "line")
+    __slots__ = (
+        "_begun_at",
+        "_complete",
+        "_credentials",
+        "_exchange",
+        "_followed",
+        "_shared",
+        "challenge_truncated",
+        "control",
+    )
 
-    line: RelaySessionControl
+    control: RelaySessionControl
 
-    def __init__(self, shared: BrokerReauthentication, followed: ExpiringSession) -> None:
-        self.discards = False
+    def __init__(self, shared: BrokerReauthenticationFactory, followed: ExpiringSession) -> None:
+        self.challenge_truncated = False
         self._shared = shared
         self._followed = followed
         self._exchange = BrokerExchange()
@@ -109,42 +118,42 @@ class BrokerChallenges:
         return self._exchange.phase
 
     @property
-    def phase_when_answered(self) -> ExchangePhase:
+    def phase_after_answer(self) -> ExchangePhase:
         """Where it will stand as soon as the answer is on its way."""
         return self._exchange.phase_after(complete=self._complete)
 
-    def recall(self, phase: ExchangePhase) -> None:
+    def restore_phase(self, phase: ExchangePhase) -> None:
         """Go on where a predecessor's exchange stood."""
         self._exchange = BrokerExchange(phase)
 
-    def go_on(self) -> None:
+    def resume_exchange(self) -> None:
         """Answer what a predecessor took out of the stream and did not answer."""
-        if self._followed.closing or self.discards or self.phase not in UNANSWERED:
+        if self._followed.close_reason or self.challenge_truncated or self.phase not in UNANSWERED:
             return
-        if self._exchange.challenge_lost():
+        if self._exchange.on_challenge_lost():
             self._shared.nursery.start_soon(self._begin)
         else:
             self._give_up(LOST_ROUNDS, "the rounds died with another process")
 
-    def take(self, frame: bytes) -> None:
+    def on_challenge_frame(self, frame: bytes) -> None:
         """Take a challenge that was taken out of the broker's stream, the whole frame; of one that ``discards``, what
         was left of it.
         """
-        discards, self.discards = self.discards, False
+        discards, self.challenge_truncated = self.challenge_truncated, False
         if self._is_over:
             return
         try:
             if discards:
-                is_known = self._exchange.challenge_lost()
+                is_known = self._exchange.on_challenge_lost()
                 data = b""
             else:
                 data = _challenge_in(frame)
-                self._exchange.challenged(data)
+                self._exchange.on_challenge(data)
                 is_known = self.phase is ExchangePhase.ASKED or self._credentials is not None
         except (ChallengeOutOfTurn, CommandCorrupt) as error:
             self._shared.metrics.failure[OUT_OF_TURN].inc()
             self._log("a broker asks the proxy itself for credentials out of turn", str(error))
-            self.line.close(CloseReason.OUT_OF_TURN)
+            self.control.start_closing(CloseReason.OUT_OF_TURN)
             return
         if not is_known:
             self._give_up(LOST_ROUNDS, "the rounds died with another process")
@@ -153,9 +162,9 @@ class BrokerChallenges:
         else:
             self._shared.nursery.start_soon(self._go_on_with, data)
 
-    def answered(self) -> None:
+    def on_answer_sent(self) -> None:
         """Note that the answer is on its way to the broker."""
-        self._exchange.answered(complete=self._complete)
+        self._exchange.on_answer_sent(complete=self._complete)
         if self._complete:
             self._credentials = None
             self._shared.metrics.success.inc()
@@ -164,7 +173,7 @@ class BrokerChallenges:
 
     @property
     def _is_over(self) -> bool:
-        return bool(self._followed.closing) or self.line.is_over
+        return bool(self._followed.close_reason) or self.control.has_ended
 
     async def _begin(self) -> None:
         """Begin a new exchange; where there are no credentials now, again and again, as long as the relay lives: the
@@ -178,8 +187,8 @@ class BrokerChallenges:
                 return
             self._begun_at = trio.current_time()
             try:
-                self._credentials = self._shared.begin(self._followed.about.broker_host)
-                method, data = await self._credentials.answer(None)
+                self._credentials = self._shared.begin_exchange(self._followed.terms.broker_host)
+                method, data = await self._credentials.auth_data_for(None)
             except RpcError as error:
                 why = str(error)
             else:
@@ -197,7 +206,7 @@ class BrokerChallenges:
         credentials = self._credentials
         assert credentials is not None  # or it was given up
         try:
-            method, data = await credentials.answer(challenge)
+            method, data = await credentials.auth_data_for(challenge)
         except RpcError as error:
             if not self._is_over:
                 self._give_up(NO_CREDENTIALS, str(error))
@@ -213,12 +222,12 @@ class BrokerChallenges:
             self._give_up(TOO_LARGE, f"an answer of {len(frame)} bytes; the limit is {BROKER_ANSWER_BYTES_MAX}")
         else:
             self._complete = self._credentials.complete
-            self.line.answer_broker(frame)
+            self.control.send_broker_answer(frame)
 
     def _give_up(self, reason: str, detail: str) -> None:
         """Give an exchange up; a successor must know, or it would give the same one up once more."""
-        self._exchange.failed()
-        self.line.note_exchange()
+        self._exchange.on_failure()
+        self.control.record_exchange()
         self._fail(reason, detail)
 
     def _fail(self, reason: str, detail: str) -> None:
@@ -226,7 +235,7 @@ class BrokerChallenges:
         self._log("the proxy cannot answer a broker that asks for fresh credentials", detail)
 
     def _log(self, what: str, detail: str) -> None:
-        relay = self._followed.relay
+        relay = self._followed.relay_record
         get_logger().warning(
             what, client=relay.client_address, principal=relay.principal, broker=relay.target, reason=detail
         )
@@ -234,7 +243,7 @@ class BrokerChallenges:
 
 def _challenge_in(frame: bytes) -> bytes:
     """The data of an AUTH_CHALLENGE's frame. Raises CommandCorrupt."""
-    command = command_in(frame)
+    command = parse_frame_command(frame)
     if command.type != BaseCommand.AUTH_CHALLENGE or not command.HasField("auth_challenge"):
         raise CommandCorrupt("no challenge")
     return bytes(command.auth_challenge.challenge.auth_data)

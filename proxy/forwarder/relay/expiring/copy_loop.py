@@ -14,15 +14,15 @@ from collections.abc import Callable
 
 import trio
 
-from proto.command_heads import PART, FrameWrong
+from proto.command_heads import INCOMPLETE, FrameInvalid
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import GOES_ON, FrameCutter
-from proto.session_clock import CommandDecision, Failure, Phase
+from proto.relay_frames import NO_STOP, FrameCutter
+from proto.session_clock import CommandDecision, Phase, ReauthenticationFailure
 from proxy.forwarder.relay.copy_loop import CHUNK_BYTES, Count
 from proxy.forwarder.relay.expiring.session import (
     CloseReason,
     ExpiringSession,
-    ReauthenticationCoordinator,
+    ReauthenticationHandler,
     check_challenge_size,
 )
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
@@ -39,21 +39,21 @@ class FramedCopyLoop:
         self,
         followed: ExpiringSession,
         count_messages: Callable[[int, int], None],
-        judge: ReauthenticationCoordinator,
+        judge: ReauthenticationHandler,
         now: Callable[[], float],
     ) -> None:
-        followed.line = self
-        if followed.broker is not None:
-            followed.broker.line = self
+        followed.control = self
+        if followed.broker_challenges is not None:
+            followed.broker_challenges.control = self
         self._followed = followed
         self._judge = judge
         self._now = now
         self._count_messages = count_messages
-        self._to_broker = FrameCutter(walk := followed.walk(TO_BROKER))
-        self._stops = walk.stops
-        self._walks = (walk, back := followed.walk(TO_CLIENT))
+        self._to_broker = FrameCutter(walk := followed.new_scanner(TO_BROKER))
+        self._stops = walk.stop_types
+        self._walks = (walk, back := followed.new_scanner(TO_CLIENT))
         self._to_client = FrameCutter(back)
-        self._client_stops = back.stops
+        self._client_stops = back.stop_types
         self._speaking = trio.Lock()
         """Whoever writes to the client."""
         self._sending = trio.Lock()
@@ -66,9 +66,9 @@ class FramedCopyLoop:
         self._verdict = trio.Event()
         self._to_say: tuple[bytes, bool] | None = None
         self._stopped = trio.CancelScope()
-        self.has_producer = False
-        self.bytes_to_client = 0
-        self.is_over = False
+        self.has_opened_producer = False
+        self.bytes_sent_to_client = 0
+        self.has_ended = False
         self._ended = 0
         self._must_move = False
         self._half_close_timeout_s = float("inf")
@@ -76,7 +76,7 @@ class FramedCopyLoop:
         self._client: Stream
         self._broker: Stream
 
-    async def relay(
+    async def relay_streams(
         self,
         client: Stream,
         broker: Stream,
@@ -95,7 +95,7 @@ class FramedCopyLoop:
             with self._over:
                 await self._move(first_to_broker, count_to_broker, first_to_client, count_to_client)
         finally:
-            self.is_over = True
+            self.has_ended = True
 
     async def _move(
         self, first_to_broker: bytes, count_to_broker: Count, first_to_client: bytes, count_to_client: Count
@@ -104,7 +104,7 @@ class FramedCopyLoop:
             nursery.start_soon(self._move_to_broker, first_to_broker, count_to_broker)
             nursery.start_soon(self._move_to_client, first_to_client, count_to_client)
             nursery.start_soon(self._speak)
-            if self._followed.broker is not None:
+            if self._followed.broker_challenges is not None:
                 nursery.start_soon(self._answer)
 
     def _moved(self) -> None:
@@ -120,7 +120,7 @@ class FramedCopyLoop:
             self._over.cancel()  # nobody is left to be told anything
 
     def _note_messages(self, way: int) -> None:
-        if messages := self._walks[way].take_messages():
+        if messages := self._walks[way].take_message_count():
             self._count_messages(way, messages)
 
     # ---- to the broker
@@ -129,11 +129,11 @@ class FramedCopyLoop:
         try:
             with self._stopped:
                 await self._pass_all_to_broker(first, count)
-        except FrameWrong as error:
-            self._judge.corrupt(self._followed, error)
+        except FrameInvalid as error:
+            self._judge.on_invalid_frame(self._followed, error)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # see proxy.forwarder.relay.copy_loop
-        if self._followed.closing:
+        if self._followed.close_reason:
             return  # the farewell ends it
         self._must_move = True  # also while an answer of the proxy's is being sent that the broker does not read
         self._moved()
@@ -145,17 +145,17 @@ class FramedCopyLoop:
     async def _pass_all_to_broker(self, first: bytes, count: Count) -> None:
         data = first or await self._client.receive_some(CHUNK_BYTES)
         while data:
-            self._to_broker.receive(data)
+            self._to_broker.receive_data(data)
             del data  # a relay that waits keeps none
             while passing := await self._next_to_broker():
                 await self._send_to_broker(passing)
                 count(len(passing))
                 self._moved()
-                if self._followed.closing and self._to_broker.at_boundary:
+                if self._followed.close_reason and self._to_broker.at_boundary:
                     self._stopped.cancel()
             self._note_messages(TO_BROKER)
             data = await self._client.receive_some(CHUNK_BYTES)
-        if rest := self._to_broker.take_rest():
+        if rest := self._to_broker.take_unread_data():
             async with self._sending:
                 self._broker_at_boundary = False
                 await self._broker.send_all(rest)
@@ -179,12 +179,12 @@ class FramedCopyLoop:
                     await self._answer_at_boundary()
 
     async def _answer_at_boundary(self) -> None:
-        broker = self._followed.broker
-        if self._to_answer is None or broker is None or self._followed.closing or not self._broker_at_boundary:
+        broker = self._followed.broker_challenges
+        if self._to_answer is None or broker is None or self._followed.close_reason or not self._broker_at_boundary:
             return
         frame, self._to_answer = self._to_answer, None
         self._broker_at_boundary = False
-        broker.answered()  # the broker may ask again before the sending has returned
+        broker.on_answer_sent()  # the broker may ask again before the sending has returned
         await self._broker.send_all(frame)
         self._broker_at_boundary = True
 
@@ -192,31 +192,31 @@ class FramedCopyLoop:
         """What may pass next; empty: nothing of what is there."""
         cutter = self._to_broker
         while True:
-            self._walks[TO_BROKER].stops = self._followed.stops_now(TO_BROKER, self._stops, self._now())
-            passing = cutter.pass_on(one_frame=bool(self._followed.closing) or self._to_answer is not None)
-            if passing or cutter.stop in {GOES_ON, PART}:
+            self._walks[TO_BROKER].stop_types = self._followed.current_stop_types(TO_BROKER, self._stops, self._now())
+            passing = cutter.take_passable(one_frame=bool(self._followed.close_reason) or self._to_answer is not None)
+            if passing or cutter.stopped_at in {NO_STOP, INCOMPLETE}:
                 return passing
-            if cutter.stop == BaseCommand.AUTH_RESPONSE:
+            if cutter.stopped_at == BaseCommand.AUTH_RESPONSE:
                 if not self._take_answer():
                     return b""
                 await trio.lowlevel.checkpoint()  # whoever sends nothing else has a turn for each
-            elif passing := await self._stopped_at(cutter.stop):
+            elif passing := await self._stopped_at(cutter.stopped_at):
                 return passing
 
     async def _stopped_at(self, command_type: int) -> bytes:
         """Do what a command is stopped for; its frame's bytes where it may pass."""
-        use = self._judge.use(self._followed)
-        if use is CommandDecision.GO_ON:
-            if command_type == BaseCommand.PRODUCER and not self.has_producer:
-                self.has_producer = True
+        use = self._judge.decide_command(self._followed)
+        if use is CommandDecision.PASS:
+            if command_type == BaseCommand.PRODUCER and not self.has_opened_producer:
+                self.has_opened_producer = True
                 self._stops -= {BaseCommand.PRODUCER}
-                self._judge.spared(self._followed)
-            return self._to_broker.one_frame()
+                self._judge.on_producer_opened(self._followed)
+            return self._to_broker.take_stopped_frame_bytes()
         if use is CommandDecision.HOLD:
             self._verdict = trio.Event()
             await self._verdict.wait()
         else:
-            self.close(CloseReason.EXPIRED)
+            self.start_closing(CloseReason.EXPIRED)
             await trio.lowlevel.checkpoint()
         return b""
 
@@ -224,17 +224,17 @@ class FramedCopyLoop:
         """Take what is there of the client's answer; whether that was all of it."""
         followed, clock = self._followed, self._followed.clock
         assert clock is not None  # nothing else stops
-        if self._to_broker.length_of_next() > followed.about.answer_bytes_max:
-            self._judge.failed(followed, Failure.TOO_LARGE, over_limit=True)
+        if self._to_broker.stopped_frame_length() > followed.terms.answer_bytes_max:
+            self._judge.on_failure(followed, ReauthenticationFailure.TOO_LARGE, over_limit=True)
             return False
-        frame = self._to_broker.take()
+        frame = self._to_broker.remove_frame()
         if frame is None:
             return False
-        failure = clock.answered(self._now())
+        failure = clock.on_answer(self._now())
         if failure is not None:
-            self._judge.failed(followed, failure)
+            self._judge.on_failure(followed, failure)
         else:
-            self._judge.answered(followed, frame)
+            self._judge.on_answer(followed, frame)
         return True
 
     # ---- to the client
@@ -243,18 +243,18 @@ class FramedCopyLoop:
         try:
             data = first or await self._broker.receive_some(CHUNK_BYTES)
             while data:
-                self._to_client.receive(data)
+                self._to_client.receive_data(data)
                 del data
                 await self._pass_to_client(count)
                 self._note_messages(TO_CLIENT)
                 data = await self._broker.receive_some(CHUNK_BYTES)
             await self._end_to_client(count)
-        except FrameWrong as error:
-            self._judge.corrupt(self._followed, error)
+        except FrameInvalid as error:
+            self._judge.on_invalid_frame(self._followed, error)
             return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             await _end(self._client)
-        self.is_over = True
+        self.has_ended = True
         self._end_of_one()
 
     async def _pass_to_client(self, count: Count) -> None:
@@ -266,32 +266,34 @@ class FramedCopyLoop:
                     return
                 await self._client.send_all(passing)
             count(len(passing))
-            self.bytes_to_client += len(passing)
+            self.bytes_sent_to_client += len(passing)
             self._moved()
 
     def _next_to_client(self) -> bytes:
         """What may pass next; empty: nothing of what is there."""
         cutter, walk = self._to_client, self._walks[TO_CLIENT]
         while True:
-            walk.stops = self._followed.stops_now(TO_CLIENT, self._client_stops, self._now())
-            passing = cutter.pass_on(one_frame=self._to_say is not None)
-            if passing or cutter.stop in {GOES_ON, PART}:
+            walk.stop_types = self._followed.current_stop_types(TO_CLIENT, self._client_stops, self._now())
+            passing = cutter.take_passable(one_frame=self._to_say is not None)
+            if passing or cutter.stopped_at in {NO_STOP, INCOMPLETE}:
                 return passing
-            if cutter.stop == BaseCommand.AUTH_CHALLENGE and self._followed.broker is not None:
-                check_challenge_size(cutter.length_of_next())
-                if (frame := cutter.take()) is None:
+            if cutter.stopped_at == BaseCommand.AUTH_CHALLENGE and self._followed.broker_challenges is not None:
+                check_challenge_size(cutter.stopped_frame_length())
+                if (frame := cutter.remove_frame()) is None:
                     return b""
-                self._followed.broker.take(frame)
+                self._followed.broker_challenges.on_challenge_frame(frame)
             else:
-                self._judge.still_served(self._followed)  # with which nothing but challenges is stopped at any more
+                self._judge.on_served_past_grace(
+                    self._followed
+                )  # with which nothing but challenges is stopped at any more
 
     async def _end_to_client(self, count: Count) -> None:
-        rest = self._to_client.take_rest()
+        rest = self._to_client.take_unread_data()
         if rest:
             await self._client.send_all(rest)
             count(len(rest))
-        elif self._followed.closing and self._to_say is None:
-            self.say_farewell(self._judge.farewell(self._followed))
+        elif self._followed.close_reason and self._to_say is None:
+            self.close_with_error(self._judge.closing_error_frame(self._followed))
         async with self._speaking:
             if not rest:
                 await self._say_at_boundary()
@@ -312,9 +314,9 @@ class FramedCopyLoop:
         (frame, is_last), self._to_say = self._to_say, None
         clock = self._followed.clock
         if not is_last and clock is not None:
-            if (frame == self._followed.about.challenge) != (clock.phase is Phase.QUIET):
+            if (frame == self._followed.terms.challenge) != (clock.phase is Phase.QUIET):
                 return  # overtaken by an answer that came unasked
-            clock.challenged(self._now())
+            clock.on_challenge_sent(self._now())
             self._verdict.set()  # a command that waited for this round's verdict came too late
         await self._client.send_all(frame)
         if is_last:
@@ -327,7 +329,7 @@ class FramedCopyLoop:
 
     # ---- the judge says
 
-    def ask(self, challenge: bytes) -> None:
+    def send_challenge(self, challenge: bytes) -> None:
         """Put a challenge in at the next boundary."""
         self._say(challenge, is_last=False)
 
@@ -335,37 +337,37 @@ class FramedCopyLoop:
         self._to_say = frame, is_last
         self._something_to_say.set()
 
-    def answer_broker(self, frame: bytes) -> None:
+    def send_broker_answer(self, frame: bytes) -> None:
         """Put an answer in towards the broker, at the next boundary of what it is sent."""
         self._to_answer = frame
         self._something_to_answer.set()
 
-    def go_on(self) -> None:
+    def resume_after_verdict(self) -> None:
         """There is a verdict, and the clock knows it."""
         self._verdict.set()
 
-    def note_observed(self) -> None:
+    def record_observed_end(self) -> None:
         """Nothing to write down: the relay ends with its process."""
 
-    def note_exchange(self) -> None:
+    def record_exchange(self) -> None:
         """Nothing to write down: the relay ends with its process."""
 
-    def close(self, why: CloseReason, frame: bytes = b"") -> None:
+    def start_closing(self, reason: CloseReason, error_frame: bytes = b"") -> None:
         """Begin to close: nothing passes to the broker from the next boundary on."""
-        if self._followed.closing:
+        if self._followed.close_reason:
             return
-        self._followed.closing = why
-        self._followed.closing_frame = frame
+        self._followed.close_reason = reason
+        self._followed.closing_error_frame = error_frame
         if self._to_broker.at_boundary:
             self._stopped.cancel()
         self._ended = max(self._ended, 1)
         self._must_move = True
         self._moved()
-        self._judge.closing(self._followed)
+        self._judge.on_closing(self._followed)
 
-    def say_farewell(self, frame: bytes) -> None:
+    def close_with_error(self, error_frame: bytes) -> None:
         """Tell the client at the next boundary; then both directions end."""
-        self._say(frame, is_last=True)
+        self._say(error_frame, is_last=True)
 
 
 async def _end(stream: Stream) -> None:

@@ -1,6 +1,6 @@
 """Whether a session's end closes its connection, by the configuration in force (`session.enforcement`)."""
 
-from proxy.config.session import observed_listeners
+from proxy.config.session_lifetime import observed_listeners
 from proxy.config.types import Config
 
 UNKNOWN_LISTENER = "unknown"
@@ -25,10 +25,10 @@ class Enforcement:
         for listener, observes in zip(config.listener, observed_listeners(config), strict=True):
             self._observes[listener.bind] = self._observes.get(listener.bind, True) and observes
 
-    def observes(self, listener: str) -> bool:
+    def observes_ends(self, listener: str) -> bool:
         """Return whether ends of sessions of the listener that is bound there are only counted."""
         return self._observes.get(listener, False)
 
-    def name_of(self, listener: str) -> str:
+    def listener_name(self, listener: str) -> str:
         """Return where the listener is bound, for logs and metrics."""
         return listener if listener in self._observes else UNKNOWN_LISTENER

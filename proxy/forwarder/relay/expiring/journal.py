@@ -22,9 +22,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from proto.broker_exchange import UNANSWERED, ExchangePhase
-from proto.command_heads import PART, FrameWrong
+from proto.command_heads import INCOMPLETE, FrameInvalid
 from proto.pulsar_pb2 import BaseCommand
-from proto.relay_frames import ALL_STOPS, GOES_ON
+from proto.relay_frames import ALL_TYPES, NO_STOP
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER, ClockSnapshot, Phase, SessionClock
 from proxy.forwarder.relay.expiring.session import CloseReason, FrameCursor, Injection
@@ -52,7 +52,12 @@ from proxy.runtime.shared.relay_table import (
     framed_row,
 )
 
-SAYS = {Injection.HELD: BOUNDARY, Injection.CHALLENGE: PHASE, Injection.FAREWELL: CLOSING, Injection.ANSWER: EXCHANGE}
+SAYS = {
+    Injection.HELD_HEAD: BOUNDARY,
+    Injection.CHALLENGE: PHASE,
+    Injection.CLOSING_ERROR: CLOSING,
+    Injection.BROKER_ANSWER: EXCHANGE,
+}
 """Which store says that something was put in."""
 
 _NS_PER_S = 1_000_000_000
@@ -82,24 +87,24 @@ class FramedJournal:
         """Follow a direction behind its first bytes; those of them that go at once."""
         framing = self._framing(direction, has_producer=False)
         consumed = consumed_bytes(direction.source)
-        passing, stop = 0, GOES_ON
+        passing, stop = 0, NO_STOP
         # To connect took its time. Where ends are only observed, the next use will be counted.
-        if framing.way == TO_BROKER and not framing.followed.observes:
-            framing.walk.stops = framing.followed.stops_now(TO_BROKER, framing.stops, self._now())
-        while passing < len(first) and stop != PART:
-            more, stop = framing.walk.walk(first[passing:], len(first) - passing)
+        if framing.way == TO_BROKER and not framing.session.observes_ends:
+            framing.scanner.stop_types = framing.session.current_stop_types(TO_BROKER, framing.stop_types, self._now())
+        while passing < len(first) and stop != INCOMPLETE:
+            more, stop = framing.scanner.scan_frames(first[passing:], len(first) - passing)
             passing += more
-            if framing.walk.stops is ALL_STOPS and stop not in {GOES_ON, PART}:
-                raise FrameWrong("a command past the session's end, which came before the relay began")
+            if framing.scanner.stop_types is ALL_TYPES and stop not in {NO_STOP, INCOMPLETE}:
+                raise FrameInvalid("a command past the session's end, which came before the relay began")
             if stop == BaseCommand.PRODUCER:
                 self.write_producer(direction.relay, framing)
             elif stop == BaseCommand.AUTH_RESPONSE:
-                raise FrameWrong("an answer before any challenge")
+                raise FrameInvalid("an answer before any challenge")
             elif stop == BaseCommand.AUTH_CHALLENGE:
-                raise FrameWrong("a challenge of the broker's before the relay began")
+                raise FrameInvalid("a challenge of the broker's before the relay began")
         framing.boundary = consumed - len(first) + passing
-        framing.left = max(0, passing - len(first))
-        self._cells[framing.row + MESSAGES] = framing.walk.take_messages()
+        framing.bytes_to_boundary = max(0, passing - len(first))
+        self._cells[framing.row + MESSAGES] = framing.scanner.take_message_count()
         self.write_head(framing, first[passing:])
         self._cells[framing.row + BOUNDARY] = framing.boundary
         return first[:passing]
@@ -109,7 +114,7 @@ class FramedJournal:
         way = _way(direction)
         followed = direction.relay.session
         assert followed is not None
-        walk = followed.walk(way, has_producer=has_producer)
+        walk = followed.new_scanner(way, has_producer=has_producer)
         direction.cursor = FrameCursor(
             framed_row(direction.relay.record.id, way), direction.source, followed, way, walk
         )
@@ -121,12 +126,12 @@ class FramedJournal:
         """The beginning of a frame, which may be taken out of the socket from now on."""
         for cell, at in enumerate(range(0, len(head), 8)):
             self._cells[framing.row + HEAD + cell] = as_cell(head[at : at + 8])
-        framing.head = head
+        framing.held_head = head
 
     def write_producer(self, relay: Relay, framing: FrameCursor) -> None:
         """The client has opened a producer; ``framing``: of the way to the broker, which need not look for it again."""
         self._cells[framed_row(relay.record.id, TO_CLIENT) + HAS_PRODUCER] = 1
-        framing.walk.stops = framing.stops = framing.stops - {BaseCommand.PRODUCER}
+        framing.scanner.stop_types = framing.stop_types = framing.stop_types - {BaseCommand.PRODUCER}
 
     def has_producer(self, relay: Relay) -> bool:
         """Whether a client that is not asked while it has a producer had one ever on this connection."""
@@ -146,14 +151,14 @@ class FramedJournal:
         assert followed is not None
         if followed.clock is None:
             return
-        cells, row, memo = self._cells, framed_row(relay.record.id, TO_CLIENT), followed.clock.memo
+        cells, row, memo = self._cells, framed_row(relay.record.id, TO_CLIENT), followed.clock.snapshot
         for cell, time_s in (
             (EXPIRES_AT, memo.expires_at_s),
             (CHALLENGE_AT, memo.challenge_at_s),
-            (LAST_AT, memo.last_at_s),
+            (LAST_AT, memo.last_attempt_at_s),
         ):
             cells[row + cell] = 0 if time_s == NEVER else int(time_s * _NS_PER_S)
-        cells[row + OBSERVED] = memo.observed
+        cells[row + OBSERVED] = memo.end_observed
         cells[row + PHASE] = memo.phase
 
     # ---- what a predecessor has written
@@ -171,13 +176,13 @@ class FramedJournal:
         return True
 
     def _is_said(self, direction: Direction, row: int, putting: int) -> bool:
-        if putting == Injection.HELD:
+        if putting == Injection.HELD_HEAD:
             return bool(self._cells[row + BOUNDARY] >= consumed_bytes(direction.source))
         if putting == Injection.CHALLENGE:
             return self._cells[row + PHASE] in {Phase.CHALLENGED, Phase.CHALLENGED_AGAIN}
-        if putting == Injection.ANSWER:
+        if putting == Injection.BROKER_ANSWER:
             return self._cells[row + EXCHANGE] not in UNANSWERED
-        return bool(self._cells[row + CLOSING] == CloseReason.SAID)
+        return bool(self._cells[row + CLOSING] == CloseReason.ERROR_SENT)
 
     def restore_clock(self, relay: StoredRelay) -> SessionClock | None:
         """The clock of a predecessor's relay; one that began rounds with the client has taken them with it."""
@@ -190,10 +195,10 @@ class FramedJournal:
         # Of a phase that is not known the next answer may belong to it: it is dropped, and the client is asked again.
         phase, observed = _meaning(Phase, cells[row + PHASE], Phase.CHALLENGED_AGAIN), bool(cells[row + OBSERVED])
         memo = ClockSnapshot(expires_at_s, challenge_at_s, last_at_s, phase, observed)
-        return SessionClock.recalled(
+        return SessionClock.from_snapshot(
             relay.session.principal,
             lifetime_ms_max=relay.session.lifetime_ms_max,
-            memo=memo,
+            snapshot=memo,
             now_s=self._now(),
         )
 
@@ -205,9 +210,9 @@ class FramedJournal:
             framing = self._recall_framing(direction)
             self._cells[framing.row + INJECTING] = 0
         self.write_clock(relay)
-        if relay.session is not None and relay.session.broker is not None:
+        if relay.session is not None and relay.session.broker_challenges is not None:
             exchange = self._cells[framed_row(relay.record.id, TO_BROKER) + EXCHANGE]
-            relay.session.broker.recall(_meaning(ExchangePhase, exchange, ExchangePhase.QUIET))
+            relay.session.broker_challenges.restore_phase(_meaning(ExchangePhase, exchange, ExchangePhase.QUIET))
         return _meaning(CloseReason, self._cells[framed_row(relay.record.id, TO_CLIENT) + CLOSING], CloseReason.EXPIRED)
 
     def _recall_framing(self, direction: Direction) -> FrameCursor:
@@ -216,18 +221,18 @@ class FramedJournal:
         framing = self._framing(direction, has_producer=self.has_producer(direction.relay))
         consumed, boundary = consumed_bytes(direction.source), self._cells[framing.row + BOUNDARY]
         framing.boundary = abs(boundary)
-        framing.left = max(0, framing.boundary - consumed)
+        framing.bytes_to_boundary = max(0, framing.boundary - consumed)
         if boundary < 0:
-            framing.taken = bytearray()
+            framing.removed_bytes = bytearray()
             if framing.way == TO_BROKER:
-                followed.discards = True
-            elif followed.broker is not None:
-                followed.broker.discards = True
+                followed.drops_next_answer = True
+            elif followed.broker_challenges is not None:
+                followed.broker_challenges.challenge_truncated = True
         elif consumed > boundary:
             held = self._cells[framing.row + HEAD : framing.row + HEAD + HEAD_CELLS].tobytes()
-            framing.head = held[: consumed - boundary]
+            framing.held_head = held[: consumed - boundary]
         if followed.clock is not None and followed.clock.phase is Phase.CHALLENGED_AGAIN:
-            followed.discards = True
+            followed.drops_next_answer = True
         return framing
 
 

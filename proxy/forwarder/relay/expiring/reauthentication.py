@@ -21,17 +21,23 @@ import trio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from proto import commands
-from proto.command_heads import FrameWrong
+from proto.command_heads import FrameInvalid
 from proto.commands import NO_REQUEST_ID, CommandCorrupt
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import Principal
-from proto.session_clock import NEVER, CommandDecision, Failure, SessionClock
+from proto.session_clock import NEVER, CommandDecision, ReauthenticationFailure, SessionClock
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.close_schedule import until_quiet
-from proxy.forwarder.relay.expiring.session import LEAVING, PUT_IN_BYTES_MAX, CloseReason, ExpiringSession, command_in
+from proxy.forwarder.relay.expiring.session import (
+    INJECTION_BYTES_MAX,
+    PLANNED_CLOSE_REASONS,
+    CloseReason,
+    ExpiringSession,
+    parse_frame_command,
+)
 from proxy.forwarder.workers.authentication import Challenge, ClientIdentity, Denial, Verdict
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.logs import get_logger
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 from proxy.runtime.observability.windowed_maximum import WINDOW_S, WindowedMaximum
 from proxy.runtime.rpc.client import RpcError
@@ -60,7 +66,7 @@ _TEXTS = {
 }
 
 
-class NoReauth(enum.Enum):
+class NoReauthReason(enum.Enum):
     """Why an authenticated client is not asked again; the values are the metric's labels."""
 
     CLIENT_CANNOT = "client_cannot"
@@ -125,18 +131,18 @@ class ReauthenticationMetrics:
             registry=registry,
         )
 
-    def cannot_renew(self, method: str, reason: NoReauth) -> None:
+    def count_never_asked(self, method: str, reason: NoReauthReason) -> None:
         """Count a client that is not asked to authenticate itself again."""
         self._no_reauth.labels(method=method, reason=reason.value).inc()
 
-    def renewed(self, method: str, took_s: float) -> None:
+    def record_success(self, method: str, took_s: float) -> None:
         """Count a client that has authenticated itself again within so many seconds."""
         self.success.labels(method=method).inc()
         self.seconds.observe(took_s)
         self._maximum.observe(took_s, self._now())
 
 
-class Reauthentication:
+class ReauthenticationCoordinator:
     """See the module; framed.Judge. ``run`` asks clients in time."""
 
     def __init__(self, nursery: trio.Nursery, metrics: ReauthenticationMetrics, now: Callable[[], float]) -> None:
@@ -152,15 +158,15 @@ class Reauthentication:
 
     # ---- when to ask
 
-    def watch(self, followed: ExpiringSession) -> None:
+    def add_session(self, followed: ExpiringSession) -> None:
         """A relay has begun, or was taken over."""
-        if followed.closing > CloseReason.SAID:  # counted by the predecessor who began it
+        if followed.close_reason > CloseReason.ERROR_SENT:  # counted by the predecessor who began it
             self._nursery.start_soon(self._see_off, followed)
-        elif not followed.closing:
+        elif not followed.close_reason:
             self._schedule(followed)
 
     def _schedule(self, followed: ExpiringSession) -> None:
-        if followed.clock is None or not followed.about.challenge:
+        if followed.clock is None or not followed.terms.challenge:
             return
         at = followed.clock.challenge_at_s
         if at == NEVER:
@@ -171,7 +177,7 @@ class Reauthentication:
         if len(self._due) > self._due_max:
             self._forget_what_is_over()
 
-    def forget(self, sessions: Iterable[ExpiringSession]) -> None:
+    def remove_sessions(self, sessions: Iterable[ExpiringSession]) -> None:
         """Ask nothing more in these sessions, whose relays are a successor's."""
         gone = {id(followed) for followed in sessions}
         self._due = [entry for entry in self._due if id(entry[2]) not in gone]
@@ -194,9 +200,9 @@ class Reauthentication:
             wait_s = self._due[0][0] - self.now() if self._due else NEVER
             with trio.move_on_after(max(0.0, wait_s)):
                 await self._earlier.wait()
-            self.ask_those_due()
+            self.send_due_challenges()
 
-    def ask_those_due(self) -> None:
+    def send_due_challenges(self) -> None:
         """Ask all whose time has come."""
         now = self.now()
         while self._due and self._due[0][0] <= now:
@@ -204,37 +210,37 @@ class Reauthentication:
             # An earlier life's time is none any more.
             if followed.clock is None or followed.clock.challenge_at_s != at or _is_over(followed):
                 continue
-            if not (followed.about.spares_producers and followed.line.has_producer):
-                followed.line.ask(followed.about.challenge)
+            if not (followed.terms.spares_producers and followed.control.has_opened_producer):
+                followed.control.send_challenge(followed.terms.challenge)
 
     # ---- answers
 
-    def answered(self, followed: ExpiringSession, frame: bytes) -> None:
+    def on_answer(self, followed: ExpiringSession, frame: bytes) -> None:
         """The client's answer; it is being judged from now on."""
         self._nursery.start_soon(self._judge, followed, frame)
 
-    def lost(self, followed: ExpiringSession) -> None:
+    def on_answer_lost(self, followed: ExpiringSession) -> None:
         """An answer to a predecessor."""
         self._schedule(followed)
 
     async def _judge(self, followed: ExpiringSession, frame: bytes) -> None:
-        principal = followed.about.principal
+        principal = followed.terms.principal
         if _is_over(followed):
             return
         try:
             command = _answer_in(frame)
             if command.auth_response.response.auth_method_name not in {principal.method, ""}:
-                self.failed(followed, Failure.ANOTHER_METHOD)
+                self.on_failure(followed, ReauthenticationFailure.ANOTHER_METHOD)
                 return
             verdict = await followed.reauthenticate(command)
         except CommandCorrupt:
             if not _is_over(followed):
-                self.failed(followed, Failure.DENIED)
+                self.on_failure(followed, ReauthenticationFailure.DENIED)
         except RpcError as error:
             if _is_over(followed):
                 return
             get_logger().warning(
-                "a client's answer could not be judged", client=followed.relay.client_address, reason=str(error)
+                "a client's answer could not be judged", client=followed.relay_record.client_address, reason=str(error)
             )
             self._not_judged(followed)
         else:
@@ -242,32 +248,32 @@ class Reauthentication:
                 self._take(followed, verdict)
 
     def _not_judged(self, followed: ExpiringSession) -> None:
-        self._clock(followed).lost(self.now())
-        followed.line.go_on()
+        self._clock(followed).on_answer_lost(self.now())
+        followed.control.resume_after_verdict()
         self._schedule(followed)
 
     def _take(self, followed: ExpiringSession, verdict: Verdict) -> None:
         if isinstance(verdict, ClientIdentity):
             self._accept(followed, verdict.principal)
         elif isinstance(verdict, Challenge):
-            if len(verdict.frame) > PUT_IN_BYTES_MAX:
-                self.failed(followed, Failure.TOO_LARGE)
+            if len(verdict.frame) > INJECTION_BYTES_MAX:
+                self.on_failure(followed, ReauthenticationFailure.TOO_LARGE)
             else:
-                followed.line.ask(verdict.frame)
+                followed.control.send_challenge(verdict.frame)
         elif verdict.refusal.code == ServerError.ServiceNotReady:  # which is not the client's fault
             self._not_judged(followed)
         else:
-            self.failed(followed, Failure.DENIED, verdict)
+            self.on_failure(followed, ReauthenticationFailure.DENIED, verdict)
 
     def _accept(self, followed: ExpiringSession, principal: Principal) -> None:
         clock, now = self._clock(followed), self.now()
-        took_s = clock.seconds_since_asked(now)
-        failure = clock.accepted(principal, now_s=now, now_unix_ms=self.unix_ms(), fraction=self.fraction())
+        took_s = clock.seconds_since_challenge(now)
+        failure = clock.on_accepted(principal, now_s=now, now_unix_ms=self.unix_ms(), fraction=self.fraction())
         if failure is not None:
-            self.failed(followed, failure)
+            self.on_failure(followed, failure)
             return
-        self._metrics.renewed(principal.method, took_s)
-        followed.line.go_on()
+        self._metrics.record_success(principal.method, took_s)
+        followed.control.resume_after_verdict()
         self._schedule(followed)
 
     @staticmethod
@@ -275,12 +281,17 @@ class Reauthentication:
         assert followed.clock is not None  # or nobody was asked
         return followed.clock
 
-    def failed(
-        self, followed: ExpiringSession, failure: Failure, denial: Denial | None = None, *, over_limit: bool = False
+    def on_failure(
+        self,
+        followed: ExpiringSession,
+        failure: ReauthenticationFailure,
+        denial: Denial | None = None,
+        *,
+        over_limit: bool = False,
     ) -> None:
         """A client has not authenticated itself again: it is closed, unless that is only observed."""
-        observes = followed.observes and not over_limit  # a limit holds all the same
-        if not (observes and self._clock(followed).observed):  # else it could fill the log without being closed
+        observes = followed.observes_ends and not over_limit  # a limit holds all the same
+        if not (observes and self._clock(followed).end_observed):  # else it could fill the log without being closed
             self._tell_of_failure(followed, failure, denial)
         if observes:
             self._go_on_after(followed, failure)
@@ -288,115 +299,117 @@ class Reauthentication:
         frame = (
             commands.error(NO_REQUEST_ID, denial.refusal.code, denial.refusal.message) if denial is not None else b""
         )
-        followed.line.close(CloseReason.FAILED, frame)
+        followed.control.start_closing(CloseReason.FAILED, frame)
 
-    def _tell_of_failure(self, followed: ExpiringSession, failure: Failure, denial: Denial | None) -> None:
-        self._metrics.failure.labels(method=followed.about.principal.method).inc()
+    def _tell_of_failure(
+        self, followed: ExpiringSession, failure: ReauthenticationFailure, denial: Denial | None
+    ) -> None:
+        self._metrics.failure.labels(method=followed.terms.principal.method).inc()
         get_logger().warning(
             "a client has failed to authenticate itself again",
-            client=followed.relay.client_address,
-            principal=followed.relay.principal,
+            client=followed.relay_record.client_address,
+            principal=followed.relay_record.principal,
             reason=denial.reason if denial is not None else failure.value,
         )
 
-    def _go_on_after(self, followed: ExpiringSession, failure: Failure) -> None:
+    def _go_on_after(self, followed: ExpiringSession, failure: ReauthenticationFailure) -> None:
         """Drop an answer that failed; another one that is being judged keeps its verdict."""
-        if failure not in {Failure.ANSWERED_TWICE, Failure.TOO_SOON}:
-            self._clock(followed).failed(self.now())
+        if failure not in {ReauthenticationFailure.ANSWERED_TWICE, ReauthenticationFailure.TOO_SOON}:
+            self._clock(followed).on_observed_failure(self.now())
         self._observe(followed, CloseReason.FAILED)
-        followed.line.go_on()
+        followed.control.resume_after_verdict()
 
     # ---- ends
 
-    def use(self, followed: ExpiringSession) -> CommandDecision:
+    def decide_command(self, followed: ExpiringSession) -> CommandDecision:
         """Decide what may become of a command, and count an end that is only observed."""
-        use = self._clock(followed).use(self.now())
-        if use is CommandDecision.GO_ON or not followed.observes:
+        use = self._clock(followed).decide_command(self.now())
+        if use is CommandDecision.PASS or not followed.observes_ends:
             return use
         if use is CommandDecision.CLOSE:
             self._observe(followed, CloseReason.EXPIRED)
-        return CommandDecision.GO_ON
+        return CommandDecision.PASS
 
-    def still_served(self, followed: ExpiringSession) -> None:
+    def on_served_past_grace(self, followed: ExpiringSession) -> None:
         """End a session, or count its end, over which the broker still sends past its grace."""
-        if followed.observes:
+        if followed.observes_ends:
             self._observe(followed, CloseReason.STILL_SERVED)
         else:
-            followed.line.close(CloseReason.STILL_SERVED)
+            followed.control.start_closing(CloseReason.STILL_SERVED)
 
     def _observe(self, followed: ExpiringSession, why: CloseReason) -> None:
         """Count and log a session that enforcement would close, once in each of its lives."""
         clock = self._clock(followed)
-        if clock.observed:
+        if clock.end_observed:
             return
-        clock.observed = True
-        followed.line.note_observed()
-        if followed.closing:  # for another reason, which came first
+        clock.end_observed = True
+        followed.control.record_observed_end()
+        if followed.close_reason:  # for another reason, which came first
             return
-        listener, method = followed.enforcement.name_of(followed.listener), followed.about.principal.method
+        listener, method = followed.enforcement.listener_name(followed.listener), followed.terms.principal.method
         reason = why.name.lower()
         self._metrics.expired_observed.labels(listener=listener, method=method, reason=reason).inc()
         get_logger().info(
             'a client\'s session would have been closed (session.enforcement = "observe")',
-            client=followed.relay.client_address,
-            principal=followed.relay.principal,
+            client=followed.relay_record.client_address,
+            principal=followed.relay_record.principal,
             listener=listener,
             method=method,
             reason=reason,
         )
 
-    def spared(self, followed: ExpiringSession) -> None:
+    def on_producer_opened(self, followed: ExpiringSession) -> None:
         """Count a client that is not asked any more, since it has opened its first producer."""
-        if followed.about.spares_producers and followed.about.challenge:
-            self._metrics.cannot_renew(followed.about.principal.method, NoReauth.HAS_PRODUCER)
+        if followed.terms.spares_producers and followed.terms.challenge:
+            self._metrics.count_never_asked(followed.terms.principal.method, NoReauthReason.HAS_PRODUCER)
 
     @staticmethod
-    def corrupt(followed: ExpiringSession, error: FrameWrong) -> None:
+    def on_invalid_frame(followed: ExpiringSession, error: FrameInvalid) -> None:
         """What the client or the broker has sent is no frame: the relay is closed."""
-        if not followed.closing:
+        if not followed.close_reason:
             get_logger().warning(
                 "a relay's frames cannot be followed",
-                client=followed.relay.client_address,
-                principal=followed.relay.principal,
-                target=followed.relay.target,
+                client=followed.relay_record.client_address,
+                principal=followed.relay_record.principal,
+                target=followed.relay_record.target,
                 reason=str(error),
             )
-        followed.line.close(CloseReason.CORRUPT)
+        followed.control.start_closing(CloseReason.CORRUPT)
 
-    def closing(self, followed: ExpiringSession) -> None:
+    def on_closing(self, followed: ExpiringSession) -> None:
         """Nothing more passes to the broker; the client is to be told when what is on its way to it has come."""
-        if followed.closing in {CloseReason.EXPIRED, CloseReason.STILL_SERVED}:
+        if followed.close_reason in {CloseReason.EXPIRED, CloseReason.STILL_SERVED}:
             self._metrics.expired_killed.inc()
-        if followed.closing not in LEAVING:  # of which proxy.forwarder.relay.manager tells
+        if followed.close_reason not in PLANNED_CLOSE_REASONS:  # of which proxy.forwarder.relay.manager tells
             get_logger().info(
                 "a client's session is being closed",
-                client=followed.relay.client_address,
-                principal=followed.relay.principal,
-                reason=followed.closing.name.lower(),
+                client=followed.relay_record.client_address,
+                principal=followed.relay_record.principal,
+                reason=followed.close_reason.name.lower(),
             )
         self._nursery.start_soon(self._see_off, followed)
 
     async def _see_off(self, followed: ExpiringSession) -> None:
         deadline = trio.current_time() + GRACE_S
-        if followed.closing is CloseReason.FAILED:
-            await trio.sleep(seconds(followed.about.failure_delay_ms))
+        if followed.close_reason is CloseReason.FAILED:
+            await trio.sleep(seconds(followed.terms.failure_delay_ms))
         left_s = deadline - trio.current_time()
-        await until_quiet(lambda: followed.line.bytes_to_client, quiet_s=QUIET_S, most_s=left_s)
-        followed.line.say_farewell(self.farewell(followed))
+        await until_quiet(lambda: followed.control.bytes_sent_to_client, quiet_s=QUIET_S, most_s=left_s)
+        followed.control.close_with_error(self.closing_error_frame(followed))
 
-    def farewell(self, followed: ExpiringSession) -> bytes:
+    def closing_error_frame(self, followed: ExpiringSession) -> bytes:
         """The frame that tells a client why its relay is being closed."""
-        return followed.closing_frame or commands.error(NO_REQUEST_ID, *_TEXTS[followed.closing])
+        return followed.closing_error_frame or commands.error(NO_REQUEST_ID, *_TEXTS[followed.close_reason])
 
 
 def _is_over(followed: ExpiringSession) -> bool:
     """Whether its client is told nothing more than why it is closed, or is a successor's to talk to."""
-    return bool(followed.closing) or followed.line.is_over
+    return bool(followed.close_reason) or followed.control.has_ended
 
 
 def _answer_in(frame: bytes) -> BaseCommand:
     """The AUTH_RESPONSE of a frame that began like one. Raises CommandCorrupt."""
-    command = command_in(frame)
+    command = parse_frame_command(frame)
     if command.type != BaseCommand.AUTH_RESPONSE or not command.HasField("auth_response"):
         raise CommandCorrupt("no answer to a challenge")
     return command

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from proto.connect_rules import ANSWERS_ITSELF
+from proto.connect_rules import SELF_ANSWERING_PROXY_PREFIX
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proto.rpc_pb2 import Principal, StoredRelay, StoredSession
 from proto.session_clock import SessionClock
@@ -29,7 +29,7 @@ from proxy.runtime.rpc.client import RpcError
 Reauthenticate = Callable[[BaseCommand], Awaitable[Verdict]]
 ReauthenticatorFactory = Callable[[StoredRelay], Reauthenticate]
 
-GRACE_MS = 60_000
+DEFAULT_GRACE_MS = 60_000
 """Of relays that began before there was `session.grace_ms`."""
 
 _CPP = "Pulsar-CPP"
@@ -60,16 +60,16 @@ class RelaySession:
     answer_bytes_max: int
     lifetime_ms_max: int = 0
     challenge: bytes = b""
-    spares_producers: bool = False
+    exempts_producers: bool = False
     counts_messages: bool = False
     failure_delay_ms: int = 0
-    grace_ms: int = GRACE_MS
+    grace_ms: int = DEFAULT_GRACE_MS
     listener: str = ""
     context: bytes = b""
     broker_host: str = ""
 
     @property
-    def is_followed(self) -> bool:
+    def inspects_frames(self) -> bool:
         """Tell whether the relay has to look at frames at all."""
         return self.expires or self.counts_messages or bool(self.broker_host)
 
@@ -78,14 +78,14 @@ class RelaySession:
         """Whether the relay has to look at the clock at all."""
         return self.clock is not None and self.clock.expires
 
-    def stored(self) -> StoredSession:
+    def to_stored_session(self) -> StoredSession:
         """What of it the store keeps."""
         return StoredSession(
             principal=self.principal,
             expires=self.expires,
             lifetime_ms_max=self.lifetime_ms_max,
             challenge=self.challenge,
-            spares_producers=self.spares_producers,
+            spares_producers=self.exempts_producers,
             frame_bytes_max=self.frame_bytes_max,
             answer_bytes_max=self.answer_bytes_max,
             counts_messages=self.counts_messages,
@@ -98,29 +98,29 @@ class RelaySession:
 
 
 @dataclass(frozen=True, slots=True)
-class MayBeAsked:
+class ChallengePermission:
     """Whether a client may be asked for fresh credentials within a relay, and whether still when it has a producer."""
 
-    ever: bool
-    with_producer: bool
+    allowed: bool
+    allowed_with_producer: bool
 
 
-def may_be_asked(
+def challenge_permission(
     connect: CommandConnect, policy: Literal["by_client_kind", "always", "never"], *, from_proxy: bool = False
-) -> MayBeAsked:
+) -> ChallengePermission:
     """What the configuration's ``session.relay_reauthentication`` means for a client. ``from_proxy``: it was
     authenticated as a proxy; then what its CONNECT says of the client behind it does not matter, as far as it says that
     the proxy answers by itself.
     """
     ever = policy != "never" and connect.feature_flags.supports_auth_refresh
-    answers_at_boundaries = from_proxy and connect.proxy_version.startswith(ANSWERS_ITSELF)
+    answers_at_boundaries = from_proxy and connect.proxy_version.startswith(SELF_ANSWERING_PROXY_PREFIX)
     with_producer = policy == "always" or answers_at_boundaries or not connect.client_version.startswith(_CPP)
-    return MayBeAsked(ever, ever and with_producer)
+    return ChallengePermission(ever, ever and with_producer)
 
 
-def grace_ms_of(session: StoredSession) -> int:
+def stored_grace_ms(session: StoredSession) -> int:
     """For how long past its end the broker may go on sending."""
-    return session.grace_ms if session.HasField("grace_ms") else GRACE_MS
+    return session.grace_ms if session.HasField("grace_ms") else DEFAULT_GRACE_MS
 
 
 def reauthentication_unavailable(_relay: StoredRelay) -> Reauthenticate:

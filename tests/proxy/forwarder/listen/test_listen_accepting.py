@@ -47,7 +47,7 @@ class Entrance:
             self.taken.append(forwarder)
             self.addresses.append(address)
             self.streams.append(stream)
-            self.admissions[forwarder].enter(address[0])
+            self.admissions[forwarder].admit_client(address[0])
 
         async def accept() -> None:
             with scope:
@@ -84,7 +84,7 @@ async def test_clients_are_taken(entrance: Entrance) -> None:
 
 async def test_one_above_its_share_gives_way(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "GIVE_WAY_S", 0.2)
-    entrance.admissions[0].enter("127.0.0.1")
+    entrance.admissions[0].admit_client("127.0.0.1")
     entrance.open(0)
     entrance.open(1)
     await entrance.come()
@@ -103,7 +103,7 @@ async def test_shares_become_even(entrance: Entrance, monkeypatch: pytest.Monkey
 async def test_one_above_its_share_takes_what_nobody_else_does(entrance: Entrance) -> None:
     """The others are gone, or hang."""
     for _ in range(5):
-        entrance.admissions[0].enter("127.0.0.1")
+        entrance.admissions[0].admit_client("127.0.0.1")
     entrance.open(0)
     await entrance.come()
     assert entrance.taken == [0]
@@ -170,7 +170,7 @@ async def test_cancelled_it_keeps_no_client_waiting(
 ) -> None:
     monkeypatch.setattr(accepting, "GIVE_WAY_S", 1000)
     if giving_way:
-        entrance.admissions[0].enter("127.0.0.1")
+        entrance.admissions[0].admit_client("127.0.0.1")
     entrance.open(0)
     await trio.testing.wait_all_tasks_blocked()
     if giving_way:
@@ -212,7 +212,7 @@ def let_in_one(entrance: Entrance) -> None:
 
 async def test_one_that_is_full_leaves_clients_to_one_that_is_not(entrance: Entrance) -> None:
     let_in_one(entrance)
-    entrance.admissions[0].enter("a").is_known()
+    entrance.admissions[0].admit_client("a").stop_counting()
     entrance.open(0)
     entrance.open(1)
     await entrance.come()
@@ -223,7 +223,7 @@ async def test_where_all_are_full_a_client_is_told_at_once(entrance: Entrance, m
     monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
     let_in_one(entrance)
     for admission in entrance.admissions:
-        admission.enter("a").is_known()
+        admission.admit_client("a").stop_counting()
     entrance.open(0)
     await entrance.come()
     assert entrance.taken == [0]
@@ -236,15 +236,15 @@ async def test_one_without_room_takes_a_client_as_soon_as_there_is_some(
     monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
     [admission, _] = entrance.admissions
     admission.limits = Limits(max_connections=2 if what == "full" else 100, max_unauthenticated_connections=2)
-    place = admission.enter("a")
-    place.is_served()
+    place = admission.admit_client("a")
+    place.mark_busy()
     if what == "full":
-        place.is_known()
+        place.stop_counting()
     entrance.open(0)
     entrance.clients.append(socket.create_connection(entrance.listener.getsockname()))
     await trio.sleep(4 * accepting.FULL_LOOK_S)
     assert entrance.taken == []
-    place.leave()
+    place.release()
     await until(lambda: entrance.taken == [0])
 
 
@@ -253,14 +253,14 @@ async def test_one_that_is_full_waits_for_a_bounded_time(entrance: Entrance, mon
     monkeypatch.setattr(accepting, "FULL_MAX_S", 0.3)
     monkeypatch.setattr(accepting, "FULL_TOLD_S", 1000)
     let_in_one(entrance)
-    entrance.admissions[0].enter("a").is_known()
+    entrance.admissions[0].admit_client("a").stop_counting()
     began_at = trio.current_time()
     entrance.open(0)
     await entrance.come()
     assert trio.current_time() >= began_at + 0.3
-    stranger = entrance.admissions[0]._strangers.longest_silent()
+    stranger = entrance.admissions[0]._strangers.find_longest_silent()
     assert stranger is not None
-    stranger.is_known()
+    stranger.stop_counting()
     monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)
     await entrance.come()
     assert entrance.taken == [0, 0], "those behind it in the queue are told at once"

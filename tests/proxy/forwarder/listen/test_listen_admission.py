@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.config.types import Limits
-from proxy.forwarder.listen.admission import STRANGERS_MIN, Admission, Place, Refusal
+from proxy.forwarder.listen.admission import PRE_AUTH_CONNECTIONS_MIN, Admission, AdmittedConnection, Refusal
 from proxy.runtime.shared.address_tables import AddressTables
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
 
@@ -21,15 +21,15 @@ def memory() -> Iterator[int]:
     os.close(descriptor)
 
 
-def known(admission: Admission, address: str) -> Place:
+def known(admission: Admission, address: str) -> AdmittedConnection:
     """A client that has authenticated."""
-    place = admission.enter(address)
-    place.is_known()
+    place = admission.admit_client(address)
+    place.stop_counting()
     return place
 
 
-def stranger(admission: Admission, address: str, evicted: list[str]) -> Place:
-    place = admission.enter(address)
+def stranger(admission: Admission, address: str, evicted: list[str]) -> AdmittedConnection:
+    place = admission.admit_client(address)
     place.evict = lambda: evicted.append(address)
     return place
 
@@ -41,13 +41,17 @@ def test_the_limit_is_the_clusters(memory: int) -> None:
     second = Admission(limits, ConnectionCounters(memory), 1)
     known(first, "a")
     place = known(first, "b")
-    assert second.refusal("c") is None
-    assert (first.refusal("c"), first.is_full(), first.others_have_room()) == (Refusal.MAX_CONNECTIONS, True, True)
+    assert second.check_admission("c") is None
+    assert (first.check_admission("c"), first.is_full(), first.others_have_room()) == (
+        Refusal.MAX_CONNECTIONS,
+        True,
+        True,
+    )
     known(second, "c")
-    assert first.refusal("d") == second.refusal("d") == "max_connections"
+    assert first.check_admission("d") == second.check_admission("d") == "max_connections"
     assert (second.is_full(), second.others_have_room()) == (True, False)
-    place.leave()
-    assert first.refusal("d") is None
+    place.release()
+    assert first.check_admission("d") is None
     assert (first.connections, second.connections) == (1, 1)
 
 
@@ -58,46 +62,46 @@ def test_what_a_forwarder_says_that_was_taken_over_refuses_nobody(memory: int, l
     admission = Admission(Limits(max_connections=10), counters, 0)
     for forwarder in (0, 1):
         counters.set_connections(forwarder, lie)
-    assert admission.refusal("a") is None
+    assert admission.check_admission("a") is None
     for _ in range(5):
         known(admission, "a")
-    assert admission.refusal("a") == "max_connections", "nor does it let anybody in"
+    assert admission.check_admission("a") == "max_connections", "nor does it let anybody in"
 
 
 def test_a_place_is_left_once(memory: int) -> None:
     admission = Admission(Limits(), ConnectionCounters(memory), 0)
-    place = admission.enter("a")
-    place.leave()
-    place.leave()
+    place = admission.admit_client("a")
+    place.release()
+    place.release()
     assert admission.connections == 0
 
 
 def test_a_relay_stays_counted_when_its_session_is_over(memory: int) -> None:
     admission = Admission(Limits(), ConnectionCounters(memory), 0)
-    place = admission.enter("a")
-    place.becomes_relay()
-    place.leave()
+    place = admission.admit_client("a")
+    place.on_relay_started()
+    place.release()
     assert admission.connections == 1
-    admission.leave("a")
+    admission.release_client("a")
     assert admission.connections == 0
 
 
 def test_by_address(memory: int) -> None:
     admission = Admission(Limits(max_connections_per_address=2), ConnectionCounters(memory), 0)
-    admission.enter("a")
-    place = admission.enter("a")
-    assert admission.refusal("a") == "max_connections_per_address"
-    assert admission.refusal("b") is None
-    place.leave()
-    assert admission.refusal("a") is None
+    admission.admit_client("a")
+    place = admission.admit_client("a")
+    assert admission.check_admission("a") == "max_connections_per_address"
+    assert admission.check_admission("b") is None
+    place.release()
+    assert admission.check_admission("a") is None
 
 
 def test_a_network_of_ipv6_is_one_address(memory: int) -> None:
     admission = Admission(Limits(max_connections_per_address=1), ConnectionCounters(memory), 0)
-    admission.enter("2001:db8::1")
-    assert admission.refusal("2001:db8::2") == "max_connections_per_address"
-    assert admission.refusal("2001:db8:0:1::1") is None
-    admission.leave("2001:db8::1")
+    admission.admit_client("2001:db8::1")
+    assert admission.check_admission("2001:db8::2") == "max_connections_per_address"
+    assert admission.check_admission("2001:db8:0:1::1") is None
+    admission.release_client("2001:db8::1")
     assert not admission._by_address
 
 
@@ -107,11 +111,11 @@ async def test_by_address_in_the_whole_cluster(memory: int) -> None:
     admissions = [Admission(limits, ConnectionCounters(memory), number, tables[number]) for number in range(2)]
     tables[0].start_publishing(lambda table: tables[1].read_table(0, table))
     tables[1].start_publishing(lambda table: tables[0].read_table(1, table))
-    places = [admission.enter("192.0.2.1") for admission in admissions]
-    assert [admission.refusal("192.0.2.1") for admission in admissions] == ["max_connections_per_address"] * 2
-    assert [admission.refusal("192.0.2.2") for admission in admissions] == [None] * 2
-    places[0].leave()
-    assert [admission.refusal("192.0.2.1") for admission in admissions] == [None] * 2
+    places = [admission.admit_client("192.0.2.1") for admission in admissions]
+    assert [admission.check_admission("192.0.2.1") for admission in admissions] == ["max_connections_per_address"] * 2
+    assert [admission.check_admission("192.0.2.2") for admission in admissions] == [None] * 2
+    places[0].release()
+    assert [admission.check_admission("192.0.2.1") for admission in admissions] == [None] * 2
 
 
 async def test_a_limit_by_address_that_is_set_later_counts_those_who_are_there(memory: int) -> None:
@@ -119,23 +123,23 @@ async def test_a_limit_by_address_that_is_set_later_counts_those_who_are_there(m
     counters = ConnectionCounters(memory)
     one, other = (Admission(Limits(), counters, number, tables[number]) for number in range(2))
     tables[0].start_publishing(lambda table: tables[1].read_table(0, table))
-    one.enter("192.0.2.1")
+    one.admit_client("192.0.2.1")
     one.limits = other.limits = Limits(max_connections_per_address=1)
-    assert other.refusal("192.0.2.1") == "max_connections_per_address"
+    assert other.check_admission("192.0.2.1") == "max_connections_per_address"
 
 
 def test_no_limit_by_address_unless_asked_for(memory: int) -> None:
     admission = Admission(Limits(), ConnectionCounters(memory), 0)
     for _ in range(1000):
         known(admission, "a")
-    assert admission.refusal("a") is None
+    assert admission.check_admission("a") is None
 
 
 def test_addresses_without_connections_are_forgotten(memory: int) -> None:
     admission = Admission(Limits(), ConnectionCounters(memory), 0)
     for number in range(100):
-        assert admission.refusal(f"address-{number}") is None
-        admission.enter(f"address-{number}").leave()
+        assert admission.check_admission(f"address-{number}") is None
+        admission.admit_client(f"address-{number}").release()
     assert not admission._by_address
 
 
@@ -150,28 +154,28 @@ def test_new_limits_count_from_now_on(memory: int) -> None:
     admission = Admission(Limits(max_connections=10), ConnectionCounters(memory), 0)
     known(admission, "a")
     admission.limits = Limits(max_connections=2)
-    assert admission.refusal("b") == "max_connections"
+    assert admission.check_admission("b") == "max_connections"
 
 
 def test_shares(memory: int) -> None:
     first = Admission(Limits(), ConnectionCounters(memory), 0)
     second = Admission(Limits(), ConnectionCounters(memory), 1)
-    first.enter("a")
+    first.admit_client("a")
     assert (first.has_more_than_its_share(), second.has_more_than_its_share()) == (True, False)
-    second.enter("b")
+    second.admit_client("b")
     assert (first.has_more_than_its_share(), second.has_more_than_its_share()) == (False, False)
 
 
 def test_one_that_was_retired_leaves_its_place_to_its_successor(memory: int) -> None:
     counters = ConnectionCounters(memory)
     old = Admission(Limits(), counters, 0)
-    place = old.enter("a")
-    old.enter("b")
-    old.retire()
+    place = old.admit_client("a")
+    old.admit_client("b")
+    old.retire_counters()
     new = Admission(Limits(), counters, 0)
-    new.enter("c")
-    place.leave()
-    old.enter("d")
+    new.admit_client("c")
+    place.release()
+    old.admit_client("d")
     assert counters.total_connections() == 1
     assert (old.connections, new.connections) == (2, 1)
 
@@ -185,7 +189,7 @@ def test_a_quarter_is_theirs_and_half_of_that_one_addresss(memory: int) -> None:
     admission.limits = Limits(max_connections=800, max_unauthenticated_connections=20)
     assert (admission._strangers_max, admission._strangers_of_address_max) == (10, 5)
     admission.limits = Limits(max_connections=3)
-    assert admission._strangers_max == STRANGERS_MIN, "of a small cluster a quarter is nothing"
+    assert admission._strangers_max == PRE_AUTH_CONNECTIONS_MIN, "of a small cluster a quarter is nothing"
 
 
 def test_the_longest_silent_of_an_address_gives_way_to_its_next(memory: int) -> None:
@@ -193,7 +197,7 @@ def test_the_longest_silent_of_an_address_gives_way_to_its_next(memory: int) -> 
     admission = Admission(Limits(max_unauthenticated_connections=8), ConnectionCounters(memory), 0)
     evicted: list[str] = []
     for _ in range(100):
-        assert admission.refusal("a") is None
+        assert admission.check_admission("a") is None
         stranger(admission, "a", evicted)
     assert (admission.connections, len(evicted)) == (2, 98)
 
@@ -202,9 +206,9 @@ def test_the_address_with_most_strangers_gives_way_to_another(memory: int) -> No
     admission = Admission(Limits(max_unauthenticated_connections=16), ConnectionCounters(memory), 0)
     evicted: list[str] = []
     for address in ("a", "a", "a", "b", "b", "c", "d", "e"):
-        assert admission.refusal(address) is None
+        assert admission.check_admission(address) is None
         stranger(admission, address, evicted)
-    assert admission.refusal("f") is None
+    assert admission.check_admission("f") is None
     assert evicted == ["a"]
 
 
@@ -215,11 +219,11 @@ def test_strangers_give_way_where_the_forwarder_is_full(memory: int) -> None:
         known(admission, "user")
     stranger(admission, "a", evicted)
     assert not admission.is_full()
-    assert admission.refusal("b") is None
+    assert admission.check_admission("b") is None
     assert (evicted, admission.connections) == (["a"], 9)
     known(admission, "b")
     assert admission.is_full()
-    assert admission.refusal("c") == "max_connections"
+    assert admission.check_admission("c") == "max_connections"
 
 
 def test_nobody_gives_way_for_whom_the_proxy_works(memory: int) -> None:
@@ -227,16 +231,16 @@ def test_nobody_gives_way_for_whom_the_proxy_works(memory: int) -> None:
     evicted: list[str] = []
     for address in ("a", "a", "b", "c"):
         assert not admission.is_busy()
-        stranger(admission, address, evicted).is_served()
+        stranger(admission, address, evicted).mark_busy()
     assert admission.is_busy()
-    assert admission.refusal("a") == admission.refusal("d") == "max_unauthenticated_connections"
+    assert admission.check_admission("a") == admission.check_admission("d") == "max_unauthenticated_connections"
     assert evicted == []
 
 
 def test_one_address_alone_does_not_keep_the_proxy_busy(memory: int) -> None:
     admission = Admission(Limits(max_unauthenticated_connections=8), ConnectionCounters(memory), 0)
     for _ in range(2):
-        assert admission.refusal("a") is None
-        admission.enter("a").is_served()
-    assert admission.refusal("a") == "max_unauthenticated_connections"
-    assert admission.refusal("b") is None
+        assert admission.check_admission("a") is None
+        admission.admit_client("a").mark_busy()
+    assert admission.check_admission("a") == "max_unauthenticated_connections"
+    assert admission.check_admission("b") is None

@@ -14,10 +14,10 @@ import trio
 import trio.testing
 from e2e.lab.certificates import Authority, Pair
 
-from proxy.config.errors import ConfigError
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import Config
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
-from proxy.runtime import reloading_file as watched
 from proxy.runtime.network.tls import TlsFailed, TlsStream
 
 TIMEOUT_S = 3
@@ -49,7 +49,7 @@ async def looked_at(door: ListenerTransport) -> ListenerTransport:
     nothing.
     """
     assert door._tls is not None
-    await door._tls.current()
+    await door._tls.current_context()
     return door
 
 
@@ -65,7 +65,7 @@ async def enter(door: ListenerTransport, client: Callable[[Stream], Awaitable[No
     here, there = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client, there)
-        return await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+        return await door.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
 
 
 async def refused(door: ListenerTransport, client: Callable[[Stream], Awaitable[None]]) -> str:
@@ -74,7 +74,7 @@ async def refused(door: ListenerTransport, client: Callable[[Stream], Awaitable[
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client, there)
         with pytest.raises(TlsFailed) as caught:
-            await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+            await door.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
     with pytest.raises(trio.ClosedResourceError):
         await here.receive_some()
     return str(caught.value)
@@ -83,7 +83,7 @@ async def refused(door: ListenerTransport, client: Callable[[Stream], Awaitable[
 async def test_without_tls_a_client_is_in_at_once() -> None:
     [door] = some_doors({})
     here, _there = trio.testing.memory_stream_pair()
-    assert await door.enter(here, timeout_s=TIMEOUT_S) == (here, b"")  # type: ignore[arg-type]
+    assert await door.accept_client(here, timeout_s=TIMEOUT_S) == (here, b"")  # type: ignore[arg-type]
 
 
 @pytest.mark.conforms("pip-1.21")
@@ -174,12 +174,12 @@ async def test_a_cancelled_handshake_is_closed(server: Pair, autojump_clock: tri
     here, there = trio.testing.memory_stream_pair()
     door = await looked_at(tls_door(server))
     with trio.move_on_after(1):
-        await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+        await door.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
     assert await there.receive_some() == b""
     there_again = trio.testing.memory_stream_pair()
     with trio.CancelScope() as scope:
         scope.cancel()
-        await tls_door(server).enter(there_again[0], timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+        await tls_door(server).accept_client(there_again[0], timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
     assert await there_again[1].receive_some() == b"", "while the certificate was being looked at"
 
 
@@ -234,7 +234,7 @@ async def meet(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(come)
         try:
-            server, _ = await door.enter(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+            server, _ = await door.accept_client(here, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
             door_streams.append(server)
         except TlsFailed as error:
             failure = str(error)

@@ -32,6 +32,7 @@ from proxy.forwarder.relay import manager as relays_module
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, row
 
 
@@ -352,7 +353,7 @@ async def test_what_relays_moved_that_died_with_their_forwarder_stays_counted(
     theirs, broker = trio.testing.memory_stream_pair()
     nursery.start_soon(
         lambda: first.relays.begin(
-            ours, theirs, about_relay(), first_to_broker=b"12345", first_to_client=b"", config=first.config
+            RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config)
         )
     )
     assert await broker.receive_some(10) == b"12345"
@@ -421,9 +422,7 @@ async def test_relays_through_user_space_go_on_and_count_in_the_same_place(place
     await read(lane.broker, 3)
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
-    await first.relays.begin(
-        ours, theirs, about_relay(), first_to_broker=b"12345", first_to_client=b"", config=first.config
-    )
+    await first.relays.begin(RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config))
     assert await broker.receive_some(10) == b"12345"
     assert first.moved("to_broker") == 8
     second = await successor(place, "handed over")

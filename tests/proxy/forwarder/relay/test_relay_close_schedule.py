@@ -40,6 +40,7 @@ from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SES
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.session import connection_age as age
 from proxy.forwarder.session.connection_age import ConnectionAge
 from proxy.runtime.loop.deadlines import Deadlines
@@ -55,7 +56,7 @@ LONG_AGO_MS = 1
 @dataclass(eq=False)
 class FakeRelay:
     record: StoredRelay = field(default_factory=StoredRelay)
-    close_reason: CloseReason = CloseReason.NO
+    close_reason: CloseReason = CloseReason.NOT_CLOSING
     is_over: bool = False
 
 
@@ -341,7 +342,7 @@ async def test_an_end_that_has_begun_goes_on_in_a_successor(place: Place, lane: 
 async def test_an_end_for_a_reason_of_a_later_version_goes_on(place: Place, lane: Lane, now: Now, way: str) -> None:
     forwarder = await with_age(place, lane, now)
     [followed] = forwarder.relays.expiring_sessions()
-    forwarder.relays._table.cells[framed_row(followed.relay.id, TO_CLIENT) + CLOSING] = 99
+    forwarder.relays._table.cells[framed_row(followed.relay_record.id, TO_CLIENT) + CLOSING] = 99
     second = await successor(place, way)
     assert error_in(await read_all(lane.client)).error.message == SESSION_EXPIRED
     await until(lambda: second.ended)
@@ -427,7 +428,7 @@ async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: 
             await lane.broker.send_eof()
             await until(lambda: len(causes) == 1 or forwarder.relays.in_flight.count == 0)
         now.s = 1000.0
-    assert causes == [CloseReason.MAX_AGE, CloseReason.NO], "also where a number is used again"
+    assert causes == [CloseReason.MAX_AGE, CloseReason.NOT_CLOSING], "also where a number is used again"
 
 
 async def test_a_relay_without_an_age_stays_blind(place: Place, lane: Lane, now: Now) -> None:
@@ -468,13 +469,14 @@ async def in_memory(nursery: trio.Nursery) -> AsyncIterator[Any]:
         client, our_client = trio.testing.memory_stream_pair()
         our_broker, broker = trio.testing.memory_stream_pair()
         await relays.begin(
-            our_client,
-            our_broker,
-            age_of(about_relay()) if with_age else about_relay(),
-            first_to_broker=first,
-            first_to_client=b"",
-            config=RelayConfig(),
-            session=session(now, Judges(), clock=None, challenge=b"") if with_age else None,
+            RelayStart(
+                our_client,
+                our_broker,
+                age_of(about_relay()) if with_age else about_relay(),
+                first_to_broker=first,
+                config=RelayConfig(),
+                session=session(now, Judges(), clock=None, challenge=b"") if with_age else None,
+            )
         )
         at_once()
         await trio.testing.wait_all_tasks_blocked()

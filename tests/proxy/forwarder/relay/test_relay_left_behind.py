@@ -16,6 +16,7 @@ from proxy.forwarder.relay import left_behind as module
 from proxy.forwarder.relay import user_space
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.left_behind import RelaysLeftBehind
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.shared.relay_table import BYTES, TO_BROKER, RelayTable, row
 
 CLIENT_IP = "203.0.113.7"
@@ -52,7 +53,7 @@ async def begin(forwarder: Forwarder, client_port: int = 1000, **fields: Any) ->
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
     about = about_relay(client_address=f"{CLIENT_IP}:{client_port}", principal="alice", **fields)
-    await forwarder.relays.begin(ours, theirs, about, first_to_broker=b"", first_to_client=b"", config=forwarder.config)
+    await forwarder.relays.begin(RelayStart(ours, theirs, about, config=forwarder.config))
     return Stream(about, client, broker)
 
 
@@ -131,7 +132,7 @@ async def test_a_predecessor_that_is_killed(place: Place) -> None:
     await first.kill()
     assert second.relays.left_behind.count == 1, "until the supervisor says so"
     assert used(second) == 8
-    place.shelf.process_ended(1)
+    place.shelf.on_process_ended(1)
     await until(lambda: second.gone_behind == [CLIENT_IP])
     assert used(second) == 8
     assert place.shelf.left_behind == {}
@@ -182,7 +183,7 @@ async def test_a_predecessor_that_ends_during_a_hand_over(place: Place) -> None:
     await stream.send(b"123")
     second = await replaced(place)
     await second.relays.hand_over_relays()
-    place.shelf.process_ended(1)
+    place.shelf.on_process_ended(1)
     third = await place.forwarder()
     assert (used(third), third.relays.left_behind.count) == (3, 0)
 

@@ -42,6 +42,7 @@ from proxy.forwarder.relay import sockets as relay_sockets
 from proxy.forwarder.relay.manager import RelayManager, RelayStartFailed
 from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relay.sockets import splice_works
+from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.network.tls import TlsStream, broker_context, listener_context
 from proxy.runtime.shared import relay_table
 from proxy.runtime.shared.fd_store_channel import RECORD_BYTES_MAX, StoreLost
@@ -615,7 +616,7 @@ async def test_where_the_kernel_refuses_all_goes_through_user_space(nursery: tri
     registry.register(through)
     about = about_relay()
     await through.begin(
-        lane.our_client, lane.our_broker, about, first_to_broker=b"a ", first_to_client=b"", config=RelayConfig()
+        RelayStart(lane.our_client, lane.our_broker, about, first_to_broker=b"a ", config=RelayConfig())
     )
     await lane.client.send_all(b"slower")
     assert await read(lane.broker, 8) == b"a slower"
@@ -655,12 +656,14 @@ class TlsLane:
     async def begin(self, it: Forwarder, *, to_broker: bytes = b"", to_client: bytes = b"") -> StoredRelay:
         about = about_relay()
         await it.relays.begin(
-            self.our_client,
-            self.our_broker,
-            about,
-            first_to_broker=to_broker,
-            first_to_client=to_client,
-            config=it.config,
+            RelayStart(
+                self.our_client,
+                self.our_broker,
+                about,
+                first_to_broker=to_broker,
+                first_to_client=to_client,
+                config=it.config,
+            )
         )
         return about
 
@@ -907,12 +910,13 @@ async def test_without_crash_safety_nothing_is_kept(nursery: trio.Nursery, lane:
     relays = new_relays(nursery, ended.append)
     nursery.start_soon(relays.run)
     await relays.begin(
-        lane.our_client,
-        lane.our_broker,
-        about_relay(),
-        first_to_broker=b"",
-        first_to_client=b"connected",
-        config=RelayConfig(),
+        RelayStart(
+            lane.our_client,
+            lane.our_broker,
+            about_relay(),
+            first_to_client=b"connected",
+            config=RelayConfig(),
+        )
     )
     assert await read(lane.client, 9) == b"connected"
     await lane.client.aclose()

@@ -32,7 +32,7 @@ from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, busy_line, open_lane
 from proto import commands
 from proto.commands import CommandCorrupt
 from proto.connect_rules import AUTHENTICATION_FAILED
-from proto.session_clock import Failure
+from proto.session_clock import ReauthenticationFailure
 from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import NO_CREDENTIALS, TOO_LARGE
 from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX, CloseReason
@@ -106,7 +106,7 @@ async def test_a_late_verdict_is_none(
     first = await place.forwarder()
     about = await first.begin(lane, session=session(now, judges))
     now.s += 86
-    first.relays.reauthentication.ask_those_due()
+    first.relays.reauthentication.send_due_challenges()
     await read(lane.client, len(CHALLENGE))
     judges.gate = late = trio.Event()
     await lane.client.send_all(answer())
@@ -114,7 +114,7 @@ async def test_a_late_verdict_is_none(
     second = await replaced(place)
     judges.gate = None
     now.s += 1.5
-    second.relays.reauthentication.ask_those_due()
+    second.relays.reauthentication.send_due_challenges()
     await read(lane.client, len(CHALLENGE))
     await lane.client.send_all(answer())
     await until(lambda: successes(second) == 1)
@@ -130,7 +130,7 @@ async def test_a_late_verdict_is_none(
     third = await replaced(place)
     await lane.client.send_all(send_frame())
     assert await read(lane.broker, len(send_frame())) == send_frame()
-    assert third.relays.expiring_sessions()[0].closing is CloseReason.NO
+    assert third.relays.expiring_sessions()[0].close_reason is CloseReason.NOT_CLOSING
 
 
 async def test_a_late_verdict_does_not_lengthen_another_relays_session(
@@ -167,20 +167,20 @@ async def test_whatever_is_decided_late_is_not_said(
     (followed,) = first.relays.expiring_sessions()
     second = await replaced(place)
     before = cells_of(second, about.id)
-    line = followed.line
+    line = followed.control
     if word == "failed":
-        first.relays.reauthentication.failed(followed, Failure.DENIED)
+        first.relays.reauthentication.on_failure(followed, ReauthenticationFailure.DENIED)
     elif word == "still served":
-        first.relays.reauthentication.still_served(followed)
+        first.relays.reauthentication.on_served_past_grace(followed)
     elif word == "go on":
-        line.note_observed()
-        line.go_on()
+        line.record_observed_end()
+        line.resume_after_verdict()
     else:
-        line.ask(CHALLENGE)
-        line.say_farewell(CHALLENGE)
+        line.send_challenge(CHALLENGE)
+        line.close_with_error(CHALLENGE)
         assert not first.relays._engine.pump.run_queue, "nobody would give it a turn"
     await trio.testing.wait_all_tasks_blocked(0.01)
-    assert line.is_over
+    assert line.has_ended
     assert cells_of(second, about.id) == before
 
 

@@ -3,8 +3,6 @@ becomes."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import trio
 import trio.testing
@@ -17,6 +15,7 @@ from proto.frames import Frame
 from proto.pulsar_pb2 import CommandConnected, ServerError
 from proto.rpc_pb2 import Status, StoredRelay
 from proxy.forwarder.disconnect_cause import DisconnectCause
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.session.broker_connector import CANNOT_CHECK, TARGET_REFUSED, BrokerConnectFailed, BrokerConnector
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused
@@ -32,12 +31,12 @@ class Side:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.play = Play(nursery)
-        self.backends = self.play.backends
+        self.backends = self.play.workers
         self.side = BrokerConnector(self.backends, CLIENT)  # type: ignore[arg-type]
 
     async def open(self, failure: Exception | None = None) -> None:
         self.backends.broker_failure = failure
-        await self.side.open(CONNECT, WHO)
+        await self.side.open_link(CONNECT, WHO)
 
 
 @pytest.fixture
@@ -122,39 +121,28 @@ async def test_a_defect_is_not_hidden(broker: Side) -> None:
 
 
 async def test_close(broker: Side) -> None:
-    await broker.side.close()
+    await broker.side.close_link()
     await broker.open()
-    await broker.side.close()
+    await broker.side.close_link()
     assert await broker.backends.broker.hear() is None
 
 
 async def test_the_relay_begins_with_what_both_sides_have_said(broker: Side) -> None:
     """Connected is the relay's first word: nothing can come before it."""
-    begun: list[Any] = []
-
-    class FakeRelays:
-        async def begin(self, *args: Any, **kwargs: Any) -> None:
-            await trio.lowlevel.checkpoint()
-            begun.append((args, kwargs))
-
     await broker.open()
     frame = Frame(b"the CONNECTED frame")
     broker.side._link = BrokerLink(
         HostPort("b0", 6650), broker.backends.broker_stream, Connected(frame, CommandConnected(), b"more")
     )
     client, about = trio.testing.memory_stream_pair()[0], StoredRelay(client_address=CLIENT)
-    await broker.side.begin_relay(
-        FakeRelays(),  # type: ignore[arg-type]
+    start = broker.side.relay_start(client, about, first_to_broker=b"a client in a hurry", session=None)
+    assert (start.client, start.broker, start.stored) == (client, broker.backends.broker_stream, about)
+    assert start == RelayStart(
         client,
+        broker.backends.broker_stream,
         about,
+        broker.backends.config.relay,
         first_to_broker=b"a client in a hurry",
+        first_to_client=frame.encode() + b"more",
         session=None,
     )
-    [(args, kwargs)] = begun
-    assert args == (client, broker.backends.broker_stream, about)
-    assert kwargs == {
-        "first_to_broker": b"a client in a hurry",
-        "first_to_client": frame.encode() + b"more",
-        "config": broker.backends.config.relay,
-        "session": None,
-    }

@@ -43,7 +43,7 @@ from proto.rpc_pb2 import (
     Status,
 )
 from proxy.forwarder.session.transport import PONGS_BYTES_MAX
-from proxy.runtime.fairness.fair_room import owner_of
+from proxy.runtime.fairness.fair_capacity import owner_of
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
 
@@ -94,7 +94,7 @@ async def test_connect_leads_to_lookup_mode(play: Start) -> None:
     assert connected.protocol_version == 21
     assert it.session.state is State.LOOKUP
     assert it.value("pulsar_proxy_handshake_seconds_count", stage="total") == 1
-    assert it.backends.opened == []
+    assert it.workers.opened == []
 
 
 async def test_an_older_client_is_answered_in_its_own_version(play: Start) -> None:
@@ -105,9 +105,9 @@ async def test_an_older_client_is_answered_in_its_own_version(play: Start) -> No
 
 async def test_feature_flags_are_the_brokers_but_for_topic_watchers(play: Start) -> None:
     it = play()
-    it.backends.profile = CommandConnected(server_version="b", protocol_version=20, max_message_size=12345)
-    it.backends.profile.feature_flags.supports_topic_watchers = True
-    it.backends.profile.feature_flags.supports_partial_producer = True
+    it.workers.profile = CommandConnected(server_version="b", protocol_version=20, max_message_size=12345)
+    it.workers.profile.feature_flags.supports_topic_watchers = True
+    it.workers.profile.feature_flags.supports_partial_producer = True
     await it.client.say(connect())
     connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
     assert connected.max_message_size == 12345
@@ -134,7 +134,7 @@ async def test_a_lookup_goes_in_an_envelope_whole(play: Start) -> None:
     await it.client.say(request)
     answer = await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
     assert answer == lookup_answer(9)
-    [(sent, identity, client)] = it.backends.forwarded
+    [(sent, identity, client)] = it.workers.forwarded
     assert sent == request.SerializeToString()
     assert (identity.role, identity.sealed, client) == ("", b"", CLIENT)
 
@@ -148,7 +148,7 @@ async def test_lookups_are_answered_as_their_answers_come(play: Start) -> None:
         await gates[request_id].wait()
         return lookup_answer(request_id)
 
-    it.backends.answer_by = answer_by
+    it.workers.answer_by = answer_by
     await it.client.say(lookup(request_id=1), lookup(request_id=2))
     await it.client.say(commands.ping())
     await it.client.must_hear(BaseCommand.PONG)
@@ -165,7 +165,7 @@ async def test_what_is_read_in_one_go_travels_in_one_envelope(play: Start) -> No
     await it.client.say(*(lookup(f"t{number}", number) for number in range(5)))
     heard = [(await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response for _ in range(5)]
     assert sorted(one.request_id for one in heard) == list(range(5))
-    [sent] = it.backends.sent
+    [sent] = it.workers.sent
     assert sent.topics == ["t0", "t1", "t2", "t3", "t4"]
 
 
@@ -176,7 +176,7 @@ async def test_no_request_waits_for_the_next_one(play: Start) -> None:
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
     await it.client.say(half[9:])
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    assert [sent.topics for sent in it.backends.sent] == [["a"], ["b"]]
+    assert [sent.topics for sent in it.workers.sent] == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize(
@@ -190,45 +190,45 @@ async def test_what_else_comes_in_one_go_keeps_no_request_back(
     play: Start, behind: BaseCommand | bytes, heard: int
 ) -> None:
     it = await play().in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(lookup("a"), behind, lookup("b"), commands.pong())
     await it.client.must_hear(heard)
     await trio.testing.wait_all_tasks_blocked()
-    assert [sent.topics for sent in it.backends.sent] == [["a", "b"]]
+    assert [sent.topics for sent in it.workers.sent] == [["a", "b"]]
 
 
 async def test_no_request_lies_while_room_is_waited_for(play: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those read so far must go, or nothing would ever give their bytes back. What a chunk brings goes as one."""
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
     it = await play().in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(*(lookup("t" * 400, number) for number in range(3)))
     for number in (3, 4):
         await trio.testing.wait_all_tasks_blocked()
         await it.client.say(lookup("t" * 400, number))
     await trio.testing.wait_all_tasks_blocked()
-    assert [len(sent.requests) for sent in it.backends.sent] == [3]
-    it.backends.sent[0].answer(0, more=True)
+    assert [len(sent.requests) for sent in it.workers.sent] == [3]
+    it.workers.sent[0].answer(0, more=True)
     await trio.testing.wait_all_tasks_blocked()
-    assert [len(sent.requests) for sent in it.backends.sent] == [3, 1], "816 bytes: room for a chunk"
-    for sent in it.backends.sent[1:]:
+    assert [len(sent.requests) for sent in it.workers.sent] == [3, 1], "816 bytes: room for a chunk"
+    for sent in it.workers.sent[1:]:
         sent.answer(0)
         await trio.testing.wait_all_tasks_blocked()
-    it.backends.sent[0].answer(1, 2)
+    it.workers.sent[0].answer(1, 2)
     await trio.testing.wait_all_tasks_blocked()
-    assert [len(sent.requests) for sent in it.backends.sent] == [3, 1, 1]
-    it.backends.sent[-1].answer(0)
+    assert [len(sent.requests) for sent in it.workers.sent] == [3, 1, 1]
+    it.workers.sent[-1].answer(0)
     for _ in range(5):
         await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
 
 
 async def test_no_request_lies_at_the_clients_half_close(play: Start) -> None:
     it = await play().in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(lookup("a"), lookup("b"))
     await it.client.stream.send_eof()
     await trio.testing.wait_all_tasks_blocked()
-    [sent] = it.backends.sent
+    [sent] = it.workers.sent
     sent.answer(1, 0)
     for _ in range(2):
         await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
@@ -238,12 +238,12 @@ async def test_no_request_lies_at_the_clients_half_close(play: Start) -> None:
 
 async def test_no_request_lies_while_the_client_is_pinged(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = await play(limits={"keep_alive_interval_ms": 5_000, "lookup_timeout_ms": 60_000}).in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(lookup("a"))
     await it.client.must_hear(BaseCommand.PING)
-    assert [sent.topics for sent in it.backends.sent] == [["a"]]
+    assert [sent.topics for sent in it.workers.sent] == [["a"]]
     await it.client.say(commands.pong())
-    it.backends.sent[0].answer(0)
+    it.workers.sent[0].answer(0)
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
 
 
@@ -268,10 +268,10 @@ async def test_an_answer_at_any_moment_of_the_sessions_end(
 ) -> None:
     """A nursery is closed a moment before its session knows; whatever comes then must start nothing in it."""
     it = await play().in_lookup_mode()
-    it.backends.answer_by, it.backends.short_way = None, short_way
+    it.workers.answer_by, it.workers.short_way = None, short_way
     await it.client.say(lookup("a", 1), lookup("b", 2))
     await trio.testing.wait_all_tasks_blocked()
-    [sent] = it.backends.sent
+    [sent] = it.workers.sent
     await it.client.say(connect())  # out of turn: the connection ends at once
     for _ in range(passes):
         await trio.lowlevel.checkpoint()
@@ -283,17 +283,17 @@ async def test_an_answer_at_any_moment_of_the_sessions_end(
 
 async def test_the_end_from_outside_with_answers_on_their_way(play: Start) -> None:
     it = await play().in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(lookup("a", 1), lookup("b", 2))
     await trio.testing.wait_all_tasks_blocked()
     it.session.shut_down()
     it.session.shut_down()
     assert await it.end() == "shut_down"
-    [sent] = it.backends.sent
+    [sent] = it.workers.sent
     sent.answer(0)
     sent.lose()
     await trio.testing.wait_all_tasks_blocked()
-    assert len(it.backends.sent) == 1
+    assert len(it.workers.sent) == 1
     await it.client.must_hear_end()
 
 
@@ -317,8 +317,8 @@ async def test_ping_is_answered_while_authenticating_and_while_the_broker_is_awa
         await gate.wait()
         return authenticated()
 
-    it.backends.authentication.answers = [slow]
-    it.backends.broker_gate = trio.Event()
+    it.workers.authentication.answers = [slow]
+    it.workers.broker_gate = trio.Event()
     await it.client.say(connect("b0:6650"), commands.ping())
     await it.client.must_hear(BaseCommand.PONG)
     assert it.session.state is State.AUTHENTICATING
@@ -340,7 +340,7 @@ async def test_a_client_that_asks_for_pongs_and_does_not_read_them_is_read_no_fu
     pings = 5_000
     nursery.start_soon(it.client.say, commands.ping() * pings)
     await trio.testing.wait_all_tasks_blocked()
-    assert it.session._wire.unsent_bytes <= PONGS_BYTES_MAX + len(commands.pong())
+    assert it.session._transport.unsent_bytes <= PONGS_BYTES_MAX + len(commands.pong())
     for _ in range(pings):
         await it.client.must_hear(BaseCommand.PONG)
     await it.client.say(commands.ping())
@@ -422,7 +422,7 @@ async def test_garbage(play: Start, first: bool, garbage: bytes) -> None:
     code, _text = await it.client.must_hear_error()
     assert code == ServerError.NotAllowedError
     await it.end()
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
 
 
 async def test_an_http_client(play: Start) -> None:
@@ -450,8 +450,8 @@ async def test_any_command_before_connect_ends_the_connection(play: Start, comma
     assert code == ServerError.NotAllowedError
     assert commands.command_name(command.type) in text
     assert await it.end() == "not_allowed"
-    assert it.backends.forwarded == []
-    assert it.backends.authentication.rounds == []
+    assert it.workers.forwarded == []
+    assert it.workers.authentication.rounds == []
 
 
 @pytest.mark.conforms("kip-590.5", "kip-368.55")
@@ -465,13 +465,13 @@ async def test_any_command_while_authenticating_ends_the_connection(play: Start,
         await gate.wait()
         return authenticated()
 
-    it.backends.authentication.answers = [slow]
+    it.workers.authentication.answers = [slow]
     await it.client.say(connect(), command)
     code, _ = await it.client.must_hear_error()
     assert code == ServerError.NotAllowedError
     gate.set()
     assert await it.end() == "not_allowed"
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
 
 
 async def test_a_second_connect(play: Start) -> None:
@@ -489,7 +489,7 @@ async def test_an_authentication_frame_after_completion(play: Start) -> None:
     await it.client.say(auth_response(b"again"))
     await it.client.must_hear_error()
     assert await it.end() == "not_allowed"
-    assert len(it.backends.authentication.rounds) == 1
+    assert len(it.workers.authentication.rounds) == 1
 
 
 @pytest.mark.parametrize("version", [0, 9])
@@ -518,8 +518,8 @@ async def test_a_client_may_not_say_that_it_is_a_proxy(play: Start, authenticati
     await it.client.say(connect("b0:6650", proxy_version="4.0.8", original_principal="admin"))
     assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Must not provide proxyVersion")
     assert await it.end() == "not_allowed"
-    assert it.backends.opened == []
-    assert it.backends.authentication.rounds == []
+    assert it.workers.opened == []
+    assert it.workers.authentication.rounds == []
 
 
 PROXIES = {**AUTHENTICATED, "proxy_roles": ["proxy-a"]}
@@ -528,15 +528,15 @@ BEHIND = Principal(type="User", name="alice", method="token", proxy="proxy-a")
 
 async def test_a_proxy_is_for_the_auth_worker_to_judge(play: Start) -> None:
     it = play(authentication=PROXIES)
-    it.backends.authentication.answers = [authenticated(BEHIND)]
+    it.workers.authentication.answers = [authenticated(BEHIND)]
     await it.client.say(connect(proxy_version="a", original_principal="alice"))
     await it.client.must_hear(BaseCommand.CONNECTED)
-    [request] = it.backends.authentication.requests
+    [request] = it.workers.authentication.requests
     assert (request.through_proxy, request.original_principal, request.first_round) == (True, "alice", True)
     assert request.client_certificate == CERTIFICATE
     await it.client.say(lookup())
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    [(_, identity, _)] = it.backends.forwarded
+    [(_, identity, _)] = it.workers.forwarded
     assert (identity.role, identity.principal.proxy) == ("alice", "proxy-a")
 
 
@@ -551,13 +551,13 @@ async def test_roles_that_do_not_go_together_are_told_as_brokers_do_and_after_th
     play: Start, reason: str, code: int, message: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = play(authentication=PROXIES)
-    it.backends.authentication.answers = [denied(reason)]
+    it.workers.authentication.answers = [denied(reason)]
     started = trio.current_time()
     await it.client.say(connect("b0:6650", original_principal="admin"))
     assert await it.client.must_hear_error() == (code, message)
     assert trio.current_time() - started == pytest.approx(0.2)
     assert await it.end() == "authentication_failed"
-    assert it.backends.opened == []
+    assert it.workers.opened == []
 
 
 async def test_without_authentication_nobody_is_behind_anybody(play: Start) -> None:
@@ -566,7 +566,7 @@ async def test_without_authentication_nobody_is_behind_anybody(play: Start) -> N
     await it.client.must_hear(BaseCommand.CONNECTED)
     await it.client.say(lookup())
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    [(_, identity, _)] = it.backends.forwarded
+    [(_, identity, _)] = it.workers.forwarded
     assert (identity.role, identity.sealed, identity.original) == ("", b"", None)
 
 
@@ -577,11 +577,11 @@ async def test_whether_credentials_go_on(play: Start, target: str, forwards: boo
     await it.client.say(connect(target))
     await it.client.must_hear(BaseCommand.CONNECTED)
     if target:
-        [(_, identity, _)] = it.backends.opened
+        [(_, identity, _)] = it.workers.opened
     else:
         await it.client.say(lookup())
         await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-        [(_, identity, _)] = it.backends.forwarded
+        [(_, identity, _)] = it.workers.forwarded
     assert identity.original == (OriginalCredentials("token", SECRET.decode()) if forwards else None)
 
 
@@ -600,17 +600,17 @@ async def test_authenticated_at_once(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.CONNECTED)
-    assert it.backends.authentication.rounds == [("token", SECRET)]
+    assert it.workers.authentication.rounds == [("token", SECRET)]
     await it.client.say(lookup())
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    [(_, identity, _)] = it.backends.forwarded
+    [(_, identity, _)] = it.workers.forwarded
     assert (identity.principal, identity.sealed) == (ALICE, b"sealed")
 
 
 @pytest.mark.conforms("pip-30.10", "pip-30.12", "pip-30.16", "pip-30.25")
 async def test_challenge_rounds(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [challenge(b"q1"), challenge(b"q2"), authenticated()]
+    it.workers.authentication.answers = [challenge(b"q1"), challenge(b"q2"), authenticated()]
     await it.client.say(connect(auth_method_name="sasl", auth_data=b"a0"))
     for number in (1, 2):
         asked = (await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)).auth_challenge
@@ -618,14 +618,14 @@ async def test_challenge_rounds(play: Start) -> None:
         assert asked.protocol_version == 21
         await it.client.say(auth_response(b"a%d" % number, "sasl"))
     await it.client.must_hear(BaseCommand.CONNECTED)
-    assert it.backends.authentication.rounds == [("sasl", b"a0"), ("sasl", b"a1"), ("sasl", b"a2")]
+    assert it.workers.authentication.rounds == [("sasl", b"a0"), ("sasl", b"a1"), ("sasl", b"a2")]
 
 
 @pytest.mark.conforms("pip-30.8")
 async def test_the_servers_last_word_must_be_answered_before_connected(play: Start) -> None:
     """To the client it is a challenge as any other; only the answer to it leads on."""
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [challenge(b"v=signature"), authenticated()]
+    it.workers.authentication.answers = [challenge(b"v=signature"), authenticated()]
     await it.client.say(connect(auth_method_name="SCRAM-SHA-256"))
     asked = (await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)).auth_challenge.challenge
     assert (asked.auth_method_name, asked.auth_data) == ("SCRAM-SHA-256", b"v=signature")
@@ -634,7 +634,7 @@ async def test_the_servers_last_word_must_be_answered_before_connected(play: Sta
     assert it.session.identity.role == ""
     await it.client.say(auth_response(b"", "SCRAM-SHA-256"))
     await it.client.must_hear(BaseCommand.CONNECTED)
-    assert it.backends.authentication.rounds[1] == ("SCRAM-SHA-256", b"")
+    assert it.workers.authentication.rounds[1] == ("SCRAM-SHA-256", b"")
 
 
 @pytest.mark.conforms("pip-30.50")
@@ -647,7 +647,7 @@ async def test_a_round_answered_twice(play: Start) -> None:
         await gate.wait()
         return authenticated()
 
-    it.backends.authentication.answers = [challenge(b"q"), slow]
+    it.workers.authentication.answers = [challenge(b"q"), slow]
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
     await it.client.say(auth_response(b"a"), auth_response(b"a"))
@@ -655,7 +655,7 @@ async def test_a_round_answered_twice(play: Start) -> None:
     assert code == ServerError.NotAllowedError
     gate.set()
     assert await it.end() == "not_allowed"
-    assert len(it.backends.authentication.rounds) == 2
+    assert len(it.workers.authentication.rounds) == 2
     assert it.session.identity.role == ""
 
 
@@ -663,12 +663,12 @@ async def test_a_round_answered_twice(play: Start) -> None:
 @pytest.mark.parametrize("data", [b"", b"\xff" * 1000])
 async def test_whatever_is_in_an_answer_is_the_auth_workers_to_judge(play: Start, data: bytes) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [challenge(b"q"), authenticated()]
+    it.workers.authentication.answers = [challenge(b"q"), authenticated()]
     await it.client.say(connect(auth_data=data))
     await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
     await it.client.say(auth_response(data))
     await it.client.must_hear(BaseCommand.CONNECTED)
-    assert it.backends.authentication.rounds == [("token", data), ("token", data)]
+    assert it.workers.authentication.rounds == [("token", data), ("token", data)]
 
 
 @pytest.mark.conforms("pip-30.49")
@@ -676,24 +676,24 @@ async def test_another_method_in_an_answer_reaches_the_auth_worker_as_it_is(
     play: Start, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [challenge(b"q"), denied("other_method")]
+    it.workers.authentication.answers = [challenge(b"q"), denied("other_method")]
     await it.client.say(connect(auth_method_name="sasl"))
     await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
     await it.client.say(auth_response(b"a", "token"))
     await it.client.must_hear_error()
-    assert it.backends.authentication.rounds[1] == ("token", b"a")
+    assert it.workers.authentication.rounds[1] == ("token", b"a")
 
 
 @pytest.mark.parametrize("command", [lookup(), connect(), BaseCommand(type=BaseCommand.FLOW)])
 async def test_any_other_command_in_answer_to_a_challenge(play: Start, command: BaseCommand) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [challenge(b"q"), authenticated()]
+    it.workers.authentication.answers = [challenge(b"q"), authenticated()]
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
     await it.client.say(command)
     await it.client.must_hear_error()
     assert await it.end() == "not_allowed"
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
 
 
 @pytest.mark.conforms("pip-30.44", "pip-30.55", "pip-30.56")
@@ -703,20 +703,20 @@ async def test_a_denial_is_generic_and_comes_after_the_fixed_delay(
 ) -> None:
     """Security: neither text nor time may help whoever guesses. An answer without a verdict is a denial too."""
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [verdict]
+    it.workers.authentication.answers = [verdict]
     started = trio.current_time()
     await it.client.say(connect())
     assert await it.client.must_hear_error() == (ServerError.AuthenticationError, "Failed to authenticate")
     assert trio.current_time() - started == pytest.approx(0.2)
     assert await it.end() == "authentication_failed"
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
     assert it.session.identity.role == ""
 
 
 @pytest.mark.conforms("pip-30.56")
 async def test_a_denial_in_a_later_round_is_the_same(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [challenge(b"q"), denied()]
+    it.workers.authentication.answers = [challenge(b"q"), denied()]
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
     started = trio.current_time()
@@ -727,13 +727,13 @@ async def test_a_denial_in_a_later_round_is_the_same(play: Start, autojump_clock
 
 async def test_nothing_is_answered_while_a_denial_waits(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication={"enabled": True, "failure_delay_ms": 5000})
-    it.backends.authentication.answers = [denied()]
+    it.workers.authentication.answers = [denied()]
     await it.client.say(connect())
     await trio.sleep(1)
     await it.client.say(lookup(), connect(), commands.ping())
     assert await it.client.must_hear_error() == (ServerError.AuthenticationError, "Failed to authenticate")
-    assert it.backends.forwarded == []
-    assert len(it.backends.authentication.rounds) == 1
+    assert it.workers.forwarded == []
+    assert len(it.workers.authentication.rounds) == 1
 
 
 @pytest.mark.conforms("pip-30.52")
@@ -741,19 +741,19 @@ async def test_nothing_is_answered_while_a_denial_waits(play: Start, autojump_cl
 async def test_no_verdict_is_no_admission(play: Start, error: Exception) -> None:
     """Security: the auth worker is gone in the middle; deny, and never ask again."""
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [challenge(b"q"), error, authenticated()]
+    it.workers.authentication.answers = [challenge(b"q"), error, authenticated()]
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
     await it.client.say(auth_response(b"a"))
     code, _ = await it.client.must_hear_error()
     assert code == ServerError.ServiceNotReady
     assert await it.end() == "authentication_unavailable"
-    assert len(it.backends.authentication.rounds) == 2
+    assert len(it.workers.authentication.rounds) == 2
 
 
 async def test_authentication_off_asks_nobody(play: Start) -> None:
     it = await play().in_lookup_mode()
-    assert it.backends.authentication.rounds == []
+    assert it.workers.authentication.rounds == []
 
 
 @pytest.mark.conforms("kip-368.52")
@@ -770,7 +770,7 @@ async def test_no_secret_in_any_log_or_error(play: Start, autojump_clock: trio.t
     with structlog.testing.capture_logs() as logs:
         for answers, says in stories:
             it = play(authentication=AUTHENTICATED)
-            it.backends.authentication.answers = answers
+            it.workers.authentication.answers = answers
             await it.client.say(connect())
             for one in says:
                 await it.client.say(one)
@@ -822,7 +822,7 @@ async def test_half_a_connect_does_not_stretch_the_handshake(
 
 async def test_an_auth_worker_that_does_not_answer(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED, limits={"handshake_timeout_ms": 3000})
-    it.backends.authentication.answers = [trio.sleep_forever]
+    it.workers.authentication.answers = [trio.sleep_forever]
     await it.client.say(connect())
     code, text = await it.client.must_hear_error()
     assert (code, text) == (ServerError.ServiceNotReady, "The handshake took too long")
@@ -833,7 +833,7 @@ async def test_an_auth_worker_that_does_not_answer(play: Start, autojump_clock: 
 @pytest.mark.conforms("pip-30.46")
 async def test_a_client_that_does_not_answer_a_challenge(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED, limits={"handshake_timeout_ms": 3000})
-    it.backends.authentication.answers = [challenge(b"q")]
+    it.workers.authentication.answers = [challenge(b"q")]
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
     code, _ = await it.client.must_hear_error()
@@ -905,14 +905,14 @@ async def test_a_client_that_nobody_reads_is_not_taken_for_silent(
     """While its answers are waited for, what it says stays in the kernel, its PONGs, too."""
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 100)
     it = await play(limits={"keep_alive_interval_ms": 5_000, "lookup_timeout_ms": 120_000}).in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(lookup("t" * 200, 1))
     for number in range(2, 20):
         await trio.sleep(4)
         await it.client.say(lookup("t", number))
-    assert len(it.backends.sent) == 1
-    it.backends.answer_by = it.backends.answer_at_once
-    it.backends.sent[0].answer(0)
+    assert len(it.workers.sent) == 1
+    it.workers.answer_by = it.workers.answer_at_once
+    it.workers.sent[0].answer(0)
     heard: list[int] = []
     while len(heard) < 19:
         command = await it.client.hear()
@@ -927,11 +927,11 @@ async def test_a_client_that_ended_its_direction_is_not_taken_for_silent(
     play: Start, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await play(limits={"keep_alive_interval_ms": 2_000, "lookup_timeout_ms": 60_000}).in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(lookup())
     await it.client.stream.send_eof()
     await trio.sleep(30)
-    it.backends.sent[0].answer(0)
+    it.workers.sent[0].answer(0)
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
     await it.client.must_hear_end()
     assert await it.end() == "client_closed"
@@ -978,7 +978,7 @@ async def test_the_limit_of_lookups_in_one_connection(play: Start) -> None:
         request_id = commands.parse_command(request).lookup_topic.request_id
         return lookup_answer(request_id)
 
-    it.backends.answer_by = answer_by
+    it.workers.answer_by = answer_by
     await it.client.say(*(lookup(request_id=number) for number in (1, 2, 3)))
     refused = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
     assert (refused.request_id, refused.error) == (3, ServerError.TooManyRequests)
@@ -1008,11 +1008,11 @@ async def test_what_one_client_makes_us_keep_is_bounded(play: Start, monkeypatch
         request_id = commands.parse_command(request).lookup_topic.request_id
         return lookup_answer(request_id)
 
-    it.backends.answer_by = answer_by
+    it.workers.answer_by = answer_by
     for number in range(5):
         await it.client.say(lookup("t" * 400, request_id=number))
         await trio.testing.wait_all_tasks_blocked()
-    assert len(it.backends.forwarded) == 3, "the last one may pass it"
+    assert len(it.workers.forwarded) == 3, "the last one may pass it"
     gate.set()
     answered = {
         (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response.request_id for _ in range(5)
@@ -1026,16 +1026,16 @@ async def test_topic_lists_count_for_the_answers_that_they_may_bring(
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.LARGE_ANSWER_BYTES", 600)
     it = await play().in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     topics = BaseCommand(
         type=BaseCommand.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace={"namespace": "n", "request_id": 1}
     )
     await it.client.say(topics, topics, topics)
     await trio.testing.wait_all_tasks_blocked()
-    assert len(it.backends.forwarded) == 2, "the last one may pass it"
-    it.backends.sent[0].answer(0)
+    assert len(it.workers.forwarded) == 2, "the last one may pass it"
+    it.workers.sent[0].answer(0)
     await trio.testing.wait_all_tasks_blocked()
-    assert len(it.backends.forwarded) == 3
+    assert len(it.workers.forwarded) == 3
 
 
 async def test_a_client_that_does_not_read_its_answers(play: Start, autojump_clock: trio.testing.MockClock) -> None:
@@ -1072,11 +1072,11 @@ async def test_a_client_is_read_on_once_it_has_taken_a_large_answer(
     """It alone is more than the bound: what has left must not count any more when it is asked whether there is room."""
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 100_000)
     it = await play().in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     for number in range(3):
         await it.client.say(lookup(request_id=number))
         await trio.testing.wait_all_tasks_blocked()
-        it.backends.sent[-1].answer(0, padding=3_000_000)
+        it.workers.sent[-1].answer(0, padding=3_000_000)
         await it.client.say(commands.ping())
         await trio.testing.wait_all_tasks_blocked()
         answer = (await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)).lookup_topic_response
@@ -1099,10 +1099,10 @@ async def test_a_request_that_turns_out_to_be_none_ends_the_connection(
 ) -> None:
     """Security: no client may cause what looks like a defect of the proxy's, or be left waiting."""
     it = await play().in_lookup_mode()
-    it.backends.answer_by, it.backends.short_way = None, short_way
+    it.workers.answer_by, it.workers.short_way = None, short_way
     await it.client.say(lookup("a", 1), encode_frame(corrupt), lookup("b", 3))
     await trio.testing.wait_all_tasks_blocked()
-    [sent] = it.backends.sent
+    [sent] = it.workers.sent
     refused = RefusedRequest(index=1, error=EnvelopeResponse.INVALID_REQUEST, error_message="for the log")
     with structlog.testing.capture_logs() as logs:
         sent.say(EnvelopeResponse(frames=sent.frame(0), answered=[0], refused=[refused]), more=True)
@@ -1118,14 +1118,14 @@ async def test_room_that_comes_with_the_end_is_nobodys(play: Start, monkeypatch:
     """What is over is read no further, or its descriptor would be watched while it is closed."""
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 100)
     it = await play().in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(lookup("t" * 100), encode_frame(TORN))
     await trio.testing.wait_all_tasks_blocked()
     await it.client.say(commands.ping())
     await trio.testing.wait_all_tasks_blocked()
     resumed: list[bool] = []
-    monkeypatch.setattr(it.session._wire, "resume", lambda: resumed.append(True))
-    [sent] = it.backends.sent
+    monkeypatch.setattr(it.session._transport, "resume_reading", lambda: resumed.append(True))
+    [sent] = it.workers.sent
     sent.say(EnvelopeResponse(error=EnvelopeResponse.INVALID_REQUEST))
     await it.client.must_hear_error()
     assert await it.end() == "protocol_error"
@@ -1135,7 +1135,7 @@ async def test_room_that_comes_with_the_end_is_nobodys(play: Start, monkeypatch:
 @pytest.mark.parametrize("corrupt", [TORN, b"\x08\x17\xba\x01\x01\xff"])
 async def test_nor_may_it_be_one_above_the_number(play: Start, corrupt: bytes) -> None:
     it = await play(limits={"max_concurrent_lookups_per_connection": 1}).in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(lookup(), encode_frame(corrupt))
     code, _text = await it.client.must_hear_error()
     assert code == ServerError.NotAllowedError
@@ -1172,7 +1172,7 @@ async def test_a_type_that_does_not_stand_first_and_once_ends_the_connection(pla
     await it.client.say(encode_frame(command))
     assert (await it.client.must_hear_error())[1].startswith("Not Pulsar: a command whose type")
     assert await it.end() == "protocol_error"
-    assert it.backends.sent == []
+    assert it.workers.sent == []
 
 
 # ---- a client in a hurry
@@ -1181,17 +1181,17 @@ async def test_a_type_that_does_not_stand_first_and_once_ends_the_connection(pla
 async def test_frames_wait_while_the_profile_is_asked_for(play: Start) -> None:
     """A client that does not wait for Connected must not be told, depending on a moment, that it is out of turn."""
     it = play()
-    it.backends.profile_gate = trio.Event()
+    it.workers.profile_gate = trio.Event()
     await it.client.say(connect(), lookup("early", 1), commands.ping())
     await trio.testing.wait_all_tasks_blocked()
     await it.client.say(lookup("later", 2))
     await trio.testing.wait_all_tasks_blocked()
-    assert (it.session.state, it.handshakes.count, it.backends.sent) == (State.AUTHENTICATING, 1, [])
-    it.backends.profile_gate.set()
+    assert (it.session.state, it.handshakes.count, it.workers.sent) == (State.AUTHENTICATING, 1, [])
+    it.workers.profile_gate.set()
     await it.client.must_hear(BaseCommand.CONNECTED)
     kinds = {(await it.client.hear()).type for _ in range(3)}  # type: ignore[union-attr]
     assert kinds == {BaseCommand.PONG, BaseCommand.LOOKUP_RESPONSE}
-    assert [topic for sent in it.backends.sent for topic in sent.topics] == ["early", "later"]
+    assert [topic for sent in it.workers.sent for topic in sent.topics] == ["early", "later"]
     assert not it.handshakes.count
 
 
@@ -1199,71 +1199,71 @@ async def test_frames_wait_while_the_profile_is_asked_for(play: Start) -> None:
 async def test_while_frames_wait_nothing_is_read(play: Start, target: str) -> None:
     """Security: nobody may make us keep what it likes before it is let in."""
     it = play()
-    it.backends.profile_gate = it.backends.broker_gate = trio.Event()
+    it.workers.profile_gate = it.workers.broker_gate = trio.Event()
     await it.client.say(connect(target), BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5}))
     await trio.testing.wait_all_tasks_blocked()
     it.nursery.start_soon(it.client.say, *[b"\x00" * 60_000] * 20)
     await trio.testing.wait_all_tasks_blocked()
-    assert len(it.session._wire._decoder.take_rest()) <= 65_536 + 100
+    assert len(it.session._transport._decoder.take_unread_data()) <= 65_536 + 100
 
 
 async def test_with_a_fresh_profile_nothing_waits(play: Start) -> None:
     it = play()
-    it.backends.profile = CommandConnected(server_version="b", protocol_version=20, max_message_size=12345)
-    it.backends.profile_is_fresh = True
+    it.workers.profile = CommandConnected(server_version="b", protocol_version=20, max_message_size=12345)
+    it.workers.is_profile_fresh = True
     await it.client.say(connect(), lookup("at once"))
     connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
     assert connected.max_message_size == 12345
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    assert it.backends.profile_asked == 0
+    assert it.workers.profile_asked == 0
 
 
 async def test_a_client_that_left_while_the_profile_was_asked_for(play: Start) -> None:
     it = play()
-    it.backends.profile_gate = trio.Event()
+    it.workers.profile_gate = trio.Event()
     await it.client.say(connect(), lookup("early"))
     await trio.testing.wait_all_tasks_blocked()
     await it.client.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
-    it.backends.profile_gate.set()
+    it.workers.profile_gate.set()
     assert await it.end() in {"client_closed", "client_broke_off"}
     assert not it.handshakes.count
 
 
 async def test_the_handshakes_deadline_covers_the_profile(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(limits={"handshake_timeout_ms": 3000})
-    it.backends.profile_gate = trio.Event()
+    it.workers.profile_gate = trio.Event()
     await it.client.say(connect(), lookup("early"))
     code, _text = await it.client.must_hear_error()
     assert (code, trio.current_time()) == (ServerError.ServiceNotReady, pytest.approx(3))
-    it.backends.profile_gate.set()
+    it.workers.profile_gate.set()
     assert await it.end() == "handshake_timeout"
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
 
 
 async def test_after_an_authentication_frames_wait_for_the_profile_too(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.profile_gate = trio.Event()
+    it.workers.profile_gate = trio.Event()
     await it.client.say(connect())
     await trio.testing.wait_all_tasks_blocked()
     await it.client.say(lookup("early"))
     await trio.testing.wait_all_tasks_blocked()
-    it.backends.profile_gate.set()
+    it.workers.profile_gate.set()
     await it.client.must_hear(BaseCommand.CONNECTED)
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
-    [(_, identity, _)] = it.backends.forwarded
+    [(_, identity, _)] = it.workers.forwarded
     assert identity.role == "alice"
 
 
 async def test_drain_while_the_profile_is_asked_for(play: Start) -> None:
     it = play()
-    it.backends.profile_gate = trio.Event()
+    it.workers.profile_gate = trio.Event()
     await it.client.say(connect())
     await trio.testing.wait_all_tasks_blocked()
     it.session.drain()
     await trio.testing.wait_all_tasks_blocked()
     assert not it.ended.is_set()
-    it.backends.profile_gate.set()
+    it.workers.profile_gate.set()
     await it.client.must_hear(BaseCommand.CONNECTED)
     await it.client.must_hear_end()
     assert await it.end() == "shut_down"
@@ -1291,7 +1291,7 @@ async def test_a_client_that_ends_its_direction_still_gets_its_answers(play: Sta
         await gate.wait()
         return lookup_answer(7)
 
-    it.backends.answer_by = answer_by
+    it.workers.answer_by = answer_by
     await it.client.say(lookup())
     await it.client.stream.send_eof()
     await trio.testing.wait_all_tasks_blocked()
@@ -1303,7 +1303,7 @@ async def test_a_client_that_ends_its_direction_still_gets_its_answers(play: Sta
 
 async def test_the_client_leaves_while_it_is_judged(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [trio.sleep_forever]
+    it.workers.authentication.answers = [trio.sleep_forever]
     await it.client.say(connect())
     await trio.testing.wait_all_tasks_blocked()
     await it.client.stream.aclose()
@@ -1313,7 +1313,7 @@ async def test_the_client_leaves_while_it_is_judged(play: Start) -> None:
 @pytest.mark.parametrize("ends", ["leaves", "answers wrongly"])
 async def test_the_auth_worker_need_not_keep_what_nobody_goes_on_with(play: Start, ends: str) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [challenge(b"q")]
+    it.workers.authentication.answers = [challenge(b"q")]
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
     if ends == "leaves":
@@ -1322,17 +1322,17 @@ async def test_the_auth_worker_need_not_keep_what_nobody_goes_on_with(play: Star
         await it.client.say(lookup())
         await it.client.must_hear_error()
     await it.end()
-    assert it.backends.authentication.given_up == [1]
+    assert it.workers.authentication.given_up == [1]
 
 
 async def test_an_authentication_that_is_over_is_not_given_up(play: Start) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [challenge(b"q"), denied()]
+    it.workers.authentication.answers = [challenge(b"q"), denied()]
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.AUTH_CHALLENGE)
     await it.client.say(auth_response(b"a"))
     await it.client.must_hear_error()
-    assert it.backends.authentication.given_up == []
+    assert it.workers.authentication.given_up == []
 
 
 async def test_the_connection_breaks(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1354,7 +1354,7 @@ async def test_a_client_that_is_gone_when_its_error_is_to_be_said(
     play: Start, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [denied()]
+    it.workers.authentication.answers = [denied()]
     await it.client.say(connect())
     await trio.sleep(0.1)
     await it.client.stream.aclose()
@@ -1368,7 +1368,7 @@ async def test_a_client_that_is_gone_when_its_answer_comes(play: Start) -> None:
         await it.client.stream.aclose()
         return lookup_answer(1)
 
-    it.backends.answer_by = answer_by
+    it.workers.answer_by = answer_by
     await it.client.say(lookup())
     assert await it.end() in {"client_closed", "client_broke_off"}, "its end is met twice: who reads, who sends"
 
@@ -1396,7 +1396,7 @@ async def test_drain_lets_lookups_finish(play: Start) -> None:
         await gate.wait()
         return lookup_answer(7)
 
-    it.backends.answer_by = answer_by
+    it.workers.answer_by = answer_by
     await it.client.say(lookup())
     await trio.testing.wait_all_tasks_blocked()
     it.session.drain()
@@ -1416,7 +1416,7 @@ async def test_drain_lets_an_authentication_finish(play: Start) -> None:
         await gate.wait()
         return authenticated(Principal(name="bob"))
 
-    it.backends.authentication.answers = [slow]
+    it.workers.authentication.answers = [slow]
     await it.client.say(connect())
     await trio.testing.wait_all_tasks_blocked()
     it.session.drain()
@@ -1434,7 +1434,7 @@ async def test_a_defect_ends_this_session_and_is_not_hidden(play: Start, monkeyp
     def defect(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(it.backends, "forward_now", defect)
+    monkeypatch.setattr(it.workers, "forward_envelope_now", defect)
     with structlog.testing.capture_logs() as logs:
         await it.client.say(lookup())
         assert await it.end() == "defect"
@@ -1450,7 +1450,7 @@ async def test_a_defect_in_a_task_ends_this_session_and_is_not_hidden(play: Star
         await trio.lowlevel.checkpoint()
         raise ZeroDivisionError
 
-    it.backends.authentication.answers = [defect]
+    it.workers.authentication.answers = [defect]
     with structlog.testing.capture_logs() as logs:
         await it.client.say(connect())
         assert await it.end() == "defect"
@@ -1460,7 +1460,7 @@ async def test_a_defect_in_a_task_ends_this_session_and_is_not_hidden(play: Star
 
 async def test_failures_are_logged_with_who_and_why(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [denied("expired")]
+    it.workers.authentication.answers = [denied("expired")]
     with structlog.testing.capture_logs() as logs:
         await it.client.say(connect("b0:6650"))
         await it.end()
@@ -1477,8 +1477,8 @@ async def test_failures_are_logged_with_who_and_why(play: Start, autojump_clock:
 async def test_what_is_here_of_a_large_frame_is_bounded_over_all_clients(play: Start) -> None:
     """Security: 10,000 connections with 128 KiB each would be more memory than there is."""
     it = play(limits={"max_lookup_bytes": 100 * 1024})
-    others = it.backends.budget
-    assert others.take("others", 50 * 1024)
+    others = it.workers.budget
+    assert others.reserve_bytes("others", 50 * 1024)
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.CONNECTED)
     unfinished = encode_frame(bytes(100_000))[: 40 * 1024]
@@ -1496,26 +1496,26 @@ async def test_whole_frames_of_a_client_that_is_not_read_do_not_end_it(
     monkeypatch.setattr("proxy.forwarder.session.lookup_mode.BYTES_MAX", 1000)
     monkeypatch.setattr("proxy.forwarder.session.client_session.UNFINISHED_BYTES_MIN", 1)
     it = await play().in_lookup_mode()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.client.say(*(lookup("t" * 400, number) for number in range(3)))
     await trio.testing.wait_all_tasks_blocked()
-    it.backends.budget.resize(1)
+    it.workers.budget.resize(1)
     await it.client.say(*(lookup("t" * 400, number) for number in range(3, 9)))
     await trio.testing.wait_all_tasks_blocked()
     assert it.session._is_full
-    assert it.session._wire.unfinished_bytes
+    assert it.session._transport.partial_frame_bytes
     assert not it.session.is_over
 
 
 async def test_what_is_here_of_a_frame_counts_for_the_clients_principal(play: Start) -> None:
     """Security: not for its address, which many share."""
     it = play(authentication=AUTHENTICATED)
-    it.backends.authentication.answers = [authenticated()]
+    it.workers.authentication.answers = [authenticated()]
     await it.client.say(connect())
     await it.client.must_hear(BaseCommand.CONNECTED)
     await it.client.stream.send_all(encode_frame(bytes(100_000))[: 30 * 1024])
     await trio.testing.wait_all_tasks_blocked()
-    assert it.backends.budget._by_owner == {owner_of("alice", CLIENT): 30 * 1024}
+    assert it.workers.budget._by_owner == {owner_of("alice", CLIENT): 30 * 1024}
 
 
 async def test_a_large_frame_that_is_finished_counts_no_more(play: Start) -> None:
@@ -1525,8 +1525,8 @@ async def test_a_large_frame_that_is_finished_counts_no_more(play: Start) -> Non
     frame = commands.encode(lookup("t" * (40 * 1024)))
     await it.client.stream.send_all(frame[: 30 * 1024])
     await trio.testing.wait_all_tasks_blocked()
-    assert it.backends.budget.used_bytes == 30 * 1024
+    assert it.workers.budget.used_bytes == 30 * 1024
     await it.client.stream.send_all(frame[30 * 1024 :])
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
     await trio.testing.wait_all_tasks_blocked()
-    assert it.backends.budget.used_bytes == 0
+    assert it.workers.budget.used_bytes == 0

@@ -41,11 +41,11 @@ async def relaying(play: Start) -> Play:
 @pytest.mark.conforms("pip-1.9", "pip-1.13")
 async def test_the_way_into_the_relay(play: Start) -> None:
     it = play(authentication={"enabled": True})
-    it.backends.authentication.answers = [authenticated()]
+    it.workers.authentication.answers = [authenticated()]
     await it.client.say(connect(TARGET))
     connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
-    assert connected == it.backends.broker_connected, "the broker's own Connected"
-    [(message, identity, client)] = it.backends.opened
+    assert connected == it.workers.broker_connected, "the broker's own Connected"
+    [(message, identity, client)] = it.workers.opened
     assert (message.proxy_to_broker_url, identity.role, identity.sealed, client) == (TARGET, "alice", b"sealed", CLIENT)
     assert it.session.state is State.RELAYING
     for stage in ("authentication", "broker", "total"):
@@ -56,8 +56,8 @@ async def test_the_way_into_the_relay(play: Start) -> None:
 async def test_bytes_are_relayed_blind_both_ways(play: Start) -> None:
     it = await relaying(play)
     await it.client.say(b"\xff\xff\xff\xff this is no frame")
-    assert await it.backends.broker.read_exactly(21) == b"\xff\xff\xff\xff this is no frame"
-    await it.backends.broker.say(b"nor is this")
+    assert await it.workers.broker.read_exactly(21) == b"\xff\xff\xff\xff this is no frame"
+    await it.workers.broker.say(b"nor is this")
     assert await it.client.read_exactly(11) == b"nor is this"
     assert it.value("pulsar_proxy_binary_bytes_total", direction="to_broker") == 21
     assert it.value("pulsar_proxy_binary_ops_total", direction="to_client") == 2
@@ -69,14 +69,14 @@ async def test_1024_random_bytes_are_the_brokers_business(play: Start, seed: int
     it = await relaying(play)
     noise = random.Random(seed).randbytes(1024)
     await it.client.say(noise)
-    assert await it.backends.broker.read_exactly(1024) == noise
-    await it.backends.broker.say(noise)
+    assert await it.workers.broker.read_exactly(1024) == noise
+    await it.workers.broker.say(noise)
     assert await it.client.read_exactly(1024) == noise
 
 
 async def test_bytes_behind_the_brokers_connected_follow_it(play: Start) -> None:
     it = play()
-    it.backends.broker_rest = b"first bytes of the relay"
+    it.workers.broker_rest = b"first bytes of the relay"
     await it.client.say(connect(TARGET))
     await it.client.must_hear(BaseCommand.CONNECTED)
     assert await it.client.read_exactly(24) == b"first bytes of the relay"
@@ -85,44 +85,44 @@ async def test_bytes_behind_the_brokers_connected_follow_it(play: Start) -> None
 @pytest.mark.parametrize("answers", [True, False])
 async def test_what_the_broker_was_told_decides_whom_its_challenge_is_for(play: Start, answers: bool) -> None:
     it = play()
-    it.backends.answers_challenges = answers
+    it.workers.answers_challenges = answers
     await it.client.say(connect(TARGET))
     await it.client.must_hear(BaseCommand.CONNECTED)
     asked = commands.auth_challenge("broker", 21, "token", commands.AUTH_REFRESH)
-    await it.backends.broker.say(asked + commands.ping())
+    await it.workers.broker.say(asked + commands.ping())
     if not answers:
         assert await it.client.read_exactly(len(asked)) == asked
     assert await it.client.read_exactly(len(commands.ping())) == commands.ping()
-    assert [followed.relay.session.broker_host for followed in it.relays.expiring_sessions()] == ["b0"] * answers
+    assert [followed.relay_record.session.broker_host for followed in it.relays.expiring_sessions()] == ["b0"] * answers
 
 
 async def test_ping_is_the_brokers_once_relaying(play: Start) -> None:
     it = await relaying(play)
     await it.client.say(commands.ping())
-    assert (await it.backends.broker.must_hear(BaseCommand.PING)).type == BaseCommand.PING
+    assert (await it.workers.broker.must_hear(BaseCommand.PING)).type == BaseCommand.PING
 
 
 async def test_an_idle_relay_has_no_deadline(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = await relaying(play)
     await trio.sleep(24 * 3600)
     await it.client.say(b"x")
-    assert await it.backends.broker.read_exactly(1) == b"x"
+    assert await it.workers.broker.read_exactly(1) == b"x"
 
 
 async def test_the_session_ends_where_the_relay_begins(play: Start) -> None:
     it = play(authentication={"enabled": True})
     alice = Principal(type="User", name="alice", method="token", expires_at_unix_ms=1_900_000_000_000)
-    it.backends.authentication.answers = [authenticated(alice)]
+    it.workers.authentication.answers = [authenticated(alice)]
     started = time.time() * 1000
     await it.client.say(connect(TARGET))
     await it.client.must_hear(BaseCommand.CONNECTED)
     await it.ended.wait()
     assert it.session.became_relay
     assert it.relays.in_flight.count == 1
-    await it.backends.broker.say(PRODUCER)  # a frame: of sessions that expire these are followed
+    await it.workers.broker.say(PRODUCER)  # a frame: of sessions that expire these are followed
     assert await it.client.must_hear(BaseCommand.PRODUCER) == PRODUCER, "both streams are open"
     await it.client.stream.aclose()
-    await it.backends.broker.stream.aclose()
+    await it.workers.broker.stream.aclose()
     about = await it.relay_ended()
     assert (about.client_address, about.principal, about.target) == (CLIENT, "alice", TARGET)
     assert about.expires_at_unix_ms == 1_900_000_000_000
@@ -135,20 +135,20 @@ async def test_a_relay_between_plain_sockets_is_the_kernels(play: Start, nursery
     streams = tcp_pair()
     it = play(streams=streams)
     nursery.start_soon(it.relays.run)
-    it.backends.broker_rest = b"rest"
-    it.backends.connect_broker(*tcp_pair())
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_rest = b"rest"
+    it.workers.connect_broker(*tcp_pair())
+    it.workers.broker_gate = trio.Event()
     await it.client.say(connect(TARGET), PRODUCER)
     await trio.testing.wait_all_tasks_blocked(0.01)
-    it.backends.broker_gate.set()
+    it.workers.broker_gate.set()
     await it.client.must_hear(BaseCommand.CONNECTED)
     assert await it.client.read_exactly(4) == b"rest"
-    assert (await it.backends.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
+    assert (await it.workers.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
     await it.ended.wait()
     assert it.session.became_relay
     assert streams[0].socket.fileno() == -1, "its descriptor is the relay's"
     await it.client.stream.aclose()
-    await it.backends.broker.must_hear_end()
+    await it.workers.broker.must_hear_end()
     assert (await it.relay_ended()).principal == it.session.identity.role
 
 
@@ -170,7 +170,7 @@ async def test_a_relay_that_does_not_begin(play: Start, monkeypatch: pytest.Monk
     assert not it.session.became_relay
     [entry] = logs
     assert (entry["cause"], entry["reason"], entry["target"]) == ("relay_not_begun", "for the log", TARGET)
-    assert await it.backends.broker.read_all() == b"", "the broker's side is closed"
+    assert await it.workers.broker.read_all() == b"", "the broker's side is closed"
 
 
 async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,14 +187,14 @@ async def test_cancelled_while_a_relay_begins(nursery: trio.Nursery, monkeypatch
         inner.cancel_scope.cancel()
     assert not it.session.became_relay
     await it.client.must_hear_end()
-    assert await it.backends.broker.read_all() == b""
+    assert await it.workers.broker.read_all() == b""
 
 
 async def test_who_shakes_hands(play: Start) -> None:
     it = play()
     await trio.testing.wait_all_tasks_blocked()
     assert it.handshakes.count == 1
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_gate = trio.Event()
     await it.client.say(connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
     assert it.handshakes.count == 1
@@ -211,7 +211,7 @@ async def test_who_shakes_hands(play: Start) -> None:
 async def awaiting_the_broker(play: Start, *early: BaseCommand | bytes, **tables: Any) -> Play:
     """A session that waits for its broker, and what its client says meanwhile."""
     it = play(**tables)
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_gate = trio.Event()
     await it.client.say(connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
     assert it.session.state is State.CONNECTING_TO_BROKER
@@ -228,30 +228,30 @@ async def test_early_frames_are_held_and_are_the_relays_first(
     second = encode_frame(lookup().SerializeToString(), b"with a payload")
     it = await awaiting_the_broker(play, PRODUCER, second, b"\x00\x00\x00\x09half a fr")
     with trio.move_on_after(5):
-        pytest.fail(f"reached the broker early: {await it.backends.broker.stream.receive_some(100)!r}")
-    it.backends.broker_gate.set()
+        pytest.fail(f"reached the broker early: {await it.workers.broker.stream.receive_some(100)!r}")
+    it.workers.broker_gate.set()
     await it.client.must_hear(BaseCommand.CONNECTED)
     expected = commands.encode(PRODUCER) + second + b"\x00\x00\x00\x09half a fr"
-    assert await it.backends.broker.read_exactly(len(expected)) == expected
+    assert await it.workers.broker.read_exactly(len(expected)) == expected
 
 
 async def test_early_frames_in_one_piece_with_connect_are_held_too(play: Start) -> None:
     it = play()
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_gate = trio.Event()
     await it.client.say(connect(TARGET), PRODUCER)
     await trio.testing.wait_all_tasks_blocked()
-    it.backends.broker_gate.set()
+    it.workers.broker_gate.set()
     await it.client.must_hear(BaseCommand.CONNECTED)
-    assert (await it.backends.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
+    assert (await it.workers.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
 
 
 async def test_pings_among_early_frames_keep_their_order_behind_the_first_held(play: Start) -> None:
     it = await awaiting_the_broker(play, commands.ping(), PRODUCER, commands.ping())
     await it.client.must_hear(BaseCommand.PONG)
-    it.backends.broker_gate.set()
+    it.workers.broker_gate.set()
     await it.client.must_hear(BaseCommand.CONNECTED)
     expected = commands.encode(PRODUCER) + commands.ping()
-    assert await it.backends.broker.read_exactly(len(expected)) == expected
+    assert await it.workers.broker.read_exactly(len(expected)) == expected
 
 
 async def test_a_frame_that_comes_in_the_same_instant_as_connected_is_not_lost(
@@ -262,10 +262,10 @@ async def test_a_frame_that_comes_in_the_same_instant_as_connected_is_not_lost(
         it = await awaiting_the_broker(play)
         receiving: trio.testing.MemoryReceiveStream = it.stream.receive_stream  # type: ignore[attr-defined]
         receiving.put_data(commands.encode(PRODUCER))  # without a checkpoint before the next line
-        it.backends.broker_gate.set()
+        it.workers.broker_gate.set()
         await it.client.must_hear(BaseCommand.CONNECTED)
         with trio.move_on_after(5) as patience:
-            assert (await it.backends.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
+            assert (await it.workers.broker.must_hear(BaseCommand.PRODUCER)) == PRODUCER
         assert not patience.cancelled_caught, f"the frame was lost in attempt {attempt}"
 
 
@@ -286,23 +286,23 @@ async def test_no_byte_is_lost_on_the_way_from_the_reactor_to_the_kernel(
     streams = tcp_pair()
     it = play(streams=streams)
     nursery.start_soon(it.relays.run)
-    it.backends.connect_broker(*tcp_pair())
-    it.backends.broker_gate = trio.Event()
+    it.workers.connect_broker(*tcp_pair())
+    it.workers.broker_gate = trio.Event()
     said = CONNECT + EARLY
     pieces = [said[:cut], said[cut:], b"\xffraw" * 1000]
     for number, piece in enumerate(pieces):
         if number == ready:
-            it.backends.broker_gate.set()
+            it.workers.broker_gate.set()
         await it.client.say(piece)
         await trio.testing.wait_all_tasks_blocked(0.002)
     await it.client.must_hear(BaseCommand.CONNECTED)
     expected = EARLY + pieces[-1]
     with trio.fail_after(60):
-        assert await it.backends.broker.read_exactly(len(expected)) == expected
-    await it.backends.broker.say(b"and back")
+        assert await it.workers.broker.read_exactly(len(expected)) == expected
+    await it.workers.broker.say(b"and back")
     assert await it.client.read_exactly(8) == b"and back"
     await it.client.stream.aclose()
-    await it.backends.broker.must_hear_end()
+    await it.workers.broker.must_hear_end()
     assert (await it.relay_ended()).target == TARGET
     assert not it.handshakes.count
 
@@ -312,7 +312,7 @@ async def test_a_client_that_took_half_a_frame_gets_no_relay(
 ) -> None:
     """Connected would be read as the other half of a PONG."""
     it = play(limits={"keep_alive_interval_ms": 2000, "handshake_timeout_ms": 60_000})
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_gate = trio.Event()
 
     async def never(_data: bytes) -> None:
         await trio.sleep_forever()
@@ -320,21 +320,21 @@ async def test_a_client_that_took_half_a_frame_gets_no_relay(
     monkeypatch.setattr(it.stream, "send_all", never)
     await it.client.say(connect(TARGET), commands.ping())
     await trio.sleep(1)
-    it.backends.broker_gate.set()
+    it.workers.broker_gate.set()
     await trio.testing.wait_all_tasks_blocked()
     assert it.session.state is State.RELAYING
     assert await it.end() == "client_does_not_read"
     assert trio.current_time() == pytest.approx(2)
     assert not it.session.became_relay
     assert not it.relays.in_flight.count
-    assert await it.backends.broker.read_all() == b""
+    assert await it.workers.broker.read_all() == b""
 
 
 async def test_what_was_said_before_leaves_before_connected(
     play: Start, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = play(limits={"keep_alive_interval_ms": 2000})
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_gate = trio.Event()
     send_all = it.stream.send_all
 
     async def slowly(data: bytes) -> None:
@@ -344,7 +344,7 @@ async def test_what_was_said_before_leaves_before_connected(
     monkeypatch.setattr(it.stream, "send_all", slowly)
     await it.client.say(connect(TARGET), commands.ping())
     await trio.testing.wait_all_tasks_blocked()
-    it.backends.broker_gate.set()
+    it.workers.broker_gate.set()
     await it.client.must_hear(BaseCommand.PONG)
     await it.client.must_hear(BaseCommand.CONNECTED)
 
@@ -359,8 +359,8 @@ async def test_a_held_frame_does_not_stretch_the_handshake(play: Start, autojump
 
 async def test_a_held_frame_is_dropped_when_the_broker_refuses(play: Start) -> None:
     it = await awaiting_the_broker(play, PRODUCER)
-    it.backends.broker_failure = TargetRefused("host", "no")
-    it.backends.broker_gate.set()
+    it.workers.broker_failure = TargetRefused("host", "no")
+    it.workers.broker_gate.set()
     await it.client.must_hear_error()
     assert await it.end() == "target_denied"
 
@@ -370,7 +370,7 @@ async def test_out_of_turn_while_the_broker_is_awaited(play: Start, command: Bas
     it = await awaiting_the_broker(play, command)
     code, _ = await it.client.must_hear_error()
     assert code == ServerError.NotAllowedError
-    it.backends.broker_gate.set()
+    it.workers.broker_gate.set()
     assert await it.end() == "not_allowed"
 
 
@@ -380,7 +380,7 @@ async def test_out_of_turn_while_the_broker_is_awaited(play: Start, command: Bas
 async def test_a_denied_target_in_the_java_proxys_words_and_no_others(play: Start) -> None:
     """Security: why a target is denied would tell a stranger what is behind the proxy."""
     it = play()
-    it.backends.broker_failure = TargetRefused("address", "b0:6650 is at 10.0.0.1, outside the rules")
+    it.workers.broker_failure = TargetRefused("address", "b0:6650 is at 10.0.0.1, outside the rules")
     with structlog.testing.capture_logs() as logs:
         await it.client.say(connect(TARGET))
         assert await it.client.must_hear_error() == (ServerError.ServiceNotReady, "Target broker cannot be validated.")
@@ -392,7 +392,7 @@ async def test_a_denied_target_in_the_java_proxys_words_and_no_others(play: Star
 
 async def test_a_broker_that_refuses_is_quoted(play: Start) -> None:
     it = play()
-    it.backends.broker_failure = BrokerLinkFailed(
+    it.workers.broker_failure = BrokerLinkFailed(
         "refused", "for the log", code=ServerError.AuthorizationError, message="Invalid roles."
     )
     await it.client.say(connect(TARGET))
@@ -403,7 +403,7 @@ async def test_a_broker_that_refuses_is_quoted(play: Start) -> None:
 
 async def test_no_answer_from_the_lookup_worker(play: Start) -> None:
     it = play()
-    it.backends.broker_failure = RpcDeadlineExceeded("no answer")
+    it.workers.broker_failure = RpcDeadlineExceeded("no answer")
     await it.client.say(connect(TARGET))
     code, _ = await it.client.must_hear_error()
     assert code == ServerError.ServiceNotReady
@@ -412,7 +412,7 @@ async def test_no_answer_from_the_lookup_worker(play: Start) -> None:
 
 async def test_the_handshakes_deadline_covers_the_broker(play: Start, autojump_clock: trio.testing.MockClock) -> None:
     it = play(limits={"handshake_timeout_ms": 3000})
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_gate = trio.Event()
     await it.client.say(connect(TARGET))
     await it.client.must_hear_error()
     assert trio.current_time() == pytest.approx(3)
@@ -423,12 +423,12 @@ async def test_the_handshakes_deadline_covers_the_broker(play: Start, autojump_c
 async def test_no_target_is_looked_at_before_its_client_is_authenticated(play: Start) -> None:
     """Security: a stranger could have names of his choice resolved, and learn which there are."""
     it = play(authentication={"enabled": True, "failure_delay_ms": 0})
-    it.backends.authentication.answers = [denied()]
-    it.backends.broker_failure = TargetRefused("host", "not allowed")
+    it.workers.authentication.answers = [denied()]
+    it.workers.broker_failure = TargetRefused("host", "not allowed")
     await it.client.say(connect(TARGET))
     assert await it.client.must_hear_error() == (ServerError.AuthenticationError, "Failed to authenticate")
     assert await it.end() == "authentication_failed"
-    assert it.backends.opened == []
+    assert it.workers.opened == []
 
 
 @pytest.mark.conforms("pip-1.7", "pip-1.35", "pip-1.39")
@@ -438,28 +438,28 @@ async def test_each_connection_is_a_relay_of_its_own_to_the_broker_that_it_names
         it = play()
         await it.client.say(connect(target))
         await it.client.must_hear(BaseCommand.CONNECTED)
-        assert [message.proxy_to_broker_url for message, _, _ in it.backends.opened] == [target]
+        assert [message.proxy_to_broker_url for message, _, _ in it.workers.opened] == [target]
         relays.append((it, target.encode()))
     for it, data in relays:
         await it.client.say(data)
     for it, data in relays:
-        assert await it.backends.broker.read_exactly(len(data)) == data
+        assert await it.workers.broker.read_exactly(len(data)) == data
 
 
 @pytest.mark.conforms("pip-1.9")
 async def test_nobody_who_is_not_authenticated_reaches_a_broker(play: Start) -> None:
     """Security."""
     it = play(authentication={"enabled": True, "failure_delay_ms": 0})
-    it.backends.authentication.answers = [RpcDeadlineExceeded("no answer")]
+    it.workers.authentication.answers = [RpcDeadlineExceeded("no answer")]
     await it.client.say(connect(TARGET))
     await it.client.must_hear_error()
     await it.end()
-    assert it.backends.opened == []
+    assert it.workers.opened == []
 
 
 async def test_the_client_leaves_while_the_broker_is_awaited(play: Start) -> None:
     it = play()
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_gate = trio.Event()
     await it.client.say(connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
     await it.client.stream.aclose()
@@ -468,18 +468,18 @@ async def test_the_client_leaves_while_the_broker_is_awaited(play: Start) -> Non
 
 async def test_a_broker_that_is_there_too_late_is_closed(play: Start, nursery: trio.Nursery) -> None:
     it = play(lockstep=True)
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_gate = trio.Event()
     nursery.start_soon(it.client.say, connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
     nursery.start_soon(it.client.say, connect())  # out of turn; and the client is slow to read what it is told
     await trio.testing.wait_all_tasks_blocked()
-    it.backends.broker_gate.set()
+    it.workers.broker_gate.set()
     await trio.testing.wait_all_tasks_blocked()
-    assert it.session._broker.link.stream is it.backends.broker_stream
+    assert it.session._broker_connector.link.stream is it.workers.broker_stream
     await it.client.must_hear(BaseCommand.ERROR)
     await it.client.stream.aclose()
     assert await it.end() == "not_allowed"
-    assert await it.backends.broker.read_all() == b""
+    assert await it.workers.broker.read_all() == b""
 
 
 # ---- the end
@@ -488,8 +488,8 @@ async def test_a_broker_that_is_there_too_late_is_closed(play: Start, nursery: t
 @pytest.mark.conforms("pip-1.16")
 async def test_the_broker_closes(play: Start) -> None:
     it = await relaying(play)
-    await it.backends.broker.say(b"last words")
-    await it.backends.broker.stream.aclose()
+    await it.workers.broker.say(b"last words")
+    await it.workers.broker.stream.aclose()
     assert await it.client.read_all() == b"last words"
     await it.client.stream.aclose()
     assert (await it.relay_ended()).target == TARGET
@@ -499,9 +499,9 @@ async def test_the_client_closes(play: Start) -> None:
     it = await relaying(play)
     await it.client.say(b"last words")
     await it.client.stream.send_eof()
-    assert await it.backends.broker.read_all() == b"last words"
-    await it.backends.broker.say(b"answer")
-    await it.backends.broker.stream.aclose()
+    assert await it.workers.broker.read_all() == b"last words"
+    await it.workers.broker.say(b"answer")
+    await it.workers.broker.stream.aclose()
     assert await it.client.read_all() == b"answer"
     assert (await it.relay_ended()).target == TARGET
 
@@ -511,8 +511,8 @@ async def test_the_end_of_a_relay_is_logged_with_its_figures(play: Start) -> Non
     with structlog.testing.capture_logs() as logs:
         await it.client.say(b"12345")
         await it.client.stream.send_eof()
-        await it.backends.broker.read_all()
-        await it.backends.broker.stream.aclose()
+        await it.workers.broker.read_all()
+        await it.workers.broker.stream.aclose()
         await it.relay_ended()
     [entry] = logs
     assert (entry["client"], entry["broker"], entry["bytes_to_broker"]) == (CLIENT, TARGET, 5)
@@ -525,7 +525,7 @@ async def test_half_close_timeout(play: Start, autojump_clock: trio.testing.Mock
     await it.client.stream.send_eof()
     await it.relay_ended()
     assert trio.current_time() == pytest.approx(4 + LINGER_S), "what was sent last may still be read"
-    assert await it.backends.broker.read_all() == b"", "both sides are closed"
+    assert await it.workers.broker.read_all() == b"", "both sides are closed"
     await it.client.must_hear_end()
 
 
@@ -533,16 +533,16 @@ async def test_drain_leaves_a_relay_to_its_client(play: Start) -> None:
     it = await relaying(play)
     it.session.drain()
     await it.client.say(b"still working")
-    assert await it.backends.broker.read_exactly(13) == b"still working"
+    assert await it.workers.broker.read_exactly(13) == b"still working"
 
 
 async def test_drain_while_the_broker_is_awaited_leads_into_the_relay(play: Start) -> None:
     it = play()
-    it.backends.broker_gate = trio.Event()
+    it.workers.broker_gate = trio.Event()
     await it.client.say(connect(TARGET))
     await trio.testing.wait_all_tasks_blocked()
     it.session.drain()
-    it.backends.broker_gate.set()
+    it.workers.broker_gate.set()
     await it.client.must_hear(BaseCommand.CONNECTED)
 
 
@@ -553,19 +553,19 @@ async def test_an_empty_target_leads_to_a_broker_and_none_to_lookups(play: Start
     it = play()
     await it.client.say(connect(proxy_to_broker_url=""))
     connected = (await it.client.must_hear(BaseCommand.CONNECTED)).connected
-    assert connected == it.backends.broker_connected, "the broker's own Connected"
+    assert connected == it.workers.broker_connected, "the broker's own Connected"
     assert it.session.state is State.RELAYING
     await it.client.stream.aclose()
-    await it.backends.broker.stream.aclose()
+    await it.workers.broker.stream.aclose()
     assert (await it.relay_ended()).target == "b0:6650", "the one that it got"
     other = await play().in_lookup_mode()
     assert other.session.state is State.LOOKUP
-    assert other.backends.opened == []
+    assert other.workers.opened == []
 
 
 async def test_an_empty_target_is_told_apart_in_the_log(play: Start) -> None:
     it = play()
-    it.backends.broker_failure = TargetRefused("metadata", "why")
+    it.workers.broker_failure = TargetRefused("metadata", "why")
     with structlog.testing.capture_logs() as logs:
         await it.client.say(connect(proxy_to_broker_url=""))
         await it.client.must_hear_error()
@@ -577,11 +577,11 @@ async def test_an_empty_target_is_told_apart_in_the_log(play: Start) -> None:
 async def test_a_long_target_is_cut_for_the_log_alone(play: Start, length: int) -> None:
     """What a client says must not fill the disk; the lookup worker judges all of it."""
     it = play()
-    it.backends.broker_failure = TargetRefused("host", "why")
+    it.workers.broker_failure = TargetRefused("host", "why")
     target = "b" * length
     with structlog.testing.capture_logs() as logs:
         await it.client.say(connect(target))
         await it.client.must_hear_error()
         await it.end()
     assert [entry["target"] for entry in logs] == [target[:300]]
-    assert it.backends.opened[0][0].proxy_to_broker_url == target
+    assert it.workers.opened[0][0].proxy_to_broker_url == target

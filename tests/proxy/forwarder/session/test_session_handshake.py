@@ -19,27 +19,27 @@ from proxy.forwarder.session.broker_connector import BrokerConnector
 from proxy.forwarder.session.closing import ConnectionCloser
 from proxy.forwarder.session.handshake import Handshake
 from proxy.forwarder.session.transport import ClientTransport
-from proxy.forwarder.workers.authentication import ClientEnd
-from proxy.runtime.loop.tasks import InFlight
+from proxy.forwarder.workers.authentication import ClientEndpoint
+from proxy.runtime.loop.tasks import InFlightCounter
 
 
 class Shaking:
     """A handshake, in place of whose session there is a list of what it was told."""
 
     def __init__(self, nursery: trio.Nursery, **tables: Any) -> None:
-        self.backends = Play(nursery, **tables).backends
+        self.backends = Play(nursery, **tables).workers
         ours, self.theirs = trio.testing.memory_stream_pair()
         self.wire = ClientTransport(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
-        self.wire.begin(lambda: None, lambda _error: None)
+        self.wire.start_reading(lambda: None, lambda _error: None)
         self.machine = ClientMachine()
         self.told: list[str] = []
-        self.handshakes = InFlight()
+        self.handshakes = InFlightCounter()
         self.strangers = PreAuthConnections()
         self.stranger = PreAuthConnection(self.strangers, CLIENT)
         self.strangers.add(self.stranger)
         self.handshake = Handshake(
             self,
-            ClientEnd(CLIENT, trio.current_time(), b"the client's certificate"),
+            ClientEndpoint(CLIENT, trio.current_time(), b"the client's certificate"),
             self.backends,  # type: ignore[arg-type]
             Play(nursery).metrics,
             broker=BrokerConnector(self.backends, CLIENT),  # type: ignore[arg-type]
@@ -143,11 +143,11 @@ async def test_without_authentication_it_is_a_stranger_until_it_has_what_it_came
 async def last_word(stream: trio.abc.HalfCloseableStream, nursery: trio.Nursery) -> ConnectionCloser:
     """Said, as far as the client takes it; nothing more is read from it."""
     wire = ClientTransport(stream, nursery, max_frame_bytes=1 << 20, write_timeout_ms=1000)
-    wire.begin(lambda: None, lambda _error: None)
+    wire.start_reading(lambda: None, lambda _error: None)
     farewell = ConnectionCloser(wire)
-    farewell.prepare(b"the last word")
-    await farewell.say()
-    await wire.end_reading()
+    farewell.set_final_frame(b"the last word")
+    await farewell.send_final_frame()
+    await wire.stop_reading()
     return farewell
 
 
@@ -159,7 +159,7 @@ async def test_whoever_does_not_take_the_last_word_is_not_waited_for(
     farewell = await last_word(stream, nursery)
     began = trio.current_time()
     assert began == pytest.approx(1.0)
-    await farewell.close()
+    await farewell.close_connection()
     assert trio.current_time() == began
 
 
@@ -171,6 +171,6 @@ async def test_a_client_may_read_its_last_word_though_the_process_ends(
     farewell = await last_word(ours, nursery)
     with trio.CancelScope() as ending:
         ending.cancel()
-        await farewell.close()
+        await farewell.close_connection()
     assert trio.current_time() == pytest.approx(1.0), "it had its time"
     assert await theirs.receive_some() == b"the last word"

@@ -38,10 +38,10 @@ from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSession
 from proto.session_clock import Phase
-from proxy.forwarder.relay.expiring.relay_session import RelaySession, grace_ms_of
+from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_grace_ms
 from proxy.forwarder.relay.expiring.session import CloseReason
-from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, recall
-from proxy.forwarder.workers.authentication import Challenge, ClientEnd, ClientIdentity, Denial
+from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
+from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity, Denial
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
 
 # ---- when a session ends, and when its client is asked
@@ -82,7 +82,7 @@ async def test_a_session_ends(  # noqa: PLR0917 -- the table
     await it.client.say(lookup(request_id=8))
     await it.must_be_over("session_expired", EXPIRED)
     assert it.counted() == (0, 0, 1)
-    assert len(it.backends.forwarded) == 1
+    assert len(it.workers.forwarded) == 1
 
 
 @pytest.mark.conforms("kip-368.12", "kip-368.13")
@@ -99,7 +99,7 @@ async def test_a_session_that_never_ends_is_left_alone(life: Begin, autojump_clo
     it = await life(0).enter()
     await it.at(500_000)
     await it.must_serve()
-    assert it.session.renewal.followed is None
+    assert it.session.lifetime.expiring_session is None
     await it.client.say(answer_again())
     assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
     assert await it.end() == "not_allowed"
@@ -118,7 +118,7 @@ async def test_without_authentication_nobody_is_asked(
     await it.must_serve()
     await it.client.say(answer_again())
     assert await it.client.must_hear_error() == (ServerError.NotAllowedError, "Not allowed: AUTH_RESPONSE while lookup")
-    assert it.backends.authentication.requests == []
+    assert it.workers.authentication.requests == []
     assert it.value("pulsar_proxy_authentication_no_reauth_total", method="", reason="client_cannot") is None
 
 
@@ -137,8 +137,8 @@ async def test_two_in_one_connection(life: Begin, autojump_clock: trio.testing.M
     await it.client.say(answer_again(b"third"))
     await it.at(1000)
     await it.must_serve()
-    assert it.backends.authentication.rounds == [("token", SECRET), ("token", b"second"), ("token", b"third")]
-    assert all(request.first_round for request in it.backends.authentication.requests)
+    assert it.workers.authentication.rounds == [("token", SECRET), ("token", b"second"), ("token", b"third")]
+    assert all(request.first_round for request in it.workers.authentication.requests)
     assert it.counted() == (2, 0, 0)
     assert it.value("pulsar_proxy_reauthentication_seconds_count") == 2
     assert it.value("pulsar_proxy_reauthentication_seconds_sum") == pytest.approx(2 + 3)
@@ -152,7 +152,7 @@ async def test_it_is_judged_as_a_new_connection_would_be(life: Begin, autojump_c
     await it.must_be_asked()
     await it.client.say(answer_again())
     await it.settle()
-    first, again = it.backends.authentication.requests
+    first, again = it.workers.authentication.requests
     assert (again.client_address, again.client_certificate) == (CLIENT, CERTIFICATE)
     assert (again.original_principal, again.through_proxy) == ("bob", True)
     assert (again.method, again.data) == ("token", NEW_SECRET)
@@ -173,11 +173,11 @@ async def test_over_several_rounds(life: Begin, autojump_clock: trio.testing.Moc
     await it.at(500)
     await it.must_serve()
     assert it.value("pulsar_proxy_reauthentication_success_total", method="sasl") == 1
-    _, *again = it.backends.authentication.requests
+    _, *again = it.workers.authentication.requests
     assert [request.first_round for request in again] == [True, False, False]
     assert len({request.authentication_id for request in again}) == 1
     assert [request.data for request in again] == [b"a0", b"a1", b"a2"]
-    assert it.backends.authentication.given_up == []
+    assert it.workers.authentication.given_up == []
 
 
 @pytest.mark.conforms("kip-368.9")
@@ -197,7 +197,7 @@ RENEWALS = 300
 async def test_many_renewals_keep_no_object_of_any(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     """Of hundreds more on one connection nothing is left: counted, since the memory of a real process is too coarse."""
     it = await life(100).enter()
-    auth = it.backends.authentication
+    auth = it.workers.authentication
 
     async def renew_often() -> int:
         """Renew, forget what the fakes have kept of it, and count Python's allocated blocks."""
@@ -242,13 +242,13 @@ async def test_requests_in_flight_go_on_and_are_answered_as_the_brokers_do(
 ) -> None:
     verdict = trio.Event()
     it = await life(100, gated(verdict, token(100))).enter()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.must_be_asked()
     await it.client.say(lookup(request_id=1), answer_again(), lookup(request_id=2))
     await it.settle()
     await it.client.say(lookup(request_id=3))
     await it.settle()
-    first, last = it.backends.sent
+    first, last = it.workers.sent
     assert [len(sent.requests) for sent in (first, last)] == [2, 1], "nobody waits for a verdict"
     first.answer(0, more=True)
     verdict.set()
@@ -270,7 +270,7 @@ async def test_lookups_go_by_the_new_principal_from_then_on(
     await it.client.say(answer_again())
     await it.settle()
     await it.must_serve()
-    sent = [one.envelope for one in it.backends.sent]
+    sent = [one.envelope for one in it.workers.sent]
     assert [one.sealed_principal for one in sent] == [b"sealed", b"new seal"]
     assert it.session.identity.sealed == b"new seal"
 
@@ -282,7 +282,7 @@ async def test_forwarded_credentials_are_the_fresh_ones(life: Begin, autojump_cl
     await it.client.say(answer_again())
     await it.must_serve()
     await it.must_serve()
-    sent = [(one.envelope.original_auth_method, one.envelope.original_auth_data) for one in it.backends.sent]
+    sent = [(one.envelope.original_auth_method, one.envelope.original_auth_data) for one in it.workers.sent]
     assert sent[0] == ("token", SECRET.decode())
     assert sent[-1] == ("token", NEW_SECRET.decode())
     assert it.session.identity.original == OriginalCredentials("token", NEW_SECRET.decode())
@@ -312,7 +312,7 @@ async def test_somebody_else_is_closed(
     await it.client.say(lookup())
     await it.must_be_over("reauthentication_failed", FAILED)
     assert it.counted() == (0, 1, 0)
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
     assert it.session.identity.sealed == b"sealed"
 
 
@@ -325,7 +325,7 @@ async def test_another_method_in_the_answer_is_closed_and_never_judged(
     await it.client.say(answer_again(method="basic"))
     await it.must_be_over("reauthentication_failed", FAILED)
     assert it.counted() == (0, 1, 0)
-    assert len(it.backends.authentication.requests) == 1
+    assert len(it.workers.authentication.requests) == 1
 
 
 async def test_an_answer_without_a_method_is_of_the_sessions(
@@ -336,7 +336,7 @@ async def test_an_answer_without_a_method_is_of_the_sessions(
     await it.client.say(answer_again(method=""))
     await it.settle()
     assert it.counted() == (1, 0, 0)
-    assert it.backends.authentication.rounds[1] == ("token", NEW_SECRET)
+    assert it.workers.authentication.rounds[1] == ("token", NEW_SECRET)
 
 
 @pytest.mark.conforms("kip-368.15", "kip-368.16", "kip-368.26")
@@ -349,7 +349,7 @@ async def test_a_denial_closes_after_the_fixed_delay_and_nothing_is_tried_again(
     second = await it.must_be_over("reauthentication_failed", FAILED)
     assert 85.2 <= second <= 86.5
     assert it.counted() == (0, 1, 0)
-    assert len(it.backends.authentication.requests) == 2
+    assert len(it.workers.authentication.requests) == 2
 
 
 async def test_an_answer_that_is_none_is_closed(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
@@ -357,7 +357,7 @@ async def test_an_answer_that_is_none_is_closed(life: Begin, autojump_clock: tri
     await it.must_be_asked()
     await it.client.say(BaseCommand(type=BaseCommand.AUTH_RESPONSE))
     await it.must_be_over("reauthentication_failed", FAILED)
-    assert len(it.backends.authentication.requests) == 1
+    assert len(it.workers.authentication.requests) == 1
 
 
 async def test_a_second_answer_while_the_first_is_judged_is_closed(
@@ -406,9 +406,9 @@ async def test_the_auth_worker_dies_between_two_rounds(life: Begin, autojump_clo
     await it.client.say(answer_again(b"anew"))
     await it.settle()
     assert it.counted() == (1, 0, 0)
-    _, begun, lost, anew = it.backends.authentication.requests
+    _, begun, lost, anew = it.workers.authentication.requests
     assert (begun.first_round, lost.first_round, anew.first_round) == (True, False, True)
-    assert it.backends.authentication.given_up == [begun.authentication_id]
+    assert it.workers.authentication.given_up == [begun.authentication_id]
 
 
 # ---- past the end
@@ -496,25 +496,25 @@ async def test_what_is_under_way_is_answered_before_the_client_is_told(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100).enter()
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.must_be_asked()
     await it.client.say(lookup(request_id=1))
     await it.at(101)
     await it.client.say(lookup(request_id=2), lookup(request_id=3))
     await it.at(111)
-    [sent] = it.backends.sent
+    [sent] = it.workers.sent
     sent.answer(0)
     answer = await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
     assert answer.lookup_topic_response.request_id == 1
     assert await it.must_be_over("session_expired", EXPIRED) == pytest.approx(111)
-    assert len(it.backends.forwarded) == 1
+    assert len(it.workers.forwarded) == 1
 
 
 async def test_what_is_under_way_is_not_waited_for_for_ever(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100, limits={"lookup_timeout_ms": 5000, "keep_alive_interval_ms": 1_000_000}).enter(refresh=False)
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.at(99.9)
     await it.client.say(lookup())
     await it.at(100)
@@ -563,7 +563,7 @@ class Held:
         await it.client.say(commands.ping(), lookup(request_id=1), lookup(request_id=2), commands.ping())
         await it.client.must_hear(BaseCommand.PONG)
         await it.at(102)
-        assert it.backends.forwarded == []
+        assert it.workers.forwarded == []
         self.verdict.set()
         return it
 
@@ -576,15 +576,15 @@ async def test_a_command_waits_for_the_verdict_then_goes_on(
     await it.client.must_hear(BaseCommand.PONG)
     answers = [await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE) for _ in range(2)]
     assert {answer.lookup_topic_response.request_id for answer in answers} == {1, 2}
-    assert [commands.parse_command(one[0]).lookup_topic.request_id for one in it.backends.forwarded] == [1, 2]
-    assert {one.envelope.sealed_principal for one in it.backends.sent} == {b"new seal"}
+    assert [commands.parse_command(one[0]).lookup_topic.request_id for one in it.workers.forwarded] == [1, 2]
+    assert {one.envelope.sealed_principal for one in it.workers.sent} == {b"new seal"}
     assert it.counted() == (1, 0, 0)
 
 
 async def test_a_command_waits_for_the_verdict_in_vain(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
     it = await Held(life, denied()).hold()
     await it.must_be_over("reauthentication_failed", FAILED)
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
     assert it.counted() == (0, 1, 0)
 
 
@@ -595,7 +595,7 @@ async def test_a_command_waited_and_nobody_could_judge(
     """It is use past the end, then."""
     it = await Held(life, trouble).hold()
     await it.must_be_over("session_expired", EXPIRED)
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
     assert it.counted() == (0, 0, 1)
 
 
@@ -604,8 +604,8 @@ async def test_a_command_waited_and_a_further_round_begins(life: Begin, autojump
     it = await Held(life, challenge(b"q")).hold()
     await it.must_be_asked(b"q")
     await it.must_be_over("session_expired", EXPIRED)
-    assert it.backends.forwarded == []
-    assert it.backends.authentication.given_up == [it.backends.authentication.requests[1].authentication_id]
+    assert it.workers.forwarded == []
+    assert it.workers.authentication.given_up == [it.workers.authentication.requests[1].authentication_id]
 
 
 async def test_who_waits_for_a_verdict_is_not_taken_for_silent(
@@ -649,8 +649,8 @@ async def test_the_client_leaves_while_it_is_judged(
     gate.set()
     await it.settle()
     assert it.counted() == (0, 0, 0)
-    rounds = [it.backends.authentication.requests[1].authentication_id]
-    assert it.backends.authentication.given_up == (rounds if verdict.HasField("challenge") else [])
+    rounds = [it.workers.authentication.requests[1].authentication_id]
+    assert it.workers.authentication.given_up == (rounds if verdict.HasField("challenge") else [])
 
 
 async def test_the_client_leaves_between_two_rounds(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
@@ -660,7 +660,7 @@ async def test_the_client_leaves_between_two_rounds(life: Begin, autojump_clock:
     await it.must_be_asked(b"q")
     await it.client.stream.aclose()
     assert await it.end() == "client_closed"
-    assert it.backends.authentication.given_up == [it.backends.authentication.requests[1].authentication_id]
+    assert it.workers.authentication.given_up == [it.workers.authentication.requests[1].authentication_id]
 
 
 async def test_a_client_that_has_left_is_not_asked(life: Begin, autojump_clock: trio.testing.MockClock) -> None:
@@ -699,20 +699,20 @@ async def test_drain_in_the_middle(life: Begin, autojump_clock: trio.testing.Moc
     assert await it.end() == "shut_down"
     held.verdict.set()
     await it.at(200)
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
 
 
 async def test_drain_lets_what_is_under_way_finish_before_an_expired_session_is_told(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100).enter(refresh=False)
-    it.backends.answer_by = None
+    it.workers.answer_by = None
     await it.at(99)
     await it.client.say(lookup(request_id=1))
     await it.settle()
     it.session.drain()
     await it.at(100)
-    it.backends.sent[0].answer(0)
+    it.workers.sent[0].answer(0)
     await it.client.must_hear(BaseCommand.LOOKUP_RESPONSE)
     await it.client.must_hear_end()
     assert await it.end() == "shut_down"
@@ -731,10 +731,10 @@ async def test_no_secret_in_any_log_error_or_repr(life: Begin, autojump_clock: t
             await it.must_be_asked()
             await it.client.say(answer_again())
             await it.settle()
-            followed = it.session.renewal.followed
+            followed = it.session.lifetime.expiring_session
             assert followed is not None
-            shown += [repr(followed), repr(it.session.identity), str(followed.relay), repr(followed.line)]
-            shown.append(repr(it.session.renewal._session))
+            shown += [repr(followed), repr(it.session.identity), str(followed.relay_record), repr(followed.control)]
+            shown.append(repr(it.session.lifetime._session))
             await it.client.stream.aclose()
             await it.end()
     assert any("authenticate itself again" in entry["event"] for entry in logs)
@@ -759,8 +759,8 @@ class Told:
         self.play.relays.reauthentication.fraction = lambda: 0.0
         self.principal = Principal()
         self.principal.CopyFrom(principal)
-        self.client = ClientEnd(CLIENT, trio.current_time(), CERTIFICATE)
-        self.renewal = SessionLifetime(self.play.backends, self.client, self.play.relays, self.play.metrics)  # type: ignore[arg-type]
+        self.client = ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE)
+        self.renewal = SessionLifetime(self.play.workers, self.client, self.play.relays, self.play.metrics)  # type: ignore[arg-type]
 
     def expiring(self, lives_s: float = 100) -> Told:
         self.principal.expires_at_unix_ms = round(unix_ms() + lives_s * 1000)
@@ -768,8 +768,8 @@ class Told:
 
     def session(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession | None:
         fields = {"proxy_to_broker_url": TARGET, "feature_flags": {"supports_auth_refresh": True}, **fields}
-        self.renewal.begin(connect(**fields).connect, self.principal)
-        return self.renewal.for_relay(BROKER, ClientIdentity(self.principal, b"sealed", original))
+        self.renewal.on_authenticated(connect(**fields).connect, self.principal)
+        return self.renewal.relay_session(BROKER, ClientIdentity(self.principal, b"sealed", original))
 
     def must_be_told(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession:
         session = self.session(original, **fields)
@@ -787,8 +787,8 @@ def told(nursery: trio.Nursery) -> Tell:
 
 def test_a_relay_that_began_before_there_was_a_grace() -> None:
     """An upgrade takes it over."""
-    assert grace_ms_of(StoredSession()) == make_config().session.grace_ms == 60_000
-    assert grace_ms_of(StoredSession(grace_ms=0)) == 0
+    assert stored_grace_ms(StoredSession()) == make_config().session.grace_ms == 60_000
+    assert stored_grace_ms(StoredSession(grace_ms=0)) == 0
 
 
 @pytest.mark.conforms("pip-1.15", "kip-368.12")
@@ -807,7 +807,7 @@ async def test_a_relay_whose_session_can_expire(told: Tell) -> None:
     assert session.answer_bytes_max == 12_345
     assert session.frame_bytes_max > 5_000_000
     assert session.failure_delay_ms == 200
-    assert session.grace_ms == grace_ms_of(session.stored()) == 7_000
+    assert session.grace_ms == stored_grace_ms(session.to_stored_session()) == 7_000
     assert not session.counts_messages
     asked = commands.parse_command(session.challenge[8:]).auth_challenge
     assert (asked.challenge.auth_method_name, asked.challenge.auth_data) == ("token", AUTH_REFRESH)
@@ -852,15 +852,15 @@ async def test_a_relay_whose_broker_the_proxy_answers_is_followed_whether_the_cl
     it = told(limits={"max_command_bytes": 12_345})
     if expires:
         it.expiring()
-    it.renewal.begin(connect(TARGET).connect, it.principal)
+    it.renewal.on_authenticated(connect(TARGET).connect, it.principal)
     identity = ClientIdentity(it.principal, b"sealed")
-    session = it.renewal.for_relay(BROKER, identity, answers_broker="b0")
+    session = it.renewal.relay_session(BROKER, identity, answers_broker="b0")
     assert session is not None
-    assert session.is_followed
+    assert session.inspects_frames
     assert session.expires is expires
-    assert session.stored().broker_host == "b0"
+    assert session.to_stored_session().broker_host == "b0"
     assert session.frame_bytes_max > 5_000_000
-    blind = it.renewal.for_relay(BROKER, identity)
+    blind = it.renewal.relay_session(BROKER, identity)
     assert (blind is None) is not expires
     assert blind is None or blind.broker_host == ""
 
@@ -888,13 +888,13 @@ async def test_who_is_asked_in_a_relay(
     session = told(session={"relay_reauthentication": policy}).expiring().must_be_told(**client)
     assert session.expires, "whoever is not asked ends all the same"
     assert bool(session.challenge) is asked
-    assert session.spares_producers is spared
+    assert session.exempts_producers is spared
 
 
 async def test_an_empty_target_makes_a_relay_as_any_other(told: Tell) -> None:
     """Whether a client can be asked, and whether it named its broker, have nothing to do with each other."""
     anywhere = {"proxy_to_broker_url": ""}
-    assert told().expiring().must_be_told(**CPP, **anywhere).spares_producers
+    assert told().expiring().must_be_told(**CPP, **anywhere).exempts_producers
     never = told(session={"relay_reauthentication": "never"}).expiring().must_be_told(**JAVA, **anywhere)
     assert never.challenge == b""
 
@@ -917,7 +917,7 @@ async def test_a_relay_counts_who_cannot_renew(told: Tell) -> None:
 
 async def test_what_the_store_keeps_is_no_secret(told: Tell) -> None:
     session = told().expiring().must_be_told(original_auth_method="token", original_auth_data="0riginal")
-    stored = session.stored().SerializeToString()
+    stored = session.to_stored_session().SerializeToString()
     assert SECRET not in stored
     assert b"0riginal" not in stored
 
@@ -926,17 +926,17 @@ async def test_the_end_of_the_handshake_forgets_no_rounds_of_a_relay(told: Tell)
     """The session that became a relay has ended; its client answers later, in as many rounds as it takes."""
     it = told().expiring()
     session = it.must_be_told()
-    it.renewal.end()
-    it.play.backends.authentication.answers = [challenge(b"q"), authenticated()]
+    it.renewal.abandon_reauthentication()
+    it.play.workers.authentication.answers = [challenge(b"q"), authenticated()]
     assert isinstance(await session.reauthenticate(answer_again(b"a0")), Challenge)
     assert isinstance(await session.reauthenticate(answer_again(b"a1")), ClientIdentity)
-    first, second = it.play.backends.authentication.requests
+    first, second = it.play.workers.authentication.requests
     assert first.authentication_id == second.authentication_id
-    assert it.play.backends.authentication.given_up == []
+    assert it.play.workers.authentication.given_up == []
 
 
 async def test_a_session_that_never_authenticated_ends(told: Tell) -> None:
-    told().renewal.end()
+    told().renewal.abandon_reauthentication()
 
 
 async def test_a_successor_judges_as_its_predecessor_did(told: Tell) -> None:
@@ -946,9 +946,9 @@ async def test_a_successor_judges_as_its_predecessor_did(told: Tell) -> None:
         original_principal="bob", proxy_version="1", auth_method_name="token", original_auth_data="0riginal"
     )
     relay = StoredRelay(client_address=CLIENT)
-    relay.session.CopyFrom(session.stored())
-    backends = it.play.backends
-    recalled = recall(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
+    relay.session.CopyFrom(session.to_stored_session())
+    backends = it.play.workers
+    recalled = reauthenticator_factory(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
     verdicts = []
     for judge in (session.reauthenticate, recalled):
         backends.authentication.answers = [challenge(b"q"), denied()]
@@ -966,9 +966,9 @@ async def test_a_successor_judges_as_its_predecessor_did(told: Tell) -> None:
 async def test_a_successor_judges_by_the_settings_in_force(told: Tell) -> None:
     it = told().expiring()
     relay = StoredRelay(client_address=CLIENT)
-    relay.session.CopyFrom(it.must_be_told().stored())
-    current = it.play.backends
-    recalled = recall(lambda: current)(relay)  # type: ignore[arg-type, return-value]
+    relay.session.CopyFrom(it.must_be_told().to_stored_session())
+    current = it.play.workers
+    recalled = reauthenticator_factory(lambda: current)(relay)  # type: ignore[arg-type, return-value]
     current.config = make_config(brokers={"forward_authorization_credentials": True})
     verdict = await recalled(answer_again())
     assert isinstance(verdict, ClientIdentity)
@@ -979,17 +979,17 @@ async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
     """A successor's auth worker is told the certificate, and the listener's maximum goes on to count."""
     listeners = [{"connections_max_reauth_ms": 0}, {"bind": "127.0.0.1:6651", "connections_max_reauth_ms": 7000}]
     it = told(listener=listeners)
-    client = ClientEnd(CLIENT, 0.0, CERTIFICATE, listener=1)
-    renewal = SessionLifetime(it.play.backends, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
-    renewal.begin(connect(TARGET).connect, it.principal)
-    session = renewal.for_relay(BROKER, ClientIdentity(it.principal))
+    client = ClientEndpoint(CLIENT, 0.0, CERTIFICATE, listener=1)
+    renewal = SessionLifetime(it.play.workers, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
+    renewal.on_authenticated(connect(TARGET).connect, it.principal)
+    session = renewal.relay_session(BROKER, ClientIdentity(it.principal))
     assert session is not None
     assert session.lifetime_ms_max == 7000
-    assert session.stored().listener_bind == "127.0.0.1:6651", "its number may be another's in a successor"
+    assert session.to_stored_session().listener_bind == "127.0.0.1:6651", "its number may be another's in a successor"
     relay = StoredRelay(client_address=CLIENT)
-    relay.session.CopyFrom(session.stored())
-    backends = it.play.backends
-    recalled = recall(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
+    relay.session.CopyFrom(session.to_stored_session())
+    backends = it.play.workers
+    recalled = reauthenticator_factory(lambda: backends)(StoredRelay.FromString(relay.SerializeToString()))  # type: ignore[arg-type, return-value]
     for judge in (session.reauthenticate, recalled):
         await judge(answer_again())
         judged = backends.judged_clients[-1]
@@ -1000,11 +1000,11 @@ async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
 async def test_a_listener_whose_name_is_too_long_is_not_kept(told: Tell) -> None:
     """Its sessions' ends are enforced."""
     it = told(listener=[{"bind": f"{'a' * LISTENER_BIND_MAX}:6650", "connections_max_reauth_ms": 7000}])
-    renewal = SessionLifetime(it.play.backends, ClientEnd(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
-    renewal.begin(connect(TARGET).connect, it.principal)
-    session = renewal.for_relay(BROKER, ClientIdentity(it.principal))
+    renewal = SessionLifetime(it.play.workers, ClientEndpoint(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
+    renewal.on_authenticated(connect(TARGET).connect, it.principal)
+    session = renewal.relay_session(BROKER, ClientIdentity(it.principal))
     assert session is not None
-    assert session.stored().listener_bind == ""
+    assert session.to_stored_session().listener_bind == ""
 
 
 # ---- the line between a session in lookup mode and its judge
@@ -1015,33 +1015,33 @@ async def test_a_verdict_that_comes_while_it_is_being_closed_changes_nothing(
 ) -> None:
     """Not even where a command waits for it; and what it was closed for first is why."""
     it = await Held(life, token(100)).it.enter()
-    followed = it.session.renewal.followed
+    followed = it.session.lifetime.expiring_session
     assert followed is not None
     await it.must_be_asked()
     await it.client.say(answer_again())
     await it.at(101)
     await it.client.say(lookup())
     await it.settle()
-    followed.line.close(CloseReason.FAILED)
-    followed.line.close(CloseReason.EXPIRED)
+    followed.control.start_closing(CloseReason.FAILED)
+    followed.control.start_closing(CloseReason.EXPIRED)
     assert followed.clock is not None
-    followed.clock.accepted(ALICE, now_s=trio.current_time(), now_unix_ms=unix_ms(), fraction=0)
-    followed.line.go_on()
+    followed.clock.on_accepted(ALICE, now_s=trio.current_time(), now_unix_ms=unix_ms(), fraction=0)
+    followed.control.resume_after_verdict()
     await it.must_be_over("reauthentication_failed", FAILED)
-    assert it.backends.forwarded == []
+    assert it.workers.forwarded == []
 
 
 async def test_a_session_in_lookup_mode_has_no_producer_and_is_over_when_it_is(
     life: Begin, autojump_clock: trio.testing.MockClock
 ) -> None:
     it = await life(100).enter()
-    followed = it.session.renewal.followed
+    followed = it.session.lifetime.expiring_session
     assert followed is not None
     assert followed.clock is not None
-    assert not followed.line.has_producer
-    assert not followed.line.is_over
+    assert not followed.control.has_opened_producer
+    assert not followed.control.has_ended
     assert followed.clock.phase is Phase.QUIET
     await it.client.stream.aclose()
     await it.end()
-    assert followed.line.is_over
-    followed.line.say_farewell(b"too late")
+    assert followed.control.has_ended
+    followed.control.close_with_error(b"too late")

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 import trio
 import trio.testing
-from forwarder_fakes import ALICE, CLIENT, FakeBackends, Peer, SentEnvelope, lookup, lookup_answer, make_config
+from forwarder_fakes import ALICE, CLIENT, FakeWorkerClients, Peer, SentEnvelope, lookup, lookup_answer, make_config
 from prometheus_client import CollectorRegistry
 
 from proto.client_machine import is_plainly_lookup
@@ -45,7 +45,7 @@ class Desk:
     def __init__(
         self, nursery: trio.Nursery, streams: tuple[Any, Any], *, short_way: bool = True, **limits: int
     ) -> None:
-        self.backends = FakeBackends(make_config(limits=limits), nursery)
+        self.backends = FakeWorkerClients(make_config(limits=limits), nursery)
         self.backends.answer_by, self.backends.short_way = None, short_way
         ours, theirs = streams
         self.client = Peer(theirs)
@@ -63,8 +63,8 @@ class Desk:
             self._on_room,
             self.corrupt.append,
         )
-        self.mode.identify(IDENTITY)
-        self.wire.begin(self._on_room, self.ends.append)
+        self.mode.set_identity(IDENTITY)
+        self.wire.start_reading(self._on_room, self.ends.append)
 
     def _on_room(self) -> None:
         """Answers have come, or have left: a session asks then whether there is room."""
@@ -75,10 +75,10 @@ class Desk:
         for command in requests:
             data = command.SerializeToString()
             if is_plainly_lookup(data):
-                self.mode.forward(data)
+                self.mode.forward_request(data)
             else:
-                self.mode.forward_parsed(command, data)
-        self.mode.flush()
+                self.mode.forward_parsed_request(command, data)
+        self.mode.send_batch()
         await trio.testing.wait_all_tasks_blocked()
 
     @property
@@ -101,7 +101,7 @@ class Desk:
     async def nothing_left(self) -> None:
         """All is answered, once, and counted back."""
         await trio.testing.wait_all_tasks_blocked()
-        assert self.mode.under_way.count == 0
+        assert self.mode.in_flight.count == 0
         assert self.mode._bytes == 0
         assert (self.mode._taken, self.backends.budget.used_bytes) == (0, 0)
         with trio.move_on_after(0.01):
@@ -152,7 +152,7 @@ async def test_the_frames_go_out_as_they_are(make: Make, short_way: bool) -> Non
 async def test_an_envelope_says_whose_requests_they_are(make: Make, identified_as: ClientIdentity) -> None:
     """Security: the seal is what the lookup worker believes."""
     desk = make()
-    desk.mode.identify(identified_as)
+    desk.mode.set_identity(identified_as)
     await desk.forward(lookup())
     envelope = desk.sent[0].envelope
     assert (envelope.principal_name, envelope.sealed_principal) == (identified_as.role, identified_as.sealed)
@@ -177,9 +177,9 @@ async def test_an_envelope_has_the_requests_in_their_order(make: Make, short_way
 
 async def test_without_requests_nothing_is_sent(make: Make) -> None:
     desk = make()
-    desk.mode.flush()
+    desk.mode.send_batch()
     await desk.forward(lookup())
-    desk.mode.flush()
+    desk.mode.send_batch()
     assert len(desk.sent) == 1
 
 
@@ -198,11 +198,11 @@ async def test_answers_go_out_as_they_come_in_any_order(make: Make, short_way: b
 async def test_counters_follow_each_answer(make: Make, short_way: bool) -> None:
     desk = make(short_way=short_way)
     await desk.forward(*(lookup(request_id=number) for number in range(3)))
-    assert desk.mode.under_way.count == 3
+    assert desk.mode.in_flight.count == 3
     used = desk.mode._bytes
     desk.sent[0].answer(0, more=True)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode.under_way.count == 2
+    assert desk.mode.in_flight.count == 2
     assert desk.mode._bytes == used * 2 // 3
     desk.sent[0].answer(1, 2)
     await desk.hear(3)
@@ -480,8 +480,8 @@ async def test_what_only_began_as_a_request_is_told_to_the_session(
     desk = make(short_way=short_way)
     assert is_plainly_lookup(corrupt) is (corrupt is not NOT_A_LOOKUP)
     for request in (lookup(request_id=1).SerializeToString(), corrupt):
-        desk.mode.forward(request)
-    desk.mode.flush()
+        desk.mode.forward_request(request)
+    desk.mode.send_batch()
     await trio.testing.wait_all_tasks_blocked()
     [sent] = desk.sent
     with structlog.testing.capture_logs() as logs:
@@ -501,8 +501,8 @@ async def test_nor_is_it_one_above_the_number(make: Make, corrupt: bytes) -> Non
     desk = make(max_concurrent_lookups_per_connection=1)
     await desk.forward(lookup())
     with pytest.raises(CommandCorrupt):
-        desk.mode.forward(corrupt)
-    assert desk.mode.under_way.count == 1
+        desk.mode.forward_request(corrupt)
+    assert desk.mode.in_flight.count == 1
 
 
 # ---- bounds
@@ -543,7 +543,7 @@ async def test_a_large_answer_counts_beforehand(
     """In the very moment: a chunk may bring hundreds of these requests."""
     monkeypatch.setattr(lookup_mode, "BYTES_MAX", lookup_mode.LARGE_ANSWER_BYTES)
     desk = make()
-    desk.mode.forward_parsed(command, command.SerializeToString())
+    desk.mode.forward_parsed_request(command, command.SerializeToString())
     assert not desk.mode.has_room
     await trio.testing.wait_all_tasks_blocked()
     desk.sent[0].answer(0)
@@ -556,13 +556,13 @@ async def test_a_large_answer_counts_beforehand(
 async def test_of_one_client_only_two_requests_wait_for_room(make: Make) -> None:
     """All others stay unread, however many it writes: whoever waits costs a task."""
     desk = make(**ONE_ANSWER)
-    others = await desk.backends.room.lend("another client")
+    others = await desk.backends.room.reserve("another client")
     command = topics()
     for waiting in range(2):
         assert desk.mode.has_room, waiting
-        desk.mode.forward_parsed(command, command.SerializeToString())
+        desk.mode.forward_parsed_request(command, command.SerializeToString())
     assert not desk.mode.has_room
-    others.give_back()
+    others.release()
     await trio.testing.wait_all_tasks_blocked()
     assert desk.mode.has_room
     for _ in range(2):
@@ -636,7 +636,7 @@ async def test_who_does_not_take_a_large_answer_is_given_up_once_others_wait(
     assert desk.ends == [], "nobody wants its room"
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.backends.room.lend, "another client")
+            nursery.start_soon(desk.backends.room.reserve, "another client")
             await trio.sleep(0.5)
             assert [type(error) for error in desk.ends] == [ClientSlow]
     assert [(entry["client"], entry["limit"]) for entry in logs] == [(CLIENT, "limits.max_topic_lists_bytes")]
@@ -650,7 +650,7 @@ async def test_who_takes_a_large_answer_in_time_is_not_given_up(
     await desk.forward(topics())
     desk.sent[0].answer(0, padding=1 << 20)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.backends.room.lend, "another client")
+        nursery.start_soon(desk.backends.room.reserve, "another client")
         await trio.sleep(1.5)
         assert desk.ends == []
         gate.opened.set()
@@ -661,22 +661,22 @@ async def test_who_takes_a_large_answer_in_time_is_not_given_up(
 async def test_who_leaves_while_it_waits_for_room_leaves_nothing_behind(nursery: trio.Nursery) -> None:
     async with trio.open_nursery() as session:
         desk = Desk(session, trio.testing.memory_stream_pair(), **ONE_ANSWER)
-        others = desk.backends.room.lend_now("another client")
+        others = desk.backends.room.try_reserve("another client")
         assert others is not None
         await desk.forward(topics(1), topics(2))
-        assert desk.backends.room.is_wanted
+        assert desk.backends.room.has_waiters
         desk.mode.close()
         session.cancel_scope.cancel()
-    assert not desk.backends.room.is_wanted
-    assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
-    others.give_back()
+    assert not desk.backends.room.has_waiters
+    assert (desk.mode.in_flight.count, desk.mode._bytes) == (0, 0)
+    others.release()
     assert desk.backends.room.free_bytes == 1024
 
 
 async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make) -> None:
     for identity, owner in ((IDENTITY, IDENTITY.role), (ANONYMOUS, CLIENT.rpartition(":")[0])):
         desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
-        desk.mode.identify(identity)
+        desk.mode.set_identity(identity)
         await desk.forward(topics())
         assert list(desk.backends.room._held) == [owner]
 
@@ -686,7 +686,7 @@ async def test_whoever_has_the_anonymous_role_shares_room_by_address(make: Make)
     desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
     authentication = msgspec.structs.replace(desk.backends.config.authentication, anonymous_role=IDENTITY.role)
     desk.backends.config = msgspec.structs.replace(desk.backends.config, authentication=authentication)
-    desk.mode.identify(IDENTITY)
+    desk.mode.set_identity(IDENTITY)
     await desk.forward(topics())
     assert list(desk.backends.room._held) == [CLIENT.rpartition(":")[0]]
 
@@ -699,7 +699,7 @@ async def test_room_that_was_lent_to_a_task_that_never_began_comes_back(nursery:
 
     desk = Desk(nursery, trio.testing.memory_stream_pair(), **ONE_ANSWER)
     desk.mode._tasks = NoTasks()
-    desk.mode.forward_parsed(topics(), topics().SerializeToString())
+    desk.mode.forward_parsed_request(topics(), topics().SerializeToString())
     assert desk.backends.room.free_bytes == 0
     desk.mode.close()
     assert desk.backends.room.free_bytes == 1024
@@ -727,7 +727,7 @@ async def test_what_may_be_large_travels_alone_and_only_so_much_at_a_time(
     assert sorted(len(sent.requests) for sent in desk.sent) == [1, 1, 1]
     large = [sent for sent in desk.sent if sent.topics == [""]]
     assert len(large) == 2, "the third one waits: the last room is for others"
-    assert desk.mode.under_way.count == 4
+    assert desk.mode.in_flight.count == 4
     large[0].answer(0)
     await trio.testing.wait_all_tasks_blocked()
     assert len(desk.sent) == 4
@@ -744,7 +744,7 @@ async def test_what_waits_too_long_for_room_is_told_so(
     make: Make, autojump_clock: trio.testing.MockClock, command: BaseCommand
 ) -> None:
     desk = make(**ONE_ANSWER, lookup_timeout_ms=4000)
-    others = await desk.backends.room.lend("another client")
+    others = await desk.backends.room.reserve("another client")
     with structlog.testing.capture_logs() as logs:
         await desk.forward(command)
         [answer] = await desk.hear()
@@ -755,7 +755,7 @@ async def test_what_waits_too_long_for_room_is_told_so(
     assert desk.metrics.refused_commands.labels(reason="too_many_requests")._value.get() == 1
     assert trio.current_time() == pytest.approx(5.0)
     assert desk.sent == []
-    others.give_back()
+    others.release()
     await desk.nothing_left()
     assert desk.backends.room.free_bytes == 1024
 
@@ -779,7 +779,7 @@ async def test_a_large_answer_counts_until_it_has_left(make: Make, monkeypatch: 
     assert not desk.mode.has_room
     desk.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode._bytes == desk.mode.under_way.count == 0, "all is answered, but has not left"
+    assert desk.mode._bytes == desk.mode.in_flight.count == 0, "all is answered, but has not left"
     assert True not in desk.told
     gate.set()
     large, _small = await desk.hear(2)
@@ -827,7 +827,7 @@ async def test_a_client_that_does_not_take_its_answers(make: Make, autojump_cloc
     assert [type(error) for error in desk.ends] == [ClientSlow]
     desk.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode.under_way.count == 0
+    assert desk.mode.in_flight.count == 0
     assert desk.mode._bytes == 0
 
 
@@ -839,7 +839,7 @@ async def test_a_client_that_has_gone(make: Make) -> None:
     await trio.testing.wait_all_tasks_blocked()
     desk.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
+    assert (desk.mode.in_flight.count, desk.mode._bytes) == (0, 0)
 
 
 # ---- the end of the session
@@ -888,7 +888,7 @@ async def test_counters_are_right_when_the_session_ends(nursery: trio.Nursery, a
         desk.mode.close()
         session.cancel_scope.cancel()
         nursery.start_soon(desk.client.read_all)
-    assert (desk.mode.under_way.count, desk.mode._bytes) == (0, 0)
+    assert (desk.mode.in_flight.count, desk.mode._bytes) == (0, 0)
     assert desk.backends.room.free_bytes == desk.backends.config.limits.max_topic_lists_bytes
 
 
@@ -927,7 +927,7 @@ async def test_what_a_client_that_has_gone_had_under_way_is_given_back(make: Mak
 async def test_what_is_under_way_when_a_client_becomes_known_is_given_back_once(make: Make) -> None:
     desk = make()
     await desk.forward(lookup(request_id=1))
-    desk.mode.identify(ANONYMOUS)
+    desk.mode.set_identity(ANONYMOUS)
     await desk.forward(lookup(request_id=2))
     assert len(desk.backends.budget._by_owner) == 1
     desk.sent[0].answer(0)
@@ -959,10 +959,10 @@ async def test_a_client_with_much_under_way_is_read_no_more_where_memory_is_shor
     desk = make(max_lookup_bytes=200 * 1024)
     await desk.forward(lookup("x" * (70 * 1024), request_id=1))
     assert desk.mode.has_room
-    assert desk.backends.budget.take("somebody else", 60 * 1024)
+    assert desk.backends.budget.reserve_bytes("somebody else", 60 * 1024)
     assert not desk.mode.has_room
     desk.sent[0].answer(0)
     await desk.hear()
     assert desk.mode.has_room
-    desk.backends.budget.give_back("somebody else", 60 * 1024)
+    desk.backends.budget.release_bytes("somebody else", 60 * 1024)
     await desk.nothing_left()

@@ -42,7 +42,7 @@ class Line:
             self.begin()
 
     def begin(self) -> None:
-        self.wire.begin(self._on_frames, self._on_end)
+        self.wire.start_reading(self._on_frames, self._on_end)
 
     def _on_frames(self) -> None:
         self.calls += 1
@@ -60,7 +60,7 @@ class Line:
     async def send(self, frames: bytes) -> bool:
         """Say it, and wait until it has left."""
         self.wire.send(frames)
-        return await self.wire.until_sent()
+        return await self.wire.wait_until_sent()
 
     async def hear(self, size: int) -> bytes:
         """So many bytes, at the client's."""
@@ -142,7 +142,7 @@ async def test_frames_split_at_every_byte(make: Make) -> None:
                 await line.client.send_all(piece)
                 await settle()
         assert line.frames == [(b"first", b"payload"), (b"second", b"")]
-        assert await line.wire.end_reading() == b""
+        assert await line.wire.stop_reading() == b""
 
 
 async def test_what_is_read_in_one_go_is_told_in_one_go(make: Make) -> None:
@@ -159,8 +159,8 @@ async def test_the_end_of_what_the_client_sends(make: Make, behind: bytes) -> No
     await line.client.send_eof()
     await line.ended.wait()
     assert (line.frames, line.ends) == ([(b"last", b"")], [None])
-    line.wire.pause()
-    line.wire.resume()
+    line.wire.pause_reading()
+    line.wire.resume_reading()
     await settle()
     assert line.ends == [None], "told once"
     assert await line.send(encode_frame(b"the other direction is open"))
@@ -204,23 +204,23 @@ async def test_when_the_client_was_heard(make: Make, autojump_clock: trio.testin
     """Half a frame will do: whoever sends it is there."""
     line = make()
     began = trio.current_time()
-    assert line.wire.heard_at == pytest.approx(began)
+    assert line.wire.received_at == pytest.approx(began)
     for at in (3, 7):
         await trio.sleep(at - (trio.current_time() - began))
         await line.client.send_all(encode_frame(b"x")[:4] if at == 3 else b"")
         await line.client.send_all(encode_frame(b"x")[4:] if at == 7 else b"")
         await settle()
-        assert line.wire.heard_at == pytest.approx(began + at)
+        assert line.wire.received_at == pytest.approx(began + at)
     line.wire.send(b"not what it is told")
     await trio.sleep(1)
-    assert line.wire.heard_at == pytest.approx(began + 7)
+    assert line.wire.received_at == pytest.approx(began + 7)
 
 
 async def test_paused_what_comes_stays_where_it_is(make: Make) -> None:
     """A stream in memory has a portion under way already; no more than that."""
     line = make()
     await settle()
-    line.wire.pause()
+    line.wire.pause_reading()
     for word in (b"a", b"b", b"c"):
         await line.client.send_all(encode_frame(word))
         await settle()
@@ -228,7 +228,7 @@ async def test_paused_what_comes_stays_where_it_is(make: Make) -> None:
     await settle()
     assert len(line.frames) <= 1
     assert line.ends == []
-    line.wire.resume()
+    line.wire.resume_reading()
     await line.ended.wait()
     assert [frame.command for frame in line.frames] == [b"a", b"b", b"c"]
     assert line.ends == [None]
@@ -237,9 +237,9 @@ async def test_paused_what_comes_stays_where_it_is(make: Make) -> None:
 async def test_resumed_and_paused_again(make: Make) -> None:
     line = make()
     for _ in range(3):
-        line.wire.pause()
-        line.wire.resume()
-        line.wire.resume()
+        line.wire.pause_reading()
+        line.wire.resume_reading()
+        line.wire.resume_reading()
         await line.client.send_all(encode_frame(b"x"))
         await settle()
     assert len(line.frames) == 3
@@ -252,8 +252,8 @@ async def test_what_is_no_frame_yet_is_the_relays(make: Make) -> None:
     line = make()
     await line.client.send_all(encode_frame(b"x") + b"rest")
     await settle()
-    assert await line.wire.end_reading() == b"rest"
-    assert await line.wire.end_reading() == b""
+    assert await line.wire.stop_reading() == b"rest"
+    assert await line.wire.stop_reading() == b""
 
 
 async def test_no_byte_is_lost_between_the_wire_and_the_relay(make: Make) -> None:
@@ -268,13 +268,13 @@ async def test_no_byte_is_lost_between_the_wire_and_the_relay(make: Make) -> Non
                 if got is None:
                     return
                 line.frames.append(got)
-            line.wire.pause()
+            line.wire.pause_reading()
 
         line.take = take
         await line.client.send_all(frame * 2 + frame[:3])
         await settle()
         await line.client.send_all(frame[3:] + b"raw")
-        rest = await line.wire.end_reading()
+        rest = await line.wire.stop_reading()
         held = b"".join(one.encode() for one in line.frames)
         left = b""
         whole = frame * 3 + b"raw"
@@ -288,7 +288,7 @@ async def test_bytes_that_come_in_the_very_instant_are_not_lost(make: Make) -> N
     line = make()
     await settle()
     await line.client.send_all(b"\x00\x00\x00\x09half")
-    rest = await line.wire.end_reading()
+    rest = await line.wire.stop_reading()
     if rest != b"\x00\x00\x00\x09half":
         rest += await line.wire.stream.receive_some(100)
     assert rest == b"\x00\x00\x00\x09half"
@@ -297,7 +297,7 @@ async def test_bytes_that_come_in_the_very_instant_are_not_lost(make: Make) -> N
 async def test_after_the_end_of_reading_the_stream_is_free(make: Make) -> None:
     line = make()
     await settle()
-    await line.wire.end_reading()
+    await line.wire.stop_reading()
     await line.client.send_all(b"for the relay")
     await settle()
     assert await line.wire.stream.receive_some(100) == b"for the relay"
@@ -307,7 +307,7 @@ async def test_after_the_end_of_reading_the_stream_is_free(make: Make) -> None:
 async def test_a_stream_that_is_closed_here_has_no_end_to_tell(make: Make) -> None:
     line = make()
     await settle()
-    line.wire.pause()
+    line.wire.pause_reading()
     await line.wire.stream.aclose()
     await settle()
     assert line.ends == []
@@ -326,8 +326,8 @@ async def test_it_arrives(make: Make) -> None:
 
 async def test_nothing_to_send_is_sent(make: Make) -> None:
     line = make()
-    assert await line.wire.until_sent()
-    line.wire.push()
+    assert await line.wire.wait_until_sent()
+    line.wire.flush()
     assert line.wire.unsent_bytes == 0
 
 
@@ -367,7 +367,7 @@ async def test_what_the_client_does_not_take_at_once_leaves_later_and_in_order(m
     line.wire.send(encode_frame(b"last"))
     expected = LARGE + small + encode_frame(b"last")
     assert await line.hear(len(expected)) == expected
-    assert await line.wire.until_sent()
+    assert await line.wire.wait_until_sent()
     assert line.wire.unsent_bytes == 0
     line.wire.send(small)
     assert await line.hear(len(small)) == small
@@ -381,7 +381,7 @@ async def test_nothing_is_put_into_the_middle_of_what_is_being_sent(nursery: tri
     assert data, "half of it has left, and there is room"
     second = encode_frame(b"second")
     line.wire.send(second)
-    line.wire.push()
+    line.wire.flush()
     data += await line.hear(len(LARGE + second) - len(data))
     assert data == LARGE + second
     nursery.cancel_scope.cancel()
@@ -417,7 +417,7 @@ async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, pa
 
     line.take = lambda: say(answers.pop(0)) if answers else None
     if paused:
-        line.wire.pause()
+        line.wire.pause_reading()
     say(LARGE)
     say(encode_frame(b"behind it"))
     data = b""
@@ -437,7 +437,7 @@ async def test_what_is_said_when_there_is_room_again_stays_behind(make: Make, pa
         portions.release()
     await settle()
     assert data == b"".join(said)
-    assert await line.wire.until_sent()
+    assert await line.wire.wait_until_sent()
     assert (line.wire.unsent_bytes, answers) == (0, [])
 
 
@@ -446,7 +446,7 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
     told: list[bool] = []
 
     async def wait() -> None:
-        told.append(await line.wire.until_sent())
+        told.append(await line.wire.wait_until_sent())
 
     if isinstance(line.client, trio.SocketStream):
         line.wire.send(LARGE)
@@ -458,7 +458,7 @@ async def test_until_sent_means_all(make: Make, nursery: trio.Nursery) -> None:
         await settle()
         received(line.client)
         with trio.fail_after(60):
-            await line.wire.until_sent()
+            await line.wire.wait_until_sent()
         await settle()
     else:
         gate = trio.Event()
@@ -483,7 +483,7 @@ async def test_who_is_paused_is_told_when_something_has_left(nursery: trio.Nurse
     line = Line(nursery, *socket_pair())
     seen: list[int] = []
     line.take = lambda: seen.append(line.wire.unsent_bytes)
-    line.wire.pause()
+    line.wire.pause_reading()
     data = LARGE if task else b"x"
     with current_tick():
         line.wire.send(data)
@@ -495,7 +495,7 @@ async def test_who_is_paused_is_told_when_something_has_left(nursery: trio.Nurse
     await line.hear(len(data))
     await settle()
     assert seen[-1:] == [0]
-    assert await line.wire.until_sent()
+    assert await line.wire.wait_until_sent()
     nursery.cancel_scope.cancel()
 
 
@@ -512,9 +512,9 @@ async def test_a_client_that_goes_while_it_is_paused_is_noticed(make: Make) -> N
 
     def take() -> None:
         if line.wire.unsent_bytes < 1000:
-            line.wire.resume()
+            line.wire.resume_reading()
         else:
-            line.wire.pause()
+            line.wire.pause_reading()
         line.take_all()
 
     line.take = take
@@ -528,7 +528,7 @@ async def test_a_client_that_goes_while_it_is_paused_is_noticed(make: Make) -> N
     gate.set()
     with trio.fail_after(60):
         await line.ended.wait()
-    assert not await line.wire.until_sent()
+    assert not await line.wire.wait_until_sent()
 
 
 # ---- clients that are slow, or have gone
@@ -539,7 +539,7 @@ async def test_a_client_that_does_not_read(make: Make, autojump_clock: trio.test
     stuck(line)
     began = trio.current_time()
     line.wire.send(LARGE)
-    assert not await line.wire.until_sent()
+    assert not await line.wire.wait_until_sent()
     assert trio.current_time() - began == pytest.approx(PATIENCE_S)
     assert [type(error) for error in line.ends] == [ClientSlow]
     assert not await line.send(encode_frame(b"more")), "and nobody waits a second time"
@@ -564,12 +564,12 @@ async def test_nothing_goes_out_behind_half_a_frame(
     line.wire.send(LARGE)
     await settle()
     line.wire.send(encode_frame(b"waits"))
-    assert not await line.wire.until_sent()
+    assert not await line.wire.wait_until_sent()
     half = received(line.client)  # now there is room
     assert LARGE.startswith(half)
     line.wire.send(encode_frame(b"its other half"))
-    line.wire.push()
-    assert not await line.wire.until_sent()
+    line.wire.flush()
+    assert not await line.wire.wait_until_sent()
     await trio.sleep(10)
     assert received(line.client) == b""
     assert [type(error) for error in line.ends] == [ClientSlow], "told once"
@@ -582,7 +582,7 @@ async def test_a_client_that_has_gone_is_no_error_of_who_sends(make: Make) -> No
     await line.client.aclose()
     line.wire.send(encode_frame(b"a"))
     line.wire.send(encode_frame(b"b"))
-    assert not await line.wire.until_sent()
+    assert not await line.wire.wait_until_sent()
     await settle()
     assert {type(error) for error in line.ends} <= {type(None), trio.BrokenResourceError}
     assert 1 <= len(line.ends) <= 2
@@ -593,12 +593,12 @@ async def test_a_stream_that_is_closed_here_while_it_sends(make: Make, autojump_
     stuck(line)
     line.wire.send(LARGE)
     await settle()
-    line.wire.pause()
+    line.wire.pause_reading()
     await trio.aclose_forcefully(line.wire.stream)
     line.wire.send(b"more")
     if isinstance(line.client, trio.SocketStream):
         with trio.fail_after(PATIENCE_S * 2):
-            assert not await line.wire.until_sent()
+            assert not await line.wire.wait_until_sent()
 
 
 async def test_a_cancelled_send_still_sends_the_whole_frame() -> None:
@@ -665,7 +665,7 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
                                 say(command)
                                 say(b"and more")
                         case "wait":
-                            nursery.start_soon(line.wire.until_sent)
+                            nursery.start_soon(line.wire.wait_until_sent)
                         case "read":
                             data += received(theirs)
                         case "settle":
@@ -676,7 +676,7 @@ def test_whatever_way_frames_are_sent_they_arrive_whole_once_and_in_order(
                     while len(data) < sum(len(encode_frame(command)) for command in said):
                         data += await theirs.receive_some(65536)
                         await settle()  # whoever is told of room has said its part
-                assert await line.wire.until_sent()
+                assert await line.wire.wait_until_sent()
                 assert line.wire.unsent_bytes == 0
                 nursery.cancel_scope.cancel()
         OPEN.clear()

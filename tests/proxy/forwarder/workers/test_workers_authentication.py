@@ -27,9 +27,9 @@ from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, Principal
 from proxy.forwarder.workers.authentication import (
     ANONYMOUS,
-    Authentication,
+    AuthenticationExchange,
     Challenge,
-    ClientEnd,
+    ClientEndpoint,
     ClientIdentity,
     Denial,
 )
@@ -44,9 +44,9 @@ class Rounds:
     def __init__(self, answers: list[Any], command: BaseCommand | None = None, *, forwards: bool = False) -> None:
         self.worker = FakeAuthentication(answers)
         self.connect = connect() if command is None else command
-        self.authentication = Authentication(
+        self.authentication = AuthenticationExchange(
             self.worker,  # type: ignore[arg-type]
-            ClientEnd(CLIENT, 0.0, CERTIFICATE),
+            ClientEndpoint(CLIENT, 0.0, CERTIFICATE),
             self.connect.connect,
             timeout_s=10.0,
             forwards_credentials=forwards,
@@ -54,10 +54,10 @@ class Rounds:
         )
 
     async def first(self) -> Any:
-        return await self.authentication.round(self.connect)
+        return await self.authentication.authenticate_round(self.connect)
 
     async def next(self, data: bytes = b"answer", method: str = "token") -> Any:
-        return await self.authentication.round(auth_response(data, method))
+        return await self.authentication.authenticate_round(auth_response(data, method))
 
 
 # ---- what the worker is told
@@ -112,7 +112,9 @@ async def test_an_answer_without_a_body(autojump_clock: trio.testing.MockClock) 
     """Empty data, no method: it is the worker's to deny."""
     rounds = Rounds([challenge(b"q"), denied("method_changed")])
     await rounds.first()
-    assert isinstance(await rounds.authentication.round(BaseCommand(type=BaseCommand.AUTH_RESPONSE)), Denial)
+    assert isinstance(
+        await rounds.authentication.authenticate_round(BaseCommand(type=BaseCommand.AUTH_RESPONSE)), Denial
+    )
     assert rounds.worker.rounds[1] == ("", b"")
 
 

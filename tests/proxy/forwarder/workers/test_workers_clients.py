@@ -26,9 +26,9 @@ from proto.rpc_pb2 import (
     Method,
     ResolveTargetResponse,
 )
-from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEnd, ClientIdentity
+from proxy.forwarder.workers.authentication import ANONYMOUS, ClientEndpoint, ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused, WorkerClients
-from proxy.runtime.network.broker_link import BrokerGreeter, BrokerLink, BrokerLinkFailed
+from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.rpc.client import PendingCall, RpcConnectionLost, RpcError
 
 
@@ -47,12 +47,12 @@ class FakeClient:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def ask_now(self, method: int, body: bytes, on_reply: Any, *, timeout_ms: int, deadline: float) -> bool:
+    def start_call(self, method: int, body: bytes, on_reply: Any, *, timeout_ms: int, deadline: float) -> bool:
         self.asked_now.append((method, body, on_reply, timeout_ms, deadline))
         return self.reached
 
     @asynccontextmanager
-    async def begin(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
+    async def open_call(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
         await trio.lowlevel.checkpoint()
         self.begun.append((method, body, deadline))
         yield self.call_begun
@@ -117,7 +117,7 @@ async def test_an_envelope_that_goes_out_at_once(reached: bool) -> None:
     setup = Setup(limits={"lookup_timeout_ms": 4000})
     setup.lookup.reached = reached
     heard: list[Reply | None] = []
-    assert setup.backends.forward_now(b"envelope", 7.0, heard.append) is reached
+    assert setup.backends.forward_envelope_now(b"envelope", 7.0, heard.append) is reached
     [(method, body, on_reply, timeout_ms, deadline)] = setup.lookup.clients[0].asked_now
     assert (method, body, deadline) == (Method.ENVELOPE, b"envelope", 7.0)
     assert timeout_ms == setup.backends.answer_timeout_s * 1000
@@ -128,23 +128,23 @@ async def test_an_envelope_that_goes_out_at_once(reached: bool) -> None:
 
 async def test_an_envelope_that_a_task_waits_for() -> None:
     setup = Setup()
-    async with setup.backends.forward(b"envelope", 7.0) as call:
+    async with setup.backends.forward_envelope(b"envelope", 7.0) as call:
         assert call is setup.lookup.clients[0].call_begun
     assert setup.lookup.clients[0].begun == [(Method.ENVELOPE, b"envelope", 7.0)]
 
 
 async def test_each_envelope_goes_to_the_worker_that_is_least_busy_then() -> None:
     setup = Setup()
-    setup.backends.forward_now(b"envelope", 7.0, lambda _reply: None)
-    async with setup.backends.forward(b"envelope", 7.0):
+    setup.backends.forward_envelope_now(b"envelope", 7.0, lambda _reply: None)
+    async with setup.backends.forward_envelope(b"envelope", 7.0):
         assert len(setup.lookup.clients) == 2
 
 
 # ---- rounds of authentication
 
 
-def client_end() -> ClientEnd:
-    return ClientEnd(CLIENT, trio.current_time(), CERTIFICATE)
+def client_end() -> ClientEndpoint:
+    return ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE)
 
 
 @pytest.mark.conforms("pip-30.46")
@@ -153,10 +153,10 @@ async def test_rounds_stay_with_one_worker_and_no_answer_is_given_twice(autojump
     setup = Setup(limits={"handshake_timeout_ms": 6000}, authentication={"tls": {}})
     setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
     command = connect(auth_method_name="tls")
-    authentication = setup.backends.new_authentication(client_end(), command.connect)
-    await authentication.round(command)
+    authentication = setup.backends.new_authentication_exchange(client_end(), command.connect)
+    await authentication.authenticate_round(command)
     await trio.sleep(2)
-    await authentication.round(auth_response(b"answer", "tls"))
+    await authentication.authenticate_round(auth_response(b"answer", "tls"))
     [client] = setup.auth.clients
     (_, first, first_timeout_s, first_retry), (_, second, second_timeout_s, second_retry) = client.calls
     assert (first.first_round, first.method, first.data, first.client_address) == (True, "tls", SECRET, CLIENT)
@@ -199,8 +199,8 @@ async def test_a_first_round_is_asked_again_for_methods_of_one_round_alone(
     setup = Setup(authentication=authentication)
     setup.auth.answers[Method.AUTHENTICATE] = AuthenticateResponse(challenge=b"q")
     command = connect(auth_method_name=method)
-    rounds = setup.backends.new_authentication(client_end(), command.connect)
-    await rounds.round(command)
+    rounds = setup.backends.new_authentication_exchange(client_end(), command.connect)
+    await rounds.authenticate_round(command)
     [(_, request, _, retry)] = setup.auth.clients[0].calls
     assert (request.first_round, request.method, retry) == (True, method or "none", retried)
 
@@ -211,7 +211,7 @@ async def test_each_client_has_rounds_of_its_own() -> None:
     client = FakeClient(setup.auth.answers)
     setup.auth.pick = lambda: client  # type: ignore[method-assign]
     for _ in range(2):
-        await setup.backends.new_authentication(client_end(), connect().connect).round(connect())
+        await setup.backends.new_authentication_exchange(client_end(), connect().connect).authenticate_round(connect())
     ids = {request.authentication_id for _, request, _, _ in client.calls}
     assert len(ids) == 2
 
@@ -220,14 +220,16 @@ async def test_a_lost_connection_in_a_round_passes() -> None:
     setup = Setup()
     setup.auth.answers[Method.AUTHENTICATE] = RpcConnectionLost("gone")
     with pytest.raises(RpcError):
-        await setup.backends.new_authentication(client_end(), connect().connect).round(connect())
+        await setup.backends.new_authentication_exchange(client_end(), connect().connect).authenticate_round(connect())
 
 
 @pytest.mark.parametrize("forwards", [False, True])
 async def test_credentials_are_kept_for_forwarding_only_where_the_configuration_says_so(forwards: bool) -> None:
     setup = Setup(brokers={"forward_authorization_credentials": forwards})
     setup.auth.answers[Method.AUTHENTICATE] = authenticated()
-    identity = await setup.backends.new_authentication(client_end(), connect().connect).round(connect())
+    identity = await setup.backends.new_authentication_exchange(client_end(), connect().connect).authenticate_round(
+        connect()
+    )
     assert isinstance(identity, ClientIdentity)
     assert identity.original == (OriginalCredentials("token", SECRET.decode()) if forwards else None)
 
@@ -251,16 +253,16 @@ async def test_broker_profile(answer: Any, expected: CommandConnected | None) ->
 
 async def test_the_profile_is_fresh_for_a_second(autojump_clock: trio.testing.MockClock) -> None:
     setup = Setup()
-    assert not setup.backends.profile_is_fresh
+    assert not setup.backends.is_profile_fresh
     for version in ("old", "new"):
         profile = CommandConnected(server_version=version)
         setup.lookup.answers[Method.BROKER_PROFILE] = BrokerProfileResponse(connected=profile.SerializeToString())
         assert await setup.backends.broker_profile() == setup.backends.profile == profile
-        assert setup.backends.profile_is_fresh
+        assert setup.backends.is_profile_fresh
         await trio.sleep(0.9)
-        assert setup.backends.profile_is_fresh
+        assert setup.backends.is_profile_fresh
         await trio.sleep(0.2)
-        assert not setup.backends.profile_is_fresh
+        assert not setup.backends.is_profile_fresh
 
 
 async def test_the_profiles_age_counts_from_when_it_was_asked_for(autojump_clock: trio.testing.MockClock) -> None:
@@ -274,9 +276,9 @@ async def test_the_profiles_age_counts_from_when_it_was_asked_for(autojump_clock
 
     setup.lookup.pick = lambda: Slow({})  # type: ignore[method-assign]
     await setup.backends.broker_profile()
-    assert setup.backends.profile_is_fresh
+    assert setup.backends.is_profile_fresh
     await trio.sleep(0.2)
-    assert not setup.backends.profile_is_fresh
+    assert not setup.backends.is_profile_fresh
 
 
 @pytest.mark.parametrize("nothing", [BrokerProfileResponse(), RpcConnectionLost("gone")])
@@ -285,7 +287,7 @@ async def test_that_there_is_no_profile_is_not_remembered(nothing: Any) -> None:
     for answer in (nothing, BrokerProfileResponse(connected=CommandConnected(server_version="b").SerializeToString())):
         setup.lookup.answers[Method.BROKER_PROFILE] = answer
         profile = await setup.backends.broker_profile()
-        assert setup.backends.profile_is_fresh is (profile is not None)
+        assert setup.backends.is_profile_fresh is (profile is not None)
     assert profile == CommandConnected(server_version="b")
 
 
@@ -450,9 +452,9 @@ async def test_whether_a_relays_broker_may_ask_for_fresh_credentials(  # noqa: P
 async def test_credentials_for_a_relays_broker_are_asked_for_by_the_settings_in_force() -> None:
     setup = Setup(brokers={"credentials": {"method": "token", "file": "x"}})
     setup.auth.answers[Method.BROKER_CREDENTIALS] = BrokerCredentialsResponse(method="token", data=b"fresh")
-    assert await setup.backends.broker_credentials("b0").answer(None) == ("token", b"fresh")
+    assert await setup.backends.broker_credentials("b0").auth_data_for(None) == ("token", b"fresh")
     assert setup.auth.clients[0].calls[0][1].broker_host == "b0"
-    assert await Setup().backends.broker_credentials("b0").answer(None) == ("", b"")
+    assert await Setup().backends.broker_credentials("b0").auth_data_for(None) == ("", b"")
 
 
 async def test_forwarded_credentials_stand_behind_the_proxys_own(dialled: Dialled) -> None:
@@ -577,13 +579,13 @@ async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
         await trio.sleep(9)
         raise BrokerLinkFailed("timeout", "late", message="late")
 
-    greeter_open = BrokerGreeter.open
+    greeter_open = BrokerLinkFactory.open_link
     calls = iter([open_late, greeter_open, greeter_open])
 
     async def open_next(*args: Any, **options: Any) -> Any:
         return await next(calls)(*args, **options)
 
-    monkeypatch.setattr(BrokerGreeter, "open", open_next)
+    monkeypatch.setattr(BrokerLinkFactory, "open", open_next)
     with pytest.raises(BrokerLinkFailed) as caught:
         await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
     assert caught.value.reason == "timeout"

@@ -25,9 +25,9 @@ from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proto.rpc_pb2 import AuthenticateRequest, Principal
 from proxy.forwarder.workers.authentication import (
-    Authentication,
+    AuthenticationExchange,
     Challenge,
-    ClientEnd,
+    ClientEndpoint,
     ClientIdentity,
     Denial,
     Reauthenticator,
@@ -47,11 +47,11 @@ class Again:
         self._forwards = forwards
         self.reauthenticator = Reauthenticator(self.connect, self._begin)
 
-    def _begin(self, fresh: CommandConnect) -> Authentication:
+    def _begin(self, fresh: CommandConnect) -> AuthenticationExchange:
         self.begun.append(fresh)
-        return Authentication(
+        return AuthenticationExchange(
             self.worker,  # type: ignore[arg-type]
-            ClientEnd(CLIENT, 0.0, CERTIFICATE),
+            ClientEndpoint(CLIENT, 0.0, CERTIFICATE),
             fresh,
             timeout_s=10.0,
             forwards_credentials=self._forwards,
@@ -119,16 +119,16 @@ async def test_after_whatever_ends_rounds_they_begin_anew(end: Any) -> None:
 async def test_who_the_client_last_was() -> None:
     bob = Principal(type="User", name="bob", method="token")
     it = Again([authenticated(), denied(), challenge(b"q"), RpcConnectionLost("gone"), authenticated(bob)])
-    assert it.reauthenticator.identity is None
+    assert it.reauthenticator.last_identity is None
     await it.says()
-    assert it.reauthenticator.identity == ClientIdentity(ALICE, b"sealed")
+    assert it.reauthenticator.last_identity == ClientIdentity(ALICE, b"sealed")
     await it.says()
     await it.says()
     with pytest.raises(RpcConnectionLost):
         await it.says()
-    assert it.reauthenticator.identity == ClientIdentity(ALICE, b"sealed"), "no verdict makes nobody else of it"
+    assert it.reauthenticator.last_identity == ClientIdentity(ALICE, b"sealed"), "no verdict makes nobody else of it"
     await it.says()
-    assert it.reauthenticator.identity == ClientIdentity(bob, b"sealed")
+    assert it.reauthenticator.last_identity == ClientIdentity(bob, b"sealed")
 
 
 async def test_what_is_forwarded_is_what_was_said_last() -> None:
@@ -143,14 +143,14 @@ async def test_what_is_forwarded_is_what_was_said_last() -> None:
 async def test_an_end_between_two_rounds_is_told() -> None:
     it = Again([challenge(b"q")])
     await it.says()
-    it.reauthenticator.end()
-    it.reauthenticator.end()
+    it.reauthenticator.abandon_exchange()
+    it.reauthenticator.abandon_exchange()
     assert it.worker.given_up == [it.requests[0].authentication_id]
 
 
 async def test_an_end_without_rounds_is_nobodys_business() -> None:
     it = Again([authenticated()])
-    it.reauthenticator.end()
+    it.reauthenticator.abandon_exchange()
     assert it.worker.given_up == []
 
 
@@ -169,7 +169,7 @@ async def test_an_end_in_the_middle_of_a_round(nursery: trio.Nursery, verdict: A
     it = Again([later()])
     nursery.start_soon(it.says)
     await trio.testing.wait_all_tasks_blocked()
-    it.reauthenticator.end()
+    it.reauthenticator.abandon_exchange()
     assert it.worker.given_up == []
     gate.set()
     await trio.testing.wait_all_tasks_blocked()

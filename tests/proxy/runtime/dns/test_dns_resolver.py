@@ -20,10 +20,10 @@ import trio.testing
 from fake_dns import Names
 
 from proto.addresses import HostPort
-from proxy.runtime import reloading_file as watched
+from proxy.common import reloading_file as watched
 from proxy.runtime.dns import questions as dns_questions
 from proxy.runtime.dns import resolver as runtime_dns
-from proxy.runtime.dns.questions import FAILED_TTL_S, QUERIES_MAX, QUERIES_PER_OWNER_MAX
+from proxy.runtime.dns.queries import FAILED_TTL_S, QUERIES_MAX, QUERIES_PER_OWNER_MAX
 from proxy.runtime.dns.resolver import (
     OTHER_FAMILY_WAIT_S,
     THREADS_MAX,
@@ -44,21 +44,21 @@ class Group:
 
     def __init__(self, nursery: trio.Nursery, **settings: Any) -> None:
         self.failures = 0
-        settings = {"timeout_s": 5, "ttl_max_s": 300, "knows_more": False, **settings}
+        settings = {"timeout_s": 5, "ttl_max_s": 300, "use_system_resolver": False, **settings}
         self.resolver = Resolver(nursery, on_failure=self._count, **settings)
 
     def _count(self) -> None:
         self.failures += 1
 
     async def at(self, host: str) -> tuple[str, ...]:
-        return (await self.resolver.addresses(host)).addresses
+        return (await self.resolver.resolve_addresses(host)).addresses
 
     async def lifetime_s(self, host: str) -> float:
-        return (await self.resolver.addresses(host)).expires_at - trio.current_time()
+        return (await self.resolver.resolve_addresses(host)).expires_at - trio.current_time()
 
     async def failure(self, host: str) -> str:
         with pytest.raises(ResolutionFailed) as caught:
-            await self.resolver.addresses(host)
+            await self.resolver.resolve_addresses(host)
         return str(caught.value)
 
 
@@ -67,7 +67,7 @@ class Group:
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "::1", "fd00::1"])
 async def test_an_address_is_its_own(names: Names, nursery: trio.Nursery, address: str) -> None:
-    answer = await Group(nursery).resolver.addresses(address)
+    answer = await Group(nursery).resolver.resolve_addresses(address)
     assert (answer.addresses, answer.expires_at) == ((address,), math.inf)
     assert names.server.asked == names.system.asked == []
 
@@ -143,12 +143,12 @@ async def test_search_domains_do_not_mix_hosts(names: Names, nursery: trio.Nurse
 
 async def test_the_system_is_asked_for_what_dns_does_not_know(names: Names, nursery: trio.Nursery) -> None:
     names.system.addresses["printer.local"] = ["10.0.0.9", "10.0.0.8", "10.0.0.9"]
-    assert await Group(nursery, knows_more=True).at("printer.local") == ("10.0.0.9", "10.0.0.8")
+    assert await Group(nursery, use_system_resolver=True).at("printer.local") == ("10.0.0.9", "10.0.0.8")
 
 
 async def test_where_the_system_does_not_know_either_dns_has_the_word(names: Names, nursery: trio.Nursery) -> None:
     names.server.rcode["b.", "A"] = names.server.rcode["b.", "AAAA"] = dns.rcode.SERVFAIL
-    group = Group(nursery, knows_more=True)
+    group = Group(nursery, use_system_resolver=True)
     assert "SERVFAIL" in await group.failure("b")
     assert names.system.asked == ["b"]
 
@@ -156,22 +156,24 @@ async def test_where_the_system_does_not_know_either_dns_has_the_word(names: Nam
 async def test_the_system_is_not_asked_for_names_that_clients_choose(names: Names, nursery: trio.Nursery) -> None:
     """Security: it takes a thread for as long as it likes."""
     names.system.addresses["b"] = ["10.0.0.9"]
-    await Group(nursery, knows_more=False).failure("b")
+    await Group(nursery, use_system_resolver=False).failure("b")
     assert names.system.asked == []
 
 
-@pytest.mark.parametrize("knows_more", [True, False])
-async def test_without_name_servers_the_system_is_all(names: Names, nursery: trio.Nursery, *, knows_more: bool) -> None:
+@pytest.mark.parametrize("use_system_resolver", [True, False])
+async def test_without_name_servers_the_system_is_all(
+    names: Names, nursery: trio.Nursery, *, use_system_resolver: bool
+) -> None:
     names.no_server = True
     names.system.addresses["b"] = ["10.0.0.9"]
     names.system.addresses["none"] = []
-    group = Group(nursery, knows_more=knows_more)
+    group = Group(nursery, use_system_resolver=use_system_resolver)
     assert await group.at("b") == ("10.0.0.9",)
     assert await group.lifetime_s("b") <= 5
     assert "Name or service not known" in await group.failure("c")
     assert "not known" in await group.failure("none")
     with pytest.raises(ResolutionFailed, match="SRV records need a name server"):
-        await group.resolver.services("_pulsar._tcp.b")
+        await group.resolver.resolve_services("_pulsar._tcp.b")
 
 
 # ---- names without addresses
@@ -292,7 +294,7 @@ async def test_names_without_addresses_push_no_answer_out(
 
 async def outcome(group: Group, name: str, owner: str = "") -> Any:
     try:
-        return (await group.resolver.addresses(name, owner=owner)).addresses
+        return (await group.resolver.resolve_addresses(name, owner=owner)).addresses
     except ResolutionFailed as error:
         return error
 
@@ -339,7 +341,7 @@ async def test_a_flood_of_slow_names_is_bounded_and_does_not_delay_another_group
     """Security: names that clients choose must not keep configured brokers unresolved."""
     names.server.delay_s = lambda name, _kind: 0.1 if name == "broker." else math.inf
     names.server.add("broker", "A", "10.0.0.1")
-    clients, operator = Group(nursery), Group(nursery, knows_more=True)
+    clients, operator = Group(nursery), Group(nursery, use_system_resolver=True)
     async with trio.open_nursery() as askers:
         for number in range(5000):
             askers.start_soon(outcome, clients, f"n{number}", f"owner {number % 500}")
@@ -347,7 +349,7 @@ async def test_a_flood_of_slow_names_is_bounded_and_does_not_delay_another_group
         assert names.server.at_once == 2 * QUERIES_MAX
         assert await operator.at("broker") == ("10.0.0.1",)
         assert trio.current_time() == pytest.approx(1.1)
-        assert clients.resolver._questions._line.count == dns_questions.WAITING_MAX
+        assert clients.resolver._questions._line.waiting_count == dns_questions.WAITING_MAX
         late = await outcome(clients, "one-more", "owner 7")
         assert "one-more: too many names" in str(late)
     assert trio.current_time() == pytest.approx(5), "who waits for a turn waits no longer than others"
@@ -444,7 +446,7 @@ async def test_where_nobody_wants_a_name_any_more_it_is_not_asked_for(
         askers.cancel_scope.cancel()
     await trio.testing.wait_all_tasks_blocked()
     questions = group.resolver._questions
-    assert (questions._line.count, len(questions._under_way)) == (0, QUERIES_PER_OWNER_MAX)
+    assert (questions._line.waiting_count, len(questions._under_way)) == (0, QUERIES_PER_OWNER_MAX)
     await trio.sleep(6)
     assert names.server.count("last") == 0
     assert (len(questions._under_way), len(questions._kept), len(questions._failures)) == (0, 0, 16)
@@ -484,7 +486,7 @@ async def test_where_too_many_wait_the_owner_with_most_loses_its_newest(
 
 async def stale(group: Group, name: str) -> Any:
     try:
-        return (await group.resolver.addresses(name, owner="alice", may_be_stale=True)).addresses
+        return (await group.resolver.resolve_addresses(name, owner="alice", may_be_stale=True)).addresses
     except ResolutionFailed as error:
         return str(error)
 
@@ -564,7 +566,7 @@ async def test_a_system_that_hangs_is_not_given_more_and_more_threads(
 
 
 async def services(group: Group, name: str) -> set[tuple[str, int, int]]:
-    found = (await group.resolver.services(name)).services
+    found = (await group.resolver.resolve_services(name)).services
     return {(str(one.target), one.priority, one.weight) for one in found}
 
 
@@ -572,10 +574,11 @@ async def test_services(names: Names, nursery: trio.Nursery, autojump_clock: tri
     names.server.add("_pulsar._tcp.b", "SRV", "1 2 6650 h1.example.", "0 5 7000 h2.example.", ttl=20)
     group = Group(nursery)
     assert await services(group, "_pulsar._tcp.b") == {("h1.example:6650", 1, 2), ("h2.example:7000", 0, 5)}
-    assert (await group.resolver.services("_pulsar._tcp.b")).expires_at == pytest.approx(trio.current_time() + 20)
+    found = await group.resolver.resolve_services("_pulsar._tcp.b")
+    assert found.expires_at == pytest.approx(trio.current_time() + 20)
     assert names.server.count("_pulsar._tcp.b", "SRV") == 1
     with pytest.raises(ResolutionFailed, match=r"^_pulsar\._tcp\.c: has no SRV records"):
-        await group.resolver.services("_pulsar._tcp.c")
+        await group.resolver.resolve_services("_pulsar._tcp.c")
 
 
 async def test_records_that_name_no_host(names: Names, nursery: trio.Nursery) -> None:
@@ -583,7 +586,7 @@ async def test_records_that_name_no_host(names: Names, nursery: trio.Nursery) ->
     names.server.add("some", "SRV", "0 0 0 h.", "0 0 6650 a\\032b.", "0 0 6650 good.")
     group = Group(nursery)
     assert await services(group, "none") == set(), 'RFC 2782: "." means that the service is not there'
-    assert (await group.resolver.services("some")).services == (Service(HostPort("good", 6650), 0, 0),)
+    assert (await group.resolver.resolve_services("some")).services == (Service(HostPort("good", 6650), 0, 0),)
 
 
 # ---- files

@@ -17,7 +17,7 @@ Queue = FairQueue[str, int]
 def filled(queue: Queue, owners: str) -> Queue:
     """Items 0, 1, … of these owners, in this order."""
     for number, owner in enumerate(owners):
-        assert queue.put(owner, number) is None
+        assert queue.enqueue(owner, number) is None
     return queue
 
 
@@ -25,39 +25,44 @@ def served(queue: Queue, count: int) -> str:
     """The owners of the next items, each of which ends at once."""
     found = ""
     for _ in range(count):
-        taken = queue.take()
+        taken = queue.start_next()
         if taken is None:
             break
         found += taken[0]
-        queue.release(taken[0])
+        queue.release_slot(taken[0])
     return found
 
 
 def test_owners_in_turn_and_each_owners_items_in_order() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=10), "aaabcb")
     taken = []
-    while (one := queue.take()) is not None:
+    while (one := queue.start_next()) is not None:
         taken.append(one)
-        queue.release(one[0])
+        queue.release_slot(one[0])
     assert taken == [("a", 0), ("b", 3), ("c", 4), ("a", 1), ("b", 5), ("a", 2)]
-    assert queue.count == 0
+    assert queue.waiting_count == 0
 
 
 def test_no_more_than_the_slots_are_taken() -> None:
     queue = filled(FairQueue(slots=2, waiting_max=10), "abc")
-    assert queue.take() == ("a", 0)
-    assert queue.take() == ("b", 1)
-    assert queue.take() is None
-    queue.release("a")
-    assert queue.take() == ("c", 2)
+    assert queue.start_next() == ("a", 0)
+    assert queue.start_next() == ("b", 1)
+    assert queue.start_next() is None
+    queue.release_slot("a")
+    assert queue.start_next() == ("c", 2)
 
 
 def test_an_owner_that_may_hold_no_more_is_passed_by() -> None:
     queue: Queue = FairQueue(slots=4, waiting_max=10, may_hold=lambda _owner, held, free: held < free)
     filled(queue, "aaaaab")
-    assert [queue.take(), queue.take(), queue.take(), queue.take()] == [("a", 0), ("b", 5), ("a", 1), None]
-    queue.put("c", 9)
-    assert queue.take() == ("c", 9), "the last slot is somebody else's"
+    assert [queue.start_next() for _ in range(4)] == [
+        ("a", 0),
+        ("b", 5),
+        ("a", 1),
+        None,
+    ]
+    queue.enqueue("c", 9)
+    assert queue.start_next() == ("c", 9), "the last slot is somebody else's"
 
 
 # ---- where there is no room
@@ -65,45 +70,45 @@ def test_an_owner_that_may_hold_no_more_is_passed_by() -> None:
 
 def test_the_newest_of_the_owner_with_most_waiting_is_dropped() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=5), "aaabb")
-    assert queue.put("c", 9) == ("a", 2)
-    assert queue.put("b", 10) == ("b", 10), "it would have the most"
+    assert queue.enqueue("c", 9) == ("a", 2)
+    assert queue.enqueue("b", 10) == ("b", 10), "it would have the most"
     assert served(queue, 9) == "abcab"
 
 
 def test_a_newcomer_from_a_quiet_owner_is_let_in_however_full_it_is() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=100), "a" * 100)
     for number in range(49):
-        assert queue.put("b", 100 + number) == ("a", 99 - number)
-    assert queue.put("a", 999) == ("a", 999)
-    assert queue.put("c", 1000) == ("a", 50)
+        assert queue.enqueue("b", 100 + number) == ("a", 99 - number)
+    assert queue.enqueue("a", 999) == ("a", 999)
+    assert queue.enqueue("c", 1000) == ("a", 50)
 
 
 def test_who_is_in_line_is_not_dropped_for_an_equal() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=3), "abc")
-    assert queue.put("d", 9) == ("d", 9)
-    assert queue.put("a", 9) == ("a", 9)
+    assert queue.enqueue("d", 9) == ("d", 9)
+    assert queue.enqueue("a", 9) == ("a", 9)
     assert served(queue, 9) == "abc"
 
 
 def test_among_equals_the_one_of_higher_rank_is_dropped() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=3, rank=lambda owner: owner.isupper()), "aBc")
-    assert queue.put("d", 9) == ("B", 1)
-    assert queue.put("E", 10) == ("E", 10)
+    assert queue.enqueue("d", 9) == ("B", 1)
+    assert queue.enqueue("E", 10) == ("E", 10)
 
 
 def test_one_owner_may_have_its_own_bound() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=10, waiting_per_owner_max=2), "aa")
-    assert queue.put("a", 9) == ("a", 9)
-    assert queue.put("b", 10) is None
+    assert queue.enqueue("a", 9) == ("a", 9)
+    assert queue.enqueue("b", 10) is None
 
 
 def test_who_leaves_makes_room() -> None:
     queue = filled(FairQueue(slots=1, waiting_max=2), "ab")
-    queue.remove("a", 0)
-    queue.remove("a", 0)
-    queue.remove("nobody", 0)
-    assert queue.count == 1
-    assert queue.put("c", 2) is None
+    queue.remove_waiting("a", 0)
+    queue.remove_waiting("a", 0)
+    queue.remove_waiting("nobody", 0)
+    assert queue.waiting_count == 1
+    assert queue.enqueue("c", 2) is None
     assert served(queue, 9) == "bc"
 
 
@@ -161,7 +166,7 @@ class Model(RuleBasedStateMachine):
         self.number += 1
         mine = len(self.waiting[owner])
         most = max(len(items) for items in self.waiting.values())
-        dropped = self.queue.put(owner, self.number)
+        dropped = self.queue.enqueue(owner, self.number)
         self.waiting[owner].append(self.number)
         if dropped is not None:
             assert sum(map(len, self.waiting.values())) == WAITING_MAX + 1
@@ -174,7 +179,7 @@ class Model(RuleBasedStateMachine):
     @rule()
     def take(self) -> None:
         may = [one for one, items in self.waiting.items() if items and self._may_hold(one, self.held[one], 1)]
-        taken = self.queue.take()
+        taken = self.queue.start_next()
         if taken is None:
             assert not may or self.held.total() == SLOTS
             return
@@ -190,7 +195,7 @@ class Model(RuleBasedStateMachine):
     def release(self, owner: str) -> None:
         if self.held[owner]:
             self.held[owner] -= 1
-            self.queue.release(owner)
+            self.queue.release_slot(owner)
 
     @rule(owner=OWNERS, pick=st.randoms(use_true_random=False))
     def leave(self, owner: str, pick: object) -> None:
@@ -198,14 +203,14 @@ class Model(RuleBasedStateMachine):
             choose: Callable[[list[int]], int] = pick.choice  # type: ignore[attr-defined]
             item = choose(self.waiting[owner])
             self.waiting[owner].remove(item)
-            self.queue.remove(owner, item)
+            self.queue.remove_waiting(owner, item)
 
     @invariant()
     def counts(self) -> None:
-        assert self.queue.count == sum(map(len, self.waiting.values())) <= WAITING_MAX
+        assert self.queue.waiting_count == sum(map(len, self.waiting.values())) <= WAITING_MAX
         assert self.held.total() <= SLOTS
         for owner, items in self.waiting.items():
-            assert self.queue.waiting_of(owner) == len(items)
+            assert self.queue.count_waiting(owner) == len(items)
         sizes = Counter(len(items) for items in self.waiting.values() if items)
         assert self.queue._owners_by_size == sizes
 

@@ -20,7 +20,7 @@ class Owner:
     def __init__(self, deadlines: Deadlines, then: Callable[[Deadline], None] = lambda _: None) -> None:
         self.passed: list[float] = []
         self._then = then
-        self.deadline = deadlines.new(self._wake)
+        self.deadline = deadlines.new_deadline(self._wake)
 
     def _wake(self) -> None:
         self.passed.append(trio.current_time())

@@ -229,7 +229,7 @@ async def test_several_in_one_round_are_one_turn(reactor: Reactor, sockets: Sock
     order: list[str] = []
 
     class Speaker:
-        def push(self) -> None:
+        def flush(self) -> None:
             order.append("push")
 
     speaker, turn = Speaker(), current_tick()
@@ -332,7 +332,7 @@ class SpyOnPolls:
         reactor.epoll = self  # type: ignore[assignment]
         reactor._timer = self  # type: ignore[assignment]
 
-    def set(self, seconds: float) -> None:
+    def arm(self, seconds: float) -> None:
         """As a TimerFd's."""
         self.timers.append(seconds)
 
@@ -343,7 +343,7 @@ class SpyOnPolls:
 
     def _ring(self, most: int) -> list[tuple[int, int]]:
         self._clock.now += self.timers.pop()  # without an alarm nothing would end this
-        self._timer.ring()
+        self._timer.fire_now()
         return self._epoll.poll(-1, most)
 
     def __getattr__(self, name: str) -> Any:
@@ -392,7 +392,7 @@ async def test_what_comes_while_it_lingers_is_a_round_of_its_own(
     class Answer:
         """A peer that asks again as soon as it is answered."""
 
-        def push(self) -> None:
+        def flush(self) -> None:
             order.append("push")
             if len(order) < 6:
                 theirs.send(b"again")
@@ -537,7 +537,7 @@ async def test_a_stream_in_memory_has_a_turn_for_each_chunk(nursery: trio.Nurser
     turn = current_tick()
 
     class Speaker:
-        def push(self) -> None:
+        def flush(self) -> None:
             order.append("push")
 
     speaker = Speaker()

@@ -15,7 +15,7 @@ class Speaker:
         self._said = said
         self._name = name
 
-    def push(self) -> None:
+    def flush(self) -> None:
         self._said.append(self._name)
 
 
@@ -69,8 +69,8 @@ def test_who_is_touched_by_another_ones_speech_speaks_in_the_same_turn() -> None
     turn, last = Tick(), Speaker(said, "last")
 
     class Chained(Speaker):
-        def push(self) -> None:
-            super().push()
+        def flush(self) -> None:
+            super().flush()
             turn.schedule_flush(last)
 
     with turn:
@@ -87,10 +87,10 @@ def test_a_turn_within_a_speech_keeps_the_order() -> None:
     turn, last = Tick(), Speaker(said, "last")
 
     class Reading(Speaker):
-        def push(self) -> None:
+        def flush(self) -> None:
             with turn:
                 turn.schedule_flush(last)
-            super().push()
+            super().flush()
 
     with turn:
         turn.schedule_flush(Reading(said, "first"))
@@ -103,7 +103,7 @@ def test_a_defect_of_one_keeps_no_other_from_speaking() -> None:
     turn = Tick()
 
     class Broken(Speaker):
-        def push(self) -> None:
+        def flush(self) -> None:
             raise ZeroDivisionError
 
     with structlog.testing.capture_logs() as logs, turn:

@@ -18,7 +18,7 @@ from proto.frames import FrameDecoder
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, ServerError
 from proxy.config.types import Brokers
 from proxy.runtime.network import dialing
-from proxy.runtime.network.broker_link import BrokerGreeter, BrokerLink, BrokerLinkFailed
+from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.network.tls import TlsFailed
 from proxy.runtime.rpc.client import RpcError
@@ -85,7 +85,7 @@ class FakeCredentials:
     def complete(self) -> bool:
         return len(self.challenges) > self._proof_after
 
-    async def answer(self, challenge: bytes | None) -> tuple[str, bytes]:
+    async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
         await trio.sleep(self._delay_s)
         if len(self.challenges) >= self._broken_from:
             raise RpcError("no auth worker")
@@ -105,8 +105,8 @@ def make_connect(method: str, data: bytes) -> CommandConnect:
 
 
 async def open_link(*addresses: str, credentials: Any = None, **limits: Any) -> BrokerLink:
-    greeter = BrokerGreeter(Dialer(msgspec.convert(limits, Brokers)), 4096, "pulsar-trio-proxy-test")
-    return await greeter.open(BROKER, addresses, credentials or FakeCredentials(), make_connect)
+    greeter = BrokerLinkFactory(Dialer(msgspec.convert(limits, Brokers)), 4096, "pulsar-trio-proxy-test")
+    return await greeter.open_link(BROKER, addresses, credentials or FakeCredentials(), make_connect)
 
 
 async def failure(*addresses: str, **how: Any) -> BrokerLinkFailed:
@@ -128,7 +128,7 @@ async def test_connected(brokers: FakeBrokers) -> None:
     link = await open_link("10.0.0.1")
     assert link.connected.message.server_version == "b"
     assert link.connected.frame.encode() == CONNECTED
-    assert link.connected.rest == b""
+    assert link.connected.trailing_data == b""
     [command] = ends[0].heard
     assert (command.connect.auth_method_name, command.connect.auth_data) == ("token", b"answer-0")
     assert command.connect.original_principal == "alice"
@@ -157,7 +157,7 @@ async def test_bytes_behind_connected_are_kept(brokers: FakeBrokers, rest: bytes
         await broker.say(CONNECTED, rest)
 
     brokers.at["10.0.0.1"] = script
-    assert (await open_link("10.0.0.1")).connected.rest == rest
+    assert (await open_link("10.0.0.1")).connected.trailing_data == rest
 
 
 async def test_connected_split_at_every_byte(brokers: FakeBrokers) -> None:

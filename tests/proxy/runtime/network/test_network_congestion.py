@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from proxy.runtime.network import congestion
-from proxy.runtime.network.congestion import use_congestion_control, use_for_accepted
+from proxy.runtime.network.congestion import set_congestion_control, set_congestion_control_of_accepted
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bytes]]:
     def choose(name: str, *, system: str = "cubic", current: str = "", refuses: bool = False) -> list[bytes]:
         monkeypatch.setattr(congestion, "_systems", lambda: system)
         sock = FakeSocket(current or system, refuses=refuses)
-        use = use_for_accepted if current else use_congestion_control
+        use = set_congestion_control_of_accepted if current else set_congestion_control
         use(sock, name)  # type: ignore[arg-type]
         return sock.chosen
 
@@ -92,8 +92,8 @@ def test_a_refusal_is_said_once_and_no_more(chosen: Chosen) -> None:
 def test_with_a_real_socket() -> None:
     """reno is in every kernel, and allowed to every process."""
     with socket.socket() as sock:
-        use_congestion_control(sock, "reno")
+        set_congestion_control(sock, "reno")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"reno\0")
     with structlog.testing.capture_logs() as logs, socket.socket() as sock:
-        use_congestion_control(sock, "no-such-one")
+        set_congestion_control(sock, "no-such-one")
     assert [entry["congestion_control"] for entry in logs] == ["no-such-one"]

@@ -16,12 +16,12 @@ import trio.testing
 from e2e.lab.certificates import OTHER_HOST, Authority, Pair
 
 from proto.addresses import HostPort
-from proxy.config.errors import ConfigError
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import Brokers, ListenerTls
-from proxy.runtime import reloading_file as watched
 from proxy.runtime.network import dialing
 from proxy.runtime.network.congestion import _systems
-from proxy.runtime.network.dialing import ATTEMPT_DELAY_S, Dialer, NotDialled, families_in_turn, tune_socket
+from proxy.runtime.network.dialing import ATTEMPT_DELAY_S, Dialer, DialFailed, interleave_families, tune_socket
 from proxy.runtime.network.tls import TlsFailed, TlsStream, listener_context
 
 PORT = 6651
@@ -87,8 +87,8 @@ async def plain(stream: Stream) -> None:
     await stream.send_all(b"plain")
 
 
-async def failure(dialer: Dialer, *addresses: str, broker: HostPort = HERE) -> NotDialled:
-    with pytest.raises(NotDialled) as caught:
+async def failure(dialer: Dialer, *addresses: str, broker: HostPort = HERE) -> DialFailed:
+    with pytest.raises(DialFailed) as caught:
         await dialer.dial_any(broker, addresses)
     return caught.value
 
@@ -149,7 +149,7 @@ async def test_the_families_take_turns(hosts: Hosts, autojump_clock: trio.testin
     ],
 )
 def test_in_which_order(addresses: tuple[str, ...], expected: list[str]) -> None:
-    assert families_in_turn(addresses) == expected
+    assert interleave_families(addresses) == expected
 
 
 async def test_two_at_the_same_moment(
@@ -263,7 +263,7 @@ async def look(dialer: Dialer) -> None:
     knows nothing.
     """
     assert dialer._tls is not None
-    await dialer._tls.current()
+    await dialer._tls.current_value()
 
 
 async def test_tls(hosts: Hosts, authority: Authority) -> None:

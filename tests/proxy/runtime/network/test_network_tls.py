@@ -20,9 +20,9 @@ import trio.testing
 from cryptography.hazmat.primitives import serialization
 from e2e.lab.certificates import Authority, Pair
 
-from proxy.config.errors import ConfigError
+from proxy.common import reloading_file as watched
+from proxy.common.errors import ConfigError
 from proxy.config.types import BrokerTls, ListenerTls
-from proxy.runtime import reloading_file as watched
 from proxy.runtime.network import tls
 from proxy.runtime.network.tls import RECEIVE_BYTES, TlsFailed, TlsStream, broker_context, listener_context
 
@@ -821,10 +821,10 @@ async def test_a_new_certificate_is_for_who_comes_from_now_on(
 ) -> None:
     mine = authority.server("renewed")
     watched_context = listener_context("listener[0].tls", ListenerTls(certificate=mine.certificate, key=mine.key))
-    before = await watched_context.current()
+    before = await watched_context.current_value()
     authority.server("renewed")  # the same name, another key
     await trio.sleep(watched.LOOK_INTERVAL_S)
-    after = await watched_context.current()
+    after = await watched_context.current_value()
     assert after is not before
     client = client_context(authority)
     assert await certificate_of(after, client) != await certificate_of(before, client)
@@ -852,14 +852,14 @@ async def test_a_broken_change_keeps_what_was(authority: Authority, autojump_clo
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
             await trio.sleep(watched.LOOK_INTERVAL_S)
-            assert await watched_context.current() is before
+            assert await watched_context.current_value() is before
     [entry] = logs
     assert entry["log_level"] == "error"
     assert mine.key in entry["files"]
     assert "s3cret" not in str(entry)
     Path(mine.key).write_bytes(key)
     await trio.sleep(watched.LOOK_INTERVAL_S)
-    assert await watched_context.current() is not before
+    assert await watched_context.current_value() is not before
 
 
 async def test_authorities_are_watched_too(
@@ -873,11 +873,11 @@ async def test_authorities_are_watched_too(
         ),
         broker_context(BrokerTls(trust=str(trust))),
     ):
-        [before] = (await watched_context.current()).get_ca_certs()
+        [before] = (await watched_context.current_value()).get_ca_certs()
         os.replace(trust, tmp_path / "old.pem")
         trust.write_bytes(Path(stranger.file).read_bytes())
         await trio.sleep(watched.LOOK_INTERVAL_S)
-        [after] = (await watched_context.current()).get_ca_certs()
+        [after] = (await watched_context.current_value()).get_ca_certs()
         assert "ours" in str(before["subject"])
         assert "strange" in str(after["subject"])
         os.replace(tmp_path / "old.pem", trust)

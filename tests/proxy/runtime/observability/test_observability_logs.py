@@ -13,8 +13,9 @@ import structlog
 import trio
 
 from proto.roles import Role
+from proxy.common.logs import Throttle, get_logger
 from proxy.config.types import Config, Log
-from proxy.runtime.observability.logs import ENTRIES_PER_SECOND_MAX, Throttle, configure_logs, get_logger
+from proxy.runtime.observability.logs import DROPPED_FIELD, ENTRIES_PER_SECOND_MAX, configure_logs
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.process.descriptors import Descriptors
 from proxy.runtime.process.worker import WorkerContext
@@ -113,7 +114,7 @@ async def test_the_role_is_in_entries_of_every_task(capsys: pytest.CaptureFixtur
 
 def test_a_storm_is_bounded_and_counted() -> None:
     now = [0.0]
-    throttle = Throttle(clock=lambda: now[0])
+    throttle = Throttle(ENTRIES_PER_SECOND_MAX, DROPPED_FIELD, lambda: now[0])
 
     def write(event: str) -> dict[str, Any] | None:
         try:

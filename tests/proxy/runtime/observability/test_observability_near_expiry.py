@@ -7,7 +7,13 @@ import json
 import msgspec
 import pytest
 
-from proxy.runtime.observability.near_expiry import SHOWN_MAX, NearExpiry, SessionEnd, merged, near_expiry
+from proxy.runtime.observability.near_expiry import (
+    SHOWN_MAX,
+    NearExpiry,
+    SessionEnd,
+    merge_near_expiry,
+    summarize_near_expiry,
+)
 
 NONE = {"expired_and_idle": 0, "ending_within_60_s": 0, "soonest": []}
 
@@ -17,8 +23,8 @@ def ends(*seconds_left: float) -> list[SessionEnd]:
 
 
 def test_nobody() -> None:
-    assert near_expiry([]) == NONE
-    assert merged([]) == NONE
+    assert summarize_near_expiry([]) == NONE
+    assert merge_near_expiry([]) == NONE
 
 
 @pytest.mark.parametrize(
@@ -26,26 +32,26 @@ def test_nobody() -> None:
     [(-1000.0, 1, 0), (0.0, 1, 0), (0.001, 0, 1), (60.0, 0, 1), (60.001, 0, 0), (float("inf"), 0, 0)],
 )
 def test_what_is_near(seconds_left: float, expired: int, ending: int) -> None:
-    found = near_expiry(ends(seconds_left))
+    found = summarize_near_expiry(ends(seconds_left))
     assert (found["expired_and_idle"], found["ending_within_60_s"]) == (expired, ending)
     assert len(found["soonest"]) == ending
 
 
 def test_the_soonest_come_first_and_are_few() -> None:
     """Those that have expired already would hide them: nothing is about to happen to these."""
-    found = near_expiry(ends(*range(59, -60, -1)))
+    found = summarize_near_expiry(ends(*range(59, -60, -1)))
     assert (found["expired_and_idle"], found["ending_within_60_s"]) == (60, 59)
     assert [session["seconds_left"] for session in found["soonest"]] == list(range(1, SHOWN_MAX + 1))
     assert found["soonest"][0] == {"client": "192.0.2.7:58", "principal": "alice", "seconds_left": 1}
 
 
 def test_as_json() -> None:
-    found = json.loads(json.dumps(near_expiry(ends(12.3456))))
+    found = json.loads(json.dumps(summarize_near_expiry(ends(12.3456))))
     assert found["soonest"] == [{"client": "192.0.2.7:0", "principal": "alice", "seconds_left": 12.3}]
 
 
 def test_those_of_several_forwarders_are_one_list() -> None:
-    parts = [msgspec.convert(near_expiry(ends(*range(first, 60, 2), -1)), NearExpiry) for first in (1, 2)]
-    found = merged(iter(parts))
+    parts = [msgspec.convert(summarize_near_expiry(ends(*range(first, 60, 2), -1)), NearExpiry) for first in (1, 2)]
+    found = merge_near_expiry(iter(parts))
     assert (found["expired_and_idle"], found["ending_within_60_s"]) == (2, 59)
     assert [session["seconds_left"] for session in found["soonest"]] == list(range(1, SHOWN_MAX + 1))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.runtime.observability.metrics import exposition
-from proxy.runtime.observability.process_metrics import ProcessMetrics, measure_process
+from proxy.runtime.observability.metrics import render_metrics
+from proxy.runtime.observability.process_metrics import ProcessMetrics, register_process_metrics
 
 NAMES = {
     "process_cpu_seconds_total",
@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parents[4]
 OPENS_FILES = """
 import os
 from prometheus_client import CollectorRegistry
-from proxy.runtime.observability.process_metrics import measure_process
+from proxy.runtime.observability.process_metrics import register_process_metrics
 
 registry = CollectorRegistry()
-measure_process(registry)
+register_process_metrics(registry)
 print(registry.get_sample_value("process_open_fds"))
 files = [os.open("/dev/null", os.O_RDONLY) for _ in range(50)]
 print(registry.get_sample_value("process_open_fds"))
@@ -41,13 +41,13 @@ print(registry.get_sample_value("process_open_fds"))
 
 
 def values(registry: CollectorRegistry) -> dict[str, float]:
-    lines = [line.split() for line in exposition(registry).splitlines() if not line.startswith("#")]
+    lines = [line.split() for line in render_metrics(registry).splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in lines}
 
 
 def test_this_process() -> None:
     registry = CollectorRegistry()
-    measure_process(registry)
+    register_process_metrics(registry)
     found = values(registry)
     assert set(found) == NAMES
     assert found["process_max_fds"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]

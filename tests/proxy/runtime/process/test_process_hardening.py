@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from proxy.runtime.process import hardening
-from proxy.runtime.process.hardening import adopt_orphans, confine_process, harden_process, prefer_for_oom_kill
+from proxy.runtime.process.hardening import become_subreaper, confine_process, harden_process, raise_oom_score
 
 ROOT = Path(hardening.__file__).parents[3]
 
@@ -154,14 +154,14 @@ def test_a_ruleset_that_is_refused_is_an_error(kernel: Kernel) -> None:
 
 
 def test_orphans_are_adopted(kernel: Kernel) -> None:
-    adopt_orphans()
+    become_subreaper()
     assert kernel.asked == [(36, 1, 0, 0, 0)], "PR_SET_CHILD_SUBREAPER"
 
 
 def test_a_kernel_that_refuses_is_an_error(kernel: Kernel) -> None:
     kernel.error = 22
     with pytest.raises(OSError, match=r"prctl\(36, 1\): Invalid argument"):
-        adopt_orphans()
+        become_subreaper()
 
 
 # ---- where memory runs out
@@ -173,9 +173,9 @@ def test_a_kernel_that_refuses_is_an_error(kernel: Kernel) -> None:
 def test_a_worker_is_ended_before_what_started_it(before: int, more: int, after: int) -> None:
     """``before``: what the container's class gives; to raise it needs no privilege."""
     code = (
-        "import sys; from proxy.runtime.process.hardening import harden_process, prefer_for_oom_kill;"
+        "import sys; from proxy.runtime.process.hardening import harden_process, raise_oom_score;"
         f"open('/proc/self/oom_score_adj', 'w').write('{before}');"
-        f"prefer_for_oom_kill({more}); harden_process(); print(open('/proc/self/oom_score_adj').read())"
+        f"raise_oom_score({more}); harden_process(); print(open('/proc/self/oom_score_adj').read())"
     )
     inherited = int(Path("/proc/self/oom_score_adj").read_text())
     if before < inherited:
@@ -188,7 +188,7 @@ def test_a_worker_is_ended_before_what_started_it(before: int, more: int, after:
 @pytest.mark.parametrize("package", ["auth", "lookup", "proxy/admin", "proxy/forwarder"])
 def test_every_worker_says_so_before_the_file_is_roots(package: str) -> None:
     text = (ROOT / package / "__main__.py").read_text().partition("__name__")[2]
-    assert 0 < text.find("prefer_for_oom_kill(") < text.find("harden_process()")
+    assert 0 < text.find("raise_oom_score(") < text.find("harden_process()")
 
 
 def test_a_score_that_cannot_be_written_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,4 +196,4 @@ def test_a_score_that_cannot_be_written_is_no_failure(monkeypatch: pytest.Monkey
         raise PermissionError
 
     monkeypatch.setattr("builtins.open", refuse)
-    prefer_for_oom_kill(200)
+    raise_oom_score(200)

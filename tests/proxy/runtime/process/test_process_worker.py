@@ -28,7 +28,7 @@ from proto.rpc_pb2 import (
     Status,
     Text,
 )
-from proxy.config.errors import ConfigError
+from proxy.common.errors import ConfigError
 from proxy.config.load import encode_config
 from proxy.config.types import Config, Limits
 from proxy.runtime.process import worker

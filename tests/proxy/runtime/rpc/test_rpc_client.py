@@ -406,9 +406,9 @@ async def test_who_does_not_wait_any_more_says_so(
 
 
 async def test_a_call_whose_answer_nobody_waits_for(raw: RawServer, client: RpcClient) -> None:
-    client.tell(Method.ENVELOPE, Text(text="before there is a connection"), timeout_s=1.0)
+    client.send_notification(Method.ENVELOPE, Text(text="before there is a connection"), timeout_s=1.0)
     await trio.testing.wait_all_tasks_blocked()
-    client.tell(Method.ENVELOPE, Text(text="bye"), timeout_s=1.0)
+    client.send_notification(Method.ENVELOPE, Text(text="bye"), timeout_s=1.0)
     call = await raw.read()
     assert (call.method, Text.FromString(call.request).text, call.timeout_ms) == (Method.ENVELOPE, "bye", 1000)
     assert client.in_flight == 0
@@ -801,11 +801,11 @@ async def test_a_pool_gives_the_least_busy_worker(wires: MakeWires, nursery: tri
     clients = [RpcClient(lines.connect, max_frame_bytes=FRAME_BYTES_MAX) for _ in range(2)]
     pool = RpcPool(clients)
     nursery.start_soon(pool.run)
-    assert {pool.pick(), pool.pick()} == set(clients), "in turn where they are equally busy"
-    busy = pool.pick()
+    assert {pool.pick_client(), pool.pick_client()} == set(clients), "in turn where they are equally busy"
+    busy = pool.pick_client()
     nursery.start_soon(ask, busy)
     await trio.testing.wait_all_tasks_blocked()
-    assert all(pool.pick() is not busy for _ in range(4))
+    assert all(pool.pick_client() is not busy for _ in range(4))
     gate.set()
 
 
@@ -825,10 +825,10 @@ async def test_a_worker_that_let_a_deadline_pass_is_passed_over(
     nursery.start_soon(pool.run)
     with pytest.raises(RpcDeadlineExceeded):
         await ask(hanging, timeout_s=1)
-    assert {pool.pick() for _ in range(4)} == {well}
+    assert {pool.pick_client() for _ in range(4)} == {well}
     gate.set()
     await trio.sleep(1)  # its late answer shows that it is there again
-    assert {pool.pick() for _ in range(4)} == {hanging, well}
+    assert {pool.pick_client() for _ in range(4)} == {hanging, well}
 
 
 async def test_one_call_finds_out_whether_a_successor_is_there_yet(wires: MakeWires, nursery: trio.Nursery) -> None:
@@ -846,10 +846,10 @@ async def test_one_call_finds_out_whether_a_successor_is_there_yet(wires: MakeWi
     await ask(well)
     nursery.start_soon(ask, late)
     await trio.testing.wait_all_tasks_blocked()
-    assert {pool.pick() for _ in range(4)} == {well}
+    assert {pool.pick_client() for _ in range(4)} == {well}
     gate.set()
     await trio.testing.wait_all_tasks_blocked()
-    assert {pool.pick() for _ in range(4)} == {late, well}
+    assert {pool.pick_client() for _ in range(4)} == {late, well}
 
 
 async def test_where_all_let_a_deadline_pass_all_are_asked(wires: MakeWires) -> None:
@@ -857,7 +857,7 @@ async def test_where_all_let_a_deadline_pass_all_are_asked(wires: MakeWires) -> 
     for client in clients:
         client.suspect = True
     pool = RpcPool(clients)
-    assert {pool.pick(), pool.pick()} == set(clients)
+    assert {pool.pick_client(), pool.pick_client()} == set(clients)
 
 
 async def test_a_worker_that_was_replaced_is_not_passed_over_for_ever(
@@ -873,7 +873,7 @@ async def test_a_worker_that_was_replaced_is_not_passed_over_for_ever(
         await ask(late, timeout_s=1)
     await trio.sleep(60)
     assert len(restarting.connections) == 1
-    assert late in {pool.pick() for _ in range(4)}
+    assert late in {pool.pick_client() for _ in range(4)}
 
 
 async def test_ids_for_exchanges_are_unique(client: RpcClient) -> None:

@@ -19,7 +19,7 @@ from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc import server as rpc_server
 from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcConnectionLost, RpcResponseCorrupt
 from proxy.runtime.rpc.peers import Caller
-from proxy.runtime.rpc.server import WAITING_BYTES_MAX, Answer, InParts, RpcRefused, RpcServer
+from proxy.runtime.rpc.server import WAITING_BYTES_MAX, ReplyStream, RpcRefused, RpcServer, StreamingHandler
 
 
 @pytest.fixture
@@ -46,12 +46,14 @@ Heard = list[tuple[bytes, bool] | None]
 
 
 def listener(heard: Heard) -> Callable[[Reply | None], None]:
-    return lambda reply: heard.append(None if reply is None else (reply.response, reply.more))
+    return lambda reply: heard.append(None if reply is None else (reply.response, reply.has_more))
 
 
-def ask_now(client: RpcClient, heard: Heard, body: bytes = b"body", timeout_s: float = 5.0) -> bool:
+def start_call(client: RpcClient, heard: Heard, body: bytes = b"body", timeout_s: float = 5.0) -> bool:
     deadline = trio.current_time() + timeout_s
-    return client.ask_now(Method.ENVELOPE, body, listener(heard), timeout_ms=int(timeout_s * 1000), deadline=deadline)
+    return client.start_call(
+        Method.ENVELOPE, body, listener(heard), timeout_ms=int(timeout_s * 1000), deadline=deadline
+    )
 
 
 # ---- the caller: a call without a task
@@ -59,7 +61,7 @@ def ask_now(client: RpcClient, heard: Heard, body: bytes = b"body", timeout_s: f
 
 async def test_a_call_without_a_task(raw: RawServer, client: RpcClient) -> None:
     heard: Heard = []
-    assert ask_now(client, heard, timeout_s=60)
+    assert start_call(client, heard, timeout_s=60)
     assert client.in_flight == 1
     call = await raw.read()
     assert (call.method, call.request, call.timeout_ms) == (Method.ENVELOPE, b"body", 60_000)
@@ -70,7 +72,7 @@ async def test_a_call_without_a_task(raw: RawServer, client: RpcClient) -> None:
 
 async def test_its_reply_may_come_in_parts(raw: RawServer, client: RpcClient) -> None:
     heard: Heard = []
-    ask_now(client, heard)
+    start_call(client, heard)
     call = await raw.read()
     await say(raw, call.correlation_id, b"a", more=True)
     await say(raw, call.correlation_id, b"b", more=True)
@@ -83,7 +85,7 @@ async def test_its_reply_may_come_in_parts(raw: RawServer, client: RpcClient) ->
 
 async def test_a_refusal_is_a_reply(raw: RawServer, client: RpcClient) -> None:
     replies: list[Reply | None] = []
-    client.ask_now(Method.ENVELOPE, b"", replies.append, timeout_ms=5000, deadline=trio.current_time() + 5)
+    client.start_call(Method.ENVELOPE, b"", replies.append, timeout_ms=5000, deadline=trio.current_time() + 5)
     await say(raw, (await raw.read()).correlation_id, status=Status.TOO_MANY_REQUESTS)
     [reply] = replies
     assert reply is not None
@@ -101,8 +103,8 @@ async def test_what_is_asked_in_one_turn_leaves_at_its_end_in_one_go(raw: RawSer
     nursery.start_soon(client.run)
     await trio.testing.wait_all_tasks_blocked()
     with current_tick():
-        ask_now(client, [], b"one")
-        ask_now(client, [], b"two")
+        start_call(client, [], b"one")
+        start_call(client, [], b"two")
         with pytest.raises(BlockingIOError):
             theirs.socket._sock.recv(1)  # type: ignore[attr-defined]
     decoder = RpcDecoder(max_frame_bytes=FRAME_BYTES_MAX)
@@ -120,36 +122,36 @@ async def test_without_a_connection_there_is_no_now(nursery: trio.Nursery) -> No
 
     client = RpcClient(nobody, max_frame_bytes=FRAME_BYTES_MAX)
     heard: Heard = []
-    assert not ask_now(client, heard)
+    assert not start_call(client, heard)
     nursery.start_soon(client.run)
     await trio.testing.wait_all_tasks_blocked()
-    assert not ask_now(client, heard)
+    assert not start_call(client, heard)
     assert (client.in_flight, heard) == (0, [])
 
 
 async def test_once_the_connection_is_lost_there_is_no_now(raw: RawServer, client: RpcClient) -> None:
     heard: Heard = []
-    ask_now(client, heard)
+    start_call(client, heard)
     await raw.stream.aclose()
     await trio.testing.wait_all_tasks_blocked()
     assert heard == [None]
-    assert not ask_now(client, heard)
+    assert not start_call(client, heard)
     assert (heard, client.in_flight) == ([None], 0)
 
 
 async def test_while_quiesced_there_is_no_now(raw: RawServer, client: RpcClient) -> None:
     heard: Heard = []
     assert await client.quiesce(timeout_s=1)
-    assert not ask_now(client, heard)
+    assert not start_call(client, heard)
     client.resume()
-    assert ask_now(client, heard)
+    assert start_call(client, heard)
     assert (await raw.read()).request == b"body"
 
 
 async def test_a_call_without_a_task_is_waited_for_before_all_is_quiet(
     raw: RawServer, client: RpcClient, autojump_clock: trio.testing.MockClock
 ) -> None:
-    ask_now(client, [])
+    start_call(client, [])
     assert not await client.quiesce(timeout_s=0.1)
     await say(raw, (await raw.read()).correlation_id)
     assert await client.quiesce(timeout_s=0.1)
@@ -167,7 +169,7 @@ async def test_where_the_worker_does_not_keep_up_there_is_no_now(nursery: trio.N
     await trio.testing.wait_all_tasks_blocked()
     heard: Heard = []
     taken = 0
-    while ask_now(client, heard, b"x" * 80):
+    while start_call(client, heard, b"x" * 80):
         taken += 1
         assert taken < 100
     assert 0 < taken == client.in_flight, "what did not go out is not waited for"
@@ -186,7 +188,7 @@ async def test_the_deadline_of_a_call_without_a_task(
         listener(heard)(reply)
 
     started = trio.current_time()
-    client.ask_now(Method.ENVELOPE, b"", on_reply, timeout_ms=3000, deadline=started + 3)
+    client.start_call(Method.ENVELOPE, b"", on_reply, timeout_ms=3000, deadline=started + 3)
     call = await raw.read()
     await say(raw, call.correlation_id, b"a part", more=True)
     await trio.sleep(10)
@@ -203,7 +205,7 @@ async def test_only_calls_without_a_task_are_ended_here(
     raw: RawServer, client: RpcClient, autojump_clock: trio.testing.MockClock
 ) -> None:
     """The other kind's caller keeps its own time."""
-    async with client.begin(Method.ENVELOPE, b"", trio.current_time() + 1) as call:
+    async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 1) as call:
         await trio.sleep(5)
         assert not client.suspect
         await say(raw, (await raw.read()).correlation_id, b"late but welcome")
@@ -213,7 +215,7 @@ async def test_only_calls_without_a_task_are_ended_here(
 async def test_when_the_worker_goes_each_is_told_once(raw: RawServer, client: RpcClient) -> None:
     heard: list[Heard] = [[], [], []]
     for one in heard:
-        ask_now(client, one)
+        start_call(client, one)
     answered = await raw.read()
     await say(raw, answered.correlation_id, b"in time")
     await raw.stream.aclose()
@@ -227,15 +229,15 @@ async def test_what_breaks_in_a_listener_harms_nobody_else(raw: RawServer, clien
     def broken(_reply: Reply | None) -> None:
         raise ZeroDivisionError
 
-    client.ask_now(Method.ENVELOPE, b"", broken, timeout_ms=5000, deadline=trio.current_time() + 5)
-    client.ask_now(Method.ENVELOPE, b"", broken, timeout_ms=5000, deadline=trio.current_time() + 5)
-    ask_now(client, heard)
+    client.start_call(Method.ENVELOPE, b"", broken, timeout_ms=5000, deadline=trio.current_time() + 5)
+    client.start_call(Method.ENVELOPE, b"", broken, timeout_ms=5000, deadline=trio.current_time() + 5)
+    start_call(client, heard)
     with structlog.testing.capture_logs() as logs:
         await say(raw, (await raw.read()).correlation_id, b"x")
         await raw.read()
         await say(raw, (await raw.read()).correlation_id, b"y")
         assert heard == [(b"y", False)]
-        ask_now(client, heard)
+        start_call(client, heard)
         await raw.stream.aclose()
         await trio.testing.wait_all_tasks_blocked()
     assert heard == [(b"y", False), None]
@@ -248,17 +250,17 @@ async def test_no_call_without_a_task_outlives_the_client(raw: RawServer) -> Non
     async with trio.open_nursery() as running:
         running.start_soon(client.run)
         await trio.testing.wait_all_tasks_blocked()
-        ask_now(client, heard)
+        start_call(client, heard)
         running.cancel_scope.cancel()
     assert heard == [None]
-    assert not ask_now(client, heard)
+    assert not start_call(client, heard)
 
 
 # ---- the caller: a task that waits for parts
 
 
 async def test_parts_are_given_as_they_come(raw: RawServer, client: RpcClient) -> None:
-    async with client.begin(Method.ENVELOPE, b"body", trio.current_time() + 5) as call:
+    async with client.open_call(Method.ENVELOPE, b"body", trio.current_time() + 5) as call:
         correlation_id = (await raw.read()).correlation_id
         await say(raw, correlation_id, b"a", more=True)
         await say(raw, correlation_id, b"b", more=True)
@@ -270,7 +272,7 @@ async def test_parts_are_given_as_they_come(raw: RawServer, client: RpcClient) -
 
 
 async def test_what_came_before_the_loss_is_not_lost(raw: RawServer, client: RpcClient) -> None:
-    async with client.begin(Method.ENVELOPE, b"", trio.current_time() + 5) as call:
+    async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 5) as call:
         await say(raw, (await raw.read()).correlation_id, b"a", more=True)
         await raw.stream.aclose()
         await trio.testing.wait_all_tasks_blocked()
@@ -280,7 +282,7 @@ async def test_what_came_before_the_loss_is_not_lost(raw: RawServer, client: Rpc
 
 
 async def test_a_refusal_after_a_part(raw: RawServer, client: RpcClient) -> None:
-    async with client.begin(Method.ENVELOPE, b"", trio.current_time() + 5) as call:
+    async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 5) as call:
         correlation_id = (await raw.read()).correlation_id
         await say(raw, correlation_id, b"a", more=True)
         await say(raw, correlation_id, status=Status.UNKNOWN_SERVER_ERROR)
@@ -290,7 +292,7 @@ async def test_a_refusal_after_a_part(raw: RawServer, client: RpcClient) -> None
 
 
 async def test_parts_that_nobody_waits_for_any_more_are_dropped(raw: RawServer, client: RpcClient) -> None:
-    async with client.begin(Method.ENVELOPE, b"", trio.current_time() + 5):
+    async with client.open_call(Method.ENVELOPE, b"", trio.current_time() + 5):
         correlation_id = (await raw.read()).correlation_id
         await say(raw, correlation_id, b"a", more=True)
     await say(raw, correlation_id, b"b")
@@ -317,10 +319,10 @@ class Scripted:
 
     def __init__(self) -> None:
         self.asked: list[tuple[bytes, Caller]] = []
-        self.answers: list[Answer] = []
+        self.answers: list[ReplyStream] = []
         self.failure: Exception | None = None
 
-    def __call__(self, data: bytes, caller: Caller, answer: Answer) -> None:
+    def __call__(self, data: bytes, caller: Caller, answer: ReplyStream) -> None:
         self.asked.append((data, caller))
         self.answers.append(answer)
         if self.failure is not None:
@@ -339,7 +341,7 @@ class Line:
         max_waiting_bytes: int = WAITING_BYTES_MAX,
     ) -> None:
         self.handler = Scripted()
-        handlers = {Method.ENVELOPE: InParts(self.handler)}
+        handlers = {Method.ENVELOPE: StreamingHandler(self.handler)}
         server = RpcServer(handlers, max_frame_bytes=max_frame_bytes, max_waiting_bytes=max_waiting_bytes)
         pair = trio.testing.lockstep_stream_pair if narrow else trio.testing.memory_stream_pair
         self.stream, theirs = pair()
@@ -386,7 +388,7 @@ async def test_a_handler_in_parts_answers_when_it_can(line: Line) -> None:
     first(b"1", False)
     second(b"2b", False)
     replies = [await line.read() for _ in range(3)]
-    assert [(one.correlation_id, one.response, one.more, one.status) for one in replies] == [
+    assert [(one.correlation_id, one.response, one.has_more, one.status) for one in replies] == [
         (2, b"2a", True, Status.OK),
         (1, b"1", False, Status.OK),
         (2, b"2b", False, Status.OK),
@@ -396,8 +398,8 @@ async def test_a_handler_in_parts_answers_when_it_can(line: Line) -> None:
 async def test_a_client_hears_every_part(nursery: trio.Nursery) -> None:
     """Both ends together."""
     handler = Scripted()
-    client = Wires(nursery, {Method.ENVELOPE: InParts(handler)}, Role.FORWARDER).client()  # type: ignore[dict-item]
-    async with client.begin(Method.ENVELOPE, b"q", trio.current_time() + 5) as call:
+    client = Wires(nursery, {Method.ENVELOPE: StreamingHandler(handler)}, Role.FORWARDER).client()  # type: ignore[dict-item]
+    async with client.open_call(Method.ENVELOPE, b"q", trio.current_time() + 5) as call:
         await trio.testing.wait_all_tasks_blocked()
         handler.answers[0](b"a", True)
         handler.answers[0](b"b", False)
@@ -409,7 +411,7 @@ async def test_a_client_hears_every_part(nursery: trio.Nursery) -> None:
 async def test_the_role_table_holds_for_handlers_in_parts(nursery: trio.Nursery, role: Role) -> None:
     """Security: KIP-590's ClusterAction."""
     handler = Scripted()
-    client = Wires(nursery, {Method.ENVELOPE: InParts(handler)}, role).client()  # type: ignore[dict-item]
+    client = Wires(nursery, {Method.ENVELOPE: StreamingHandler(handler)}, role).client()  # type: ignore[dict-item]
     with structlog.testing.capture_logs(), pytest.raises(RpcCallRefused) as caught:
         await client.call(Method.ENVELOPE, Empty(), Empty, timeout_s=60)
     assert caught.value.status == Status.CLUSTER_AUTHORIZATION_FAILED
@@ -430,7 +432,7 @@ async def test_what_a_handler_in_parts_raises_is_its_answer(
     with structlog.testing.capture_logs() as logs:
         await line.call(1)
     reply = await line.read()
-    assert (reply.correlation_id, reply.status, reply.more) == (1, status, False)
+    assert (reply.correlation_id, reply.status, reply.has_more) == (1, status, False)
     assert "secret detail" not in reply.detail
     assert len(logs) == logged
     line.handler.answers[0](b"late", False)
@@ -514,7 +516,7 @@ async def test_parts_keep_their_order_where_the_caller_reads_slowly(nursery: tri
     while ends < 2:
         reply = await line.read()
         heard[reply.correlation_id].append(reply.response[:3])
-        ends += not reply.more
+        ends += not reply.has_more
     expected = [b"%03d" % number for number in range(40)] + [b"end"]
     assert heard == {1: expected, 2: expected}
 
@@ -567,7 +569,7 @@ async def test_who_waits_until_it_is_sent(nursery: trio.Nursery, narrow: bool) -
     sent: list[int] = []
 
     async def wait(number: int) -> None:
-        await answer.until_sent()
+        await answer.wait_until_sent()
         sent.append(number)
 
     nursery.start_soon(wait, 20)
@@ -590,13 +592,13 @@ async def test_who_waits_until_it_is_sent_hears_of_the_end(nursery: trio.Nursery
         answer(b"x" * 90, True)
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as waiting:
-            waiting.start_soon(answer.until_sent)
+            waiting.start_soon(answer.wait_until_sent)
             await trio.testing.wait_all_tasks_blocked()
             assert len(waiting.child_tasks) == 1
-            answer.break_off("enough")
+            answer.close_connection("enough")
         await line.ended.wait()
-        await answer.until_sent()
-        answer.break_off("twice")
+        await answer.wait_until_sent()
+        answer.close_connection("twice")
     assert [entry["reason"] for entry in logs] == ["enough"]
 
 

@@ -14,7 +14,7 @@ from proto.rpc_frames import Call, encode_call
 from proto.rpc_pb2 import Method, Peer
 from proxy.runtime.process.descriptors import adopt_listener
 from proxy.runtime.rpc import peers
-from proxy.runtime.rpc.client import connect_unix
+from proxy.runtime.rpc.client import unix_connector
 from proxy.runtime.rpc.peers import Caller, PeerTable, peer_credentials
 from proxy.runtime.rpc.server import RpcServer
 
@@ -42,27 +42,27 @@ def test_the_kernel_says_who_is_there() -> None:
 
 def test_a_child_of_the_supervisor() -> None:
     table = PeerTable([Peer(pid=10, role="forwarder"), Peer(pid=11, role="auth")])
-    assert table.identify(peer(10)) == Caller(Role.FORWARDER, 10)
-    assert table.identify(peer(11)) == Caller(Role.AUTH, 11)
+    assert table.identify_caller(peer(10)) == Caller(Role.FORWARDER, 10)
+    assert table.identify_caller(peer(11)) == Caller(Role.AUTH, 11)
 
 
 def test_a_stranger() -> None:
     """Security."""
-    assert PeerTable().identify(peer(10)) is None
-    assert PeerTable([Peer(pid=10, role="forwarder")]).identify(peer(12)) is None
+    assert PeerTable().identify_caller(peer(10)) is None
+    assert PeerTable([Peer(pid=10, role="forwarder")]).identify_caller(peer(12)) is None
 
 
 def test_another_user_with_a_known_pid_is_a_stranger() -> None:
     """Security: process ids are used again."""
     table = PeerTable([Peer(pid=10, role="forwarder")])
-    assert table.identify(peer(10, uid=os.geteuid() + 1)) is None
+    assert table.identify_caller(peer(10, uid=os.geteuid() + 1)) is None
 
 
 def test_a_new_table_replaces_the_old_one_as_a_whole() -> None:
     table = PeerTable([Peer(pid=10, role="forwarder")])
-    table.replace([Peer(pid=11, role="forwarder")])
-    assert table.identify(peer(10)) is None
-    assert table.identify(peer(11)) == Caller(Role.FORWARDER, 11)
+    table.replace_peers([Peer(pid=11, role="forwarder")])
+    assert table.identify_caller(peer(10)) is None
+    assert table.identify_caller(peer(11)) == Caller(Role.FORWARDER, 11)
 
 
 async def test_a_stranger_is_closed_without_a_reply_and_a_worker_is_served(
@@ -82,11 +82,11 @@ async def test_a_stranger_is_closed_without_a_reply_and_a_worker_is_served(
 
     table = PeerTable()
     server = RpcServer({Method.ENVELOPE: handler}, max_frame_bytes=1000)
-    nursery.start_soon(server.serve_listener, adopt_listener(bound.detach()), table.identify)
+    nursery.start_soon(server.serve_listener, adopt_listener(bound.detach()), table.identify_caller)
     call = encode_call(Call(1, Method.ENVELOPE, 1000, b""))
 
     with structlog.testing.capture_logs() as logs:
-        stranger = await connect_unix(path)()
+        stranger = await unix_connector(path)()
         try:
             await stranger.send_all(call)
             assert await stranger.receive_some(100) == b""
@@ -96,8 +96,8 @@ async def test_a_stranger_is_closed_without_a_reply_and_a_worker_is_served(
     assert [entry["event"] for entry in logs] == ["refused a process that is not part of this cluster"]
     await stranger.aclose()
 
-    table.replace([Peer(pid=os.getpid(), role="forwarder")])
-    worker = await connect_unix(path)()
+    table.replace_peers([Peer(pid=os.getpid(), role="forwarder")])
+    worker = await unix_connector(path)()
     await worker.send_all(call)
     assert await worker.receive_some(100)
     assert calls == [Caller(Role.FORWARDER, os.getpid())]

@@ -75,11 +75,11 @@ async def test_who_waits_for_room_gets_it(nursery: trio.Nursery) -> None:
     stream = Recorder()
     writer = BatchedWriter(stream, max_buffered_bytes=10)
     nursery.start_soon(writer.run)
-    await writer.write_when_there_is_room(b"first")
+    await writer.write_when_room(b"first")
     await trio.testing.wait_all_tasks_blocked()
-    await writer.write_when_there_is_room(b"x" * 10)
+    await writer.write_when_room(b"x" * 10)
     for word in (b"a" * 8, b"b" * 8):
-        nursery.start_soon(writer.write_when_there_is_room, word)
+        nursery.start_soon(writer.write_when_room, word)
     await trio.testing.wait_all_tasks_blocked()
     assert stream.sent == [b"first"]
     stream.gate.set()
@@ -131,7 +131,7 @@ async def test_outside_of_a_turn_it_leaves_at_once() -> None:
         writer.write(b"written")
         assert received(theirs) == b"written"
         assert writer.is_empty
-        writer.push()
+        writer.flush()
         assert received(theirs) == b""
 
 
@@ -198,7 +198,7 @@ async def test_the_bound_counts_what_has_not_left() -> None:
         left = 1_000_000
         while left > 99_000:
             left -= len(received(theirs))
-            writer.push()
+            writer.flush()
         writer.write(b"x")
 
 
@@ -228,12 +228,12 @@ async def test_room_that_a_push_makes_is_told_to_those_who_wait_for_it(
         writer = BatchedWriter(ours, max_buffered_bytes=10)
         full = b"x" * 500_000
         writer.write(full)
-        nursery.start_soon(writer.write_when_there_is_room, b"late")
+        nursery.start_soon(writer.write_when_room, b"late")
         await trio.testing.wait_all_tasks_blocked()
         heard = bytearray()
         while len(heard) < len(full + b"late"):
             heard += received(theirs)
-            writer.push()
+            writer.flush()
             await trio.testing.wait_all_tasks_blocked()
         assert heard == full + b"late"
 
@@ -269,18 +269,18 @@ def test_whatever_is_said_in_whatever_way_arrives_in_order_and_once(steps: list[
                                 said += part
                     case "wait":
                         late.append(word)
-                        nursery.start_soon(writer.write_when_there_is_room, word)
+                        nursery.start_soon(writer.write_when_room, word)
                     case "push":
-                        writer.push()
+                        writer.flush()
                     case "read":
                         heard += received(theirs)
                     case _:
                         await trio.lowlevel.checkpoint()
-            writer.push()
+            writer.flush()
             expected = len(said) + sum(map(len, late))
             with trio.fail_after(60):
                 while len(heard) < expected:
-                    writer.push()
+                    writer.flush()
                     heard += await theirs.receive_some(65536)
             await trio.testing.wait_all_tasks_blocked()
             assert writer.is_empty
@@ -311,11 +311,11 @@ async def test_who_waits_until_it_is_sent_waits_for_what_is_queued_then(nursery:
     stream = Recorder()
     writer = BatchedWriter(stream, max_buffered_bytes=1000)
     nursery.start_soon(writer.run)
-    await writer.until_sent()
+    await writer.wait_until_sent()
     done: list[str] = []
 
     async def wait(name: str) -> None:
-        await writer.until_sent()
+        await writer.wait_until_sent()
         done.append(name)
 
     for word in ("first", "second"):
@@ -327,7 +327,7 @@ async def test_who_waits_until_it_is_sent_waits_for_what_is_queued_then(nursery:
     stream.gate = trio.Event()
     await trio.testing.wait_all_tasks_blocked()
     assert done == ["first"]
-    writer.end()
+    writer.mark_closed()
     await trio.testing.wait_all_tasks_blocked()
     assert done == ["first", "second"], "it never will be"
     nursery.cancel_scope.cancel()
@@ -339,7 +339,7 @@ async def test_over_a_socket_too(nursery: trio.Nursery) -> None:
         nursery.start_soon(writer.run)
         writer.write(b"x" * (4 << 20))
         async with trio.open_nursery() as waiting:
-            waiting.start_soon(writer.until_sent)
+            waiting.start_soon(writer.wait_until_sent)
             await trio.testing.wait_all_tasks_blocked()
             assert len(waiting.child_tasks) == 1
             while waiting.child_tasks:

@@ -18,7 +18,6 @@ from proxy.runtime.shared.address_tables import (
     TABLE_BYTES,
     AddressTables,
     is_sealed_table,
-    network_of,
 )
 
 ADDRESS = "192.0.2.1"
@@ -30,21 +29,6 @@ def two() -> tuple[AddressTables, AddressTables]:
     writer.start_publishing(lambda table: reader.read_table(3, table))
     writer.track_connections({})
     return writer, reader
-
-
-@pytest.mark.parametrize(
-    ("address", "network"),
-    [
-        (ADDRESS, ADDRESS),
-        ("::ffff:192.0.2.1", ADDRESS),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::/64", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("::1", "::/64"),
-    ],
-)
-def test_what_counts_as_one_address(address: str, network: str) -> None:
-    assert network_of(address) == network
 
 
 def test_no_two_addresses_are_one_number() -> None:

@@ -54,7 +54,7 @@ class Setup:
     def close(self) -> None:
         self.workshop.close()
         for cluster in self._clusters:
-            cluster.close()
+            cluster.close_sockets()
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ async def test_another_program_begins_with_another(
     cluster = await setup.started(nursery)
     await trio.sleep(2)
     with structlog.testing.capture_logs() as logs:
-        async with cluster.standing_still() as inherited:
+        async with cluster.quiesced() as inherited:
             assert {one.role for one in inherited} == {"auth", "lookup", "forwarder"}
             assert "stop" in setup.workshop.of(Role.ADMIN)[0].story
         await trio.sleep(2)
@@ -176,7 +176,7 @@ async def test_workers_that_do_not_come_to_rest_are_waited_for_at_once_and_it_an
     admin.answers[Method.DRAIN] = hang
     began = trio.current_time()
     with structlog.testing.capture_logs():
-        async with cluster.standing_still() as inherited:
+        async with cluster.quiesced() as inherited:
             assert inherited == []
             assert trio.current_time() - began == pytest.approx(2 * QUIESCE_TIMEOUT_S), "for all, then for it"
             assert seen == [None, None, None]
@@ -240,7 +240,7 @@ async def test_it_cannot_refuse_a_configuration(
 async def test_what_another_refuses_it_is_not_told(setup: Setup, nursery: trio.Nursery) -> None:
     cluster = await setup.started(nursery)
     [admin], [lookup] = setup.workshop.of(Role.ADMIN), setup.workshop.of(Role.LOOKUP)
-    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
     with pytest.raises(ReloadRefused, match="unlucky"):
         await cluster.reload(
             make_config(cluster={"forwarders": 1}, relay={"crash_safe": False}, limits={"max_connections": 13})

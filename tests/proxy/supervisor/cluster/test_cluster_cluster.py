@@ -24,7 +24,7 @@ from proxy.supervisor.cluster import cluster as module
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import SlotState
 from proxy.supervisor.cluster.standby import PAUSE_S
-from proxy.supervisor.handover.exec_handover import HandoverState, State
+from proxy.supervisor.handover.exec_handover import HandoverState, SerializedHandover
 from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import StartFailed
@@ -93,7 +93,7 @@ class Setup:
     def close(self) -> None:
         self.workshop.close()
         for cluster in self._clusters:
-            cluster.close()
+            cluster.close_sockets()
 
 
 @pytest.fixture
@@ -165,8 +165,8 @@ async def test_what_each_role_is_given(setup: Setup, nursery: trio.Nursery) -> N
         message, descriptors = received
         assert (message.listeners, message.table) == (1, True)
         [listener] = cluster.listeners
-        shelf = cluster.shelves[forwarder.index]
-        assert same_file(descriptors[0], shelf.table), "its counters outlive it, though its relays do not"
+        shelf = cluster.fd_store_slots[forwarder.index]
+        assert same_file(descriptors[0], shelf.table_fd), "its counters outlive it, though its relays do not"
         assert same_file(descriptors[1], listener.fileno())
         close_descriptors(descriptors)
     nursery.cancel_scope.cancel()
@@ -303,7 +303,7 @@ async def test_all_or_nobody(setup: Setup, nursery: trio.Nursery) -> None:
     before = cluster.config
     [lookup] = setup.workshop.of(Role.LOOKUP)
     [auth] = setup.workshop.of(Role.AUTH)
-    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
     with pytest.raises(ReloadRefused, match=r"the lookup worker with pid .* refused it: unlucky"):
         await cluster.reload(config_with(limits={"max_connections": 13}))
     assert cluster.config is before
@@ -319,7 +319,7 @@ async def test_a_worker_that_does_not_take_it_back_is_replaced(
     before = cluster.config
     [auth] = setup.workshop.of(Role.AUTH)
     [lookup] = setup.workshop.of(Role.LOOKUP)
-    lookup.answers[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
+    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcCallRefused(3, "unlucky")
     answers = iter([None, RpcError("gone")])
     auth.answers[Method.CONFIGURE] = lambda _request: next(answers)
     with pytest.raises(ReloadRefused):
@@ -436,14 +436,14 @@ async def test_drain_while_the_cluster_starts(setup: Setup, role: Role, autojump
 
 async def test_stop_at_once(setup: Setup, nursery: trio.Nursery) -> None:
     cluster = await setup.started(nursery)
-    cluster.stop_at_once()
+    cluster.kill_workers()
     assert {worker.code for worker in setup.workshop.workers} == {-9}
     nursery.cancel_scope.cancel()
 
 
 async def test_close(setup: Setup) -> None:
     cluster = setup.make()
-    cluster.close()
+    cluster.close_sockets()
     assert all(listener.closed for listener in cluster.listeners)  # type: ignore[attr-defined]
     assert all(sock.closed for sock in setup.directory.sockets.values())
 
@@ -476,7 +476,7 @@ async def test_a_worker_that_hangs_during_a_reload_is_ended(setup: Setup, nurser
     """It may take the new configuration when it wakes up, long after the others took it back."""
     cluster = await setup.started(nursery)
     [lookup] = setup.workshop.of(Role.LOOKUP)
-    lookup.answers[Method.CONFIGURE] = lambda _request: RpcDeadlineExceeded("no answer")
+    lookup.requests.envelope_reply[Method.CONFIGURE] = lambda _request: RpcDeadlineExceeded("no answer")
     new = config_with(brokers={"allowed_ports": [7000]})
     with pytest.raises(ReloadRefused):
         await cluster.reload(new)
@@ -498,7 +498,7 @@ def relay(worker: FakeWorker, *ids: int) -> None:
 
 
 def in_place(cluster: Cluster, role: Role, index: int = 0) -> FakeWorker:
-    return cluster.of(role)[index].worker  # type: ignore[return-value]
+    return cluster.slots_of(role)[index].worker  # type: ignore[return-value]
 
 
 def stored(cluster: Cluster) -> float | None:
@@ -552,7 +552,7 @@ async def test_a_forwarder_that_nobody_understands_is_ended(
 async def test_a_forwarder_without_a_line(setup: Setup) -> None:
     cluster = setup.make()
     with pytest.raises(RuntimeError, match="without a line"):
-        await cluster._keep_shelf(cluster.shelves[0], FakeWorker(Role.FORWARDER))  # type: ignore[arg-type]
+        await cluster._serve_fd_store(cluster.fd_store_slots[0], FakeWorker(Role.FORWARDER))  # type: ignore[arg-type]
 
 
 async def test_the_successor_is_ready_before_it_is_needed(
@@ -778,11 +778,11 @@ async def test_a_reload_counts_for_relays_that_replaced_forwarders_still_have(
     setup: Setup, nursery: trio.Nursery, other: dict[str, Any], autojump_clock: trio.testing.MockClock
 ) -> None:
     cluster = await setup.crash_safe(nursery)
-    old: list[Any] = [slot.worker for slot in cluster.of(Role.FORWARDER)]
+    old: list[Any] = [slot.worker for slot in cluster.slots_of(Role.FORWARDER)]
     for worker in old:
         worker.answers[Method.DRAIN] = leaving_line(worker, 20)
     await cluster.replace_all([Role.FORWARDER])
-    assert len([life for slot in cluster.slots for life in slot.leaving]) == len(old) == 2
+    assert len([life for slot in cluster.slots for life in slot.leaving_runs]) == len(old) == 2
     await cluster.reload(config_with(relay={"crash_safe": True}, session={"enforcement": "observe"}, **other))
     assert [config_of(worker).session.enforcement for worker in old] == ["observe"] * 2
     assert all(worker.code is None for worker in old)
@@ -794,7 +794,7 @@ async def test_those_that_are_replaced_by_a_reload_take_it_over_too(
 ) -> None:
     """It is meant for their relays, too, though the processes could not take over all of it."""
     cluster = await setup.crash_safe(nursery)
-    old: list[Any] = [slot.worker for slot in cluster.of(Role.FORWARDER)]
+    old: list[Any] = [slot.worker for slot in cluster.slots_of(Role.FORWARDER)]
     for worker in old:
         worker.answers[Method.DRAIN] = leaving_line(worker, 20)
     tables = {"relay": {"crash_safe": True}, "session": {"enforcement": "observe"}, "log": {"level": "debug"}}
@@ -873,10 +873,10 @@ async def test_the_numbers_of_listeners_that_a_drain_has_closed(
     """
     cluster = await setup.crash_safe(nursery)
     await trio.sleep(10)
-    slot = cluster.of(Role.FORWARDER)[0]
+    slot = cluster.slots_of(Role.FORWARDER)[0]
     old = in_place(cluster, Role.FORWARDER)
     old.answers[Method.DRAIN] = after(5)  # it does not hurry to leave its line
-    nursery.start_soon(lambda: slot.replace(hand_over=True, drain_timeout_ms=30_000))
+    nursery.start_soon(lambda: slot.replace_worker(hand_over=True, drain_timeout_ms=30_000))
     await trio.sleep(1)
     new = setup.workshop.of(Role.FORWARDER)[2]
     assert new.line is not None
@@ -928,7 +928,7 @@ async def test_standing_still(setup: Setup, nursery: trio.Nursery, autojump_cloc
     await trio.sleep(10)
     relay(in_place(cluster, Role.FORWARDER, 1), 7)
     *_, standby = setup.workshop.of(Role.FORWARDER)
-    async with cluster.standing_still() as inherited:
+    async with cluster.quiesced() as inherited:
         assert [(one.role, one.index, one.pid) for one in inherited] == [
             (slot.role.value, slot.index, slot.worker.pid)  # type: ignore[union-attr]
             for slot in cluster.slots
@@ -939,16 +939,16 @@ async def test_standing_still(setup: Setup, nursery: trio.Nursery, autojump_cloc
         in_place(cluster, Role.LOOKUP).end(1)
         await trio.sleep(30)
         assert len(setup.workshop.workers) == workers, "nobody comes"
-        told = cluster.state(inherited)
-    state = State(**told, runtime_lock=setup.directory.lock, control=1, admin={})
-    assert (state.generation, state.seal_key, state.relays) == (2, KEY, 1)
+        told = cluster.handover_fields(inherited)
+    state = SerializedHandover(**told, runtime_lock=setup.directory.lock, control=1, admin={})
+    assert (state.generation, state.seal_key, state.relay_count) == (2, KEY, 1)
     assert state.listeners == {"0.0.0.0:6650": cluster.listeners[0].fileno()}
     assert state.services == {
         name.removesuffix(".sock"): sock.fileno() for name, sock in setup.directory.sockets.items()
     }
     assert state.runtime_dir == cluster.config.cluster.runtime_dir
-    assert [list(shelf.relays) for shelf in state.shelves] == [[], [7]]
-    assert [shelf.table for shelf in state.shelves] == [shelf.table for shelf in cluster.shelves]
+    assert [list(shelf.relays) for shelf in state.fd_store_slots] == [[], [7]]
+    assert [shelf.table for shelf in state.fd_store_slots] == [shelf.table_fd for shelf in cluster.fd_store_slots]
     await trio.sleep(1)
     assert in_place(cluster, Role.LOOKUP).code is None, "and all is as before"
     running = [worker for worker in setup.workshop.workers if worker.code is None and worker.story]
@@ -969,10 +969,10 @@ async def test_one_that_does_not_come_to_rest_is_ended(
 
     monkeypatch.setattr(restless, "prepare_to_be_inherited", never)
     with structlog.testing.capture_logs() as logs:
-        async with cluster.standing_still() as inherited:
+        async with cluster.quiesced() as inherited:
             assert restless.code == -9
             assert [(one.role, one.index) for one in inherited] == [("auth", 0), ("lookup", 0), ("forwarder", 0)]
-            assert sorted(cluster.state(inherited)["shelves"][1].relays) == [4, 5], "it was heard to the end"
+            assert sorted(cluster.handover_fields(inherited)["shelves"][1].relays) == [4, 5], "it was heard to the end"
     assert "a worker does not come to rest; ending it" in {entry["event"] for entry in logs}
     nursery.cancel_scope.cancel()
 
@@ -986,25 +986,25 @@ async def test_it_does_not_stand_still_while_a_worker_starts(
     in_place(cluster, Role.LOOKUP).end(1)
     await trio.sleep(1)
     with trio.move_on_after(5) as scope:
-        async with cluster.standing_still():
+        async with cluster.quiesced():
             pass
     assert scope.cancelled_caught
     gate.set()
-    async with cluster.standing_still() as inherited:
+    async with cluster.quiesced() as inherited:
         assert len(inherited) == 4
     nursery.cancel_scope.cancel()
 
 
 async def test_wait_for_retired(setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
     cluster = await setup.started(nursery)
-    await cluster.wait_for_retired()
+    await cluster.wait_for_leaving()
     for index in range(2):
         in_place(cluster, Role.FORWARDER, index).answers[Method.DRAIN] = after(20)
     setup.workshop.prepare = lambda worker: worker.answers.update({Method.START: after(3)})
     nursery.start_soon(cluster.replace_all)
     await trio.sleep(1)
     assert trio.current_time() == pytest.approx(1)
-    await cluster.wait_for_retired()
+    await cluster.wait_for_leaving()
     assert trio.current_time() == pytest.approx(4 * 3 + 20, abs=0.5)
     assert sum(worker.code is None for worker in setup.workshop.workers) == 4
     nursery.cancel_scope.cancel()
@@ -1030,9 +1030,9 @@ class Left:
             generation=generation,
             seal_key=KEY,
             listeners=dict(self.listeners),  # type: ignore[arg-type]
-            services=dict(self.services),  # type: ignore[arg-type]
-            connections=self.connections,
-            shelves=self.shelves,
+            service_sockets=dict(self.services),  # type: ignore[arg-type]
+            connections_fd=self.connections,
+            fd_store_slots=self.shelves,
             workers=dict(self.workers),  # type: ignore[arg-type]
         )
         self.services.pop((Role.FORWARDER, 0))
@@ -1054,7 +1054,7 @@ async def test_another_program_goes_on(
     assert (cluster.generation, cluster.replacing) == (2, True), "from the very first look at it"
     assert cluster.listeners[0] is left.listeners["0.0.0.0:6650"]  # type: ignore[comparison-overlap]
     assert setup.directory.sockets == {}
-    assert cluster._connections == left.connections
+    assert cluster._connections_fd == left.connections
     ready = trio.Event()
     nursery.start_soon(cluster.run, ready)
     await ready.wait()
@@ -1087,10 +1087,10 @@ async def test_drain_as_soon_as_another_program_has_begun(
 
         worker.answers[Method.DRAIN] = drain
     cluster = setup.make(left.legacy, relay={"crash_safe": True}, limits={"drain_timeout_ms": 5000})
-    assert not cluster.begun.is_set()
+    assert not cluster.all_started.is_set()
     nursery.start_soon(cluster.run, trio.Event())
-    await cluster.begun.wait()
-    assert all(slot.lives for slot in cluster.slots), "somebody talks to each of them"
+    await cluster.all_started.wait()
+    assert all(slot.runs for slot in cluster.slots), "somebody talks to each of them"
     await cluster.drain()
     places = {(slot.role, slot.index) for slot in cluster.slots}
     assert {place for place, worker in left.workers.items() if worker.code == 0} >= places
@@ -1107,7 +1107,7 @@ async def test_counters_for_another_number_of_forwarders(setup: Setup, forwarder
     left = Left(setup)
     ours = os.dup(left.connections)
     cluster = setup.make(left.legacy, relay={"crash_safe": True}, cluster={"forwarders": forwarders})
-    counters = cluster._connections
+    counters = cluster._connections_fd
     assert os.fstat(counters).st_size == forwarders * 8
     assert same_file(counters, ours) is (forwarders == 2)
     assert (open_files_like(ours) == {ours}) is (forwarders != 2)
@@ -1134,7 +1134,7 @@ async def test_old_workers_serve_until_new_ones_are_ready(
     nursery.start_soon(cluster.run, ready)
     await trio.sleep(1)
     assert cluster.started
-    assert cluster.begun.is_set(), "a drain need not wait for the new ones"
+    assert cluster.all_started.is_set(), "a drain need not wait for the new ones"
     assert cluster.replacing
     assert not ready.is_set()
     assert in_place(cluster, Role.AUTH) is left.workers[Role.AUTH, 0]
@@ -1148,8 +1148,8 @@ async def test_an_upgrade_cannot_take_forwarders_away(
     """Somebody has to go on with their relays."""
     left = Left(setup)
     cluster = await setup.started(nursery, left.legacy, relay={"crash_safe": True}, cluster={"forwarders": 1})
-    assert len(cluster.of(Role.FORWARDER)) == 2
-    assert cluster.shelves == left.shelves
+    assert len(cluster.slots_of(Role.FORWARDER)) == 2
+    assert cluster.fd_store_slots == left.shelves
     assert all(slot.state is SlotState.RUNNING for slot in cluster.slots)
     nursery.cancel_scope.cancel()
 
@@ -1165,8 +1165,8 @@ async def test_an_upgrade_can_bring_workers(
         cluster={"forwarders": 4, "lookup_workers": 2},
         listener=[{"bind": "0.0.0.0:6650"}, {"bind": "0.0.0.0:8"}],
     )
-    assert len(cluster.of(Role.FORWARDER)) == 4
-    assert cluster.shelves[:2] == left.shelves
+    assert len(cluster.slots_of(Role.FORWARDER)) == 4
+    assert cluster.fd_store_slots[:2] == left.shelves
     assert set(setup.directory.sockets) == {"lookup-1.sock"}
     assert [listener.name for listener in cluster.listeners] == ["left 0.0.0.0:6650", "listener[1].bind"]  # type: ignore[attr-defined]
     assert all(slot.state is SlotState.RUNNING for slot in cluster.slots)
@@ -1206,7 +1206,7 @@ async def test_a_place_that_was_left_empty_and_cannot_be_filled_at_once(
     nursery.start_soon(cluster.run, trio.Event())
     await trio.sleep(3)
     assert forwarder.code is None, "its relays go on"
-    assert cluster.begun.is_set(), "a drain must not wait for it"
+    assert cluster.all_started.is_set(), "a drain must not wait for it"
     nursery.cancel_scope.cancel()
 
 
@@ -1226,7 +1226,7 @@ async def test_a_drain_in_the_middle_of_a_hand_over(
     old.answers[Method.DRAIN] = slowly
 
     async def replace() -> None:
-        await cluster.of(Role.FORWARDER)[0].replace(hand_over=True, drain_timeout_ms=30_000)
+        await cluster.slots_of(Role.FORWARDER)[0].replace_worker(hand_over=True, drain_timeout_ms=30_000)
 
     nursery.start_soon(replace)
     await trio.sleep(1)

@@ -121,7 +121,7 @@ async def test_one_without_relays_has_no_successor(
     setup: Setup, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     cluster, *_ = await _started(setup, nursery)
-    second_place = cluster.of(Role.FORWARDER)[1]
+    second_place = cluster.slots_of(Role.FORWARDER)[1]
     before = len(setup.workshop.workers)
     in_place(cluster, Role.FORWARDER, 1).end(-9)
     await trio.sleep(10)

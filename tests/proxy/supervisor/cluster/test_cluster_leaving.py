@@ -39,7 +39,7 @@ class Place:
             self._start,  # type: ignore[arg-type]
             lambda _slot: None,
             self._keep_shelf,  # type: ignore[arg-type]
-            self.shelf.process_ended,
+            self.shelf.on_process_ended,
         )
 
     async def _spawn(self) -> FakeWorker:
@@ -49,7 +49,7 @@ class Place:
         worker = self.workers.add(FakeWorker(Role.FORWARDER, 0))
         worker.open_line()
         worker.answers[Method.START] = lambda _request: self._adopt(worker)
-        worker.answers[Method.DRAIN] = self._leave(worker)
+        worker.answers[Method.DRAIN] = self._announce_shutdown(worker)
         if self.awake is not None:
             worker.answers[Method.GET_STATUS] = self._wake_up
         return worker
@@ -76,10 +76,10 @@ class Place:
 
     async def _keep_shelf(self, worker: FakeWorker) -> None:
         assert worker.store is not None
-        tables = AddressTableExchange().line(0)
-        await self.shelf.serve(worker.store, no_listeners, pid=worker.pid, new=True, tables=tables)
+        tables = AddressTableExchange().open_channel(0)
+        await self.shelf.serve_forwarder(worker.store, no_listeners, pid=worker.pid, is_new=True, tables=tables)
 
-    def _leave(self, worker: FakeWorker) -> Callable[[Any], Awaitable[None]]:
+    def _announce_shutdown(self, worker: FakeWorker) -> Callable[[Any], Awaitable[None]]:
         async def drain(request: Any) -> None:
             if request.hand_over:
                 relay = RelayLeftBehind(id=len(self.workers), client_ip="192.0.2.1")
@@ -93,7 +93,7 @@ class Place:
     async def replace(self) -> FakeWorker:
         """Let another worker have the place; the one that had it."""
         old: FakeWorker = self.workers[-1]
-        assert await self.slot.replace(hand_over=True, drain_timeout_ms=DRAIN_MS)
+        assert await self.slot.replace_worker(hand_over=True, drain_timeout_ms=DRAIN_MS)
         return old
 
     async def started(self, nursery: trio.Nursery) -> None:
@@ -102,15 +102,15 @@ class Place:
         await trio.testing.wait_all_tasks_blocked()
 
     def leaving(self) -> list[Any]:
-        return [life.worker for life in self.slot.leaving]
+        return [life.worker for life in self.slot.leaving_runs]
 
     def close(self) -> None:
         for worker in self.workers:
             for channel in (worker.store, worker.line):
                 if channel is not None:
                     channel.sock.close()
-        self.shelf.clear()
-        close_descriptors([self.shelf.table])
+        self.shelf.close_stored()
+        close_descriptors([self.shelf.table_fd])
 
 
 async def test_they_are_known_until_they_end(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
@@ -155,7 +155,7 @@ async def test_a_drain_is_theirs_too(nursery: trio.Nursery, autojump_clock: trio
     await trio.sleep(60)
     second = await place.replace()
     until = trio.current_time() + 50
-    nursery.start_soon(place.slot.drain, until)
+    nursery.start_soon(place.slot.drain_workers, until)
     await trio.sleep(1)
     for worker, left_ms in ((first, 40_000), (second, 50_000)):
         *_, request = [request for method, request in worker.calls if method == Method.DRAIN]
@@ -193,7 +193,7 @@ async def test_none_is_ended_for_a_successor_that_cannot_be_started(
     old = [await place.replace() for _ in range(LEAVING_MAX)]
     place.spawn_error = OSError("no memory")
     with pytest.raises(OSError, match="no memory"):
-        await place.slot.replace(hand_over=hand_over, drain_timeout_ms=DRAIN_MS)
+        await place.slot.replace_worker(hand_over=hand_over, drain_timeout_ms=DRAIN_MS)
     await trio.testing.wait_all_tasks_blocked()
     assert [worker.code for worker in old] == [None] * LEAVING_MAX
     nursery.cancel_scope.cancel()
@@ -208,7 +208,7 @@ async def test_none_is_ended_for_a_successor_that_does_not_come_up(
     await place.started(nursery)
     old = [await place.replace() for _ in range(LEAVING_MAX)]
     place.start_error = RpcError("its key cannot be read")
-    assert not await place.slot.replace(hand_over=False, drain_timeout_ms=DRAIN_MS)
+    assert not await place.slot.replace_worker(hand_over=False, drain_timeout_ms=DRAIN_MS)
     await trio.testing.wait_all_tasks_blocked()
     assert [worker.code for worker in old] == [None] * LEAVING_MAX
     nursery.cancel_scope.cancel()

@@ -18,12 +18,12 @@ from proto.rpc_pb2 import Method, StartRequest, StoredRelay, StoreMessage
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.shared.fd_store_channel import close_descriptors
 from proxy.supervisor.cluster.slot import (
-    AWAKE_TIMEOUT_S,
     DRAIN_GRACE_S,
     HAND_OVER_TIMEOUT_S,
-    LOOK_INTERVAL_S,
-    LOOK_TIMEOUT_S,
-    LOOKS_MISSED_MAX,
+    HEALTH_FAILURES_MAX,
+    HEALTH_INTERVAL_S,
+    HEALTH_TIMEOUT_S,
+    IMPORT_TIMEOUT_S,
     STABLE_AFTER_S,
     SlotState,
     WorkerSlot,
@@ -80,8 +80,12 @@ class ForwarderPlace(Place):
 
     async def _keep_shelf(self, worker: FakeWorker) -> None:
         assert worker.store is not None
-        await self.shelf.serve(
-            worker.store, no_listeners, pid=worker.pid, new=not worker.inherited, tables=AddressTableExchange().line(0)
+        await self.shelf.serve_forwarder(
+            worker.store,
+            no_listeners,
+            pid=worker.pid,
+            is_new=not worker.inherited,
+            tables=AddressTableExchange().open_channel(0),
         )
 
     async def _spawn(self) -> FakeWorker:
@@ -130,8 +134,8 @@ async def forwarders() -> AsyncIterator[ForwarderPlace]:
         worker.leave_line()
         if worker.store is not None:
             worker.store.sock.close()
-    place.shelf.clear()
-    os.close(place.shelf.table)
+    place.shelf.close_stored()
+    os.close(place.shelf.table_fd)
 
 
 async def test_it_is_filled(place: Place, nursery: trio.Nursery) -> None:
@@ -382,7 +386,7 @@ async def test_one_that_hangs_is_ended_and_replaced(
     first = place.worker
     first.answers[Method.GET_STATUS] = lambda _request: RpcError("no answer")
     with structlog.testing.capture_logs() as logs:
-        await trio.sleep(LOOKS_MISSED_MAX * (LOOK_INTERVAL_S + LOOK_TIMEOUT_S) + 2)
+        await trio.sleep(HEALTH_FAILURES_MAX * (HEALTH_INTERVAL_S + HEALTH_TIMEOUT_S) + 2)
     assert first.code == -9
     assert "a worker hangs; ending it" in {entry["event"] for entry in logs}
     assert place.worker is not first
@@ -396,7 +400,7 @@ async def test_one_that_answers_now_and_then_stays(
     await place.slot.ready.wait()
     looks = itertools.count(1)
     place.worker.answers[Method.GET_STATUS] = lambda _request: (
-        "{}" if next(looks) % LOOKS_MISSED_MAX == 0 else RpcError("slow")
+        "{}" if next(looks) % HEALTH_FAILURES_MAX == 0 else RpcError("slow")
     )
     await trio.sleep(300)
     assert place.worker.code is None
@@ -943,7 +947,7 @@ async def test_a_successor_that_does_not_wake_up_in_time(
     replacement = Replacement(forwarders, nursery, hand_over=True)
     await trio.testing.wait_all_tasks_blocked()
     if sleepy == "silent":
-        await trio.sleep(AWAKE_TIMEOUT_S - 0.1)
+        await trio.sleep(IMPORT_TIMEOUT_S - 0.1)
         assert not called(old, Method.DRAIN)
         await trio.sleep(0.2)
     assert called(old, Method.DRAIN)
@@ -1163,7 +1167,7 @@ async def test_an_inherited_worker_that_hangs_is_ended(
     worker.answers[Method.GET_STATUS] = hang
     place.slot.inherit(worker)
     nursery.start_soon(place.slot.run)
-    await trio.sleep(LOOKS_MISSED_MAX * (LOOK_INTERVAL_S + LOOK_TIMEOUT_S) + 1)
+    await trio.sleep(HEALTH_FAILURES_MAX * (HEALTH_INTERVAL_S + HEALTH_TIMEOUT_S) + 1)
     assert worker.code == -9
     assert place.slot.worker is place.worker
     nursery.cancel_scope.cancel()

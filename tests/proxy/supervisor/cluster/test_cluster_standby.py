@@ -12,7 +12,7 @@ import trio.testing
 from supervisor_fakes import FakeWorker
 
 from proto.roles import Role
-from proxy.supervisor.cluster.standby import PAUSE_S, Standby
+from proxy.supervisor.cluster.standby import PAUSE_S, StandbyForwarder
 
 
 class Setup:
@@ -21,7 +21,7 @@ class Setup:
         self.error: OSError | None = None
         self.with_line = True
         self.delay_s = 0.0
-        self.standby: Any = Standby(self._spawn)  # type: ignore[arg-type]
+        self.standby: Any = StandbyForwarder(self._spawn)  # type: ignore[arg-type]
 
     async def _spawn(self) -> FakeWorker:
         with trio.CancelScope(shield=True):  # a process that is being made is made

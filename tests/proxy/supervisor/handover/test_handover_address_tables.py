@@ -38,7 +38,7 @@ class Forwarder:
         ours, theirs = create_store_sockets()
         self.ours, self.theirs = StoreChannel(ours), StoreChannel(theirs)
         self.line = AddressTableChannel(exchange, place)
-        self.line.begin(self.ours)
+        self.line.on_forwarder_started(self.ours)
 
     def hear(self) -> list[int]:
         """Whose tables it was sent."""
@@ -53,20 +53,20 @@ class Forwarder:
                 os.close(int.from_bytes(content[:4], "little"))
 
     def close(self) -> None:
-        self.line.end()
+        self.line.on_channel_closed()
         self.ours.sock.close()
         self.theirs.sock.close()
 
 
 def test_tables_go_to_all_others(exchange: AddressTableExchange) -> None:
     one, other = Forwarder(exchange, 0), Forwarder(exchange, 1)
-    one.line.take([new_table()])
+    one.line.accept_published([new_table()])
     assert (one.hear(), other.hear()) == ([], [0])
-    other.line.take([new_table()])
+    other.line.accept_published([new_table()])
     late = Forwarder(exchange, 2)
     assert (one.hear(), other.hear(), late.hear()) == ([1], [], [0, 1])
     other.close()
-    one.line.take([new_table()])
+    one.line.accept_published([new_table()])
     assert late.hear() == [0]
     successor = Forwarder(exchange, 1)
     assert successor.hear() == [0], "its predecessor's is its own"
@@ -79,7 +79,7 @@ def test_one_that_does_not_listen_keeps_nobody_waiting(exchange: AddressTableExc
     other.ours.sock.setsockopt(1, 7, 1)  # SO_SNDBUF: as little as may be
     with structlog.testing.capture_logs() as logs:
         for _ in range(PUBLISHED_MAX):
-            one.line.take([new_table()])
+            one.line.accept_published([new_table()])
     assert {entry["log_level"] for entry in logs} == {"warning"}
     one.close()
     other.close()
@@ -93,7 +93,7 @@ def test_what_is_no_table_ends_the_forwarder(exchange: AddressTableExchange, wha
     for name, descriptors in given.items():
         if name == what:
             with pytest.raises(StoreLost):
-                one.line.take(descriptors)
+                one.line.accept_published(descriptors)
         else:
             close_descriptors(descriptors)
     assert other.hear() == []
@@ -104,9 +104,9 @@ def test_what_is_no_table_ends_the_forwarder(exchange: AddressTableExchange, wha
 def test_too_many_tables_end_the_forwarder(exchange: AddressTableExchange) -> None:
     one = Forwarder(exchange, 0)
     for _ in range(PUBLISHED_MAX):
-        one.line.take([new_table()])
+        one.line.accept_published([new_table()])
     with pytest.raises(StoreLost):
-        one.line.take([new_table()])
+        one.line.accept_published([new_table()])
     one.close()
 
 
@@ -120,7 +120,9 @@ async def test_by_the_line_to_the_fd_store(
     ended = trio.Event()
 
     async def keep() -> None:
-        await shelf.serve(ours, list, pid=7, new=True, tables=exchange.line(0), keeps_relays=crash_safe)
+        await shelf.serve_forwarder(
+            ours, list, pid=7, is_new=True, tables=exchange.open_channel(0), stores_relays=crash_safe
+        )
         ended.set()
 
     nursery.start_soon(keep)
@@ -138,4 +140,4 @@ async def test_by_the_line_to_the_fd_store(
     theirs.close()
     await ended.wait()
     other.close()
-    os.close(shelf.table)
+    os.close(shelf.table_fd)

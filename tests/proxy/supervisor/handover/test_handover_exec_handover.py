@@ -29,14 +29,14 @@ from proxy.supervisor.handover import exec_handover as module
 from proxy.supervisor.handover.exec_handover import (
     SIGNALS,
     HandoverState,
-    State,
-    become_next_program,
-    check_command,
-    place_name,
-    shelf_state,
+    SerializedHandover,
+    check_command_line,
+    exec_next_program,
+    serialize_slot,
+    slot_key,
 )
 from proxy.supervisor.handover.fd_store import FdStoreSlot, StoredFds
-from proxy.supervisor.processes.worker_process import Inherited, WorkerProcess
+from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
 
 KEY = bytes(range(100, 100 + SEAL_KEY_BYTES))
 
@@ -78,8 +78,8 @@ class Estate:
         self.pid = os.posix_spawn("/bin/sleep", ["sleep", "300"], {})
         self.folder = folder
 
-    def state(self, **changes: Any) -> State:
-        state = State(
+    def state(self, **changes: Any) -> SerializedHandover:
+        state = SerializedHandover(
             generation=2,
             runtime_dir=str(self.folder),
             seal_key=KEY,
@@ -87,16 +87,16 @@ class Estate:
             control=self.control.fileno(),
             admin={"127.0.0.1:1": self.admin.fileno()},
             listeners={"127.0.0.1:2": self.listener.fileno()},
-            services={place_name(Role.LOOKUP, 0): self.service.fileno()},
+            services={slot_key(Role.LOOKUP, 0): self.service.fileno()},
             connections=self.connections,
-            shelves=[shelf_state(self.shelf)],
+            fd_store_slots=[serialize_slot(self.shelf)],
             workers=[self.worker()],
         )
         return msgspec.structs.replace(state, **changes)
 
-    def worker(self, **changes: Any) -> Inherited:
+    def worker(self, **changes: Any) -> SerializedWorker:
         store, channel = self.store.fileno(), self.channel.fileno()
-        worker = Inherited("forwarder", 0, self.pid, 12.5, channel, self.liveness, store)
+        worker = SerializedWorker("forwarder", 0, self.pid, 12.5, channel, self.liveness, store)
         return msgspec.structs.replace(worker, **changes)
 
     def let_go(self) -> None:
@@ -133,7 +133,7 @@ def is_inheritable(number: int) -> bool:
         return False
 
 
-def leave(state: State, monkeypatch: pytest.MonkeyPatch, config_file: Path) -> Exec:
+def leave(state: SerializedHandover, monkeypatch: pytest.MonkeyPatch, config_file: Path) -> Exec:
     """What would be executed; this program goes on, as after an exec that failed."""
 
     def execv(path: str, command: list[str]) -> NoReturn:
@@ -141,7 +141,7 @@ def leave(state: State, monkeypatch: pytest.MonkeyPatch, config_file: Path) -> E
 
     monkeypatch.setattr(os, "execv", execv)
     with pytest.raises(Exec) as caught:
-        become_next_program(state, config_file)
+        exec_next_program(state, config_file)
     return caught.value
 
 
@@ -153,38 +153,42 @@ async def test_it_is_read_as_it_was_left(estate: Estate, monkeypatch: pytest.Mon
     for number in state.descriptors():
         os.set_inheritable(number, True)
     estate.let_go()
-    legacy = HandoverState.read(exec_.legacy)
+    legacy = HandoverState.from_memfd(exec_.legacy)
     assert not any(map(is_inheritable, state.descriptors())), "no worker may get them by chance"
     assert (legacy.generation, legacy.runtime_dir, legacy.seal_key) == (2, str(estate.folder), KEY)
-    assert (legacy.runtime_lock, legacy.connections, legacy.drain) == (estate.lock, estate.connections, False)
-    assert ConnectionCounters(legacy.connections).total_connections() == 77
-    assert legacy.control is not None
-    assert legacy.control.getsockname() == str(estate.folder / "control.sock")
-    assert not legacy.control.getblocking()
+    assert (legacy.runtime_lock_fd, legacy.connections_fd, legacy.drain_requested) == (
+        estate.lock,
+        estate.connections,
+        False,
+    )
+    assert ConnectionCounters(legacy.connections_fd).total_connections() == 77
+    assert legacy.control_socket is not None
+    assert legacy.control_socket.getsockname() == str(estate.folder / "control.sock")
+    assert not legacy.control_socket.getblocking()
     listener = legacy.take_listener("127.0.0.1:2")
     assert listener is not None
     assert listener.getsockname() == estate.address
     assert legacy.take_listener("127.0.0.1:2") is None, "it is somebody's already"
-    admin, service = legacy.take_admin("127.0.0.1:1"), legacy.take_service(Role.LOOKUP, 0)
+    admin, service = legacy.take_admin_listener("127.0.0.1:1"), legacy.take_service_socket(Role.LOOKUP, 0)
     assert admin is not None
     assert service is not None
-    assert legacy.take_admin("127.0.0.1:1") is legacy.take_service(Role.LOOKUP, 0) is None
-    [shelf] = legacy.shelves
-    assert shelf.table == estate.shelf.table
-    assert StoredRelay.FromString(shelf.relays[3].about).principal == "me"
+    assert legacy.take_admin_listener("127.0.0.1:1") is legacy.take_service_socket(Role.LOOKUP, 0) is None
+    [shelf] = legacy.fd_store_slots
+    assert shelf.table_fd == estate.shelf.table_fd
+    assert StoredRelay.FromString(shelf.relays[3].record).principal == "me"
     assert same_file(shelf.relays[3].second, estate.broker.fileno())
     assert same_file(shelf.pipes[9].first, estate.pipe[0])
     [(place, worker)] = legacy.workers.items()
     assert place == (Role.FORWARDER, 0)
-    assert (worker.pid, worker.inherited) == (estate.pid, True)
-    assert worker.store is not None
+    assert (worker.pid, worker.is_inherited) == (estate.pid, True)
+    assert worker.store_channel is not None
     worker.kill()
     assert await worker.wait() == -9
-    shelf.clear()
-    worker.store.close()
-    for sock in (legacy.control, listener, admin, service):
+    shelf.close_stored()
+    worker.store_channel.close()
+    for sock in (legacy.control_socket, listener, admin, service):
         sock.close()
-    for number in (legacy.runtime_lock, legacy.connections, shelf.table):
+    for number in (legacy.runtime_lock_fd, legacy.connections_fd, shelf.table_fd):
         os.close(number)
 
 
@@ -212,14 +216,14 @@ async def test_the_memory_is_not_left_open(estate: Estate, monkeypatch: pytest.M
     memory = leave(estate.state(workers=[]), monkeypatch, Path("proxy.toml")).legacy
     assert KEY in os.pread(memory, 100_000, 0)
     estate.let_go()
-    legacy = HandoverState.read(memory)
+    legacy = HandoverState.from_memfd(memory)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(memory)
     assert repr(KEY) not in repr(legacy)
-    await legacy.discard()
-    assert legacy.control is not None
-    legacy.control.close()
-    legacy.shelves[0].clear()
+    await legacy.close_unused()
+    assert legacy.control_socket is not None
+    legacy.control_socket.close()
+    legacy.fd_store_slots[0].close_stored()
 
 
 async def test_the_seal_key_is_in_no_argument_and_not_in_the_environment(
@@ -253,7 +257,7 @@ async def test_an_exec_that_fails_changes_nothing(estate: Estate, monkeypatch: p
     before = os.listdir("/proc/self/fd")
     inheritable = set(filter(is_inheritable, range(3)))
     with pytest.raises(FileNotFoundError):
-        become_next_program(state, Path("x"))
+        exec_next_program(state, Path("x"))
     assert os.listdir("/proc/self/fd") == before
     assert set(filter(is_inheritable, map(int, before))) == inheritable
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & SIGNALS
@@ -264,13 +268,13 @@ async def test_much_is_left(estate: Estate, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_WRITE_BYTES", 1000)
     about = StoredRelay(id=1, principal="p" * 3000).SerializeToString()
     ends = estate.client.fileno(), estate.broker.fileno()
-    shelf = FdStoreSlot(estate.shelf.table, {number: StoredFds(about, *ends) for number in range(50)})
-    state = estate.state(shelves=[shelf_state(shelf)], drain=True)
-    assert state.relays == 50
+    shelf = FdStoreSlot(estate.shelf.table_fd, {number: StoredFds(about, *ends) for number in range(50)})
+    state = estate.state(shelves=[serialize_slot(shelf)], drain=True)
+    assert state.relay_count == 50
     memory = leave(state, monkeypatch, Path("x")).legacy
     with os.fdopen(memory, "rb") as file:
         file.seek(0)
-        assert msgspec.msgpack.decode(file.read(), type=State) == state
+        assert msgspec.msgpack.decode(file.read(), type=SerializedHandover) == state
 
 
 async def test_every_descriptor_stays_open(estate: Estate) -> None:
@@ -288,7 +292,7 @@ async def test_every_descriptor_stays_open(estate: Estate) -> None:
     [worker] = told["workers"]
     del worker["pid"], worker["index"]
     del told["shelves"][0]["table"]
-    assert set(state.descriptors()) == numbers(told) | {estate.shelf.table}
+    assert set(state.descriptors()) == numbers(told) | {estate.shelf.table_fd}
     assert len(state.descriptors()) == len(set(state.descriptors())) == 14
 
 
@@ -304,16 +308,16 @@ async def test_a_worker_that_has_gone_in_the_meantime(estate: Estate, monkeypatc
     estate.control.detach()
     channel = socket.socket(fileno=os.dup(estate.channel.detach()))
     with pytest.warns(ResourceWarning):
-        legacy = HandoverState.read(memory)
+        legacy = HandoverState.from_memfd(memory)
     assert legacy.workers == {}
-    assert legacy.control is not None
-    legacy.control.close()
+    assert legacy.control_socket is not None
+    legacy.control_socket.close()
     channel.close()
 
 
 def test_fields_of_another_version() -> None:
     """An older or a newer program may read what this one left."""
-    state = State(
+    state = SerializedHandover(
         generation=2,
         runtime_dir="x",
         seal_key=KEY,
@@ -323,13 +327,13 @@ def test_fields_of_another_version() -> None:
         listeners={},
         services={},
         connections=3,
-        shelves=[],
+        fd_store_slots=[],
         workers=[],
     )
     told = msgspec.msgpack.decode(msgspec.msgpack.encode(state))
     told["of_a_newer_one"] = {"x": [1]}
     del told["drain"]
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=State) == state
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=SerializedHandover) == state
 
 
 def test_the_very_first_has_nothing_but_a_key() -> None:
@@ -337,25 +341,25 @@ def test_the_very_first_has_nothing_but_a_key() -> None:
     first, second = HandoverState(), HandoverState()
     assert first.seal_key != second.seal_key
     assert len(first.seal_key) == SEAL_KEY_BYTES
-    assert (first.generation, first.control, first.runtime_lock, first.shelves) == (1, None, -1, [])
+    assert (first.generation, first.control_socket, first.runtime_lock_fd, first.fd_store_slots) == (1, None, -1, [])
 
 
 @pytest.mark.parametrize("role", [Role.AUTH, Role.LOOKUP, Role.FORWARDER])
 def test_places_have_names(role: Role) -> None:
-    assert module._place(place_name(role, 12)) == (role, 12)
+    assert module._parse_slot_key(slot_key(role, 12)) == (role, 12)
 
 
 async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -> None:
     """What the configuration of the next cluster has no place for."""
     legacy = HandoverState(
-        admin={"a": estate.admin},
+        admin_listeners={"a": estate.admin},
         listeners={"l": estate.listener},
-        services={(Role.LOOKUP, 0): estate.service},
+        service_sockets={(Role.LOOKUP, 0): estate.service},
     )
-    worker = WorkerProcess.take_over(estate.worker(role="auth", store=-1))
+    worker = WorkerProcess.from_serialized(estate.worker(role="auth", store=-1))
     estate.channel.detach()
     legacy.workers[Role.AUTH, 1] = worker
-    await legacy.discard()
+    await legacy.close_unused()
     with pytest.raises(ChildProcessError):  # a zombie would keep adopted children from being reaped
         os.waitpid(estate.pid, os.WNOHANG)  # noqa: ASYNC222 -- this does not wait
     assert {sock.fileno() for sock in (estate.admin, estate.listener, estate.service)} == {-1}
@@ -364,7 +368,15 @@ async def test_discard(estate: Estate, autojump_clock: trio.testing.MockClock) -
 
 
 def test_the_check_is_the_next_programs() -> None:
-    assert check_command(Path("a b.toml")) == [sys.executable, "-P", "-m", "proxy", "check", "--config", "a b.toml"]
+    assert check_command_line(Path("a b.toml")) == [
+        sys.executable,
+        "-P",
+        "-m",
+        "proxy",
+        "check",
+        "--config",
+        "a b.toml",
+    ]
 
 
 # ---- another program, really

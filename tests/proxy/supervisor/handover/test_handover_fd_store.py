@@ -31,9 +31,9 @@ from proxy.runtime.shared.fd_store_channel import (
 from proxy.runtime.shared.relay_table import RELAYS_MAX, RelayTable, row
 from proxy.supervisor.handover import fd_store as module
 from proxy.supervisor.handover.address_tables import AddressTableExchange
-from proxy.supervisor.handover.fd_store import FdStoreSlot, Listeners, StoredFds, _batches
+from proxy.supervisor.handover.fd_store import FdStoreSlot, ListenerFds, StoredFds, _batches
 
-NO_TABLES = AddressTableExchange().line(0)
+NO_TABLES = AddressTableExchange().open_channel(0)
 PID = 4711
 
 
@@ -77,7 +77,7 @@ class Store:
             ends += [self.reading, self.writing] * len(message.pipes)
             await theirs.send(message, ends)
         theirs.close()
-        await self.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
+        await self.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
 
     @property
     def kept(self) -> int:
@@ -85,10 +85,10 @@ class Store:
         return open_files() - self.before
 
     def close(self) -> None:
-        self.shelf.clear()
+        self.shelf.close_stored()
         for line in self._lines:
             line.sock.close()
-        close_descriptors((self.shelf.table, self.reading, self.writing))
+        close_descriptors((self.shelf.table_fd, self.reading, self.writing))
         self.client.close()
         self.broker.close()
 
@@ -130,12 +130,12 @@ async def test_it_keeps_what_it_is_told(store: Store) -> None:
     about = StoredRelay(id=7, client_address="1.2.3.4:5", principal="p", target="b:6650", expires_at_unix_ms=9)
     await store.told(StoreMessage(relays=[about]), StoreMessage(pipes=[StoredPipe(id=3, wanted_bytes=4096)]))
     [(number, kept)] = store.shelf.relays.items()
-    assert (number, StoredRelay.FromString(kept.about)) == (7, about)
+    assert (number, StoredRelay.FromString(kept.record)) == (7, about)
     assert same_file(kept.first, store.client.fileno())
     assert same_file(kept.second, store.broker.fileno())
     assert not os.get_inheritable(kept.first), "no process that is started by chance may have it"
     [(pipe_number, pipe)] = store.shelf.pipes.items()
-    assert (pipe_number, StoredPipe.FromString(pipe.about).wanted_bytes) == (3, 4096)
+    assert (pipe_number, StoredPipe.FromString(pipe.record).wanted_bytes) == (3, 4096)
     os.write(pipe.second, b"bytes")
     assert os.read(store.reading, 10) == b"bytes"
     assert store.kept == 4
@@ -163,8 +163,8 @@ async def test_an_id_that_is_used_again(store: Store) -> None:
             StoreMessage(dropped_relays=dropped, relays=[StoredRelay(id=1, target="new")]),
             StoreMessage(dropped_pipes=dropped, pipes=[StoredPipe(id=1, wanted_bytes=2)]),
         )
-        assert [StoredRelay.FromString(kept.about).target for kept in store.shelf.relays.values()] == ["new"]
-        assert [StoredPipe.FromString(kept.about).wanted_bytes for kept in store.shelf.pipes.values()] == [2]
+        assert [StoredRelay.FromString(kept.record).target for kept in store.shelf.relays.values()] == ["new"]
+        assert [StoredPipe.FromString(kept.record).wanted_bytes for kept in store.shelf.pipes.values()] == [2]
         assert store.kept == 4
 
 
@@ -174,11 +174,11 @@ async def test_the_sockets_stay_open_after_the_forwarder_died(store: Store) -> N
     await theirs.send(StoreMessage(relays=[StoredRelay(id=1)]), (client.fileno(), client.fileno()))
     client.close()
     theirs.close()
-    await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
+    await store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
     peer.setblocking(False)
     with pytest.raises(BlockingIOError):
         peer.recv(1)
-    store.shelf.clear()
+    store.shelf.close_stored()
     assert peer.recv(1) == b""
     peer.close()
 
@@ -194,8 +194,8 @@ async def test_a_relay_whose_descriptors_did_not_arrive(store: Store) -> None:
     await store.say(theirs, 3)
     theirs.close()
     with structlog.testing.capture_logs() as logs:
-        await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
-    assert [StoredRelay.FromString(kept.about).target for kept in store.shelf.relays.values()] == ["", ""]
+        await store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
+    assert [StoredRelay.FromString(kept.record).target for kept in store.shelf.relays.values()] == ["", ""]
     assert sorted(store.shelf.relays) == [1, 3]
     assert not store.shelf.pipes, "what it says beside is done"
     assert store.kept == 4, "what did arrive is closed"
@@ -206,17 +206,17 @@ async def test_a_relay_whose_descriptors_did_not_arrive(store: Store) -> None:
 async def test_clear(store: Store) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)], pipes=[StoredPipe(id=1)]))
     assert store.kept == 6
-    store.shelf.clear()
+    store.shelf.close_stored()
     assert store.kept == 0
     assert not store.shelf.relays
     assert not store.shelf.pipes
-    os.fstat(store.shelf.table)  # stays
+    os.fstat(store.shelf.table_fd)  # stays
 
 
 async def test_the_line_is_closed_in_the_end(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES)
+    await store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES)
     assert ours.sock.fileno() == -1
 
 
@@ -232,7 +232,7 @@ async def test_of_a_pipe_only_what_is_known_is_kept(store: Store) -> None:
     padded = StoredPipe.FromString(about.SerializeToString() + junk(150_000))
     assert len(padded.SerializeToString()) > 150_000
     await store.told(StoreMessage(pipes=[padded]))
-    assert store.shelf.pipes[3].about == about.SerializeToString()
+    assert store.shelf.pipes[3].record == about.SerializeToString()
 
 
 async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,12 +246,12 @@ async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytes
     assert [entry["event"].partition(":")[0] for entry in logs] == ["relays are not crash-safe"], "said once"
     await store.told(long[1], long[1], StoreMessage(dropped_relays=[1], relays=[StoredRelay(id=3, target="t" * 4000)]))
     assert list(store.shelf.relays) == [2, 3], "what is dropped or said again makes room"
-    inherited = FdStoreSlot(store.shelf.table, store.shelf.relays)
+    inherited = FdStoreSlot(store.shelf.table_fd, store.shelf.relays)
     ends = os.dup(store.reading), os.dup(store.reading)
     with structlog.testing.capture_logs():
-        inherited.take(long[3], list(ends))
+        inherited.apply_message(long[3], list(ends))
     assert list(inherited.relays) == [2, 3], "an upgrade does not forget what there is"
-    store.shelf.clear()
+    store.shelf.close_stored()
     await store.told(*long[:2])
     assert list(store.shelf.relays) == [1, 2]
 
@@ -261,27 +261,27 @@ async def test_all_records_together_are_bounded(store: Store, monkeypatch: pytes
 
 async def test_the_very_first_gets_a_table_and_nothing_else(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
     (first, [descriptor]), (last, nothing) = await inherit(theirs)
     assert (first.table, first.complete, last) == (True, False, StoreMessage(complete=True))
     assert not nothing
-    table = RelayTable(store.shelf.table)
+    table = RelayTable(store.shelf.table_fd)
     table.cells[row(5, 0)] = 77
     assert RelayTable(descriptor).cells[row(5, 0)] == 77, "the same memory for all forwarders of a place"
     os.close(descriptor)
     theirs.close()
 
 
-async def keep_no_relays(store: Store, channel: StoreChannel, listeners: Listeners, **what: Any) -> bool:
+async def keep_no_relays(store: Store, channel: StoreChannel, listeners: ListenerFds, **what: Any) -> bool:
     """relay.crash_safe = false."""
-    return await store.shelf.serve(channel, listeners, keeps_relays=False, **what)
+    return await store.shelf.serve_forwarder(channel, listeners, stores_relays=False, **what)
 
 
 async def test_a_new_one_gets_its_clients_listeners(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     listeners = [store.client.fileno(), store.reading]
     for keeps in (True, False):
-        serve = partial(store.shelf.serve, keeps_relays=keeps)
+        serve = partial(store.shelf.serve_forwarder, stores_relays=keeps)
         ours, theirs = store.line()
         nursery.start_soon(
             lambda serve=serve, ours=ours: serve(ours, lambda: listeners, new=True, pid=PID, tables=NO_TABLES)
@@ -331,17 +331,17 @@ def behind(*ids: int, ip: str = "192.0.2.1") -> StoreMessage:
 async def test_a_successor_is_told_what_stays_behind_and_when_that_has_ended(
     store: Store, nursery: trio.Nursery
 ) -> None:
-    store.shelf.take(behind(*range(1, 2001)), [], 7)
-    store.shelf.take(behind(2001), [], 8)
-    store.shelf.process_ended(99)
+    store.shelf.apply_message(behind(*range(1, 2001)), [], 7)
+    store.shelf.apply_message(behind(2001), [], 8)
+    store.shelf.on_process_ended(99)
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     for _message, descriptors in got:
         close_descriptors(descriptors)
     named = {(message.predecessor_pid, one.id) for message, _descriptors in got for one in message.left_behind}
     assert named == {(7, number) for number in range(1, 2001)} | {(8, 2001)}
-    store.shelf.process_ended(7)
+    store.shelf.on_process_ended(7)
     received = await theirs.receive()
     assert received is not None
     assert list(received[0].ended_predecessor_pids) == [7]
@@ -353,22 +353,22 @@ async def test_a_successor_is_told_what_stays_behind_and_when_that_has_ended(
 
 
 async def test_a_predecessor_that_ends_while_nobody_listens(store: Store) -> None:
-    store.shelf.take(behind(1), [], 7)
-    store.shelf.process_ended(7)
+    store.shelf.apply_message(behind(1), [], 7)
+    store.shelf.on_process_ended(7)
     assert store.shelf.left_behind == {}
 
 
 async def test_a_successor_that_does_not_read(store: Store, nursery: trio.Nursery) -> None:
     """Its line is full: the supervisor does not wait for it."""
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
     await trio.testing.wait_all_tasks_blocked()
     with contextlib.suppress(BlockingIOError):
         while True:
             ours.send_now(StoreMessage(dropped_relays=[1]))
-    store.shelf.take(behind(1), [], 7)
+    store.shelf.apply_message(behind(1), [], 7)
     with structlog.testing.capture_logs() as logs:
-        store.shelf.process_ended(7)
+        store.shelf.on_process_ended(7)
     assert [(entry["log_level"], entry["predecessor_pid"]) for entry in logs] == [("warning", 7)]
     theirs.close()
 
@@ -377,13 +377,13 @@ async def test_a_successor_that_does_not_read(store: Store, nursery: trio.Nurser
 async def test_what_cannot_stay_behind(store: Store, message: StoreMessage) -> None:
     """Security: a forwarder that was taken over must not fill the supervisor's memory."""
     with pytest.raises(StoreLost):
-        store.shelf.take(message, [], 7)
+        store.shelf.apply_message(message, [], 7)
 
 
 async def test_each_relay_stays_behind_once(store: Store) -> None:
     """Security: so all together are no more than there are rows."""
     for pid in (7, 8, 8, 9):
-        store.shelf.take(behind(1, 2), [], pid)
+        store.shelf.apply_message(behind(1, 2), [], pid)
     assert sum(len(relays) for relays in store.shelf.left_behind.values()) == 2
 
 
@@ -391,7 +391,7 @@ async def test_each_relay_stays_behind_once(store: Store) -> None:
 async def test_one_that_says_what_nobody_understands(store: Store, what: bytes) -> None:
     """Security: a forwarder reads what strangers send; it must not be able to end the supervisor."""
     for keeps in (True, False):
-        serve = partial(store.shelf.serve, keeps_relays=keeps)
+        serve = partial(store.shelf.serve_forwarder, stores_relays=keeps)
         ours, theirs = store.line()
         theirs.sock.send(what)
         with structlog.testing.capture_logs() as logs:
@@ -405,7 +405,7 @@ async def test_a_line_that_cannot_be_written_to(store: Store, monkeypatch: pytes
     ours, theirs = store.line()
     with structlog.testing.capture_logs() as logs:
         assert (
-            await store.shelf.serve(ours, lambda: [-1], new=True, pid=PID, tables=NO_TABLES) is False
+            await store.shelf.serve_forwarder(ours, lambda: [-1], is_new=True, pid=PID, tables=NO_TABLES) is False
         )  # a listener that is closed
     assert len(logs) == 1
     theirs.close()
@@ -436,16 +436,16 @@ async def test_what_a_misbehaving_one_sends_where_nothing_is_kept(store: Store, 
 async def test_whether_the_end_was_in_order(store: Store) -> None:
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES) is True
+    assert await store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES) is True
     ours, theirs = store.line()
     theirs.close()
-    assert await store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES) is False
+    assert await store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES) is False
 
 
 async def test_one_that_is_no_new_one_gets_nothing(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
         theirs.sock.recv(1)
@@ -459,10 +459,12 @@ async def test_a_dead_one_is_heard_to_the_end_before_its_successor_gets_anything
     store: Store, nursery: trio.Nursery
 ) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
-    nursery.start_soon(lambda: store.shelf.serve(next_ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(
+        lambda: store.shelf.serve_forwarder(next_ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+    )
     await store.say(theirs, *range(1, 101))
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BlockingIOError):
@@ -489,12 +491,16 @@ async def test_listeners_are_asked_for_once_the_predecessors_line_has_ended(
 
     ours, theirs = store.line()
     nursery.start_soon(
-        lambda: store.shelf.serve(ours, lambda: listeners("one that is not new"), new=False, pid=PID, tables=NO_TABLES)
+        lambda: store.shelf.serve_forwarder(
+            ours, lambda: listeners("one that is not new"), is_new=False, pid=PID, tables=NO_TABLES
+        )
     )
     next_ours, next_theirs = store.line()
     await trio.testing.wait_all_tasks_blocked()
     nursery.start_soon(
-        lambda: store.shelf.serve(next_ours, lambda: listeners("its successor"), new=True, pid=PID, tables=NO_TABLES)
+        lambda: store.shelf.serve_forwarder(
+            next_ours, lambda: listeners("its successor"), is_new=True, pid=PID, tables=NO_TABLES
+        )
     )
     await store.say(theirs, 1)
     await trio.testing.wait_all_tasks_blocked()
@@ -514,7 +520,7 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
     ended: list[bool] = []
 
     async def serve() -> None:
-        ended.append(await store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+        ended.append(await store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
 
     nursery.start_soon(serve)
     await trio.testing.wait_all_tasks_blocked()  # what is handed over lies there, unread
@@ -528,12 +534,12 @@ async def test_one_that_dies_before_it_has_read_all_is_heard_to_the_end(store: S
 
 async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 301), target="broker:6650", principal="me")
     await store.say_pipes(theirs, 5, 6)
     theirs.close()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
     sizes: list[int] = []
     kinds: list[str] = []
     relays: list[StoredRelay] = []
@@ -547,7 +553,7 @@ async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nurs
         assert len(descriptors) == int(message.table) + 2 * (len(message.pipes) + len(message.relays))
         ends = (store.client.fileno(), store.broker.fileno()) if kind == "relays" else (store.reading, store.writing)
         if kind == "table":
-            ends = (store.shelf.table,)  # type: ignore[assignment]
+            ends = (store.shelf.table_fd,)  # type: ignore[assignment]
         assert all(same_file(got, ends[at % len(ends)]) for at, got in enumerate(descriptors)), kind
         close_descriptors(descriptors)
         relays += message.relays
@@ -562,14 +568,14 @@ async def test_it_hands_over_in_bounded_batches(store: Store, nursery: trio.Nurs
 
 async def test_large_records_are_bounded_by_their_bytes(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
     principal = "p" * (RECORD_BYTES_MAX - 5)
     assert StoredRelay(id=41, principal=principal).ByteSize() == RECORD_BYTES_MAX
     await store.say(theirs, *range(1, 42), principal=principal)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     assert all(message.ByteSize() <= MESSAGE_BYTES_MAX for message, _descriptors in got)
     assert [[relay.id for relay in message.relays] for message, _descriptors in got] == [
@@ -595,14 +601,14 @@ def test_batches() -> None:
 
 async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.Nursery) -> None:
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=False, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=False, pid=PID, tables=NO_TABLES))
     await store.say(theirs, *range(1, 101), principal="p" * 8_000)
     theirs.close()
     await trio.testing.wait_all_tasks_blocked()
     ended = trio.Event()
 
     async def serve(line: StoreChannel) -> None:
-        await store.shelf.serve(line, no_listeners, new=True, pid=PID, tables=NO_TABLES)
+        await store.shelf.serve_forwarder(line, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
         ended.set()
 
     ours, theirs = store.line()
@@ -616,7 +622,7 @@ async def test_a_successor_that_dies_in_the_middle(store: Store, nursery: trio.N
     assert ours.sock.fileno() == -1
     assert store.kept == 200
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     assert relay_ids(got) == list(range(1, 101)), "the next one gets everything"
     os.close(got[0][1][0])
@@ -627,7 +633,9 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
     await store.told(StoreMessage(relays=[StoredRelay(id=1)]))
     ours, theirs = store.line()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+        nursery.start_soon(
+            lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES)
+        )
         await trio.testing.wait_all_tasks_blocked()
         theirs.close()
     assert list(store.shelf.relays) == [1]
@@ -637,7 +645,7 @@ async def test_a_successor_that_dies_before_it_read_anything(store: Store) -> No
 async def test_a_successor_goes_on_with_the_shelf(store: Store, nursery: trio.Nursery) -> None:
     await store.told(StoreMessage(relays=[StoredRelay(id=1), StoredRelay(id=2)]))
     ours, theirs = store.line()
-    nursery.start_soon(lambda: store.shelf.serve(ours, no_listeners, new=True, pid=PID, tables=NO_TABLES))
+    nursery.start_soon(lambda: store.shelf.serve_forwarder(ours, no_listeners, is_new=True, pid=PID, tables=NO_TABLES))
     got = await inherit(theirs)
     os.close(got[0][1][0])
     await store.say(theirs, 3)

@@ -16,7 +16,7 @@ import trio
 from proto.roles import Role
 from proxy.runtime.rpc.peers import Caller
 from proxy.supervisor.operators import ancestry as descent
-from proxy.supervisor.operators.ancestry import Ancestor, Untraceable, descends_from, identify_operator
+from proxy.supervisor.operators.ancestry import AncestryUnknown, ProcessStat, identify_operator, is_descendant
 
 SUPERVISOR, WORKER, GRANDCHILD, SHELL, OPERATOR = 50, 51, 60, 40, 77
 UID = 1000
@@ -44,20 +44,20 @@ def peer(pid: int, uid: int = UID, pidfd: int | OSError | None = None) -> trio.s
 
 
 @pytest.fixture
-def tree(monkeypatch: pytest.MonkeyPatch) -> dict[int, Ancestor]:
+def tree(monkeypatch: pytest.MonkeyPatch) -> dict[int, ProcessStat]:
     """Processes by number; those that are not there cannot be seen."""
     processes = {
-        1: Ancestor(0, 1),
-        SHELL: Ancestor(1, 10),
-        SUPERVISOR: Ancestor(SHELL, 20),
-        WORKER: Ancestor(SUPERVISOR, 30),
-        GRANDCHILD: Ancestor(WORKER, 40),
-        OPERATOR: Ancestor(SHELL, 50),
+        1: ProcessStat(0, 1),
+        SHELL: ProcessStat(1, 10),
+        SUPERVISOR: ProcessStat(SHELL, 20),
+        WORKER: ProcessStat(SUPERVISOR, 30),
+        GRANDCHILD: ProcessStat(WORKER, 40),
+        OPERATOR: ProcessStat(SHELL, 50),
     }
 
-    def look(pid: int) -> Ancestor:
+    def look(pid: int) -> ProcessStat:
         if pid not in processes:
-            raise Untraceable(f"/proc/{pid}/stat cannot be read")
+            raise AncestryUnknown(f"/proc/{pid}/stat cannot be read")
         return processes[pid]
 
     monkeypatch.setattr(descent, "_look", look)
@@ -67,30 +67,30 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> dict[int, Ancestor]:
 
 
 @pytest.mark.parametrize(("pid", "child"), [(WORKER, True), (GRANDCHILD, True), (OPERATOR, False), (SHELL, False)])
-def test_whose_child(tree: dict[int, Ancestor], pid: int, child: bool) -> None:
-    assert descends_from(pid, SUPERVISOR) is child
+def test_whose_child(tree: dict[int, ProcessStat], pid: int, child: bool) -> None:
+    assert is_descendant(pid, SUPERVISOR) is child
     assert identify_operator(peer(pid)) == (None if child else Caller(Role.OPERATOR, pid))
 
 
-def test_an_adopted_orphan_is_a_child(tree: dict[int, Ancestor]) -> None:
+def test_an_adopted_orphan_is_a_child(tree: dict[int, ProcessStat]) -> None:
     """Security."""
-    tree[GRANDCHILD] = Ancestor(SUPERVISOR, 40)
+    tree[GRANDCHILD] = ProcessStat(SUPERVISOR, 40)
     del tree[WORKER]
     assert identify_operator(peer(GRANDCHILD)) is None
 
 
-def test_another_user(tree: dict[int, Ancestor]) -> None:
+def test_another_user(tree: dict[int, ProcessStat]) -> None:
     """Security."""
     assert identify_operator(peer(OPERATOR, uid=UID + 1)) is None
 
 
-def test_root_is_an_operator_whatever_it_lets_us_see(tree: dict[int, Ancestor]) -> None:
+def test_root_is_an_operator_whatever_it_lets_us_see(tree: dict[int, ProcessStat]) -> None:
     """A worker cannot become root; /proc may be mounted so that root's processes are not seen (hidepid)."""
     assert identify_operator(peer(4711, uid=0)) is not None
 
 
 def test_where_the_cluster_is_root_roots_children_are_refused(
-    tree: dict[int, Ancestor], monkeypatch: pytest.MonkeyPatch
+    tree: dict[int, ProcessStat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -99,19 +99,19 @@ def test_where_the_cluster_is_root_roots_children_are_refused(
 
 
 def test_a_supervisor_that_is_the_first_process_of_a_container(
-    tree: dict[int, Ancestor], monkeypatch: pytest.MonkeyPatch
+    tree: dict[int, ProcessStat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`kubectl exec` makes processes without a parent; those outside of the namespace have no number at all."""
     monkeypatch.setattr(os, "getpid", lambda: 1)
     tree.clear()
-    tree.update({1: Ancestor(0, 1), 7: Ancestor(1, 5), 8: Ancestor(0, 9), 9: Ancestor(8, 9)})
+    tree.update({1: ProcessStat(0, 1), 7: ProcessStat(1, 5), 8: ProcessStat(0, 9), 9: ProcessStat(8, 9)})
     assert identify_operator(peer(7)) is None
     assert identify_operator(peer(8)) is not None
     assert identify_operator(peer(9)) is not None
     assert identify_operator(peer(0)) is not None
 
 
-def test_a_hidden_ancestor_is_refused_and_said(tree: dict[int, Ancestor]) -> None:
+def test_a_hidden_ancestor_is_refused_and_said(tree: dict[int, ProcessStat]) -> None:
     """Security: it might be a worker."""
     del tree[SHELL]
     with structlog.testing.capture_logs() as logs:
@@ -119,21 +119,21 @@ def test_a_hidden_ancestor_is_refused_and_said(tree: dict[int, Ancestor]) -> Non
     assert [entry["event"] for entry in logs] == ["refused a caller at control.sock: ask as root"]
 
 
-def test_a_number_that_is_anothers_now_is_seen(tree: dict[int, Ancestor]) -> None:
+def test_a_number_that_is_anothers_now_is_seen(tree: dict[int, ProcessStat]) -> None:
     """Security: its parent ended, and the number went to a process that began later than the child."""
-    tree[WORKER] = Ancestor(SHELL, 99)
-    with pytest.raises(Untraceable, match="younger than its child"):
-        descends_from(GRANDCHILD, SUPERVISOR)
+    tree[WORKER] = ProcessStat(SHELL, 99)
+    with pytest.raises(AncestryUnknown, match="younger than its child"):
+        is_descendant(GRANDCHILD, SUPERVISOR)
     assert identify_operator(peer(GRANDCHILD)) is None
 
 
 def test_parents_that_end_meanwhile_are_looked_for_again(
-    tree: dict[int, Ancestor], monkeypatch: pytest.MonkeyPatch
+    tree: dict[int, ProcessStat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = descent._look
     worker = tree.pop(SHELL)
 
-    def look(pid: int) -> Ancestor:
+    def look(pid: int) -> ProcessStat:
         try:
             return real(pid)
         finally:
@@ -144,8 +144,8 @@ def test_parents_that_end_meanwhile_are_looked_for_again(
     assert identify_operator(peer(OPERATOR)) is not None
 
 
-def test_no_chain_is_followed_for_ever(tree: dict[int, Ancestor]) -> None:
-    tree[OPERATOR] = Ancestor(OPERATOR, 50)
+def test_no_chain_is_followed_for_ever(tree: dict[int, ProcessStat]) -> None:
+    tree[OPERATOR] = ProcessStat(OPERATOR, 50)
     assert identify_operator(peer(OPERATOR)) is None
 
 
@@ -157,7 +157,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writing)
 
 
-def test_a_caller_that_has_ended_is_refused(tree: dict[int, Ancestor], pipe: tuple[int, int]) -> None:
+def test_a_caller_that_has_ended_is_refused(tree: dict[int, ProcessStat], pipe: tuple[int, int]) -> None:
     """Security: its number may be an operator's by now."""
     reading, writing = pipe
     assert identify_operator(peer(OPERATOR, pidfd=os.dup(reading))) is not None
@@ -168,7 +168,7 @@ def test_a_caller_that_has_ended_is_refused(tree: dict[int, Ancestor], pipe: tup
 
 
 @pytest.mark.parametrize("number", [22, 3, 61, 24], ids=["EINVAL", "ESRCH", "ENODATA", "EMFILE"])
-def test_a_caller_that_was_reaped_is_refused(tree: dict[int, Ancestor], number: int) -> None:
+def test_a_caller_that_was_reaped_is_refused(tree: dict[int, ProcessStat], number: int) -> None:
     """Security: some kernels have no pidfd of a process that is gone, and its number may be an operator's by now."""
     error = OSError(number, os.strerror(number))
     with structlog.testing.capture_logs() as logs:
@@ -183,5 +183,5 @@ def test_what_proc_says(tmp_path: Path) -> None:
     parent, began = descent._look(os.getpid())
     assert parent == os.getppid()
     assert began >= descent._look(parent).began
-    with pytest.raises(Untraceable, match="cannot be read"):
+    with pytest.raises(AncestryUnknown, match="cannot be read"):
         descent._look(2**30)

@@ -17,11 +17,11 @@ from click.testing import CliRunner, Result
 from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy import cli
-from proxy.config.errors import ConfigError
-from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcConnectionLost, connect_unix
+from proxy.common.errors import ConfigError
+from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcConnectionLost, unix_connector
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
-from proxy.supervisor.operators.control import Control, UpgradeRefused, control_path
+from proxy.supervisor.operators.control import ControlServer, UpgradeRefused, control_path
 from proxy.supervisor.processes.configure import ReloadRefused
 from proxy.supervisor.startup.sockets import CONTROL_SOCKET, RuntimeDirectory
 
@@ -52,7 +52,7 @@ class Operated:
         self.reload_error: Exception | None = None
         self.upgraded = 0
         self.upgrade_error: Exception | None = None
-        self.control = Control(FakeReport(), self._drain, self._reload, self._upgrade)  # type: ignore[arg-type]
+        self.control = ControlServer(FakeReport(), self._drain, self._reload, self._upgrade)  # type: ignore[arg-type]
 
     def _drain(self) -> None:
         self.drained += 1
@@ -145,7 +145,7 @@ async def test_over_a_real_socket(
     uid = os.geteuid()
     with monkeypatch.context() as patch:
         patch.setattr("proxy.supervisor.operators.ancestry.peer_credentials", lambda _sock: (1, uid + 1))
-        stranger = await connect_unix(control_path(str(tmp_path)))()
+        stranger = await unix_connector(control_path(str(tmp_path)))()
         assert await stranger.receive_some(10) == b""
         await stranger.aclose()
     directory.clear()
@@ -359,7 +359,7 @@ def test_nobody_listens_at_what_is_left_of_a_cluster(run: Run, tmp_path: Path, m
 
         return connect
 
-    monkeypatch.setattr(cli, "connect_unix", nobody)
+    monkeypatch.setattr(cli, "unix_connector", nobody)
     result = run("status")
     assert result.exit_code == 1
     assert "Traceback" not in result.output
@@ -384,7 +384,7 @@ def test_a_folder_that_is_not_ours_to_look_into(run: Run, monkeypatch: pytest.Mo
 
         return connect
 
-    monkeypatch.setattr(cli, "connect_unix", nobody)
+    monkeypatch.setattr(cli, "unix_connector", nobody)
     monkeypatch.setattr(cli, "CALL_TIMEOUT_S", 0.01)
     result = run("status")
     assert result.exit_code == 1
@@ -416,7 +416,7 @@ async def test_a_call_that_is_refused(
 ) -> None:
     operated.reload_error = ReloadRefused("because")
     connect = operated.client(nursery)._connect
-    monkeypatch.setattr(cli, "connect_unix", lambda _path: connect)
+    monkeypatch.setattr(cli, "unix_connector", lambda _path: connect)
     with pytest.raises(RpcCallRefused, match="because"):
         await cli._call("x", Method.CLUSTER_RELOAD)
 

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 from prometheus_client import Gauge
 from supervisor_fakes import FakeWorker, make_config
 
-from lookup.discovery import ENDPOINTS_MAX
-from lookup.login import DETAIL_CHARACTERS_MAX
+from lookup.brokers.discovery import ENDPOINTS_MAX
+from lookup.brokers.login import DETAIL_CHARACTERS_MAX
 from proto.roles import Role
 from proto.rpc_pb2 import Method
 from proxy.admin.scrape import ASKED_AT_A_TIME_MAX
 from proxy.config.types import Listener, ListenerTls
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.observability.near_expiry import SHOWN_MAX
-from proxy.runtime.process.process_place import ProcessPlace
+from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
@@ -35,8 +35,8 @@ from proxy.supervisor.operators.report import (
     METRICS_BYTES_MAX,
     STATUS_BYTES_MAX,
     STATUS_TOTAL_BYTES_MAX,
+    ClusterReport,
     MetricsTooLarge,
-    Report,
 )
 
 
@@ -57,7 +57,7 @@ class Setup:
         self.cluster.of = lambda role: [slot for slot in self.cluster.slots if slot.role is role]
         for role in roles or (Role.AUTH, Role.LOOKUP, Role.FORWARDER, Role.FORWARDER):
             self._add(role)
-        self.report = Report(self.cluster)  # type: ignore[arg-type]
+        self.report = ClusterReport(self.cluster)  # type: ignore[arg-type]
 
     def _add(self, role: Role) -> None:
         index = len(self.cluster.of(role))
@@ -224,7 +224,7 @@ async def slow() -> str:
 async def test_a_worker_that_is_starting_is_not_asked() -> None:
     setup = Setup()
     setup.cluster.of(Role.LOOKUP)[0].state = SlotState.STARTING
-    assert await setup.report.metrics(ProcessPlace("lookup", 0)) == ""
+    assert await setup.report.metrics(ProcessIdentity("lookup", 0)) == ""
     await setup.report.status()
     assert setup.worker(Role.LOOKUP).calls == []
 
@@ -239,13 +239,13 @@ async def test_metrics_of_each_process() -> None:
     setup.worker(Role.LOOKUP).answers[Method.COLLECT_METRICS] = lambda _request: RpcError("no answer")
     places = setup.report.places()
     assert places == [
-        ProcessPlace(role, index)
+        ProcessIdentity(role, index)
         for role, index in (("supervisor", 0), ("lookup", 0), ("forwarder", 0), ("forwarder", 1))
     ]
     texts = [(await setup.report.metrics(place)).splitlines()[2:] for place in places]
     assert texts == [["own 5.0"], [], ["g 0"], ["g 1"]]
-    assert await setup.report.metrics(ProcessPlace("forwarder", 2)) == ""
-    assert await setup.report.metrics(ProcessPlace("nobody", 0)) == ""
+    assert await setup.report.metrics(ProcessIdentity("forwarder", 2)) == ""
+    assert await setup.report.metrics(ProcessIdentity("nobody", 0)) == ""
 
 
 @pytest.mark.parametrize("text", ["x" * (METRICS_BYTES_MAX + 1), "\u20ac" * (METRICS_BYTES_MAX // 3 + 1)], ids=len)
@@ -254,7 +254,7 @@ async def test_a_worker_that_writes_too_much(text: str) -> None:
     setup = Setup()
     setup.worker(Role.FORWARDER).answers[Method.COLLECT_METRICS] = lambda _request: text
     with pytest.raises(MetricsTooLarge, match="forwarder-0 writes more than 4194304 bytes of metrics"):
-        await setup.report.metrics(ProcessPlace("forwarder", 0))
+        await setup.report.metrics(ProcessIdentity("forwarder", 0))
 
 
 # ---- workers that were replaced
@@ -306,12 +306,12 @@ async def test_one_that_hands_over_has_its_place_until_another_runs() -> None:
 async def test_replaced_workers_have_series_of_their_own() -> None:
     setup = Setup()
     old = leave(setup, Role.FORWARDER, 1)
-    place = ProcessPlace("forwarder", 1, leaving_pid=old.pid)
+    place = ProcessIdentity("forwarder", 1, leaving_pid=old.pid)
     assert setup.report.places()[-1] == place
     assert place.worker_label == f"1-leaving-{old.pid}"
     assert "g 77" in await setup.report.metrics(place)
-    assert "g 1" in await setup.report.metrics(ProcessPlace("forwarder", 1))
-    assert await setup.report.metrics(ProcessPlace("forwarder", 0, leaving_pid=old.pid)) == ""
+    assert "g 1" in await setup.report.metrics(ProcessIdentity("forwarder", 1))
+    assert await setup.report.metrics(ProcessIdentity("forwarder", 0, leaving_pid=old.pid)) == ""
 
 
 async def test_replaced_workers_do_not_decide_on_readiness() -> None:

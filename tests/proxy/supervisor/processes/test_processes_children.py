@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from proxy.supervisor.processes.children import LOOK_INTERVAL_S, Children
+from proxy.supervisor.processes.children import LOOK_INTERVAL_S, ChildReaper
 
 
 class Kernel:
@@ -50,62 +50,62 @@ class Own:
 
 def test_adopted_ones_are_reaped(kernel: Kernel) -> None:
     kernel.ended = [7, 8]
-    Children().reap_now()
+    ChildReaper().reap_ended()
     assert kernel.reaped == [7, 8]
 
 
 def test_nobody_has_ended(kernel: Kernel) -> None:
-    Children().reap_now()
+    ChildReaper().reap_ended()
     kernel.any_children = False
-    Children().reap_now()
+    ChildReaper().reap_ended()
     assert kernel.reaped == []
 
 
 def test_own_ones_are_left_to_who_waits_for_them(kernel: Kernel) -> None:
     """An exit code can be fetched once."""
-    children = Children()
-    children.add(Own(7))
+    children = ChildReaper()
+    children.register_own(Own(7))
     kernel.ended = [7, 8]
-    children.reap_now()
+    children.reap_ended()
     assert kernel.reaped == []
     kernel.ended = [8]
-    children.reap_now()
+    children.reap_ended()
     assert kernel.reaped == [8]
 
 
 def test_a_number_that_was_an_own_ones(kernel: Kernel) -> None:
-    children = Children()
+    children = ChildReaper()
     own = Own(7)
-    children.add(own)
+    children.register_own(own)
     own.returncode = 0
     kernel.ended = [7]
-    children.reap_now()
+    children.reap_ended()
     assert kernel.reaped == [7]
 
 
 def test_nobody_is_reaped_while_one_starts(kernel: Kernel) -> None:
     """Its number is not known yet."""
-    children = Children()
+    children = ChildReaper()
     kernel.ended = [7]
-    with children.starting():
-        children.reap_now()
+    with children.pause_while_spawning():
+        children.reap_ended()
     assert kernel.reaped == []
-    children.add(Own(7))
-    children.reap_now()
+    children.register_own(Own(7))
+    children.reap_ended()
     assert kernel.reaped == []
 
 
 def test_those_that_were_waited_for_are_forgotten() -> None:
-    children = Children()
+    children = ChildReaper()
     for pid in range(100):
-        children.add(Own(pid, returncode=0))
+        children.register_own(Own(pid, returncode=0))
     assert len(children._own) == 1
 
 
 async def test_it_looks_again_and_again(kernel: Kernel, autojump_clock: trio.testing.MockClock) -> None:
     with trio.move_on_after(2.5 * LOOK_INTERVAL_S):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(Children().reap_adopted)
+            nursery.start_soon(ChildReaper().reap_adopted)
             for pid in (7, 8):
                 kernel.ended.append(pid)
                 await trio.sleep(1.1 * LOOK_INTERVAL_S)

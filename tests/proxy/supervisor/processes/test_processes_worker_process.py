@@ -23,7 +23,13 @@ from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
 from proxy.runtime.shared.fd_store_channel import StoreChannel
 from proxy.supervisor.processes import worker_process
-from proxy.supervisor.processes.worker_process import EXIT_TIMEOUT_S, MODULES, Child, Inherited, WorkerProcess
+from proxy.supervisor.processes.worker_process import (
+    EXIT_TIMEOUT_S,
+    MODULES,
+    InheritedProcess,
+    SerializedWorker,
+    WorkerProcess,
+)
 
 
 class FakeProcess:
@@ -114,10 +120,10 @@ def spawned(processes: list[FakeProcess]) -> Iterator[Spawn]:
     for worker in workers:
         worker.kill()
         worker._channel.close()
-        if worker.store is not None:
-            worker.store.sock.close()
-        if worker.questions is not None:
-            worker.questions.close()
+        if worker.store_channel is not None:
+            worker.store_channel.sock.close()
+        if worker.admin_socket is not None:
+            worker.admin_socket.close()
 
 
 async def test_the_command(processes: list[FakeProcess], spawned: Spawn) -> None:
@@ -128,7 +134,7 @@ async def test_the_command(processes: list[FakeProcess], spawned: Spawn) -> None
     assert set(process.options["pass_fds"]) == {process.descriptors.channel, process.descriptors.liveness, 77}
     assert process.options["process_group"] == 0, "Ctrl-C is for the supervisor alone"
     assert worker.pid == 4711
-    assert (worker.store, worker.inherited) == (None, False)
+    assert (worker.store_channel, worker.is_inherited) == (None, False)
 
 
 async def test_a_forwarders_descriptors(processes: list[FakeProcess], spawned: Spawn) -> None:
@@ -139,8 +145,8 @@ async def test_a_forwarders_descriptors(processes: list[FakeProcess], spawned: S
     assert set(process.options["pass_fds"]) == {told.channel, told.liveness, told.store, 83}
     with StoreChannelOf(process) as theirs:
         await theirs.send(StoreMessage(dropped_relays=[5]))
-        assert worker.store is not None
-        assert await worker.store.receive() == (StoreMessage(dropped_relays=[5]), [])
+        assert worker.store_channel is not None
+        assert await worker.store_channel.receive() == (StoreMessage(dropped_relays=[5]), [])
 
 
 async def test_an_admin_workers_descriptors(processes: list[FakeProcess], spawned: Spawn) -> None:
@@ -151,11 +157,11 @@ async def test_an_admin_workers_descriptors(processes: list[FakeProcess], spawne
     assert process.command[3] == "proxy.admin"
     assert (told.service, told.connections, told.store) == (-1, -1, -1)
     assert set(process.options["pass_fds"]) == {told.channel, told.liveness, told.questions}
-    assert worker.questions is not None
+    assert worker.admin_socket is not None
     assert process.questions is not None
     os.write(process.questions, b"L")
-    assert worker.questions.recv(1) == b"L"
-    assert not worker.questions.getblocking()
+    assert worker.admin_socket.recv(1) == b"L"
+    assert not worker.admin_socket.getblocking()
 
 
 async def test_only_the_worker_holds_the_other_ends(processes: list[FakeProcess], spawned: Spawn) -> None:
@@ -164,8 +170,8 @@ async def test_only_the_worker_holds_the_other_ends(processes: list[FakeProcess]
     [process] = processes
     process.close()
     processes.clear()
-    assert worker.store is not None
-    assert await worker.store.receive() is None
+    assert worker.store_channel is not None
+    assert await worker.store_channel.receive() is None
     assert worker._channel.recv(1) == b""
 
 
@@ -217,7 +223,7 @@ async def test_descriptors_that_cannot_be_had_leave_nothing_open(
 
 async def test_calls(processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery) -> None:
     worker = await spawned()
-    nursery.start_soon(worker.talk)
+    nursery.start_soon(worker.run_channel)
 
     async def status(data: bytes, _caller: Caller) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -228,7 +234,7 @@ async def test_calls(processes: list[FakeProcess], spawned: Spawn, nursery: trio
     nursery.start_soon(server.serve_connection, stream, Caller(Role.SUPERVISOR, 1))
     assert (await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)).text == "fine"
     with pytest.raises(RpcError):
-        await worker.command(Method.DRAIN, Empty(), timeout_s=60)
+        await worker.send_command(Method.DRAIN, Empty(), timeout_s=60)
     nursery.cancel_scope.cancel()
 
 
@@ -236,7 +242,7 @@ async def test_calls_after_the_channel_has_ended(
     processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     worker = await spawned()
-    nursery.start_soon(worker.talk)
+    nursery.start_soon(worker.run_channel)
     stream = adopt_stream(os.dup(processes[0].channel))
     await stream.send_eof()
     await trio.sleep(0.1)
@@ -280,7 +286,7 @@ async def test_kill_twice(processes: list[FakeProcess], spawned: Spawn) -> None:
 # ---- a child of the program before this one
 
 
-Children = Callable[[str], Child]
+Children = Callable[[str], InheritedProcess]
 
 
 @pytest.fixture
@@ -289,9 +295,9 @@ async def children() -> AsyncIterator[Children]:
     await trio.lowlevel.checkpoint()
     pids: list[int] = []
 
-    def start(script: str) -> Child:
+    def start(script: str) -> InheritedProcess:
         pids.append(os.posix_spawn("/bin/sh", ["sh", "-c", script], {}))
-        return Child(pids[-1])
+        return InheritedProcess(pids[-1])
 
     yield start
     for pid in pids:
@@ -349,7 +355,7 @@ async def test_two_wait_for_a_child(children: Children, nursery: trio.Nursery) -
 
 async def test_a_child_that_is_none() -> None:
     with pytest.raises(ProcessLookupError):
-        Child(2**22 - 3)
+        InheritedProcess(2**22 - 3)
 
 
 class Before:
@@ -361,11 +367,11 @@ class Before:
         self.store, self.store_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = pid
 
-    def inherited(self, role: Role) -> Inherited:
+    def inherited(self, role: Role) -> SerializedWorker:
         channel, store = os.dup(self.channel.fileno()), os.dup(self.store.fileno())
         for number in (channel, store, self.liveness):
             os.set_inheritable(number, True)
-        return Inherited(role.value, 3, self.pid, 100.0, channel, self.liveness, store)
+        return SerializedWorker(role.value, 3, self.pid, 100.0, channel, self.liveness, store)
 
     def close(self) -> None:
         for sock in (self.channel, self.theirs, self.store, self.store_theirs):
@@ -394,31 +400,31 @@ def serve_worker(channel: int, nursery: trio.Nursery, handler: Any = answer_stat
 
 async def test_a_worker_is_taken_over(before: Before, nursery: trio.Nursery) -> None:
     told = before.inherited(Role.FORWARDER)
-    worker = WorkerProcess.take_over(told)
-    assert (worker.role, worker.pid, worker.inherited) == (Role.FORWARDER, before.pid, True)
-    assert worker.started == pytest.approx(worker_process.time.monotonic() - 100, abs=5)  # type: ignore[attr-defined]
+    worker = WorkerProcess.from_serialized(told)
+    assert (worker.role, worker.pid, worker.is_inherited) == (Role.FORWARDER, before.pid, True)
+    assert worker.started_at_s == pytest.approx(worker_process.time.monotonic() - 100, abs=5)  # type: ignore[attr-defined]
     assert not any(os.get_inheritable(number) for number in (told.channel, told.liveness, told.store))
-    nursery.start_soon(worker.talk)
+    nursery.start_soon(worker.run_channel)
     serve_worker(before.theirs.fileno(), nursery)
     assert (await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)).text == "as before"
     before.store_theirs.send(StoreMessage(dropped_relays=[5]).SerializeToString())
-    assert worker.store is not None
-    assert await worker.store.receive() == (StoreMessage(dropped_relays=[5]), [])
+    assert worker.store_channel is not None
+    assert await worker.store_channel.receive() == (StoreMessage(dropped_relays=[5]), [])
     os.set_blocking(before.reading, False)
     with pytest.raises(BlockingIOError):
         os.read(before.reading, 1)
     worker.kill()
     assert await worker.wait() == -9
     assert os.read(before.reading, 1) == b""
-    worker.store.close()
+    worker.store_channel.close()
     nursery.cancel_scope.cancel()
 
 
 async def test_a_worker_without_a_store_is_taken_over(before: Before) -> None:
     told = before.inherited(Role.LOOKUP)
     os.close(told.store)
-    worker = WorkerProcess.take_over(Inherited("lookup", 0, before.pid, 1.0, told.channel, told.liveness))
-    assert (worker.role, worker.store) == (Role.LOOKUP, None)
+    worker = WorkerProcess.from_serialized(SerializedWorker("lookup", 0, before.pid, 1.0, told.channel, told.liveness))
+    assert (worker.role, worker.store_channel) == (Role.LOOKUP, None)
     worker.kill()
     assert await worker.wait() == -9
 
@@ -430,21 +436,21 @@ async def test_what_the_next_program_is_told(
     processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery
 ) -> None:
     worker = await spawned(role=Role.FORWARDER)
-    nursery.start_soon(worker.talk)
+    nursery.start_soon(worker.run_channel)
     serve_worker(processes[0].channel, nursery)
     await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)
-    told = await worker.prepare_to_be_inherited(5, timeout_s=60)
+    told = await worker.quiesce_and_serialize(5, timeout_s=60)
     assert told is not None
     assert (told.role, told.index, told.pid) == ("forwarder", 5, 4711)
     assert 0 <= told.uptime_s < 5
     assert (told.channel, told.liveness) == (worker._channel.fileno(), worker._liveness)
-    assert worker.store is not None
-    assert told.store == worker.store.sock.fileno()
+    assert worker.store_channel is not None
+    assert told.store == worker.store_channel.sock.fileno()
     assert not processes[0].supervisor_is_gone()
     with trio.move_on_after(0.05) as scope:
         await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)
     assert scope.cancelled_caught, "nothing is on its way from now on"
-    worker.resume()
+    worker.resume_calls()
     await worker.call(Method.GET_STATUS, Empty(), Text, timeout_s=60)
     nursery.cancel_scope.cancel()
 
@@ -453,9 +459,9 @@ async def test_a_worker_without_a_store_for_the_next_program(
     processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery
 ) -> None:
     worker = await spawned()
-    nursery.start_soon(worker.talk)
+    nursery.start_soon(worker.run_channel)
     await trio.testing.wait_all_tasks_blocked()
-    told = await worker.prepare_to_be_inherited(0, timeout_s=60)
+    told = await worker.quiesce_and_serialize(0, timeout_s=60)
     assert told is not None
     assert told.store == -1
     nursery.cancel_scope.cancel()
@@ -465,7 +471,7 @@ async def test_a_call_under_way_is_waited_for(
     processes: list[FakeProcess], spawned: Spawn, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     worker = await spawned()
-    nursery.start_soon(worker.talk)
+    nursery.start_soon(worker.run_channel)
     ended: list[str] = []
 
     async def slowly(data: bytes, caller: Caller) -> bytes:
@@ -478,7 +484,7 @@ async def test_a_call_under_way_is_waited_for(
     serve_worker(processes[0].channel, nursery, slowly)
     nursery.start_soon(call)
     await trio.sleep(1)
-    assert await worker.prepare_to_be_inherited(0, timeout_s=5) is not None
+    assert await worker.quiesce_and_serialize(0, timeout_s=5) is not None
     assert trio.current_time() == pytest.approx(2, abs=0.1)
     assert ended == ["as before"]
     nursery.cancel_scope.cancel()
@@ -494,7 +500,7 @@ async def test_one_that_cannot_be_inherited(
 ) -> None:
     worker = await spawned()
     if why != "never spoken to":
-        nursery.start_soon(worker.talk)
+        nursery.start_soon(worker.run_channel)
     await trio.testing.wait_all_tasks_blocked()
     if why == "hangs":
         nursery.start_soon(ask, worker)
@@ -503,7 +509,7 @@ async def test_one_that_cannot_be_inherited(
         processes[0].end(1)
     elif why == "let go":
         worker._close_liveness()
-    assert await worker.prepare_to_be_inherited(0, timeout_s=5) is None
+    assert await worker.quiesce_and_serialize(0, timeout_s=5) is None
     nursery.cancel_scope.cancel()
 
 

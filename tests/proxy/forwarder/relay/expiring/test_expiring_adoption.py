@@ -81,7 +81,7 @@ async def test_the_boundary_is_found_again(  # noqa: PLR0917 -- fixtures
     await trio.testing.wait_all_tasks_blocked(0.01)
     second = await successor(place, way)
     now.s += 90
-    second.relays.reauthentication.ask_those_due()
+    second.relays.reauthentication.send_due_challenges()
     await lane.broker.send_all(back[cut:] + back)
     rest = back[passed:]
     found = await read(lane.client, 2 * len(back) - passed + len(CHALLENGE))
@@ -102,7 +102,7 @@ async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
     forwarder = await place.forwarder()
     await forwarder.begin(lane, session=session(now, judges))
     now.s += 90
-    forwarder.relays.reauthentication.ask_those_due()
+    forwarder.relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     await lane.client.send_all(answer()[:cut])
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -113,7 +113,7 @@ async def test_an_outstanding_challenge(  # noqa: PLR0917 -- fixtures
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert judges.given == []
         now.s += 1.5
-        second.relays.reauthentication.ask_those_due()
+        second.relays.reauthentication.send_due_challenges()
         assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
         await lane.client.send_all(answer())
     await until(lambda: judges.given == [b"fresh"])
@@ -153,14 +153,14 @@ async def test_an_answer_that_was_being_judged(place: Place, lane: Lane, now: No
     judges.gate = trio.Event()
     await begun(place, lane, now, judges)
     now.s += 90
-    place.forwarders[-1].relays.reauthentication.ask_those_due()
+    place.forwarders[-1].relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     await lane.client.send_all(answer(b"1"))
     await until(lambda: judges.given == [b"1"])
     second = await successor(place, way)
     judges.gate.set()
     now.s += 1.5
-    second.relays.reauthentication.ask_those_due()
+    second.relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     await lane.client.send_all(answer(b"2"))
     await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
@@ -173,7 +173,7 @@ async def test_rounds_begin_anew(place: Place, lane: Lane, now: Now, judges: Jud
     judges.verdict = lambda data: Challenge(further) if data == b"client first" else identity()
     await begun(place, lane, now, judges)
     now.s += 90
-    place.forwarders[-1].relays.reauthentication.ask_those_due()
+    place.forwarders[-1].relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     await lane.client.send_all(answer(b"client first"))
     assert await read(lane.client, len(further)) == further
@@ -181,7 +181,7 @@ async def test_rounds_begin_anew(place: Place, lane: Lane, now: Now, judges: Jud
     await lane.client.send_all(answer(b"client final"))
     await until(lambda: second.relays.reauthentication._due)
     now.s += 1.5
-    second.relays.reauthentication.ask_those_due()
+    second.relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     assert judges.given == [b"client first"]
     await lane.client.send_all(answer(b"client first"))
@@ -198,8 +198,8 @@ async def test_phases_of_a_later_version(place: Place, lane: Lane, now: Now, jud
     await begun(place, lane, now, judges, broker_host=BROKER_HOST)
     (one,) = place.forwarders[-1].relays.expiring_sessions()
     cells = place.forwarders[-1].relays._table.cells
-    cells[framed_row(one.relay.id, TO_BROKER) + EXCHANGE] = 99
-    cells[framed_row(one.relay.id, TO_CLIENT) + PHASE] = 99
+    cells[framed_row(one.relay_record.id, TO_BROKER) + EXCHANGE] = 99
+    cells[framed_row(one.relay_record.id, TO_CLIENT) + PHASE] = 99
     second = await successor(place, way)
     await lane.broker.send_all(BROKER_ASKS)
     assert await read(lane.broker, len(proxys_answer(b"1"))) == proxys_answer(b"1")
@@ -207,7 +207,7 @@ async def test_phases_of_a_later_version(place: Place, lane: Lane, now: Now, jud
     assert await read(lane.broker, len(send_frame())) == send_frame()
     assert judges.given == []
     now.s += 90
-    second.relays.reauthentication.ask_those_due()
+    second.relays.reauthentication.send_due_challenges()
     assert await read(lane.client, len(CHALLENGE)) == CHALLENGE
     await lane.client.send_all(answer(b"fresh"))
     await until(lambda: second.metrics.success.labels(method="token")._value.get() == 1)
@@ -221,7 +221,7 @@ async def test_a_longer_life_is_inherited(place: Place, lane: Lane, now: Now, ju
     await until(lambda: place.forwarders[-1].metrics.success.labels(method="token")._value.get() == 1)
     second = await successor(place, way)
     now.s += 50
-    second.relays.reauthentication.ask_those_due()
+    second.relays.reauthentication.send_due_challenges()
     await lane.client.send_all(send_frame())
     assert await read(lane.broker, len(send_frame())) == send_frame()
     now.s += 60
@@ -254,13 +254,13 @@ async def test_who_was_being_seen_off_is_seen_off(  # noqa: PLR0917 -- fixtures
 
 
 async def test_a_client_with_a_producer_stays_spared(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
-    await begun(place, lane, now, judges, spares_producers=True)
+    await begun(place, lane, now, judges, exempts_producers=True)
     producer = b"\0\0\0\x0a\0\0\0\x06\x08\x05\x2a\x02\x18\x07"
     await lane.client.send_all(producer)
     assert await read(lane.broker, len(producer)) == producer
     second = await successor(place, "killed")
     now.s += 90
-    second.relays.reauthentication.ask_those_due()
+    second.relays.reauthentication.send_due_challenges()
     await lane.broker.send_all(message_frame())
     assert await read(lane.client, len(message_frame())) == message_frame()
 
@@ -428,7 +428,7 @@ async def age(place: Place, now: Now) -> None:
         clocks = [one.clock for one in forwarder.relays.expiring_sessions()]
         if clocks and all(clock is not None and clock.expires_at_s > now.s + 10 for clock in clocks):
             now.s += 4
-        forwarder.relays.reauthentication.ask_those_due()
+        forwarder.relays.reauthentication.send_due_challenges()
 
 
 async def talk_and_die(

@@ -34,7 +34,7 @@ from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, 
 from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
     BROKER_CHALLENGE_BYTES_MAX,
-    PUT_IN_BYTES_MAX,
+    INJECTION_BYTES_MAX,
     CloseReason,
 )
 from proxy.forwarder.relay.manager import RelayStartFailed
@@ -196,7 +196,7 @@ async def test_both_sides_are_asked_at_the_same_time(
         now.s += 90
         await lane.broker.send_all(BROKER_ASKS[:30])
         await trio.testing.wait_all_tasks_blocked(0.01)
-        forwarder.relays.reauthentication.ask_those_due()
+        forwarder.relays.reauthentication.send_due_challenges()
         await expect_to_client(lane, CHALLENGE)
         await lane.broker.send_all(BROKER_ASKS[30:] + message_frame())
         await expect_to_client(lane, message_frame())
@@ -271,7 +271,7 @@ async def test_an_answer_larger_than_a_page(
     await begun(place, lane, now, judges)
     credentials.padding = bytes(BROKER_ANSWER_BYTES_MAX - 100)
     expected = proxys_answer(b"1" + credentials.padding)
-    assert PUT_IN_BYTES_MAX < len(expected) <= BROKER_ANSWER_BYTES_MAX
+    assert INJECTION_BYTES_MAX < len(expected) <= BROKER_ANSWER_BYTES_MAX
     await lane.broker.send_all(BROKER_ASKS)
     await expect_to_broker(lane, expected)
 
@@ -416,8 +416,8 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     await lane.broker.send_all(BROKER_ASKS)
     (followed,) = forwarder.relays.expiring_sessions()
     (relay,) = forwarder.relays._engine.relays
-    await until(lambda: relay.to_broker.cursor is not None and relay.to_broker.cursor.to_put_in)
-    followed.line.close(CloseReason.MAX_AGE)
+    await until(lambda: relay.to_broker.cursor is not None and relay.to_broker.cursor.pending_injection)
+    followed.control.start_closing(CloseReason.MAX_AGE)
     await lane.client.send_all(frame[1000:])
     assert await read_all(lane.broker) == frame[1000:]
     assert succeeded(forwarder) == 0
@@ -430,7 +430,7 @@ async def test_a_flood_of_challenges_starves_nobody(  # noqa: PLR0917 -- fixture
     credentials.gate = trio.Event()
     forwarder = await begun(place, lane, now, judges)
     (relay,) = forwarder.relays._engine.relays
-    pump, take = relay.to_client.pump, broker_reauthentication.BrokerChallenges.take
+    pump, take = relay.to_client.pump, broker_reauthentication.BrokerReauthentication.on_challenge_frame
     taken: list[bytes] = []
     in_turns: list[int] = []
 
@@ -443,7 +443,7 @@ async def test_a_flood_of_challenges_starves_nobody(  # noqa: PLR0917 -- fixture
         pump(direction)
         in_turns.append(len(taken) - before)
 
-    monkeypatch.setattr(broker_reauthentication.BrokerChallenges, "take", noted)
+    monkeypatch.setattr(broker_reauthentication.BrokerReauthentication, "on_challenge_frame", noted)
     relay.to_client.pump = counted
     await lane.broker.send_all(BROKER_ASKS * 500)
     await expect_out_of_turn(lane, forwarder)
@@ -588,7 +588,7 @@ async def test_the_table_says_where_the_exchange_stands(
     credentials.gate = trio.Event()
     forwarder = await begun(place, lane, now, judges)
     (followed,) = forwarder.relays.expiring_sessions()
-    cells, cell = forwarder.relays._table.cells, framed_row(followed.relay.id, TO_BROKER) + EXCHANGE
+    cells, cell = forwarder.relays._table.cells, framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE
 
     async def stands_at(phase: int) -> None:
         await until(lambda: cells[cell] == phase)
@@ -635,4 +635,4 @@ async def test_the_table_says_that_an_exchange_was_given_up(  # noqa: PLR0917 --
     await until(lambda: failed(forwarder, why) == 1)
     (followed,) = forwarder.relays.expiring_sessions()
     cells = forwarder.relays._table.cells
-    await until(lambda: cells[framed_row(followed.relay.id, TO_BROKER) + EXCHANGE] == 0)
+    await until(lambda: cells[framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE] == 0)

@@ -29,11 +29,12 @@ from relay_fakes import about_relay, keeps_nothing
 from proto import commands
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring import reauthentication
-from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthentication
+from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX, CloseReason
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.relay.user_space import LINGER_S
 
 SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")
@@ -44,7 +45,7 @@ class Stage:
 
     def __init__(self, nursery: trio.Nursery, streams: tuple[Any, Any] | None = None) -> None:
         self.now, self.judges, self.credentials = Now(), Judges(), FakeCredentials()
-        self.brokers = BrokerReauthentication(nursery, begin=self.credentials.begin)
+        self.brokers = BrokerReauthenticationFactory(nursery, begin=self.credentials.begin)
         self.relays = RelayManager(
             keeps_nothing(),
             RelayHandover(),
@@ -62,13 +63,13 @@ class Stage:
     async def begin(self, **fields: Any) -> Stage:
         known: dict[str, Any] = {"lifetime_ms": 0, "broker_host": BROKER_HOST} | fields
         await self.relays.begin(
-            self.our_client,
-            self.our_broker,
-            about_relay(),
-            first_to_broker=b"",
-            first_to_client=b"",
-            config=RelayConfig(),
-            session=session(self.now, self.judges, **known),
+            RelayStart(
+                self.our_client,
+                self.our_broker,
+                about_relay(),
+                config=RelayConfig(),
+                session=session(self.now, self.judges, **known),
+            )
         )
         await trio.testing.wait_all_tasks_blocked()
         return self
@@ -264,11 +265,11 @@ async def test_an_answer_that_the_broker_does_not_read_does_not_keep_a_half_clos
     broker.holds = True
     await stage.broker.send_all(BROKER_ASKS)
     await broker.is_stuck.wait()
-    (about,) = (followed.relay for followed in stage.relays.expiring_sessions())
+    (about,) = (followed.relay_record for followed in stage.relays.expiring_sessions())
     await stage.client.send_eof()
     timeout_s = RelayConfig().half_close_timeout_ms / 1000
     await trio.sleep(timeout_s - 1)
-    assert [followed.relay for followed in stage.relays.expiring_sessions()] == [about]
+    assert [followed.relay_record for followed in stage.relays.expiring_sessions()] == [about]
     await trio.sleep(1 + 2 * LINGER_S)
     assert stage.relays.expiring_sessions() == []
 
@@ -339,7 +340,7 @@ async def test_an_answer_that_waits_is_dropped_once_the_relay_is_being_closed(
     await trio.testing.wait_all_tasks_blocked()
     assert stage.credentials.begun == 1
     (followed,) = stage.relays.expiring_sessions()
-    followed.line.close(CloseReason.MAX_AGE)
+    followed.control.start_closing(CloseReason.MAX_AGE)
     await stage.client.send_all(frame[1000:])
     assert await stage.rest(stage.broker) == frame[1000:]
     assert stage.succeeded() == 0
@@ -350,7 +351,7 @@ async def test_both_sides_are_asked_at_the_same_time(autojump_clock: trio.testin
     for number in (1, 2):
         stage.now.s += 90
         await stage.broker.send_all(BROKER_ASKS[:30])
-        stage.relays.reauthentication.ask_those_due()
+        stage.relays.reauthentication.send_due_challenges()
         await stage.expect(stage.client, CHALLENGE)
         await stage.broker.send_all(BROKER_ASKS[30:] + message_frame())
         await stage.expect(stage.client, message_frame())
@@ -431,8 +432,8 @@ async def test_a_flood_of_answers_is_one_failure(autojump_clock: trio.testing.Mo
     """A client that answers over and over has a turn for each, in the first of which the way to the broker ends."""
     failures: list[object] = []
     await stage.begin(lifetime_ms=100_000)
-    fail = stage.relays.reauthentication.failed
-    stage.relays.reauthentication.failed = lambda *arguments: (failures.append(arguments), fail(*arguments))[1]  # type: ignore[assignment]
+    fail = stage.relays.reauthentication.on_failure
+    stage.relays.reauthentication.on_failure = lambda *arguments: (failures.append(arguments), fail(*arguments))[1]  # type: ignore[assignment]
     await stage.client.send_all(answer() * 1000)
     await stage.rest(stage.client)
     assert len(failures) == 1

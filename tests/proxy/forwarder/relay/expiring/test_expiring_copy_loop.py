@@ -36,6 +36,7 @@ from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 
 PING = commands.ping()
@@ -52,7 +53,7 @@ class Stage:
     broker: Any
 
     def ask(self) -> None:
-        self.relays.reauthentication.ask_those_due()
+        self.relays.reauthentication.send_due_challenges()
 
     async def read(self, stream: Any, size: int) -> bytes:
         found = b""
@@ -89,13 +90,14 @@ async def begin(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Async
         client, our_client = trio.testing.memory_stream_pair()
         our_broker, broker = trio.testing.memory_stream_pair()
         await relays.begin(
-            our_client,
-            our_broker,
-            about_relay(),
-            first_to_broker=first,
-            first_to_client=b"",
-            config=RelayConfig(),
-            session=session(now, judges, **fields),
+            RelayStart(
+                our_client,
+                our_broker,
+                about_relay(),
+                first_to_broker=first,
+                config=RelayConfig(),
+                session=session(now, judges, **fields),
+            )
         )
         await trio.testing.wait_all_tasks_blocked()
         return Stage(relays, now, judges, client, broker)
@@ -270,7 +272,7 @@ async def test_what_is_served_past_its_grace_is_closed(begin: Any) -> None:
 
 
 async def test_a_producer_is_spared(begin: Any) -> None:
-    stage = await begin(producer_frame(), spares_producers=True)
+    stage = await begin(producer_frame(), exempts_producers=True)
     stage.now.s += 90
     stage.ask()
     await trio.testing.wait_all_tasks_blocked()

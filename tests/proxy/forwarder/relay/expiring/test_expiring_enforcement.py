@@ -42,6 +42,7 @@ from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SES
 from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
 from proxy.runtime.rpc.client import RpcConnectionLost
@@ -95,7 +96,7 @@ class Stage:
             assert error_in(await read_all(self.client)).error.message == text
 
     def asked(self) -> None:
-        self.relays.reauthentication.ask_those_due()
+        self.relays.reauthentication.send_due_challenges()
 
     async def settle(self) -> None:
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -162,13 +163,14 @@ async def begin(
                 now=now,
             )
             await relays.begin(
-                our_client,
-                our_broker,
-                about_relay(),
-                first_to_broker=first,
-                first_to_client=b"",
-                config=RelayConfig(),
-                session=known,
+                RelayStart(
+                    our_client,
+                    our_broker,
+                    about_relay(),
+                    first_to_broker=first,
+                    config=RelayConfig(),
+                    session=known,
+                )
             )
             stage = Stage(relays, metrics, now, judges, client, broker)
         stage.relays.reauthentication.fraction = lambda: 0.0
@@ -187,17 +189,17 @@ def test_a_listener_says_it_before_the_session_table() -> None:
     enforced, observed = (
         Enforcement(make_config(session={"enforcement": one}, listener=listeners)) for one in ("enforce", "observe")
     )
-    assert [enforced.observes(f"127.0.0.1:{port}") for port in (1, 2, 3)] == [False, True, False]
-    assert [observed.observes(f"127.0.0.1:{port}") for port in (1, 2, 3)] == [True, True, False]
+    assert [enforced.observes_ends(f"127.0.0.1:{port}") for port in (1, 2, 3)] == [False, True, False]
+    assert [observed.observes_ends(f"127.0.0.1:{port}") for port in (1, 2, 3)] == [True, True, False]
 
 
 def test_of_a_listener_that_is_not_known_ends_are_enforced() -> None:
     """Sessions from before the listener was kept, or of one that the configuration has no more."""
     enforcement = Enforcement(observing())
-    assert not enforcement.observes("")
-    assert not enforcement.observes("127.0.0.1:6651")
-    assert not Enforcement().observes(BIND)
-    assert [enforcement.name_of(one) for one in (BIND, "127.0.0.1:6651", "")] == [
+    assert not enforcement.observes_ends("")
+    assert not enforcement.observes_ends("127.0.0.1:6651")
+    assert not Enforcement().observes_ends(BIND)
+    assert [enforcement.listener_name(one) for one in (BIND, "127.0.0.1:6651", "")] == [
         BIND,
         UNKNOWN_LISTENER,
         UNKNOWN_LISTENER,
@@ -209,15 +211,15 @@ def test_a_listener_is_the_same_one_with_another_number() -> None:
     public, internal = {"bind": BIND}, {"bind": "127.0.0.1:6655", "session_enforcement": "observe"}
     for listeners in ([public, internal], [internal, public]):
         enforcement = Enforcement(make_config(listener=listeners))
-        assert (enforcement.observes(BIND), enforcement.observes("127.0.0.1:6655")) == (False, True)
+        assert (enforcement.observes_ends(BIND), enforcement.observes_ends("127.0.0.1:6655")) == (False, True)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_where_one_of_two_of_a_name_enforces_ends_are_enforced(number: int) -> None:
     listeners = [{"bind": "127.0.0.1:0", "session_enforcement": "observe"} for _ in range(2)]
-    assert Enforcement(make_config(listener=listeners)).observes("127.0.0.1:0")
+    assert Enforcement(make_config(listener=listeners)).observes_ends("127.0.0.1:0")
     listeners[number]["session_enforcement"] = "enforce"
-    assert not Enforcement(make_config(listener=listeners)).observes("127.0.0.1:0")
+    assert not Enforcement(make_config(listener=listeners)).observes_ends("127.0.0.1:0")
 
 
 # ---- within a relay
@@ -429,7 +431,7 @@ async def test_an_observed_one_can_leave(begin: Any, was_used: bool) -> None:
     await stage.client.send_all(SEND[:20])  # what ends is in the middle of a frame
     await stage.settle()
     stage.now.s += 101
-    followed.line.close(CloseReason.MAX_AGE)
+    followed.control.start_closing(CloseReason.MAX_AGE)
     with trio.move_on_after(5):
         await stage.client.send_all(SEND[20:] + SEND * 100)
     await stage.must_end(MAX_AGE_REACHED)
@@ -457,7 +459,7 @@ async def test_what_came_first_passes_though_connecting_took_the_sessions_time(b
 @pytest.mark.conforms("kip-368.27", "kip-368.28")
 @pytest.mark.parametrize("first", [b"", producer_frame()])
 async def test_who_is_spared_is_counted_once(begin: Any, first: bytes) -> None:
-    stage = await begin(first, config=ENFORCING, spares_producers=True)
+    stage = await begin(first, config=ENFORCING, exempts_producers=True)
     if not first:
         assert _spared(stage) == 0
         await stage.must_pass(producer_frame())
@@ -468,7 +470,9 @@ async def test_who_is_spared_is_counted_once(begin: Any, first: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"spares_producers": False}, {"spares_producers": True, "challenge": b""}], ids=["asked", "never asked"]
+    "fields",
+    [{"exempts_producers": False}, {"exempts_producers": True, "challenge": b""}],
+    ids=["asked", "never asked"],
 )
 async def test_who_is_not_spared_is_not_counted(begin: Any, fields: dict[str, Any]) -> None:
     stage = await begin(**fields)
@@ -486,7 +490,7 @@ def _spared(stage: Stage) -> float:
 
 async def test_who_is_spared_is_counted_once_while_each_command_is_stopped_at(begin: Any) -> None:
     """Past the end, behind an answer that is being judged."""
-    stage = await begin(spares_producers=True)
+    stage = await begin(exempts_producers=True)
     stage.judges.gate = trio.Event()
     stage.now.s += 150
     await stage.client.send_all(answer())
@@ -507,7 +511,7 @@ async def test_the_longest_re_authentication_is_a_metric_for_some_minutes() -> N
 
     assert longest() == 0
     for took_s in (0.5, 7.25, 1.0):
-        metrics.renewed("token", took_s)
+        metrics.record_success("token", took_s)
         now.s += 1
     assert longest() == longest() == 7.25, "no scrape resets it"
     now.s += WINDOW_S + 30
@@ -528,7 +532,7 @@ async def test_a_successor_counts_no_life_twice(
     place.now, place.recall = now, judges.recall
     first = await place.forwarder()
     first.relays.enforcement.configure(observing())
-    await first.begin(lane, session=session(now, judges, listener=BIND, challenge=b"", spares_producers=True))
+    await first.begin(lane, session=session(now, judges, listener=BIND, challenge=b"", exempts_producers=True))
     stage = Stage(first.relays, first.metrics, now, judges, lane.client, lane.broker)
     await stage.must_pass(producer_frame())
     now.s += 101
@@ -563,7 +567,7 @@ async def test_a_successor_asks_nobody_whose_failure_was_observed(
     second = await successor(place, "killed")
     second.relays.enforcement.configure(observing())
     now.s += 5
-    second.relays.reauthentication.ask_those_due()
+    second.relays.reauthentication.send_due_challenges()
     await stage.must_come()
 
 
@@ -594,7 +598,7 @@ def observed_in(it: Any, reason: str) -> float:
 
 def observe(it: Any) -> Any:
     """Have a session's ends observed."""
-    it.relays.enforcement.configure(it.backends.config)
+    it.relays.enforcement.configure(it.workers.config)
     return it
 
 
@@ -607,12 +611,12 @@ async def test_in_lookup_mode_it_goes_on_and_is_counted_once(
     await it.must_serve()
     assert observed_in(it, "expired") == 0
     await it.at(101)
-    assert it.session.renewal.has_expired
+    assert it.session.lifetime.has_expired
     for request_id in range(5):
         await it.must_serve(request_id)
     assert observed_in(it, "expired") == 1
     assert it.counted() == (0, 0, 0)
-    assert not it.session.renewal.has_expired, "its frames are not looked at one by one any more"
+    assert not it.session.lifetime.has_expired, "its frames are not looked at one by one any more"
     it.relays.enforcement.configure(ENFORCING)
     await it.client.say(lookup())
     await it.must_be_over("session_expired", EXPIRED)

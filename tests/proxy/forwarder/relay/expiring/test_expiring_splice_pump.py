@@ -36,8 +36,8 @@ from proto.frames import encode_frame
 from proto.pulsar_pb2 import BaseCommand, CommandConnect
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.expiring.relay_session import may_be_asked
-from proxy.forwarder.relay.expiring.session import LOOK_BYTES, ExpiringSession
+from proxy.forwarder.relay.expiring.relay_session import challenge_permission
+from proxy.forwarder.relay.expiring.session import PEEK_BYTES, ExpiringSession
 from proxy.forwarder.relay.expiring.splice_pump import HEADER_LOOK_BYTES
 from proxy.forwarder.relay.manager import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge
@@ -62,7 +62,7 @@ async def framed(place: Place, lane: Lane, now: Now, judges: Judges, **fields: A
 
 
 def ask(forwarder: Forwarder) -> None:
-    forwarder.relays.reauthentication.ask_those_due()
+    forwarder.relays.reauthentication.send_due_challenges()
 
 
 async def expect_end(lane: Lane, text: str, *, before: bytes = b"") -> None:
@@ -111,10 +111,10 @@ async def test_of_large_frames_only_headers_are_looked_at(place: Place, lane: La
     (relay,) = forwarder.relays._engine.relays
     framing = relay.to_broker.cursor
     assert framing is not None
-    for frames, look_bytes in ((send_frame(bytes(150_000)) * 3, HEADER_LOOK_BYTES), (send_frame() * 50, LOOK_BYTES)):
+    for frames, look_bytes in ((send_frame(bytes(150_000)) * 3, HEADER_LOOK_BYTES), (send_frame() * 50, PEEK_BYTES)):
         await lane.client.send_all(frames)
         assert await read(lane.broker, len(frames)) == frames
-        assert framing.look_bytes == look_bytes
+        assert framing.peek_bytes == look_bytes
 
 
 async def test_a_header_in_every_two_pieces(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
@@ -310,15 +310,15 @@ async def test_nobody_can_judge(place: Place, lane: Lane, now: Now, judges: Judg
 async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nursery) -> None:
     """Nor is a client's earlier life; who lives is asked once."""
     now, judges = Now(), Judges()
-    judge = reauthentication.Reauthentication(nursery, reauthentication.ReauthenticationMetrics(None), now)
+    judge = reauthentication.ReauthenticationCoordinator(nursery, reauthentication.ReauthenticationMetrics(None), now)
     judge.fraction = lambda: 0.0
     asked: list[bytes] = []
 
     def watched(*, is_over: bool) -> ExpiringSession:
         known = session(now, judges)
-        followed = ExpiringSession(about_relay(session=known.stored()), known.clock, judges)
-        followed.line = SimpleNamespace(is_over=is_over, has_producer=False, ask=asked.append, go_on=lambda: None)  # type: ignore[assignment]
-        judge.watch(followed)
+        followed = ExpiringSession(about_relay(session=known.to_stored_session()), known.clock, judges)
+        followed.control = SimpleNamespace(is_over=is_over, has_producer=False, ask=asked.append, go_on=lambda: None)  # type: ignore[assignment]
+        judge.add_session(followed)
         return followed
 
     living = [watched(is_over=False) for _ in range(10)]
@@ -329,11 +329,11 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
         now.s += 2
         for followed in living:
             assert followed.clock is not None
-            assert followed.clock.answered(now.s) is None
+            assert followed.clock.on_answer(now.s) is None
             judge._accept(followed, alice())
     assert len(judge._due) <= reauthentication.DUE_MIN
     now.s += 90
-    judge.ask_those_due()
+    judge.send_due_challenges()
     assert len(asked) == 10
 
 
@@ -454,7 +454,7 @@ async def test_what_came_before_a_relay_whose_session_has_ended_by_then(
 ) -> None:
     """To connect to the broker took longer than the session: nothing of it is said to the broker."""
     forwarder = await place.forwarder()
-    ended = session(now, judges, spares_producers=True)
+    ended = session(now, judges, exempts_producers=True)
     now.s += 200
     with pytest.raises(RelayStartFailed, match="past the session's end"):
         await forwarder.begin(lane, to_broker=first, session=ended)
@@ -684,8 +684,8 @@ async def test_a_client_with_a_producer_is_spared(place: Place, now: Now, judges
     forwarder = await place.forwarder()
     async with open_lane() as with_producer, open_lane() as without, open_lane() as early:
         for lane in (with_producer, without):
-            await forwarder.begin(lane, session=session(now, judges, spares_producers=True))
-        await forwarder.begin(early, to_broker=producer_frame(), session=session(now, judges, spares_producers=True))
+            await forwarder.begin(lane, session=session(now, judges, exempts_producers=True))
+        await forwarder.begin(early, to_broker=producer_frame(), session=session(now, judges, exempts_producers=True))
         await with_producer.client.send_all(send_frame() + producer_frame() + send_frame())
         expected = send_frame() + producer_frame() + send_frame()
         assert await read(with_producer.broker, len(expected)) == expected
@@ -713,9 +713,9 @@ async def test_a_client_with_a_producer_is_spared(place: Place, now: Now, judges
 )
 def test_which_clients_are_asked(version: str, policy: Any, ever: bool, with_producer: bool) -> None:
     connect = CommandConnect(client_version=version, feature_flags={"supports_auth_refresh": True})
-    found = may_be_asked(connect, policy)
-    assert (found.ever, found.with_producer) == (ever, with_producer)
-    assert not may_be_asked(CommandConnect(client_version=version), policy).ever
+    found = challenge_permission(connect, policy)
+    assert (found.allowed, found.allowed_with_producer) == (ever, with_producer)
+    assert not challenge_permission(CommandConnect(client_version=version), policy).allowed
 
 
 @pytest.mark.parametrize(
@@ -736,8 +736,8 @@ def test_a_proxy_that_answers_by_itself_is_asked_whatever_client_is_behind_it(
         proxy_version=proxy_version,
         feature_flags={"supports_auth_refresh": True},
     )
-    found = may_be_asked(connect, policy, from_proxy=from_proxy)
-    assert (found.ever, found.with_producer) == (ever, with_producer)
+    found = challenge_permission(connect, policy, from_proxy=from_proxy)
+    assert (found.allowed, found.allowed_with_producer) == (ever, with_producer)
 
 
 # ---- beginnings

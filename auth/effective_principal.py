@@ -1,0 +1,49 @@
+"""Proxies before this one: who may say that a connection is somebody else's.
+
+The rules are the broker's own (4.0.8, ``AuthorizationService.isValidOriginalPrincipal``): only a proxy role names an
+original principal, it must name one, and that one is no proxy itself.
+"""
+
+from dataclasses import dataclass
+
+from auth.state import AuthenticationDenied, is_fit_for_a_role
+from proto.connect_rules import INVALID_ROLES, NOT_A_PROXY
+from proxy.config.proxy_roles import ProxyRoles
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a client says in CONNECT about being a proxy."""
+
+    original_principal: str = ""
+    through_proxy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EffectivePrincipal:
+    """Whose connection it is, and by which proxy's word; ``proxy`` is empty where it is the client's own."""
+
+    principal: str
+    proxy: str = ""
+
+
+def principal_behind(role: str, method: str, claim: Claim, proxy_roles: ProxyRoles) -> EffectivePrincipal:
+    """Whose connection it is that ``role`` has authenticated by ``method``; raises AuthenticationDenied.
+
+    A role that is a proxy's by another method only is a client's like any other. As an original principal it is refused
+    all the same, as a broker refuses it, which knows roles but not methods.
+    """
+    if not proxy_roles.includes(role, method):
+        if claim.through_proxy:
+            raise AuthenticationDenied(NOT_A_PROXY, f"{role!r} says that it is a proxy")
+        if claim.original_principal.strip():
+            text = f"{role!r} is no proxy, but names {claim.original_principal[:200]!r} as original principal"
+            raise AuthenticationDenied(INVALID_ROLES, text)
+        return EffectivePrincipal(role)
+    if not claim.original_principal.strip():
+        raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names no original principal")
+    if proxy_roles.contains_role(claim.original_principal):
+        raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names a proxy as original principal")
+    if not is_fit_for_a_role(claim.original_principal):
+        raise AuthenticationDenied(INVALID_ROLES, f"the proxy {role!r} names an original principal that cannot be one")
+    return EffectivePrincipal(claim.original_principal, proxy=role)

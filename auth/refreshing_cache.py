@@ -1,0 +1,124 @@
+"""A value from an issuer (its keys, a token of ours) that is asked for anew when it grows old, on demand.
+
+Many clients want it at the same time, and any of them may go away while it is being fetched; an issuer may be slow or
+down. So a fetch is a task of its own that all wait for and nobody's leaving ends; what has failed is not tried again
+for a while; and an old value goes on being used for a bounded time.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import trio
+
+from auth.http import HttpFailed
+from proxy.common.logs import get_logger
+
+ValueT = TypeVar("ValueT")
+
+
+class NotAvailable(Exception):
+    """There is no value that may still be used; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched(Generic[ValueT]):
+    """A value; after ``fresh_s`` it is asked for anew, after ``usable_s`` it is not used any more."""
+
+    value: ValueT
+    fresh_s: float
+    usable_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Generic[ValueT]):
+    value: ValueT
+    fresh_until: float
+    usable_until: float
+
+
+class RefreshingCache(Generic[ValueT]):
+    """See the module. ``fetch`` may raise HttpFailed; ``what`` names the value in logs.
+
+    ``retry_interval_s`` lies between the end of one fetch and the beginning of the next, for whatever reason but age.
+    """
+
+    def __init__(self, what: str, fetch: Callable[[], Awaitable[Fetched[ValueT]]], *, retry_interval_s: float) -> None:
+        self._what = what
+        self._fetch = fetch
+        self._retry_interval_s = retry_interval_s
+        self._kept: _Kept[ValueT] | None = None
+        self._failure = ""
+        self._ended_at = float("-inf")
+        self._under_way: trio.Event | None = None
+
+    @property
+    def failure(self) -> str:
+        """Why the last fetch failed; empty: it did not."""
+        return self._failure
+
+    async def current(self) -> ValueT:
+        """The value, fetched if need be. Raises NotAvailable.
+
+        While the issuer is known to be down, nobody who can use the old value waits for the next try.
+        """
+        kept = self._kept
+        if kept is None or trio.current_time() >= kept.fresh_until:
+            self._begin_unless_failed_lately()
+            if not (self._failure and self._is_usable()):
+                await self._end_of_fetch()
+        return self._usable()
+
+    async def newer(self) -> ValueT:
+        """The value after a fetch, for somebody to whom it does not help as it is; the same one where the last fetch
+        was lately, so that whoever asks cannot make us ask without end. Raises NotAvailable.
+        """
+        if trio.current_time() - self._ended_at >= self._retry_interval_s:
+            self._begin()
+        await self._end_of_fetch()
+        return self._usable()
+
+    def _is_usable(self) -> bool:
+        return self._kept is not None and trio.current_time() < self._kept.usable_until
+
+    def _usable(self) -> ValueT:
+        if self._kept is None or not self._is_usable():
+            raise NotAvailable(self._failure or "the fetch was broken off")
+        return self._kept.value
+
+    def _begin_unless_failed_lately(self) -> None:
+        if not self._failure or trio.current_time() - self._ended_at >= self._retry_interval_s:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._under_way is None:
+            self._under_way = trio.Event()
+            trio.lowlevel.spawn_system_task(self._run, self._under_way)
+
+    async def _end_of_fetch(self) -> None:
+        if self._under_way is not None:
+            await self._under_way.wait()
+
+    async def _run(self, done: trio.Event) -> None:
+        try:
+            fetched = await self._fetch()
+            now = trio.current_time()
+            self._kept = _Kept(fetched.value, now + fetched.fresh_s, now + fetched.usable_s)
+            self._failure = ""
+        except HttpFailed as failure:
+            self._fail(str(failure))
+        except Exception as error:  # noqa: BLE001 -- in a task of its own, a defect would end the process
+            self._fail(f"a defect of ours: {type(error).__name__}")
+        finally:
+            self._ended_at = trio.current_time()
+            self._under_way = None
+            done.set()
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        get_logger().error(
+            "an issuer does not give what is needed",
+            what=self._what,
+            reason=reason,
+            going_on_with_the_old_one=self._is_usable(),
+        )

@@ -1,0 +1,337 @@
+"""Which broker of ``brokers.service_url`` is asked next: each in its turn, but those that fail are set aside.
+
+A broker is set aside (outlier ejection) once it failed ``ejection_failures`` times with no answer in between, or did
+not answer a look. It comes back when its time is over, or when a look shows that it answers; unless it failed in a way
+that a look (a PING before any handshake) does not see. Its first failure then sets it aside again, for twice as long,
+until it answers a lookup. Those set aside are asked last; where all are, it is as if none was: to ask a broker that may
+be down is better than to ask nobody.
+"""
+
+import math
+import random
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+from weakref import WeakSet
+
+import trio
+
+from lookup.brokers.configured import OwnBrokers
+from lookup.brokers.credential_checks import LogIn, OwnLogins
+from lookup.brokers.discovery import Discovery, Endpoint, Verdict
+from lookup.brokers.names import BrokerNames
+from lookup.brokers.probe import probe
+from lookup.metrics import BrokerMetrics
+from proto.addresses import HostPort, parse_broker_url
+from proxy.common.logs import get_logger
+from proxy.config.types import Config
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.loop.tasks import run_every, seconds
+from proxy.runtime.network.dialing import Dialer
+
+PROBES_MAX = 64
+"""Looks at a time."""
+
+_NOT_SEEN_BY_A_LOOK = frozenset({"handshake", "timeout"})
+
+
+class Brokers:
+    """See the module. What is known of brokers goes on from one configuration to the next by ``before``."""
+
+    def __init__(
+        self,
+        config: Config,
+        dialer: Dialer,
+        resolver: Resolver,
+        metrics: BrokerMetrics,
+        before: "Brokers | None" = None,
+        *,
+        log_in: LogIn | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """``log_in``: how to see whether a broker takes the proxy's own credentials; None: nobody asks."""
+        self._config = config.brokers
+        self._dialer = dialer
+        self._metrics = metrics
+        self._rng = rng or random.Random()  # noqa: S311 -- to share load, not to keep a secret
+        self._scope = trio.CancelScope()
+        self._probes = trio.CapacityLimiter(PROBES_MAX)
+        self._looking_at: set[Endpoint] = set()
+        self._counted: WeakSet[object] = WeakSet()
+        self._turn = -1
+        self._choices: tuple[Endpoint, ...] = ()
+        self._running_sums: list[float] | None = None
+        self._next_return = math.inf
+        self._by_name: dict[HostPort, Endpoint] = {}
+        url = parse_broker_url(self._config.service_url)
+        self.names: BrokerNames = BrokerNames(url, None if before is None else before.names)
+        known: Discovery | None = None if before is None else before.discovery
+        self.discovery: Discovery = Discovery(url, resolver, known)
+        interval_ms = self._config.login_interval_ms
+        self.logins: OwnLogins | None = None
+        if log_in is not None and interval_ms:
+            known_logins = None if before is None else before.logins
+            interval_s = seconds(interval_ms)
+            self.logins = OwnLogins(
+                log_in, lambda: self.discovery.endpoints, interval_s, self._report, before=known_logins
+            )
+        self.discovery.on_change = self._choose
+        self._choose()
+
+    async def run(self) -> None:
+        """Find brokers and look at them until ``stop``."""
+        with self._scope:
+            self._report()
+            async with trio.open_nursery() as nursery:
+
+                def look_at_new_ones() -> None:
+                    self._choose()
+                    for endpoint in self.discovery.endpoints:
+                        if endpoint.standing.reachable is None and endpoint not in self._looking_at:
+                            nursery.start_soon(self._look_at, endpoint)
+
+                self.discovery.on_change = look_at_new_ones
+                nursery.start_soon(self.discovery.run)
+                nursery.start_soon(run_every, seconds(self._config.probe_interval_ms), self.look)
+                if self.logins is not None:
+                    nursery.start_soon(self.logins.run)
+
+    def stop(self) -> None:
+        """Look no more, and report no more."""
+        self._scope.cancel()
+        self._metrics.forget_brokers()
+
+    # ---- choice
+
+    def first(self) -> Endpoint | None:
+        """The broker whose turn it is; None where none is known (yet)."""
+        if self._next_return != math.inf and self._next_return <= trio.current_time():
+            self._choose()
+        choices = self._choices
+        if not choices:
+            return None
+        if self._running_sums is not None:
+            return choices[bisect(self._running_sums, self._rng.random() * self._running_sums[-1], hi=len(choices) - 1)]
+        self._turn = turn = (self._turn + 1) % len(choices)
+        return choices[turn]
+
+    def in_turn(self, first: Endpoint | None = None) -> list[Endpoint]:
+        """All of them, in the order in which to ask: ``first`` or whose turn it is, and those set aside last."""
+        first = first or self.first()
+        others = [endpoint for endpoint in self.discovery.endpoints if endpoint is not first]
+        others.sort(key=self._rank)
+        return others if first is None else [first, *others]
+
+    def _rank(self, endpoint: Endpoint) -> tuple[bool, int, float]:
+        """By priority, and at random by weight in each: the least of exponential variables is RFC 2782's choice."""
+        standing = endpoint.standing
+        return standing.set_aside, standing.priority, self._rng.expovariate(standing.share)
+
+    def named(self, name: HostPort) -> Endpoint | None:
+        """The only broker of this name, if there is one."""
+        return self._by_name.get(name)
+
+    async def any_found(self) -> None:
+        """Wait until there is a broker, or there is none."""
+        await self.discovery.any_found()
+
+    @property
+    def own(self) -> OwnBrokers:
+        """Which targets are brokers of the URL, by what is known now."""
+        return self.discovery.own
+
+    async def all_tried(self) -> None:
+        """Wait until every name was asked for."""
+        await self.discovery.all_tried()
+
+    @property
+    def why_none(self) -> str:
+        """Why no broker is known, for the log."""
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.discovery.failures.items())
+        return reasons or "no broker of brokers.service_url is known"
+
+    def _choose(self) -> None:
+        """Who is asked from now on: anew when there are other brokers, or others set aside."""
+        now = trio.current_time()
+        endpoints = self.discovery.endpoints
+        for endpoint in endpoints:
+            self.names.learn(endpoint.host)
+            if endpoint.standing.set_aside and endpoint.standing.set_aside_until <= now:
+                self._bring_back(endpoint, "its time is over")
+        up = [endpoint for endpoint in endpoints if not endpoint.standing.set_aside] or endpoints
+        best = min((endpoint.standing.priority for endpoint in up), default=0)
+        self._choices = tuple(endpoint for endpoint in up if endpoint.standing.priority == best)
+        shares = [endpoint.standing.share for endpoint in self._choices]
+        self._running_sums = list(accumulate(shares)) if len(set(shares)) > 1 else None
+        returns = (endpoint.standing.set_aside_until for endpoint in endpoints if endpoint.standing.set_aside)
+        self._next_return = min(returns, default=math.inf)
+        names = Counter(_name(endpoint) for endpoint in endpoints)
+        self._by_name = {_name(endpoint): endpoint for endpoint in endpoints if names[_name(endpoint)] == 1}
+        self._report()
+
+    # ---- what is thought of them
+
+    def answered(self, broker: HostPort) -> None:
+        """A broker answered a lookup, with an error or not."""
+        if not isinstance(broker, Endpoint):  # another broker named it
+            return
+        standing = broker.standing
+        if standing.failures or standing.ejections:
+            standing.failures = standing.ejections = 0
+            standing.seen_by_a_look = True
+            if standing.set_aside and standing.reachable is not False:
+                self._bring_back(broker, "it answered")
+                self._choose()
+
+    def failed(self, broker: HostPort, reason: str, cause: object) -> None:
+        """A broker could not be asked, or did not answer. ``reason`` is a short stable name for metrics; ``cause`` is
+        the connection or the exception: many lookups may report one, which counts once.
+        """
+        if not isinstance(broker, Endpoint) or cause in self._counted:
+            return
+        self._counted.add(cause)
+        standing = broker.standing
+        standing.failures += 1
+        standing.seen_by_a_look = standing.seen_by_a_look and reason not in _NOT_SEEN_BY_A_LOOK
+        if standing.failures >= self._config.ejection_failures and not standing.set_aside:
+            self._set_aside(broker, reason)
+            self._choose()
+
+    def request_blamed(self, kind: str) -> None:
+        """A broker closed a connection upon a request, by its kind: which says nothing of the broker."""
+        self._metrics.request_blamed(kind)
+
+    def _set_aside(self, endpoint: Endpoint, reason: str) -> None:
+        standing = endpoint.standing
+        longest_s = seconds(self._config.ejection_time_max_ms)
+        pause_s = min(seconds(self._config.ejection_time_ms) * 2.0 ** min(standing.ejections, 32), longest_s)
+        standing.set_aside = True
+        standing.set_aside_until = trio.current_time() + pause_s
+        standing.ejections += 1
+        self._metrics.ejected(reason)
+        get_logger().warning(
+            "a broker is set aside",
+            broker=self._label(endpoint),
+            reason=reason,
+            failures=standing.failures,
+            pause_s=pause_s,
+        )
+
+    def _bring_back(self, endpoint: Endpoint, reason: str) -> None:
+        endpoint.standing.set_aside = False
+        endpoint.standing.set_aside_until = -math.inf
+        get_logger().info("a broker is no longer set aside", broker=self._label(endpoint), reason=reason)
+
+    # ---- looks
+
+    async def look(self) -> None:
+        """Look at all brokers once, at the same time."""
+        async with trio.open_nursery() as nursery:
+            for endpoint in self.discovery.endpoints:
+                nursery.start_soon(self._look_at, endpoint)
+
+    async def _look_at(self, endpoint: Endpoint) -> None:
+        if endpoint in self._looking_at:
+            return
+        self._looking_at.add(endpoint)
+        try:
+            async with self._probes:
+                reachable, detail = await probe(self._dialer, endpoint, endpoint.addresses)
+        finally:
+            self._looking_at.remove(endpoint)
+        standing = endpoint.standing
+        before, standing.reachable, standing.detail = standing.reachable, reachable, detail
+        if reachable and before is not True:
+            standing.reachable_since = trio.current_time()
+            get_logger().info("a broker is reachable", broker=self._label(endpoint))
+        elif not reachable and before is not False:
+            get_logger().error("a broker is not reachable", broker=self._label(endpoint), reason=detail)
+        was_set_aside = standing.set_aside
+        if not reachable:
+            if not was_set_aside:
+                self._set_aside(endpoint, "probe")
+            next_look_s = 2 * seconds(self._config.probe_interval_ms) + seconds(self._config.handshake_timeout_ms)
+            standing.set_aside_until = max(standing.set_aside_until, trio.current_time() + next_look_s)
+        elif was_set_aside and standing.seen_by_a_look:
+            self._bring_back(endpoint, "it answers")
+        if (standing.reachable, standing.set_aside) != (before, was_set_aside):
+            self._choose()
+
+    # ---- for operators
+
+    @property
+    def any_reachable(self) -> bool:
+        """Whether there is a broker to be asked, of those that count."""
+        return any(True for _ in self._counting())
+
+    @property
+    def credentials_refused(self) -> bool:
+        """Whether every broker that can be reached, of those that count, refuses the proxy's own credentials."""
+        logins = self.logins
+        return logins is not None and {logins.verdict(endpoint) for endpoint in self._counting()} == {Verdict.REFUSED}
+
+    def _counting(self) -> Iterator[Endpoint]:
+        """Those that can be reached. A new one does not count until it has judged the proxy's credentials, or has taken
+        too long for that: or clients would be sent here before it is known that all brokers refuse them.
+        """
+        for endpoint in self.discovery.endpoints:
+            if endpoint.standing.reachable and not (self.logins is not None and self.logins.pending(endpoint)):
+                yield endpoint
+
+    def status(self) -> list[dict[str, object]]:
+        """One entry a broker that was looked at or set aside, and one a name without brokers."""
+        now = trio.current_time()
+        known = [
+            {
+                "broker": self._label(endpoint),
+                "addresses": list(endpoint.addresses),
+                "reachable": bool(endpoint.standing.reachable),
+                "set_aside_s": round(max(0.0, endpoint.standing.set_aside_until - now), 1),
+                "failures": endpoint.standing.failures,
+                **self._told_of_credentials(endpoint),
+            }
+            for endpoint in self.discovery.endpoints
+        ]
+        unknown = [
+            {"broker": name, "reachable": False, "detail": f"not resolved: {reason}"}
+            for name, reason in self._unresolved()
+        ]
+        return sorted([*known, *unknown], key=lambda entry: str(entry["broker"]))
+
+    def _told_of_credentials(self, endpoint: Endpoint) -> dict[str, object]:
+        detail = endpoint.standing.detail
+        if self.logins is None:
+            return {"detail": detail}
+        state = self.logins.state(endpoint)
+        if endpoint.standing.reachable and state.detail:  # of one that is down, why it is says enough
+            detail = f"{detail}; {state.detail}"
+        return {"credentials": state.verdict.value, "detail": detail}
+
+    def _unresolved(self) -> list[tuple[str, str]]:
+        """Names without a broker, not even one that was there before; and why."""
+        found = self.discovery
+        return [(name, reason) for name, reason in found.failures.items() if not found.has_brokers(name)]
+
+    def _report(self) -> None:
+        if self._scope.cancel_called:
+            return
+        endpoints = {self._label(endpoint): endpoint for endpoint in self.discovery.endpoints}
+        standings = {name: endpoint.standing for name, endpoint in endpoints.items()}
+        up = {name: standing.reachable for name, standing in standings.items() if standing.reachable is not None}
+        up.update((name, False) for name, _ in self._unresolved())
+        accepted: dict[str, bool] = {}
+        if self.logins is not None:
+            verdicts = {name: self.logins.verdict(endpoint) for name, endpoint in endpoints.items()}
+            known = {name: verdict for name, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN}
+            accepted = {name: verdict is Verdict.ACCEPTED for name, verdict in known.items()}
+        self._metrics.brokers(up, {name: standing.set_aside for name, standing in standings.items()}, accepted)
+
+    def _label(self, endpoint: Endpoint) -> str:
+        """Its name; and its address, where others have the same name."""
+        name = _name(endpoint)
+        return str(name) if name in self._by_name else f"{name} at {' and '.join(endpoint.addresses)}"
+
+
+def _name(endpoint: Endpoint) -> HostPort:
+    return HostPort(endpoint.host, endpoint.port)

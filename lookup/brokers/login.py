@@ -1,0 +1,93 @@
+"""What a broker says to the proxy's own credentials: a handshake in no client's name, after which nothing is asked.
+
+Brokers with authorization refuse a proxy role that names no original principal, and any other role that names one
+("Invalid roles."); any other role that names none, but a ``proxy_version``, is refused in other words (tried on 4.0.8,
+tests/e2e/test_check_connect.py). So the CONNECT names a principal of our own where clients' connections name
+theirs. It is not named where clients' credentials are forwarded: brokers with ``authenticateOriginalAuthData`` would
+want that principal's credentials, too, and their absence would look like a fault of the proxy's.
+"""
+
+from dataclasses import dataclass
+
+from lookup.brokers.discovery import Endpoint, Verdict
+from proto.commands import error_name
+from proto.connect_rules import INVALID_ROLES_TEXT, NO_PROXY_VERSION, BrokerIdentity, proxy_connect
+from proto.pulsar_pb2 import CommandConnect, ServerError
+from proxy import __version__
+from proxy.config.types import Config
+from proxy.runtime.loop.tasks import close_forcefully
+from proxy.runtime.network.broker_link import BrokerLinkFactory, BrokerLinkFailed
+from proxy.runtime.network.credentials import Credentials
+
+CHECK_PRINCIPAL = "pulsar-trio-proxy-check"
+"""The original principal of a login. It is authorized for nothing, and nothing is asked in its name."""
+
+DETAIL_CHARACTERS_MAX = 300
+"""Longest text about a login: a broker chooses a part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What came of one login. ``code``: Pulsar's, where the broker refused."""
+
+    verdict: Verdict
+    detail: str = ""
+    code: int | None = None
+    expires_at_unix_ms: int = 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker said CONNECTED."""
+        return self.verdict is Verdict.ACCEPTED and self.code is None
+
+
+def login_principal(config: Config) -> str:
+    """The original principal that a login names, so that the broker judges it as it judges clients' connections."""
+    named = config.authentication.enabled and not config.brokers.forward_authorization_credentials
+    return CHECK_PRINCIPAL if named else ""
+
+
+async def log_in(greeter: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, config: Config) -> Login:
+    """Shake hands with a broker as relays and lookups do, and close the connection."""
+    return await log_in_as(greeter, broker, credentials, login_principal(config), config)
+
+
+async def log_in_as(
+    greeter: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, principal: str, config: Config
+) -> Login:
+    """Shake hands in the name of an original principal (empty: of none), and close the connection."""
+
+    def make_connect(method: str, data: bytes) -> CommandConnect:
+        return proxy_connect(BrokerIdentity(method, data, principal), __version__)
+
+    try:
+        link = await greeter.open_link(broker, broker.addresses, credentials, make_connect)
+    except BrokerLinkFailed as failed:
+        left_out = config.authentication.enabled and not principal
+        return _failed(failed, principal_left_out=left_out)
+    await close_forcefully(link.stream)
+    return Login(Verdict.ACCEPTED, expires_at_unix_ms=credentials.expires_at_unix_ms)
+
+
+def _failed(failed: BrokerLinkFailed, *, principal_left_out: bool) -> Login:
+    """Judge a failure. Only what a broker says of the credentials or the role is a refusal: that it is leaving, has too
+    many connections (NotAllowedError, too, of one address, which clients can bring about), or is not there is none.
+    """
+    refusal = failed.refusal
+    if refusal is None:
+        return Login(Verdict.UNKNOWN, _shown(str(failed)))
+    detail = _shown(f"{error_name(refusal.error)}: {refusal.message}")
+    verdict = Verdict.UNKNOWN
+    if refusal.error == ServerError.AuthenticationError:
+        verdict = Verdict.REFUSED
+    elif refusal.error == ServerError.AuthorizationError:
+        # It has authenticated the proxy, and judges the role: a proxy's, which must name a principal, or not.
+        is_proxys = principal_left_out and refusal.message == INVALID_ROLES_TEXT
+        verdict = Verdict.ACCEPTED if is_proxys else Verdict.REFUSED
+    elif refusal.error == ServerError.NotAllowedError and refusal.message == NO_PROXY_VERSION:
+        verdict = Verdict.REFUSED  # by another proxy, of whose authentication.proxy_roles this one is not
+    return Login(verdict, detail, int(refusal.error))
+
+
+def _shown(text: str) -> str:
+    return "".join(one if one.isascii() and one.isprintable() else "?" for one in text[:DETAIL_CHARACTERS_MAX])

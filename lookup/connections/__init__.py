@@ -1,0 +1,1 @@
+"""Connections to brokers that carry lookups: pooled, or isolated for suspect requests."""

@@ -1,0 +1,112 @@
+"""Which request a broker closed a connection upon: those that were under way are asked again, apart from all others.
+
+A request that no rule of proto.request_rules knows, and that a broker cannot bear, costs all that share its connection
+their answers. So when a connection is lost, each request that was under way on it is a suspect, and is not asked over
+a shared connection again: one half of them is asked over a connection of its own, and so is the other. Where one of
+these is lost too, its requests are halved again. A request that was alone on such a connection when that was lost is
+to blame: it is answered with an error, and none of the losses on the way there is held against a broker. Where no
+request is to blame in the end, the broker is (lookup.connections.losses).
+
+That takes twice as many connections for each request to blame as a bisection has steps; and where a broker just went
+away with thousands of requests under way, it takes two for each principal.
+"""
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from lookup.connections.broker_connection import BrokerConnection, BrokerConnectionLost
+from lookup.connections.losses import Company
+from lookup.targets.rules import Locate, Target
+from proto.addresses import HostPort
+from proxy.runtime.fairness.fair_capacity import FairCapacity
+
+UNUSED_S = 1.0
+"""A connection that nobody asks over in this time was opened for nothing."""
+
+Open = Callable[[HostPort, Target], Awaitable[BrokerConnection]]
+
+
+class SuspectConnections:
+    """Connections to brokers for one company each; so many at a time, in turn by principal."""
+
+    def __init__(self, nursery: trio.Nursery, connections_max: int) -> None:
+        self._nursery = nursery
+        self._room = FairCapacity(connections_max, 1)  # a connection is one unit of it
+        self._attempts: dict[tuple[HostPort, Company], _Attempt] = {}
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    async def connection(
+        self, broker: HostPort, locate: Locate, open_connection: Open, principal: str, company: Company
+    ) -> BrokerConnection:
+        """The connection to a broker for one company, opened if need be. Raises what ``open_connection`` raises."""
+        key = broker, company
+        while True:
+            attempt = self._attempts.get(key)
+            if attempt is None:
+                attempt = self._attempts[key] = _Attempt()
+                self._nursery.start_soon(self._serve, key, attempt, locate, open_connection, principal)
+            attempt.waiting += 1
+            try:
+                await attempt.done.wait()
+            finally:
+                attempt.waiting -= 1
+            if attempt.connection is None:
+                raise attempt.failure or BrokerConnectionLost(f"{broker} was not asked")
+            if not attempt.connection.closed:
+                return attempt.connection
+            await attempt.ended.wait()  # one that came late: what ended before it was asked says nothing of it
+
+    async def _serve(
+        self,
+        key: tuple[HostPort, Company],
+        attempt: "_Attempt",
+        locate: Locate,
+        open_connection: Open,
+        principal: str,
+    ) -> None:
+        """From the attempt to the end of the connection: that long it counts."""
+        try:
+            loan = await self._room.reserve(principal)
+            try:
+                if attempt.waiting:  # or their time was over before it was their turn
+                    attempt.connection = await open_connection(key[0], await locate())
+                    attempt.done.set()
+                    await self._run(attempt.connection)
+            finally:
+                loan.release()
+        except Exception as failure:  # noqa: BLE001 -- whatever it is, it belongs to those who wait for it
+            attempt.failure = failure
+        finally:
+            del self._attempts[key]
+            attempt.done.set()
+            attempt.ended.set()
+
+    @staticmethod
+    async def _run(connection: BrokerConnection) -> None:
+        """Until all that were asked are answered, or the broker ends it."""
+        connection.retire_once_asked()
+        async with trio.open_nursery() as nursery:
+
+            async def run() -> None:
+                await connection.run()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(run)
+            await trio.sleep(UNUSED_S)
+            connection.retire()
+
+
+class _Attempt:
+    """A connection, or what came instead of it; all of a company wait for it."""
+
+    __slots__ = ("connection", "done", "ended", "failure", "waiting")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.ended = trio.Event()
+        self.waiting = 0
+        self.connection: BrokerConnection | None = None
+        self.failure: Exception | None = None

@@ -1,0 +1,1 @@
+"""Clients' requests of lookup mode: admitted, scheduled, executed and answered."""

@@ -1,0 +1,40 @@
+"""Resolution of relay targets' names, with a group of DNS queries for each degree of trust in a name.
+
+The names of ``brokers.service_url`` are resolved by discovery, and nearly always known already. Names below them, and
+names that brokers have said (in answers, in redirects, in SRV records), are known names (lookup.brokers.names): they
+are bounded in number, and the operator's own name servers answer for them. A client may have invented any other name:
+these may be slow, and many.
+"""
+
+from typing import Protocol
+
+from lookup.brokers.names import BrokerNames
+from proxy.runtime.dns.resolver import Addresses, Resolver
+
+
+class ResolvesTargets(Protocol):
+    """Where the addresses of targets come from."""
+
+    async def addresses(self, host: str, *, owner: str = "") -> Addresses:
+        """A host's addresses; ``owner``: for whom. Raises ResolutionFailed."""
+        ...
+
+
+class TargetResolver:
+    """Resolves targets: the configured brokers' names, known ones, and the others with a group of queries each.
+
+    A target's addresses may have just expired: they are checked each time, and a relay need not wait for DNS.
+    """
+
+    def __init__(self, names: BrokerNames, *, configured: Resolver, known: Resolver, others: Resolver) -> None:
+        self._names = names
+        self._configured = configured
+        self._known = known
+        self._others = others
+
+    async def addresses(self, host: str, *, owner: str = "") -> Addresses:
+        """A host's addresses; ``owner``: for whom, whose names have turns of their own. Raises ResolutionFailed."""
+        if self._names.is_configured(host):  # the operator's: as many as there are in the configuration
+            return await self._configured.resolve_addresses(host, may_be_stale=True)
+        resolver = self._known if self._names.is_known(host) else self._others
+        return await resolver.resolve_addresses(host, owner=owner, may_be_stale=True)

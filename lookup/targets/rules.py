@@ -1,0 +1,310 @@
+"""Where a client may be relayed to: the rules for ``proxy_to_broker_url`` (PIP-1, step 1).
+
+A client names the broker it wants, and the broker is shown the proxy's own credentials: so this is the guard against
+giving them to anybody else, and against using the proxy to reach anything else. A target is allowed if it is a broker
+of ``brokers.service_url`` (see lookup.brokers.configured), or if the operator's further rules have it. Each time it
+is looked
+at afresh (PIP-307): the port, then the host and every address that it resolves to. The caller dials exactly an address
+that was checked, so no second answer of a name server can lead elsewhere. What a name resolves to is kept for its TTL,
+and may be used for as long again (10 s at most) while it is asked for in the background.
+
+A target that is a broker only by its address is dialled under the name by which the operator knows that broker: behind
+an address that many share, the name (TLS's server_name) decides who answers, and a certificate for a client's own name
+proves nothing.
+
+Whatever the operator allows, no broker is at an address that is only of this link, or where clouds tell machines their
+secrets, or that is nobody's. The machine's own addresses (loopback) are where other things listen, which trust whoever
+reaches them: they are allowed only where brokers are there, or the operator names them.
+"""
+
+import fnmatch
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from lookup.brokers.configured import LABELS_MIN, Address, OwnBrokers, exact_address
+from lookup.brokers.directory import Brokers
+from lookup.brokers.discovery import Endpoint
+from lookup.targets.name_resolver import ResolvesTargets
+from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
+from proxy.config import types
+from proxy.runtime.dns.resolver import ResolutionFailed, is_address
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_METADATA_SERVICES = frozenset(
+    ipaddress.ip_address(address)
+    for address in (
+        "169.254.169.254",  # AWS, Azure, Google, Oracle, OpenStack and others
+        "fd00:ec2::254",  # AWS
+        "fd20:ce::254",  # Google
+        "100.100.100.200",  # Alibaba
+        "168.63.129.16",  # Azure's WireServer
+        "192.0.0.192",  # Oracle
+    )
+)
+_THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
+PULSAR_PORTS = frozenset({6650, 6651})
+"""Of further targets, where the operator names no ports."""
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class TargetDenied(Exception):
+    """No. ``reason`` is a short stable name for metrics; the text is for the log, never for the client."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A broker that may be dialled, at these addresses and no others."""
+
+    broker: HostPort
+    addresses: tuple[str, ...]
+
+
+ANY_BROKER_MAX = 5
+"""How many brokers are named to a client that takes any: each but the first is tried where those before it failed."""
+
+Locate = Callable[[], Awaitable[Target]]
+"""Where a broker is to be dialled, and under which name. May raise TargetDenied."""
+
+
+class TargetRules:
+    """The operator's rules, ready for use."""
+
+    def __init__(self, config: types.Brokers, resolver: ResolvesTargets, brokers: Brokers) -> None:
+        self._ports = frozenset(config.allowed_ports)
+        self._further_ports = self._ports or PULSAR_PORTS
+        self._hosts = [re.compile(fnmatch.translate(pattern.lower())) for pattern in config.allowed_hosts]
+        self._any_address = "*" in config.allowed_addresses or not config.allowed_addresses
+        self._networks: list[Network] = [
+            ipaddress.ip_network(network) for network in config.allowed_addresses if network != "*"
+        ]
+        self._further = bool(config.allowed_hosts or config.allowed_addresses)
+        self._resolver = resolver
+        self._brokers = brokers
+        self._through_proxy = config.through_proxy
+
+    async def check(self, text: str, owner: str = "") -> Target:
+        """Where to dial for the target that a client or a redirecting broker names; raises TargetDenied.
+
+        ``owner``: for whom, where it is a client; names are resolved for owners in turn.
+
+        With ``brokers.through_proxy`` that is a proxy of the operator's, which checks the target's addresses itself.
+        """
+        try:
+            broker = parse_host_port(text)
+        except PortMissing as error:
+            raise TargetDenied("no_port", f"{error}: a target is host:port") from None
+        except AddressInvalid as error:
+            raise TargetDenied("malformed", str(error)) from None
+        if not self._brokers.own.hosts:  # SRV records say which ports there are
+            await self._brokers.all_tried()
+        self.check_port(broker)
+        if self._through_proxy:
+            return await self._proxy(broker)
+        try:
+            found = await self._resolver.addresses(broker.host, owner=owner)
+        except ResolutionFailed as error:
+            raise TargetDenied("unknown_host", str(error)) from None
+        if not self._brokers.own.has_host(broker.host):
+            await self._brokers.all_tried()
+        asked = _Asked(broker, found.name, self._brokers.own)
+        denied: TargetDenied | None = None
+        allowed: dict[HostPort, list[str]] = {}
+        for address in found.addresses:
+            try:
+                allowed.setdefault(self._checked(asked, address), []).append(address)
+            except TargetDenied as error:
+                denied = denied or error
+        if not allowed:
+            raise denied or TargetDenied("unknown_host", f"{broker} has no address")
+        name, chosen = next(iter(allowed.items()))  # of several brokers the first
+        return Target(name, tuple(chosen))
+
+    async def any_broker(self) -> list[Target]:
+        """The brokers of brokers.service_url for a client that takes any of them (Pulsar 5), at most ANY_BROKER_MAX, in
+        the order in which to try them: they take turns, and those that are set aside come last.
+
+        Their addresses are held against the same rules as those of a target. Raises TargetDenied where none is left.
+        """
+        await self._brokers.any_found()
+        denied: TargetDenied | None = None
+        targets = []
+        for endpoint in self._brokers.in_turn():
+            try:
+                targets.append(self._own_target(endpoint))
+            except TargetDenied as error:
+                denied = denied or error
+        if not targets:
+            raise denied or TargetDenied("unknown_host", self._brokers.why_none)
+        return targets[:ANY_BROKER_MAX]
+
+    def _own_target(self, endpoint: Endpoint) -> Target:
+        """A broker of brokers.service_url, at its allowed addresses; raises TargetDenied where it has none."""
+        broker = HostPort(endpoint.host, endpoint.port)
+        if self._through_proxy:
+            return Target(broker, endpoint.addresses)
+        asked = _Asked(broker, endpoint.host.lower().removesuffix("."), self._brokers.own)
+        denied: TargetDenied | None = None
+        addresses = []
+        for address in endpoint.addresses:
+            try:
+                self._checked(asked, address)
+            except TargetDenied as error:
+                denied = denied or error
+            else:
+                addresses.append(address)
+        if not addresses:
+            raise denied or TargetDenied("unknown_host", f"{broker} has no address")
+        return Target(broker, tuple(addresses))
+
+    async def _proxy(self, broker: HostPort) -> Target:
+        """Another proxy of the operator's: no byte goes anywhere else, whatever the client named."""
+        if self._hosts and not self._has_host(broker.host):
+            raise TargetDenied("host", f"{broker}: its host is not in brokers.allowed_hosts")
+        await self._brokers.any_found()
+        proxy = self._brokers.first()
+        if proxy is None:
+            raise TargetDenied("unknown_host", self._brokers.why_none)
+        return Target(HostPort(proxy.host, proxy.port), proxy.addresses)
+
+    def check_port(self, broker: HostPort) -> None:
+        """The rule that needs no name server; raises TargetDenied. The ports of another proxy are not brokers'."""
+        may_be_own = not self._through_proxy and self._is_own_port(broker.port, self._brokers.own)
+        may_be_further = (self._further or self._through_proxy) and broker.port in self._further_ports
+        if not (may_be_own or may_be_further):
+            raise TargetDenied("port", _port_denied(broker))
+
+    def _is_own_port(self, port: int, own: OwnBrokers) -> bool:
+        """Whether brokers of the URL are at a port. At any other one of their machines anybody may listen."""
+        return port in own.ports or port in self._ports
+
+    def _checked(self, asked: "_Asked", text: str) -> HostPort:
+        """Under which name to dial one address of a target; raises TargetDenied."""
+        reached = reached_by(text)
+        reason = never_allowed(reached)
+        if reason is not None:
+            raise TargetDenied(reason, f"{asked.broker} is at {text}, which is never allowed")
+        name = self._allowed(asked, text)
+        if reached.is_loopback and not self._loopback_allowed(reached, asked.own):
+            detail = "on the proxy's own machine, where no broker of brokers.service_url is"
+            where = f"{asked.broker} is at {text}, {detail}"
+            raise TargetDenied("loopback", f"{where}, and brokers.allowed_addresses does not name it")
+        return name
+
+    def _allowed(self, asked: "_Asked", text: str) -> HostPort:
+        """The same, by the rules that the operator has a say in; raises TargetDenied."""
+        broker = asked.broker
+        is_own_port = self._is_own_port(broker.port, asked.own)
+        is_own = asked.own.has_host(broker.host) or asked.own.has_name(asked.name)
+        if is_own and is_own_port:
+            return broker
+        further = self._further and self._has_host(broker.host, asked.name) and self._has_address(text)
+        if further and self._hosts and broker.port in self._further_ports:
+            return broker
+        known = asked.own.broker_at(text, broker.port)
+        if known is not None and is_own_port:
+            return HostPort(known.host, broker.port)
+        if not further and not is_own and known is None:
+            raise self._denied(asked, text)
+        if not further or broker.port not in self._further_ports:
+            raise TargetDenied("port", _port_denied(broker))
+        return broker
+
+    def _has_host(self, *names: str) -> bool:
+        """Whether brokers.allowed_hosts, where it is set, has a host by one of its names."""
+        plain = [name.lower().removesuffix(".") for name in names if name]
+        return not self._hosts or any(pattern.match(name) for pattern in self._hosts for name in plain)
+
+    def _has_address(self, text: str) -> bool:
+        """Whether brokers.allowed_addresses, where it is set, has an address; and where that is a tunnel's, both of
+        its ends: by public routes for 2002::/16 and 2001::/32 anybody may answer.
+        """
+        if self._any_address:
+            return True
+        reached, exact = reached_by(text), exact_address(text)
+        both = {reached, exact} if _is_tunnel(exact) else {reached}
+        return all(any(address in network for network in self._networks) for address in both)
+
+    def _denied(self, asked: "_Asked", text: str) -> TargetDenied:
+        """Why not, and what to set if the target is a broker of the operator's all the same."""
+        broker, literal = asked.broker, is_address(asked.broker.host)
+        host_good = self._has_host(broker.host, asked.name)
+        keys = []
+        if not host_good or not (self._further or literal):
+            keys.append(_with("allowed_hosts", pattern_for(asked.name or broker.host), further=bool(self._hosts)))
+        if (literal and not self._further) or not self._has_address(text):
+            address = text.partition("%")[0]
+            keys.append(_with("allowed_addresses", address, further=bool(self._networks)))
+        where = f"{broker} is at {text}, no broker's of brokers.service_url (its hosts, below them, at their addresses)"
+        if self._further:
+            where += f", and not in brokers.{'allowed_addresses' if host_good else 'allowed_hosts'}"
+        advice = f"if it is a broker of yours, set {' and '.join(keys)}"
+        return TargetDenied("address" if self._further and host_good else "host", f"{where}; {advice}")
+
+    def _loopback_allowed(self, address: Address, own: OwnBrokers) -> bool:
+        """Whether the operator names it, by a network of nothing else; or a configured broker is on this machine."""
+        return own.any_on_this_machine or any(address in network and network.is_loopback for network in self._networks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A target, the whole name that its host was found under, and the brokers that are known then."""
+
+    broker: HostPort
+    name: str
+    own: OwnBrokers
+
+
+def _with(key: str, value: str, *, further: bool) -> str:
+    """A key with one more value, as an operator would write it."""
+    return f'brokers.{key} = [{"…, " if further else ""}"{value}"]'
+
+
+def _port_denied(broker: HostPort) -> str:
+    return f"{broker}: its port is neither in brokers.allowed_ports, nor that of a broker of brokers.service_url"
+
+
+def pattern_for(host: str) -> str:
+    """What to write into brokers.allowed_hosts for a broker of this host: for all below the same name, where that is
+    so long that others have no names there; or else for the host alone.
+    """
+    parent = host.lower().removesuffix(".").partition(".")[2]
+    return f"*.{parent}" if parent.count(".") + 1 >= LABELS_MIN and not is_address(host) else host
+
+
+def _is_tunnel(address: Address) -> bool:
+    return isinstance(address, ipaddress.IPv6Address) and bool(address.sixtofour or address.teredo)
+
+
+def reached_by(text: str) -> Address:
+    """The address that is reached by dialling one: IPv4 may stand within IPv6 (mapped: RFC 4291, 2.5.5.2; NAT64: RFC
+    6052, 2.1; 6to4: RFC 3056; Teredo: RFC 4380), and what holds for the one must hold for the other.
+    """
+    address = ipaddress.ip_address(text.partition("%")[0])  # a scope names an interface
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    teredo = address.teredo
+    return address.ipv4_mapped or address.sixtofour or (address if teredo is None else teredo[1])
+
+
+def never_allowed(address: Address) -> str | None:
+    """Why no broker is at an address, a short stable name; None where one may be."""
+    if address in _METADATA_SERVICES:
+        return "metadata"
+    if address.is_loopback:
+        return None
+    if address.is_link_local:
+        return "link_local"
+    if address.is_multicast:
+        return "multicast"
+    if address.is_unspecified or address in _THIS_NETWORK:
+        return "unspecified"
+    return "reserved" if address.is_reserved else None  # of IPv4 with broadcast

@@ -1,0 +1,89 @@
+"""What the admin worker asks the supervisor, over a line that is its own."""
+
+import contextlib
+import socket
+
+import trio
+
+from proto.rpc_pb2 import Empty, Method, Places, Reasons, Text
+from proxy.runtime.process.descriptors import adopt_socket
+from proxy.runtime.process.process_identity import ProcessIdentity
+from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
+from proxy.runtime.rpc.client import NoMoreConnections, RpcClient, RpcError
+
+LISTENER_REQUEST = b"L"
+"""The first byte on the line: the supervisor answers it with the listener, before any call."""
+
+ANSWER_TIMEOUT_S = 5.0
+"""Longer than the supervisor waits for a worker (proxy.supervisor.operators.report)."""
+
+HEALTH_INTERVAL_S = 5.0
+SILENCE_S_MAX = 15.0
+"""A supervisor that has answered nothing for so long is not well. Shorter ones are a busy machine's."""
+
+
+class ChannelLost(Exception):
+    """The supervisor has closed the line."""
+
+
+class SupervisorClient:
+    """The line. ``receive_listener`` comes first, then ``run`` beside all calls."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = adopt_socket(descriptor)
+        self._rpc = RpcClient(self._connect_once, max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
+        self._connected = False
+        self._last_answer_s = float("-inf")
+
+    async def receive_listener(self) -> trio.SocketListener:
+        """The operators' port. Raises ChannelLost."""
+        self._socket.send(LISTENER_REQUEST)  # the line is empty: it does not wait
+        await trio.lowlevel.wait_readable(self._socket)
+        _data, descriptors, _flags, _address = socket.recv_fds(self._socket, 1, 1)
+        if len(descriptors) != 1:
+            raise ChannelLost("the supervisor gave no listener")
+        self._last_answer_s = trio.current_time()
+        return trio.SocketListener(trio.socket.from_stdlib_socket(adopt_socket(descriptors[0])))
+
+    async def run(self) -> None:
+        """Keep the line, and look after the supervisor; returns when it has closed the line."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._poll_supervisor)
+            await self._rpc.run()
+            nursery.cancel_scope.cancel()
+
+    async def _poll_supervisor(self) -> None:
+        while True:
+            with contextlib.suppress(RpcError):
+                await self._rpc.call(Method.REPORT_HEALTH, Empty(), Empty, timeout_s=ANSWER_TIMEOUT_S)
+                self._last_answer_s = trio.current_time()
+            await trio.sleep(HEALTH_INTERVAL_S)
+
+    async def _connect_once(self) -> trio.abc.HalfCloseableStream:
+        if self._connected:
+            raise NoMoreConnections
+        self._connected = True
+        return trio.SocketStream(trio.socket.from_stdlib_socket(self._socket))
+
+    def is_responsive(self) -> bool:
+        """Whether the supervisor has answered lately."""
+        return trio.current_time() - self._last_answer_s < SILENCE_S_MAX
+
+    async def not_ready_reasons(self) -> list[str]:
+        """Why clients should not be sent here now; empty: they should. Raises RpcError."""
+        told = await self._rpc.call(Method.REPORT_READINESS, Empty(), Reasons, timeout_s=ANSWER_TIMEOUT_S)
+        return list(told.reasons)
+
+    async def status(self) -> str:
+        """The whole cluster, as JSON. Raises RpcError."""
+        return (await self._rpc.call(Method.REPORT_STATUS, Empty(), Text, timeout_s=ANSWER_TIMEOUT_S)).text
+
+    async def places(self) -> list[ProcessIdentity]:
+        """The processes that can be asked for their metrics. Raises RpcError."""
+        told = await self._rpc.call(Method.REPORT_PLACES, Empty(), Places, timeout_s=ANSWER_TIMEOUT_S)
+        return [ProcessIdentity.from_protobuf(place) for place in told.places]
+
+    async def metrics(self, place: ProcessIdentity) -> str:
+        """One process's metrics. Raises RpcError."""
+        request = place.to_protobuf()
+        return (await self._rpc.call(Method.REPORT_METRICS, request, Text, timeout_s=ANSWER_TIMEOUT_S)).text

@@ -1,0 +1,98 @@
+"""Logging: loggers, and what the logs of the proxy and of the analytics are set up with.
+
+One entry a line on standard error. Never log a credential: callers pass roles, addresses and reasons, not data.
+"""
+
+import contextlib
+import io
+import logging
+import sys
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import structlog
+
+Logger = structlog.typing.FilteringBoundLogger
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class Throttle:
+    """A structlog processor that bounds how often one kind of entry is written.
+
+    A storm of failing clients must not fill a disk or cost more than serving them. Entries of one event (its text is
+    the key; texts are constants) beyond ``entries_per_second_max`` are dropped; the next entry written holds their
+    number under the name ``dropped_field``.
+    """
+
+    def __init__(
+        self, entries_per_second_max: int, dropped_field: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._entries_per_second_max = entries_per_second_max
+        self._dropped_field = dropped_field
+        self._clock = clock
+        self._windows: dict[str, _Window] = {}
+
+    def __call__(self, _logger: Any, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Pass an entry on, or raise structlog.DropEvent."""
+        window = self._windows.setdefault(str(entry["event"]), _Window())
+        now = self._clock()
+        if now - window.began_at >= 1:
+            window.began_at, window.written = now, 0
+        if window.written >= self._entries_per_second_max:
+            window.dropped += 1
+            raise structlog.DropEvent
+        window.written += 1
+        if window.dropped:
+            entry[self._dropped_field], window.dropped = window.dropped, 0
+        return entry
+
+
+@dataclass(slots=True)
+class _Window:
+    """One second of one event's entries. ``dropped`` counts until an entry has told it."""
+
+    began_at: float = float("-inf")
+    written: int = 0
+    dropped: int = 0
+
+
+class _BestEffortStream(io.StringIO):
+    """A stream that ignores OSError: where a log cannot be written (its reader is gone, the disk is full), the process
+    that it reports on must go on.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
+def configure_structlog(level: str, processors: Sequence[structlog.typing.Processor]) -> None:
+    """Set up this process's logs on standard error. Before this is called structlog's defaults apply.
+
+    ``level``: debug, info, warning or error; entries below it are dropped. ``processors``: what an entry goes through;
+    the last one renders it.
+    """
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.PrintLoggerFactory(_BestEffortStream(sys.stderr)),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger() -> Logger:
+    """Return a logger; entries take keyword arguments as their fields."""
+    logger: Logger = structlog.get_logger()
+    return logger

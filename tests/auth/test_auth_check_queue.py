@@ -1,0 +1,262 @@
+"""Whose check is next: addresses in turn, those that failed behind, proved users ahead; and what is remembered."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from auth import check_queue as checks
+from auth.check_queue import (
+    CHECKS_PER_SLOT_MAX,
+    FAILED_ADDRESSES_MAX,
+    FAILED_FOR_S,
+    PROVED_FOR_S,
+    PROVED_USERS_MAX,
+    TAG_BYTES,
+    Checks,
+    Recent,
+)
+from auth.state import AuthenticationDenied, ClientContext
+
+
+def at(address: str, port: int = 1000) -> ClientContext:
+    return ClientContext(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+
+
+async def fail(made: Checks, address: str, reason: str = "bad_password") -> None:
+    """One check that fails."""
+
+    async def check() -> None:
+        await trio.lowlevel.checkpoint()
+        raise AuthenticationDenied(reason)
+
+    with pytest.raises(AuthenticationDenied, match=reason):
+        await made.run(at(address, 7), check)
+
+
+async def failed_at(address: str) -> Checks:
+    made = Checks(slots=1, key="some.key")
+    await fail(made, address)
+    return made
+
+
+class Line:
+    """Checks that wait behind one that is running, and the order in which they were made."""
+
+    def __init__(self, nursery: trio.Nursery, made: Checks | None = None) -> None:
+        self.checks = made or Checks(slots=1, key="some.key")
+        self.order: list[str] = []
+        self.denied: dict[str, str] = {}
+        self._nursery = nursery
+        self._go = trio.Event()
+        nursery.start_soon(self.checks.run, at("192.0.2.99"), self._go.wait)
+
+    async def add(self, name: str, address: str, *, proved_user: str = "") -> trio.CancelScope:
+        scope = trio.CancelScope()
+        await trio.testing.wait_all_tasks_blocked()
+        self._nursery.start_soon(partial(self._run, scope, name, at(address), proved_user=proved_user))
+        await trio.testing.wait_all_tasks_blocked()
+        return scope
+
+    async def _run(self, scope: trio.CancelScope, name: str, client: ClientContext, *, proved_user: str) -> None:
+        async def check() -> None:
+            self.order.append(name)
+            await trio.lowlevel.checkpoint()
+
+        with scope:
+            try:
+                await self.checks.run(client, check, proved_user=proved_user)
+            except AuthenticationDenied as denied:
+                self.denied[name] = f"{denied.reason}: {denied}"
+
+    async def go(self) -> list[str]:
+        self._go.set()
+        await trio.testing.wait_all_tasks_blocked()
+        return self.order
+
+
+async def test_addresses_in_turn(nursery: trio.Nursery) -> None:
+    line = Line(nursery)
+    for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        await line.add(name, f"10.0.0.{ord(name[0])}")
+    assert await line.go() == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+async def test_a_network_of_ipv6_is_one_address(nursery: trio.Nursery) -> None:
+    """Whoever has one address of it has 2^64."""
+    line = Line(nursery)
+    for name, address in (
+        ("a1", "2001:db8::1"),
+        ("a2", "2001:db8::2"),
+        ("a3", "2001:db8:0:0:f::"),
+        ("b", "2001:db8:0:1::1"),
+    ):
+        await line.add(name, address)
+    assert await line.go() == ["a1", "b", "a2", "a3"]
+
+
+async def test_an_address_that_failed_comes_behind_those_that_did_not(nursery: trio.Nursery) -> None:
+    line = Line(nursery, await failed_at("10.0.0.1"))
+    for name, address in (("a1", "10.0.0.1"), ("a2", "10.0.0.1"), ("b1", "10.0.0.2"), ("b2", "10.0.0.2")):
+        await line.add(name, address)
+    assert await line.go() == ["b1", "b2", "a1", "a2"]
+
+
+async def test_an_address_that_failed_has_its_turn_all_the_same(nursery: trio.Nursery) -> None:
+    line = Line(nursery, await failed_at("10.0.0.1"))
+    await line.add("failed", "10.0.0.1")
+    for number in range(10):
+        await line.add(f"other{number}", f"10.0.1.{number}")
+    assert (await line.go()).index("failed") == 3
+
+
+@pytest.mark.parametrize("reason", ["timeout", "bad_keytab", "issuer_unavailable"])
+async def test_a_failure_of_ours_is_not_the_addresss(nursery: trio.Nursery, reason: str) -> None:
+    made = Checks(slots=1, key="some.key")
+    await fail(made, "10.0.0.1", reason)
+    line = Line(nursery, made)
+    for name, address in (("a1", "10.0.0.1"), ("b1", "10.0.0.2")):
+        await line.add(name, address)
+    assert await line.go() == ["a1", "b1"]
+
+
+async def test_failures_are_forgotten(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
+    line = Line(nursery, await failed_at("10.0.0.1"))
+    await trio.sleep(FAILED_FOR_S + 0.1)
+    for name, address in (("a1", "10.0.0.1"), ("b1", "10.0.0.2")):
+        await line.add(name, address)
+    assert await line.go() == ["a1", "b1"]
+
+
+async def test_who_has_proved_a_credential_goes_first_users_in_turn(nursery: trio.Nursery) -> None:
+    line = Line(nursery)
+    await line.add("stranger", "10.0.0.1")
+    for name in ("alice1", "alice2", "bob1"):
+        await line.add(name, "10.0.0.1", proved_user=name[:-1])
+    assert await line.go() == ["alice1", "bob1", "alice2", "stranger"]
+
+
+async def test_users_that_come_back_do_not_keep_newcomers_out(nursery: trio.Nursery) -> None:
+    line = Line(nursery)
+    await line.add("newcomer", "10.0.0.1")
+    for number in range(10):
+        await line.add(f"alice{number}", "10.0.0.2", proved_user="alice")
+    assert (await line.go()).index("newcomer") == 3
+
+
+async def test_a_user_is_no_address(nursery: trio.Nursery) -> None:
+    """Whoever may choose names must not get another's turns by it."""
+    line = Line(nursery)
+    await line.add("a", "10.0.0.1", proved_user="10.0.0.1")
+    await line.add("b", "10.0.0.1")
+    assert len(line.checks._queue._waiting) == 2
+
+
+# ---- bounds
+
+
+async def test_a_newcomer_takes_the_place_of_the_newest_of_the_address_with_most(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "CHECKS_PER_SLOT_MAX", 4)
+    line = Line(nursery)
+    for name in ("a1", "a2", "a3", "a4"):
+        await line.add(name, "10.0.0.1")
+    assert list(line.denied) == ["a4"]
+    await line.add("b1", "10.0.0.2")
+    await line.add("alice", "10.0.0.1", proved_user="alice")
+    assert list(line.denied) == ["a4", "a3", "a2"]
+    expected = "overloaded: 3 checks wait, 3 of them from 10.0.0.1; see some.key and cluster.auth_workers"
+    assert line.denied["a4"] == expected
+    assert sorted(await line.go()) == ["a1", "alice", "b1"]
+
+
+async def test_one_address_alone_has_all_the_room(nursery: trio.Nursery) -> None:
+    """Nothing is worse than a single line where all clients come from one address."""
+    line = Line(nursery)
+    client = at("10.0.0.1")
+    await trio.testing.wait_all_tasks_blocked()
+    for _ in range(CHECKS_PER_SLOT_MAX + 9):
+        nursery.start_soon(partial(line._run, trio.CancelScope(), "x", client, proved_user=""))
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.checks.waiting == CHECKS_PER_SLOT_MAX - 1
+    assert len(await line.go()) == CHECKS_PER_SLOT_MAX - 1
+
+
+async def test_who_leaves_gives_the_place_back(nursery: trio.Nursery) -> None:
+    line = Line(nursery)
+    waiting = await line.add("a", "10.0.0.1")
+    await line.add("b", "10.0.0.1")
+    waiting.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert line.checks.waiting == 1
+    assert await line.go() == ["b"]
+
+
+async def test_who_leaves_in_the_moment_of_its_turn_gives_the_slot_back(nursery: trio.Nursery) -> None:
+    line = Line(nursery)
+    leaving = await line.add("a", "10.0.0.1")
+    await line.add("b", "10.0.0.2")
+    leaving.cancel()
+    assert await line.go() == ["b"]
+    await line.add("c", "10.0.0.1")
+    assert line.order == ["b", "c"]
+
+
+async def test_a_check_that_breaks_gives_its_slot_back() -> None:
+    made = Checks(slots=1, key="k")
+
+    async def broken() -> None:
+        await trio.lowlevel.checkpoint()
+        raise ValueError
+
+    for _ in range(3):
+        with pytest.raises(ValueError):
+            await made.run(at("10.0.0.1"), broken)
+
+
+# ---- what is remembered
+
+
+async def test_memories_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:
+    recent: Recent[int, str] = Recent(entries_max=2, lifetime_s=10)
+    for number in (1, 2, 1, 3):
+        recent.note(number, f"of {number}")
+    assert [recent.get(number) for number in (1, 2, 3)] == ["of 1", None, "of 3"]
+    assert len(recent) == 2
+    recent.forget(3)
+    recent.forget(3)
+    await trio.sleep(5)
+    recent.note(3, "again")
+    await trio.sleep(5)
+    assert (recent.get(1), recent.get(3)) == (None, "again")
+    made = Checks(slots=1, key="k")
+    for number in range(FAILED_ADDRESSES_MAX + 5):
+        await fail(made, f"10.{number >> 8}.{number & 255}.1")
+    for number in range(PROVED_USERS_MAX + 5):
+        made.note_proof(f"user {number}", b"x")
+    assert (len(made._failed), len(made._proved)) == (FAILED_ADDRESSES_MAX, PROVED_USERS_MAX)
+
+
+async def test_what_is_kept_of_a_credential(autojump_clock: trio.testing.MockClock) -> None:
+    made, other = Checks(slots=1, key="k"), Checks(slots=1, key="k")
+    made.note_proof("alice", b"secret")
+    assert made.was_proved("alice", b"secret")
+    assert not made.was_proved("bob", b"secret")
+    assert sum(made.was_proved("alice", str(guess).encode()) for guess in range(100)) <= 1
+    kept = made._proved.get("alice")
+    assert kept is not None
+    assert len(kept) == TAG_BYTES == 2, "too little to find the password by it"
+    tags = {Checks(slots=1, key="k")._tag("alice", b"secret") for _ in range(8)}
+    assert len(tags) > 1, "each process has a key of its own"
+    assert not other.was_proved("alice", b"secret")
+    made.forget_proof("alice", b"another's")
+    assert made.was_proved("alice", b"secret"), "strangers must not take it away"
+    made.forget_proof("alice", b"secret")
+    assert not made.was_proved("alice", b"secret")
+    made.note_proof("alice", b"secret")
+    await trio.sleep(PROVED_FOR_S)
+    assert not made.was_proved("alice", b"secret")

@@ -1,0 +1,533 @@
+"""lookup.targets.rules: a client is only relayed to where the operator's rules allow, at the addresses that were
+checked."""
+
+import ipaddress
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from fake_dns import Names
+from lookup_fakes import Network, make_config
+from prometheus_client import CollectorRegistry
+
+from lookup.brokers.directory import Brokers
+from lookup.metrics import BrokerMetrics
+from lookup.targets.rules import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, never_allowed, reached_by
+from proto.addresses import HostPort
+from proxy.runtime.dns.resolver import Resolver
+from proxy.runtime.network.broker_link import BrokerLinkFailed
+from proxy.runtime.network.dialing import Dialer
+
+Rules = Callable[..., TargetRules]
+
+
+@pytest.fixture
+def rules(network: Network, nursery: trio.Nursery) -> Rules:
+    """The rules of a lookup worker whose brokers are looked for, but not at."""
+
+    def make(*, search: bool = True, **brokers: Any) -> TargetRules:
+        brokers.setdefault("service_url", "pulsar://10.9.9.9")
+        config = make_config(brokers=brokers)
+
+        def resolver() -> Resolver:
+            timeout_s = config.brokers.connect_timeout_ms / 1000
+            return Resolver(nursery, timeout_s=timeout_s, ttl_max_s=300, use_system_resolver=False)
+
+        known = Brokers(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
+        if search:
+            nursery.start_soon(known.discovery.run)
+        return TargetRules(config.brokers, resolver(), known)
+
+    return make
+
+
+@pytest.fixture
+def denial(rules: Rules) -> Callable[..., Any]:
+    async def reason(text: str, **brokers: Any) -> str:
+        with pytest.raises(TargetDenied) as caught:
+            await rules(**brokers).check(text)
+        return caught.value.reason
+
+    return reason
+
+
+Denial = Callable[..., Any]
+
+
+async def test_by_default_pulsars_own_ports_are_allowed(network: Network, rules: Rules, denial: Denial) -> None:
+    network.names["broker"] = [["10.0.0.1"]]
+    checked = rules(allowed_hosts=["broker"])
+    assert await checked.check("broker:6650") == Target(HostPort("broker", 6650), ("10.0.0.1",))
+    assert (await checked.check("broker:6651")).broker.port == 6651
+    assert await denial("broker:22") == "port"
+
+
+async def test_port_is_checked_before_anything_is_resolved(network: Network, denial: Denial) -> None:
+    assert await denial("broker:8080", allowed_ports=[6650]) == "port"
+    assert network.resolved == []
+
+
+async def test_another_port_list(network: Network, rules: Rules, denial: Denial) -> None:
+    others = {"allowed_ports": [7000], "allowed_addresses": ["10.0.0.1"]}
+    assert (await rules(**others).check("10.0.0.1:7000")).addresses == ("10.0.0.1",)
+    assert await denial("10.0.0.1:6650", **others) == "port"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "allowed"),
+    [
+        ("*", "anything.example", True),
+        ("broker-*.pulsar.svc", "broker-0.pulsar.svc", True),
+        ("broker-*.pulsar.svc", "BROKER-0.Pulsar.SVC", True),
+        ("BROKER-*.pulsar.svc", "broker-0.pulsar.svc", True),
+        ("broker-?", "broker-1", True),
+        ("broker-?", "broker-12", False),
+        ("broker-*.pulsar.svc", "broker-0.pulsar.svc.evil.example", False),
+        ("broker-*.pulsar.svc", "evil-broker-0.pulsar.svc", False),
+        ("broker.example", "brokerXexample", False),
+        ("broker", "broker", True),
+        ("broker", "broker2", False),
+    ],
+)
+async def test_host_patterns_match_whole_names_in_any_case(
+    network: Network, rules: Rules, denial: Denial, *, pattern: str, host: str, allowed: bool
+) -> None:
+    network.names[host.lower()] = [["10.0.0.1"]]
+    if allowed:
+        assert (await rules(allowed_hosts=[pattern]).check(f"{host}:6650")).broker.host == host
+    else:
+        assert await denial(f"{host}:6650", allowed_hosts=[pattern]) == "host"
+
+
+async def test_one_of_several_patterns_is_enough(network: Network, rules: Rules) -> None:
+    network.names["b"] = [["10.0.0.1"]]
+    assert (await rules(allowed_hosts=["a", "b"]).check("b:6650")).addresses == ("10.0.0.1",)
+
+
+@pytest.mark.parametrize(
+    ("network_text", "address", "allowed"),
+    [
+        ("10.0.0.0/8", "10.255.0.1", True),
+        ("10.0.0.0/8", "11.0.0.1", False),
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("fd00::/8", "fd12::1", True),
+        ("fd00::/8", "2001:db8::1", False),
+        ("fd00::/8", "10.0.0.1", False),
+        ("10.0.0.0/8", "fd12::1", False),
+        ("*", "203.0.113.1", True),
+        # A scope names an interface; it changes nothing about which network an address is in.
+        ("fd00::/8", "fd00::1%eth0", True),
+        # ::ffff:a.b.c.d reaches a.b.c.d.
+        ("10.0.0.0/8", "::ffff:10.0.0.1", True),
+        ("10.0.0.0/8", "::ffff:127.0.0.1", False),
+        ("::/0", "::ffff:127.0.0.1", False),
+    ],
+)
+async def test_resolved_addresses_are_held_against_the_networks(
+    network: Network, rules: Rules, denial: Denial, *, network_text: str, address: str, allowed: bool
+) -> None:
+    network.names["broker"] = [[address]]
+    if allowed:
+        assert (await rules(allowed_addresses=[network_text]).check("broker:6650")).addresses == (address,)
+    else:
+        assert await denial("broker:6650", allowed_addresses=[network_text]) == "address"
+
+
+async def test_an_address_as_target_is_held_against_the_networks_too(
+    network: Network, rules: Rules, denial: Denial
+) -> None:
+    assert await denial("127.0.0.1:6650", allowed_addresses=["10.0.0.0/8"]) == "address"
+    assert await denial("[::ffff:127.0.0.1]:6650", allowed_addresses=["10.0.0.0/8"]) == "address"
+    assert (await rules(allowed_addresses=["fd00::/8"]).check("[fd00::1]:6650")).addresses == ("fd00::1",)
+    assert network.resolved == []
+
+
+@pytest.mark.parametrize("text", ["127.1:6650", "2130706433:6650", "0x7f000001:6650", "0177.0.0.1:6650"])
+async def test_odd_spellings_of_an_address_are_judged_by_what_they_resolve_to(
+    network: Network, text: str, denial: Denial
+) -> None:
+    network.names[text.partition(":")[0]] = [["127.0.0.1"]]
+    assert await denial(text, allowed_addresses=["10.0.0.0/8"]) == "address"
+
+
+async def test_of_several_addresses_only_the_allowed_ones_may_be_dialled(network: Network, rules: Rules) -> None:
+    network.names["broker"] = [["127.0.0.1", "10.0.0.1", "::1", "10.0.0.2", "10.0.0.1"]]
+    target = await rules(allowed_addresses=["10.0.0.0/8"]).check("broker:6650")
+    assert target.addresses == ("10.0.0.1", "10.0.0.2")
+
+
+@pytest.mark.conforms("pip-1.8")
+async def test_rebinding_the_addresses_given_are_those_that_were_checked(network: Network, rules: Rules) -> None:
+    network.names["broker"] = [["10.0.0.1"], ["127.0.0.1"]]
+    target = await rules(allowed_addresses=["10.0.0.0/8"]).check("broker:6650")
+    assert target.addresses == ("10.0.0.1",)
+    assert network.resolved == ["broker"], "a second look at the name server is the window that rebinding needs"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "broker:", "broker:0", "broker:65536", "broker:x", ":6650", "pulsar://broker:6650", "a b:6650",
+     "[::1:6650", "[broker]:6650", "broker:6650:6651", "bröker:6650", "x" * 300 + ":6650", "broker:-1", "broker:٦٦٥٠"],
+)  # fmt: skip
+async def test_malformed(network: Network, text: str, denial: Denial) -> None:
+    assert await denial(text) == "malformed"
+    assert network.resolved == []
+
+
+async def test_unknown_host(network: Network, denial: Denial) -> None:
+    assert await denial("nowhere:6650") == "unknown_host"
+
+
+async def test_a_name_without_an_address_is_denied(network: Network, denial: Denial) -> None:
+    network.names["broker"] = [[]]
+    assert await denial("broker:6650", allowed_addresses=["10.0.0.0/8"]) == "unknown_host"
+
+
+async def test_a_resolver_that_does_not_answer(
+    network: Network, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock, denial: Denial
+) -> None:
+    async def never(*_: Any, **__: Any) -> Any:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr("proxy.runtime.dns.resolver.getaddrinfo", never)
+    assert await denial("broker:6650", connect_timeout_ms=2000) == "unknown_host"
+    assert trio.current_time() == pytest.approx(2)
+
+
+async def test_the_text_is_for_the_log_and_says_what_to_change(network: Network, rules: Rules) -> None:
+    network.names["broker"] = [["192.0.2.1"]]
+    with pytest.raises(TargetDenied) as caught:
+        await rules(allowed_addresses=["10.0.0.0/8"]).check("broker:6650")
+    assert str(caught.value) == (
+        "broker:6650 is at 192.0.2.1, no broker's of brokers.service_url (its hosts, below them, at their addresses), "
+        "and not in brokers.allowed_addresses; "
+        'if it is a broker of yours, set brokers.allowed_addresses = […, "192.0.2.1"]'
+    )
+
+
+# ---- through another proxy
+
+
+async def test_through_another_proxy_every_relay_goes_there(network: Network, rules: Rules) -> None:
+    network.names["p0"], network.names["p1"] = [["10.0.0.1"]], [["10.0.0.2"]]
+    through = rules(service_url="pulsar://p0:7000,p1", through_proxy=True)
+    await trio.testing.wait_all_tasks_blocked()
+    found = [await through.check("broker:6650") for _ in range(3)]
+    first, second = Target(HostPort("p0", 7000), ("10.0.0.1",)), Target(HostPort("p1", 6650), ("10.0.0.2",))
+    assert found == [first, second, first], "each in its turn"
+    assert "broker" not in network.resolved, "what its name leads to is for the other proxy to see"
+
+
+@pytest.mark.parametrize(
+    ("target", "brokers", "reason"),
+    [
+        ("broker:22", {}, "port"),
+        ("broker:7000", {}, "port"),
+        ("evil:6650", {"allowed_hosts": ["broker*"]}, "host"),
+        ("broker", {}, "no_port"),
+    ],
+)
+async def test_another_proxy_is_only_asked_for_what_is_allowed(
+    network: Network, target: str, brokers: dict[str, Any], reason: str, denial: Denial
+) -> None:
+    """Security: the client's words decide where the other proxy goes, within this one's rules."""
+    network.names["p0"] = [["10.0.0.1"]]
+    assert await denial(target, service_url="pulsar://p0:7000", through_proxy=True, **brokers) == reason
+    assert network.resolved == []
+
+
+async def test_another_proxy_that_has_no_address(network: Network, denial: Denial) -> None:
+    assert await denial("broker:6650", service_url="pulsar://nowhere:7000", through_proxy=True) == "unknown_host"
+
+
+async def test_the_other_proxy_need_not_be_among_the_brokers_addresses(network: Network, rules: Rules) -> None:
+    """It is the operator's own word; `allowed_addresses` bounds where clients' words lead."""
+    network.names["p0"] = [["192.0.2.1"]]
+    through = rules(service_url="pulsar://p0:7000", through_proxy=True, allowed_addresses=["10.0.0.0/8"])
+    assert (await through.check("broker:6650")).addresses == ("192.0.2.1",)
+
+
+# ---- any broker
+
+
+async def test_any_broker_is_each_in_its_turn_with_the_others_behind_it(network: Network, rules: Rules) -> None:
+    network.names["b0"], network.names["b1"] = [["10.0.0.1"]], [["10.0.0.2"]]
+    anywhere = rules(service_url="pulsar://b0:6650,b1:7000")
+    first, second = Target(HostPort("b0", 6650), ("10.0.0.1",)), Target(HostPort("b1", 7000), ("10.0.0.2",))
+    await trio.testing.wait_all_tasks_blocked()
+    assert [await anywhere.any_broker() for _ in range(3)] == [[first, second], [second, first], [first, second]]
+
+
+async def test_any_broker_is_a_healthy_one_while_there_is_one(network: Network, rules: Rules) -> None:
+    network.names["b0"], network.names["b1"] = [["10.0.0.1"]], [["10.0.0.2"]]
+    hour_ms = 3_600_000
+    anywhere = rules(service_url="pulsar://b0:6650,b1:6650", ejection_time_ms=hour_ms, ejection_time_max_ms=hour_ms)
+    await trio.testing.wait_all_tasks_blocked()
+    down = anywhere._brokers.discovery.endpoints[0]
+    failures = [BrokerLinkFailed("unreachable", "down", message="") for _ in range(3)]
+    for failure in failures:
+        anywhere._brokers.failed(down, "unreachable", failure)
+    assert [[target.broker.host for target in await anywhere.any_broker()] for _ in range(3)] == [["b1", "b0"]] * 3
+
+
+async def test_any_broker_of_many_is_one_of_a_few(network: Network, rules: Rules) -> None:
+    network.names["b"] = [[f"10.0.0.{number}" for number in range(1, 41)]]
+    anywhere = rules(service_url="pulsar://b:6650")
+    found = await anywhere.any_broker()
+    assert len({target.addresses for target in found}) == len(found) == ANY_BROKER_MAX
+
+
+async def test_any_broker_is_at_an_allowed_address(network: Network, rules: Rules) -> None:
+    """Security: what DNS says of the operator's names leads nowhere where no target may be, either."""
+    network.names["b0"], network.names["b1"] = [["169.254.169.254"]], [["10.0.0.2"]]
+    anywhere = rules(service_url="pulsar://b0:6650,b1:6650")
+    await trio.testing.wait_all_tasks_blocked()
+    for _ in range(2):
+        assert await anywhere.any_broker() == [Target(HostPort("b1", 6650), ("10.0.0.2",))]
+
+
+async def test_of_a_broker_only_the_allowed_addresses_are_any_brokers(network: Network, rules: Rules) -> None:
+    network.names["b0"] = [["10.0.0.1", "fe80::1"]]  # one broker, of two families
+    assert await rules(service_url="pulsar://b0:6650").any_broker() == [Target(HostPort("b0", 6650), ("10.0.0.1",))]
+
+
+@pytest.mark.parametrize(("answer", "reason"), [("169.254.169.254", "metadata"), ("224.0.0.1", "multicast")])
+async def test_no_broker_is_allowed(network: Network, rules: Rules, answer: str, reason: str) -> None:
+    network.names["b0"] = [[answer]]
+    with pytest.raises(TargetDenied) as caught:
+        await rules(service_url="pulsar://b0:6650").any_broker()
+    assert caught.value.reason == reason
+
+
+async def test_no_broker_is_known(rules: Rules) -> None:
+    with pytest.raises(TargetDenied, match="nowhere") as caught:
+        await rules(service_url="pulsar://nowhere:6650").any_broker()
+    assert caught.value.reason == "unknown_host"
+
+
+async def test_any_broker_through_another_proxy_is_that_proxy(network: Network, rules: Rules) -> None:
+    network.names["p0"] = [["192.0.2.1"]]
+    through = rules(service_url="pulsar://p0:7000", through_proxy=True, allowed_addresses=["10.0.0.0/8"])
+    assert await through.any_broker() == [Target(HostPort("p0", 7000), ("192.0.2.1",))]
+
+
+# ---- never allowed, whatever the operator's rules are
+
+
+EVERYTHING = ["*", "0.0.0.0/0", "::/0", "169.254.0.0/16", "fe80::/10", "224.0.0.0/4", "ff00::/8", "fd00:ec2::254"]
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("169.254.169.254", "metadata"),
+        ("fd00:ec2::254", "metadata"),
+        ("fd20:ce::254", "metadata"),
+        ("100.100.100.200", "metadata"),
+        ("168.63.129.16", "metadata"),
+        ("192.0.0.192", "metadata"),
+        ("169.254.0.1", "link_local"),
+        ("169.254.170.2", "link_local"),
+        ("fe80::1", "link_local"),
+        ("fe80::1%eth0", "link_local"),
+        ("febf::1", "link_local"),
+        ("224.0.0.1", "multicast"),
+        ("239.255.255.255", "multicast"),
+        ("ff02::1", "multicast"),
+        ("0.0.0.0", "unspecified"),
+        ("0.1.2.3", "unspecified"),
+        ("::", "unspecified"),
+        ("255.255.255.255", "reserved"),
+        ("240.0.0.1", "reserved"),
+        ("::127.0.0.1", "reserved"),
+        ("64:ff9b:1::7f00:1", "reserved"),
+        ("4000::1", "reserved"),
+        # IPv4 within IPv6: mapped, NAT64, 6to4, Teredo
+        ("::ffff:169.254.169.254", "metadata"),
+        ("::ffff:a9fe:1", "link_local"),
+        ("::ffff:0.0.0.0", "unspecified"),
+        ("::ffff:224.0.0.1", "multicast"),
+        ("64:ff9b::169.254.169.254", "metadata"),
+        ("64:ff9b::255.255.255.255", "reserved"),
+        ("2002:a9fe:a9fe::1", "metadata"),
+        ("2002:a9fe:1::", "link_local"),
+        ("2001:0:1:2:3:4:5601:5601", "metadata"),
+    ],
+)
+async def test_addresses_that_are_never_allowed(
+    network: Network, rules: Rules, denial: Denial, address: str, reason: str
+) -> None:
+    network.names["broker"] = [[address]]
+    assert await denial("broker:6650", allowed_addresses=EVERYTHING) == reason
+    if "%" not in address:
+        literal = f"[{address}]" if ":" in address else address
+        assert await denial(f"{literal}:6650", allowed_addresses=EVERYTHING) == reason
+    network.names["broker"] = [[address, "10.0.0.1"]]
+    assert (await rules(allowed_addresses=EVERYTHING).check("broker:6650")).addresses == ("10.0.0.1",)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.1", "192.168.1.1", "203.0.113.1", "8.8.8.8", "169.253.255.255", "223.255.255.255", "100.100.100.201",
+     "fd00::1", "2001:db8::1", "2a00::1", "::ffff:10.0.0.1", "64:ff9b::10.0.0.1", "2002:a00:1::"],
+)  # fmt: skip
+async def test_addresses_that_are_like_any_other(network: Network, rules: Rules, address: str) -> None:
+    network.names["broker"] = [[address]]
+    assert (await rules(allowed_hosts=["broker"]).check("broker:6650")).addresses == (address,)
+
+
+@pytest.mark.parametrize(
+    ("text", "reached"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("fd00::1%eth0", "fd00::1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("64:ff9b::10.0.0.1", "10.0.0.1"),
+        ("2002:a00:1::7", "10.0.0.1"),
+        ("2001:0:c000:201:0:0:f5ff:fffe", "10.0.0.1"),
+    ],
+)
+def test_what_is_reached_by_an_address(text: str, reached: str) -> None:
+    assert str(reached_by(text)) == reached
+    assert never_allowed(reached_by(text)) is None
+
+
+@pytest.mark.parametrize("address", ["::ffff:10.0.0.1", "64:ff9b::10.0.0.1"])
+async def test_ipv4_within_ipv6_is_held_against_the_networks_as_ipv4(
+    network: Network, rules: Rules, denial: Denial, address: str
+) -> None:
+    assert (await rules(allowed_addresses=["10.0.0.0/8"]).check(f"[{address}]:6650")).addresses
+    assert await denial(f"[{address}]:6650", allowed_addresses=["::/0"]) == "address"
+
+
+@pytest.mark.parametrize("address", ["2002:a00:1::7", "2001:0:c000:201:0:0:f5ff:fffe"])
+async def test_of_a_tunnel_both_ends_must_be_allowed(rules: Rules, denial: Denial, address: str) -> None:
+    """Security: who announces a route to 2002::/16 or 2001::/32 answers for 10.0.0.1 there."""
+    assert await denial(f"[{address}]:6650", allowed_addresses=["10.0.0.0/8"]) == "address"
+    assert await denial(f"[{address}]:6650", allowed_addresses=["::/0"]) == "address"
+    assert await denial(f"[{address}]:6650", service_url="pulsar://10.0.0.1") == "host"
+    both = rules(allowed_addresses=["10.0.0.0/8", "2002::/16", "2001::/32"])
+    assert (await both.check(f"[{address}]:6650")).addresses == (str(ipaddress.ip_address(address)),)
+
+
+# ---- loopback
+
+
+LOOPBACK = ["127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "64:ff9b::127.0.0.1", "2002:7f00:1::"]
+
+
+@pytest.mark.parametrize("address", LOOPBACK)
+@pytest.mark.parametrize("allowed", [["*"], ["*", "0.0.0.0/0", "::/0"], ["0.0.0.0/0", "::/0"]])
+async def test_this_machine_is_not_allowed_where_no_broker_is_on_it(
+    network: Network, denial: Denial, address: str, allowed: list[str]
+) -> None:
+    network.names["broker"] = [[address]]
+    assert await denial("broker:6650", allowed_addresses=allowed) == "loopback"
+    literal = f"[{address}]" if ":" in address else address
+    assert await denial(f"{literal}:6650", allowed_addresses=allowed) == "loopback"
+
+
+@pytest.mark.parametrize("address", LOOPBACK)
+@pytest.mark.parametrize("service_url", ["pulsar://localhost", "pulsar://10.0.0.1,localhost", "pulsar://[::1]"])
+async def test_this_machine_is_allowed_where_a_broker_is_on_it(
+    network: Network, rules: Rules, address: str, service_url: str
+) -> None:
+    network.names["localhost"] = [["127.0.0.1"]]
+    network.names["broker"] = [[address]]
+    checked = rules(service_url=service_url, allowed_hosts=["broker"])
+    assert (await checked.check("broker:6650")).addresses == (address,)
+
+
+async def test_a_broker_on_this_machine_does_not_outweigh_the_operators_networks(
+    network: Network, denial: Denial
+) -> None:
+    where = {"service_url": "pulsar://127.0.0.1", "allowed_addresses": ["10.0.0.0/8"]}
+    assert await denial("127.0.0.2:6650", **where) == "address"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "address", "good"),
+    [
+        (["127.0.0.0/8"], "127.0.0.1", True),
+        (["*", "127.0.0.1"], "127.0.0.1", True),
+        (["*", "127.0.0.1"], "::ffff:127.0.0.1", True),
+        (["*", "::1"], "::1", True),
+        (["*", "127.0.0.1"], "127.0.0.2", False),
+        (["*", "127.0.0.1"], "::1", False),
+        (["126.0.0.0/7"], "127.0.0.1", False),
+    ],
+)
+async def test_this_machine_is_allowed_where_the_operator_names_it(
+    rules: Rules, denial: Denial, allowed: list[str], address: str, *, good: bool
+) -> None:
+    target = f"[{address}]:6650" if ":" in address else f"{address}:6650"
+    if good:
+        assert len((await rules(allowed_addresses=allowed).check(target)).addresses) == 1
+    else:
+        assert await denial(target, allowed_addresses=allowed) == "loopback"
+
+
+async def test_whether_brokers_are_on_this_machine_is_known_once_they_are_found(
+    network: Network, rules: Rules, autojump_clock: trio.testing.MockClock
+) -> None:
+    """At the start a relay may come before the first answer of DNS."""
+    network.names["localhost"] = [["127.0.0.1"]]
+    late = rules(service_url="pulsar://10.0.0.1,localhost", search=False)
+    done, found = trio.Event(), list[Target]()
+
+    async def check() -> None:
+        found.append(await late.check("127.0.0.1:6650"))
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(check)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not done.is_set()
+        nursery.start_soon(late._brokers.discovery.run)
+        await done.wait()
+        nursery.cancel_scope.cancel()
+    assert found == [Target(HostPort("localhost", 6650), ("127.0.0.1",))]
+
+
+async def test_where_several_addresses_are_refused_the_first_reason_is_told(network: Network, denial: Denial) -> None:
+    network.names["broker"] = [["192.0.2.1", "127.0.0.1"]]
+    assert await denial("broker:6650", allowed_addresses=["10.0.0.0/8"]) == "address"
+    network.names["broker"] = [["127.0.0.1", "169.254.1.1"]]
+    assert await denial("broker:6650", allowed_hosts=["broker"]) == "loopback"
+
+
+# ---- a target without a port
+
+
+@pytest.mark.parametrize("text", ["broker", "10.0.0.1", "[fd00::1]"])
+async def test_a_target_without_a_port_is_told_so(network: Network, rules: Rules, text: str) -> None:
+    with pytest.raises(TargetDenied, match="has no port: a target is host:port") as caught:
+        await rules().check(text)
+    assert caught.value.reason == "no_port"
+    assert network.resolved == []
+
+
+# ---- each time anew
+
+
+async def test_each_target_is_judged_by_what_its_name_leads_to_now(
+    monkeypatch: pytest.MonkeyPatch, rules: Rules, denial: Denial, autojump_clock: trio.testing.MockClock
+) -> None:
+    names = Names(monkeypatch)
+    names.server.add("broker", "A", "10.0.0.1", ttl=1)
+    checked = rules(allowed_hosts=["broker"])
+    assert (await checked.check("broker:6650")).addresses == ("10.0.0.1",)
+    names.server.add("broker", "A", "169.254.169.254", ttl=1)
+    await trio.sleep(1.1)
+    with pytest.raises(TargetDenied):
+        await checked.check("broker:6650")
+
+
+async def test_without_a_port_list_further_targets_have_pulsars_ports(rules: Rules, denial: Denial) -> None:
+    further = {"allowed_ports": [], "allowed_addresses": ["10.0.0.1"]}
+    for port in (6650, 6651):
+        assert (await rules(**further).check(f"10.0.0.1:{port}")).broker.port == port
+    assert await denial("10.0.0.1:6652", **further) == "port"

@@ -1,0 +1,264 @@
+"""proxy.common.reloading_file: looked at once a second, made anew when changed, and never lost."""
+
+# ruff: noqa: ASYNC240 -- what a test writes is small, and the clock stands still meanwhile
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import structlog.testing
+import trio
+import trio.testing
+
+from proxy.common.errors import ConfigError
+from proxy.common.reloading_file import LOOK_INTERVAL_S, ReloadingFile
+
+KEY = "table.key"
+
+
+class Value:
+    """What a file holds; counts how often it was read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.builds = 0
+        self.threads: list[threading.Thread] = []
+
+    def __call__(self) -> str:
+        self.builds += 1
+        self.threads.append(threading.current_thread())
+        text = self.file.read_text()
+        if text.startswith("bad"):
+            raise ConfigError(f"{KEY}: {self.file} is {text}")
+        return text
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "file"
+    file.write_text("first")
+    return file
+
+
+@pytest.fixture
+def value(file: Path) -> Value:
+    return Value(file)
+
+
+async def a_second_later(watched: ReloadingFile[str]) -> str:
+    await trio.sleep(LOOK_INTERVAL_S)
+    return await watched.current_value()
+
+
+def test_it_is_made_at_once(file: Path, value: Value) -> None:
+    assert ReloadingFile(KEY, [str(file)], value).value == "first"
+    assert value.threads == [threading.current_thread()]
+
+
+def test_what_cannot_be_made_at_first_is_an_error_of_the_configuration(file: Path, value: Value) -> None:
+    file.write_text("bad")
+    with pytest.raises(ConfigError, match=f"^{KEY}: .*{file.name} is bad$"):
+        ReloadingFile(KEY, [str(file)], value)
+    file.unlink()
+    with pytest.raises(ConfigError, match=f"^{KEY}: {file}: No such file or directory$"):
+        ReloadingFile(KEY, [str(file)], value)
+
+
+def test_an_error_without_a_name_names_all_files(file: Path) -> None:
+    """OpenSSL's know none."""
+
+    def build() -> str:
+        raise PermissionError(13, "Permission denied")
+
+    with pytest.raises(ConfigError, match=f"^{KEY}: {file}, other: Permission denied$"):
+        ReloadingFile(KEY, [str(file), "", "other"], build)
+
+
+async def test_a_change_is_taken_over_within_a_second(
+    file: Path, value: Value, autojump_clock: trio.testing.MockClock
+) -> None:
+    watched = ReloadingFile(KEY, [str(file)], value)
+    assert await watched.current_value() == "first"
+    file.write_text("second")
+    assert await watched.current_value() == "first", "it was looked at a moment ago"
+    with structlog.testing.capture_logs() as logs:
+        assert await a_second_later(watched) == "second"
+    [entry] = logs
+    assert (entry["log_level"], entry["key"], entry["files"]) == ("info", KEY, str(file))
+    assert value.threads[-1] is not threading.current_thread(), "it may take long: not in the loop"
+
+
+async def test_what_has_not_changed_is_not_made_anew(
+    file: Path, value: Value, autojump_clock: trio.testing.MockClock
+) -> None:
+    watched = ReloadingFile(KEY, [str(file)], value)
+    for _ in range(5):
+        assert await a_second_later(watched) == "first"
+    assert value.builds == 1
+
+
+async def test_it_is_looked_at_no_more_than_once_a_second(
+    file: Path, value: Value, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = ReloadingFile(KEY, [str(file)], value)
+    looks = 0
+    real = watched._look
+
+    def count() -> object:
+        nonlocal looks
+        looks += 1
+        return real()
+
+    monkeypatch.setattr(watched, "_look", count)
+    for _ in range(100):
+        await watched.current_value()
+        await trio.sleep(LOOK_INTERVAL_S / 25)
+    assert looks == 4
+
+
+async def test_a_change_of_any_of_the_files(
+    file: Path, value: Value, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    other = tmp_path / "other"
+    watched = ReloadingFile(KEY, [str(file), "", str(other)], value)
+    other.write_text("it is there now")
+    await a_second_later(watched)
+    assert value.builds == 2
+    other.unlink()
+    await a_second_later(watched)
+    assert value.builds == 3
+
+
+async def test_what_is_the_same_but_for_its_time_or_its_place(
+    file: Path, value: Value, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Another content may have the same size, and a copied one the same time."""
+    watched = ReloadingFile(KEY, [str(file)], value)
+    before = file.stat()
+    file.write_text("1st!!")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert await a_second_later(watched) == "1st!!"
+    new = tmp_path / "new"
+    new.write_text("2nd!!")
+    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    os.replace(new, file)
+    assert await a_second_later(watched) == "2nd!!"
+
+
+async def test_the_links_of_kubernetes(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A mounted secret is a link to a folder that is itself a link, and only that one is changed."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    (tmp_path / "..data").symlink_to("one")
+    (tmp_path / "file").symlink_to("..data/file")
+    watched = ReloadingFile(KEY, [str(tmp_path / "file")], Value(tmp_path / "file"))
+    (tmp_path / "new").symlink_to("two")
+    os.replace(tmp_path / "new", tmp_path / "..data")
+    assert await a_second_later(watched) == "two"
+
+
+@pytest.mark.parametrize("how", ["bad", "gone"])
+async def test_a_broken_change_keeps_what_was_and_is_said_once(
+    file: Path, value: Value, how: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    watched = ReloadingFile(KEY, [str(file)], value)
+    file.write_text("bad") if how == "bad" else file.unlink()
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            assert await a_second_later(watched) == "first"
+    [entry] = logs
+    assert (entry["log_level"], entry["key"], entry["files"]) == ("error", KEY, str(file))
+    assert {"bad": "is bad", "gone": "No such file"}[how] in entry["reason"]
+    file.write_text("bad again")
+    with structlog.testing.capture_logs() as logs:
+        await a_second_later(watched)
+        await a_second_later(watched)
+    assert [entry["log_level"] for entry in logs] == ["error"], "another change, another word"
+    file.write_text("mended")
+    assert await a_second_later(watched) == "mended"
+
+
+async def test_it_is_tried_again_while_nothing_has_changed(
+    file: Path, value: Value, autojump_clock: trio.testing.MockClock
+) -> None:
+    """What stands in the way may be elsewhere: a mount, a right."""
+    watched = ReloadingFile(KEY, [str(file)], value)
+    file.write_text("later")
+    broken = True
+    build = watched._build
+
+    def build_or_not() -> str:
+        if broken:
+            raise PermissionError(13, "Permission denied")
+        return build()
+
+    watched._build = build_or_not
+    assert await a_second_later(watched) == "first"
+    broken = False
+    assert await a_second_later(watched) == "later"
+
+
+async def test_a_change_while_it_is_being_made_is_not_missed(
+    file: Path, value: Value, autojump_clock: trio.testing.MockClock
+) -> None:
+    watched = ReloadingFile(KEY, [str(file)], value)
+    build = watched._build
+
+    def build_too_early() -> str:
+        found = build()
+        if found == "second":
+            file.write_text("third one")
+        return found
+
+    watched._build = build_too_early
+    file.write_text("second")
+    assert await a_second_later(watched) == "second"
+    assert await a_second_later(watched) == "third one"
+
+
+async def test_while_one_makes_it_others_have_the_one_before(file: Path, value: Value) -> None:
+    watched = ReloadingFile(KEY, [str(file)], value)
+    file.write_text("second")
+    going, go = threading.Event(), threading.Event()
+    build = watched._build
+
+    def build_slowly() -> str:
+        going.set()
+        assert go.wait(60)
+        return build()
+
+    watched._build = build_slowly
+    found: list[str] = []
+
+    async def ask() -> None:
+        found.append(await watched.current_value())
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.to_thread.run_sync(going.wait)
+            for _ in range(3):
+                assert await watched.current_value() == "first"
+            go.set()
+    assert found == ["second"]
+    assert value.builds == 2
+
+
+async def test_a_defect_does_not_end_the_looking(
+    file: Path, value: Value, autojump_clock: trio.testing.MockClock
+) -> None:
+    watched = ReloadingFile(KEY, [str(file)], value)
+    build = watched._build
+
+    def defect() -> str:
+        raise RuntimeError("a defect")
+
+    watched._build = defect
+    file.write_text("second")
+    assert await watched.current_value() == "first"
+    watched._build = build
+    assert await a_second_later(watched) == "second"

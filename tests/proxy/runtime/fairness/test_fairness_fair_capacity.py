@@ -1,0 +1,209 @@
+"""proxy.runtime.fairness.fair_capacity: bytes are lent in turn, nobody gets all of them, and none gets lost."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.runtime.fairness.fair_capacity import FairCapacity, Reservation, owner_of
+
+LARGEST = 10
+
+
+class Room:
+    """Tasks that want room, in the order in which they got it."""
+
+    def __init__(self, nursery: trio.Nursery, total_bytes: int) -> None:
+        self.room = FairCapacity(total_bytes, LARGEST)
+        self._nursery = nursery
+        self.got: list[str] = []
+        self.loans: list[Reservation] = []
+
+    async def want(self, owner: str) -> trio.CancelScope:
+        scope = trio.CancelScope()
+
+        async def one() -> None:
+            with scope:
+                self.loans.append(await self.room.reserve(owner))
+                self.got.append(owner)
+
+        self._nursery.start_soon(one)
+        await trio.testing.wait_all_tasks_blocked()
+        return scope
+
+    async def give(self, owner: str) -> None:
+        loan = next(loan for loan in self.loans if loan.owner == owner)
+        self.loans.remove(loan)
+        loan.release()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_room_that_is_free_is_lent_at_once(nursery: trio.Nursery) -> None:
+    it = Room(nursery, 2 * LARGEST)
+    for owner in "abc":
+        await it.want(owner)
+    assert it.got == ["a", "b"]
+    assert it.room.has_waiters
+    await it.give("b")
+    assert it.got == ["a", "b", "c"]
+    assert not it.room.has_waiters
+    for owner in "ac":
+        await it.give(owner)
+    await it.want("d")
+    await it.want("e")
+    assert it.got == ["a", "b", "c", "d", "e"]
+
+
+async def test_the_turn_goes_round_among_those_who_wait(nursery: trio.Nursery) -> None:
+    it = Room(nursery, LARGEST)
+    for owner in ("first", "a", "a", "a", "b", "b", "c"):
+        await it.want(owner)
+    for owner in ("first", "a", "b", "c", "a", "b"):
+        await it.give(owner)
+    assert it.got == ["first", "a", "b", "c", "a", "b", "a"]
+    await it.give("a")
+    assert it.room.free_bytes == LARGEST
+    assert not it.room._waiting, "nobody is remembered"
+    assert not it.room._held
+
+
+async def test_the_last_room_is_for_somebody_else(nursery: trio.Nursery) -> None:
+    """One who keeps what it got for ever must not keep others from theirs."""
+    it = Room(nursery, 3 * LARGEST)
+    for _ in range(5):
+        await it.want("a")
+    assert it.got == ["a", "a"]
+    for owner in "bcb":
+        await it.want(owner)
+    assert it.got == ["a", "a", "b"]
+    await it.give("b")
+    await it.give("c")
+    assert it.got == ["a", "a", "b", "c", "b"]
+    await it.give("a")
+    assert it.got == ["a", "a", "b", "c", "b", "a"]
+
+
+async def test_what_turns_out_to_be_small_leaves_room_for_others(nursery: trio.Nursery) -> None:
+    it = Room(nursery, 2 * LARGEST)
+    await it.want("a")
+    await it.want("b")
+    await it.want("c")
+    it.loans[0].shrink_to(4)
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.got == ["a", "b"], "six bytes are not room for what may have ten"
+    it.loans[1].shrink_to(6)
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.got == ["a", "b", "c"]
+    assert it.room.free_bytes == 0
+    it.loans[0].shrink_to(LARGEST)
+    assert it.loans[0].size_bytes == 4, "nobody gets more than was lent"
+    for loan in it.loans * 2:
+        loan.release()
+    assert it.room.free_bytes == 2 * LARGEST
+
+
+async def test_there_is_always_room_for_one(nursery: trio.Nursery) -> None:
+    it = Room(nursery, 1)
+    await it.want("a")
+    await it.want("b")
+    assert it.got == ["a"]
+    await it.give("a")
+    assert it.got == ["a", "b"]
+
+
+async def test_who_waits_no_more_is_passed_over(nursery: trio.Nursery) -> None:
+    it = Room(nursery, LARGEST)
+    await it.want("first")
+    leaving = [await it.want(owner) for owner in ("a", "b")]
+    await it.want("a")
+    for scope in leaving:
+        scope.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    assert list(it.room._waiting) == ["a"]
+    await it.give("first")
+    assert it.got == ["first", "a"]
+
+
+async def test_room_that_comes_in_the_moment_of_leaving_is_not_lost(nursery: trio.Nursery) -> None:
+    it = Room(nursery, LARGEST)
+    await it.want("first")
+    leaving = await it.want("a")
+    await it.want("b")
+    leaving.cancel()
+    await it.give("first")
+    assert it.got == ["first", "b"]
+    leaving = await it.want("c")
+    loan = it.loans.pop()
+    loan.release()
+    leaving.cancel()
+    await trio.testing.wait_all_tasks_blocked()
+    await it.want("d")
+    assert it.got in (["first", "b", "d"], ["first", "b", "c"])
+    if it.got[-1] == "c":
+        await it.give("c")
+    assert it.got[-1] == "d"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["lend", "shrink", "give"]), st.integers(0, LARGEST)))
+)
+def test_no_byte_is_lent_twice_or_lost(steps: list[tuple[str, str, int]]) -> None:
+    room = FairCapacity(35, LARGEST)
+    loans: list[Reservation] = []
+    for owner, step, number in steps:
+        if step == "lend":
+            loan = room.try_reserve(owner)
+            loans += [] if loan is None else [loan]
+        elif loans and step == "shrink":
+            loans[number % len(loans)].shrink_to(number)
+        elif loans:
+            loans.pop(number % len(loans)).release()
+        lent = sum(loan.size_bytes for loan in loans)
+        assert room.free_bytes == 35 - lent >= 0
+        for one in "abc":
+            assert sum(loan.size_bytes for loan in loans if loan.owner == one) <= 35 - LARGEST
+    for loan in loans:
+        loan.release()
+    assert room.free_bytes == 35
+    assert not room._held
+
+
+@pytest.mark.parametrize(
+    ("principal", "address", "owner"),
+    [
+        ("alice", "192.0.2.1:4000", "alice"),
+        ("", "192.0.2.1:4000", "192.0.2.1"),
+        ("", "[2001:db8:0:1:a:b:c:d]:4000", "2001:db8:0:1::/64"),
+        ("", "[2001:db8:0:1::2]:4001", "2001:db8:0:1::/64"),
+        ("", "[::ffff:192.0.2.1]:4001", "192.0.2.1"),
+        ("", "", ""),
+    ],
+)
+def test_who_shares_as_one(principal: str, address: str, owner: str) -> None:
+    """Security: without authentication a machine counts once, however many connections it opens."""
+    assert owner_of(principal, address) == owner
+
+
+async def test_more_room_is_lent_to_who_waits_and_less_takes_nothing_back(nursery: trio.Nursery) -> None:
+    """A reload changes the bounds; what is lent under the old ones goes on counting."""
+    it = Room(nursery, 2 * LARGEST)
+    await it.want("a")
+    await it.want("b")
+    await it.want("c")
+    assert it.got == ["a", "b"]
+    it.room.resize(3 * LARGEST, LARGEST)
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.got == ["a", "b", "c"]
+    it.room.resize(LARGEST, LARGEST)
+    assert it.room.free_bytes == -2 * LARGEST
+    await it.want("d")
+    for loan in it.loans[:2]:
+        loan.release()
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.got == ["a", "b", "c"]
+    it.loans[2].release()
+    await trio.testing.wait_all_tasks_blocked()
+    assert it.got == ["a", "b", "c", "d"]
