@@ -6,10 +6,9 @@ import enum
 class CloseReason(enum.IntEnum):
     """Why the proxy closes a relay. The numbers are what a successor reads from the relay table."""
 
-    NO = 0
-    """It does not."""
-    SAID = 1
-    """The client has been told."""
+    NOT_CLOSING = 0
+    ERROR_SENT = 1
+    """The client has been sent the error that explains the close."""
     EXPIRED = 2
     FAILED = 3
     """The client was to authenticate itself again, and did not."""
@@ -25,5 +24,5 @@ class CloseReason(enum.IntEnum):
     """The broker asks the proxy itself for credentials as no broker does."""
 
 
-PLANNED = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})
+PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})
 """Why a relay is closed although nothing is wrong with it."""

@@ -19,8 +19,8 @@ import trio
 
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import NEVER
-from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.common.logs import get_logger
+from proxy.forwarder.relay.close_reason import CloseReason
 
 CLOSE_S_MAX = 10.0
 """How long a relay may take to close gently."""

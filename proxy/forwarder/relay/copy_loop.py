@@ -1,8 +1,8 @@
 """The copy loop: a blind relay through user space, in both directions (PIP-1, steps 5 and 6).
 
 Each direction ends by itself: its end of file is passed on once everything before it was delivered, and the other
-direction goes on until it ends, too (half-close). A side that breaks is not written to any more, but what it sent before
-is still delivered to the other side.
+direction goes on until it ends, too (half-close). A side that breaks is not written to any more, but what it sent
+before is still delivered to the other side.
 """
 
 import contextlib
@@ -29,13 +29,15 @@ async def copy_streams(
     """Copy bytes until both directions have ended; closes neither stream.
 
     ``client_read_scope`` is cancelled when nothing more may pass to the broker, which sees no end of stream then.
-    ``first_to_broker`` and ``first_to_client`` were read ahead of the relay and are delivered before all else. Memory is
-    bounded by one chunk a direction: a side that does not read stops the reading on the other.
+    ``first_to_broker`` and ``first_to_client`` were read ahead of the relay and are delivered before all else. Memory
+    is bounded by one chunk a direction: a side that does not read stops the reading on the other.
     """
     half_close = _HalfClose(half_close_timeout_s)
     async with trio.open_nursery() as nursery:
         half_close.scope = nursery.cancel_scope
-        nursery.start_soon(_copy_within, client_read_scope, client, broker, first_to_broker, count_to_broker, half_close)
+        nursery.start_soon(
+            _copy_within, client_read_scope, client, broker, first_to_broker, count_to_broker, half_close
+        )
         nursery.start_soon(_copy, broker, client, first_to_client, count_to_client, half_close)
 
 

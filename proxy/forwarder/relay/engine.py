@@ -22,13 +22,13 @@ from collections.abc import Callable
 
 import trio
 
+from proxy.common.logs import get_logger
 from proxy.forwarder.relay.expiring.framed_relay import FramedRelay
 from proxy.forwarder.relay.expiring.splice_pump import FramedSplicePump
 from proxy.forwarder.relay.pipes import Pipe, PipePool
 from proxy.forwarder.relay.relay import Direction, Relay, shut_down
 from proxy.forwarder.relay.splice_pump import SplicePump
 from proxy.runtime.loop.epoll_loop import EVENTS_PER_BATCH, EpollLoop, Events
-from proxy.common.logs import get_logger
 from proxy.runtime.shared.relay_table import RelayTable
 
 RECHECK_INTERVAL_S = 1.0
@@ -43,9 +43,9 @@ _EVENTS = _INPUT | _OUTPUT | select.EPOLLET
 class RelayEngine:
     """The relays of one forwarder that are spliced.
 
-    ``run`` is the one task that moves bytes; all else may be called from any task of its Trio loop. ``on_end`` is called
-    with each relay that has ended; its sockets are the owner's to close then. ``may_linger`` returns True if no other
-    task of this process is in a hurry (proxy.runtime.loop.epoll_loop).
+    ``run`` is the one task that moves bytes; all else may be called from any task of its Trio loop. ``on_end`` is
+    called with each relay that has ended; its sockets are the owner's to close then. ``may_linger`` returns True if no
+    other task of this process is in a hurry (proxy.runtime.loop.epoll_loop).
     """
 
     def __init__(

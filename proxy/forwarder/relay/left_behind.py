@@ -19,7 +19,8 @@ LOOK_INTERVAL_S = 1.0
 class RelaysLeftBehind:
     """The relays that stay in predecessors, by process id.
 
-    ``on_end`` is called for each that has ended, with its id and its client's IP address, after its rows were summed up.
+    ``on_end`` is called for each that has ended, with its id and its client's IP address, after its rows were summed
+    up.
     """
 
     def __init__(self, table: RelayTable, on_end: Callable[[int, str], None]) -> None:

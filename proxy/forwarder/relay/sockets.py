@@ -10,7 +10,6 @@ from proto.addresses import parse_host_port
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.splice_pump import SPLICE_FLAGS
-
 from proxy.runtime.network.tls import TlsStream
 
 _TCP_NOTSENT_LOWAT = 25  # tcp(7); the socket module has no name for it

@@ -47,11 +47,11 @@ _NO_PIPE_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETOOMA
 class SplicePump:
     """Moves portions of bytes between the sockets of relays, through pipes of a pool.
 
-    ``run_queue``: directions that are to be pumped again although no edge announces it. ``finish`` ends a relay of which
-    both directions are done, or that met an internal error; ``wake_loop`` has the run queue processed although no event
-    arrives. ``waiting_for_pipe``: directions that found no free pipe; ``to_recheck``: those of which the source was
-    assumed to be empty; ``half_closed``: relays that are ended unless bytes move, each with how many had moved and the
-    deadline for more.
+    ``run_queue``: directions that are to be pumped again although no edge announces it. ``finish`` ends a relay of
+    which both directions are done, or that met an internal error; ``wake_loop`` has the run queue processed although no
+    event arrives. ``waiting_for_pipe``: directions that found no free pipe; ``to_recheck``: those of which the source
+    was assumed to be empty; ``half_closed``: relays that are ended unless bytes move, each with how many had moved and
+    the deadline for more.
     """
 
     def __init__(

@@ -24,7 +24,8 @@ from proxy.common.logs import get_logger
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
 from proxy.forwarder.metrics import ForwarderMetrics
-from proxy.forwarder.relay.manager import RelayManager, RelayStartFailed
+from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.session.broker_connector import RELAY_NOT_BEGUN, BrokerConnector
 from proxy.forwarder.session.closing import ConnectionCloser
 from proxy.forwarder.session.connection_age import ConnectionAge
@@ -459,7 +460,7 @@ class ClientSession:
         about = self._handshake.stored_relay(self.identity)
         about.leave_at_ms = self._age.leave_at_ms(self._relays.now())
         try:
-            await self._relays.begin(
+            await self._relays.start_relay(
                 self._broker_connector.relay_start(
                     self._transport.stream, about, first_to_broker=self._held + rest, session=session
                 )

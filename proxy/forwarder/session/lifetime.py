@@ -22,6 +22,7 @@ from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.reauthentication import NoReauthReason
 from proxy.forwarder.relay.expiring.relay_session import (
     ChallengePermission,
@@ -30,7 +31,7 @@ from proxy.forwarder.relay.expiring.relay_session import (
     RelaySession,
     challenge_permission,
 )
-from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
+from proxy.forwarder.relay.expiring.session import ExpiringSession
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator
 from proxy.forwarder.workers.clients import WorkerClients

@@ -2,8 +2,8 @@
 
 It tells which pipe holds the bytes of which direction, and how much was moved. The supervisor creates the table and
 holds its descriptor. A forwarder that is killed in the middle of anything leaves it as it was between two stores of
-eight bytes. Sockets and pipes themselves are in the supervisor's fd store (proxy.supervisor.handover.fd_store); all else
-of a relay (ends, errors) the kernel says again.
+eight bytes. Sockets and pipes themselves are in the supervisor's fd store (proxy.supervisor.handover.fd_store); all
+else of a relay (ends, errors) the kernel says again.
 
 Four parts, one after the other, all of cells of eight bytes:
 
@@ -11,8 +11,8 @@ Four parts, one after the other, all of cells of eight bytes:
   moved, and one more. The first two rows are no relay's: they sum up the relays that have ended.
   A relay that stays in a forwarder which was replaced keeps its rows, and that process alone writes them until it sets
   ENDED_BEHIND or ends itself. Everything else (sums, journal, names, free rows) is the current forwarder's.
-* One row for each direction of a framed relay, written and read by proxy.forwarder.relay.expiring.journal; the first two
-  sum up again.
+* One row for each direction of a framed relay, written and read by proxy.forwarder.relay.expiring.journal; the first
+  two sum up again.
 * One row for each principal of which the use is counted by name (proxy.forwarder.relay.usage): sums of relays that have
   ended.
 * The journal of a sum: see ``RelayTable.release_relay_id``.
@@ -172,8 +172,8 @@ class RelayTable:
     """The table as a forwarder uses it. Which rows are free is known to the forwarder alone.
 
     Operations on a direction's row take the row's position (``row``). A successor relies on their order: ``bind_pipe``
-    before bytes enter the pipe, ``add_moved`` once they have left it, ``unbind_pipe`` when it is empty. Only the methods
-    of the pumps that run for each portion write ``cells`` themselves, in the same order.
+    before bytes enter the pipe, ``add_moved`` once they have left it, ``unbind_pipe`` when it is empty. Only the
+    methods of the pumps that run for each portion write ``cells`` themselves, in the same order.
     """
 
     def __init__(self, descriptor: int = -1) -> None:
@@ -208,6 +208,10 @@ class RelayTable:
     def bytes_moved(self, direction_row: int) -> int:
         """Return how many bytes have ever reached a direction's sink."""
         return self.cells[direction_row + BYTES]
+
+    def add_messages(self, relay_id: int, way: int, messages: int) -> None:
+        """Count messages of a direction of a framed relay."""
+        self.cells[framed_row(relay_id, way) + MESSAGES] += messages
 
     # ---- rows
 
@@ -257,8 +261,8 @@ class RelayTable:
         cells[_JOURNAL_AT + _SUMMED] = 0
 
     def record_ended_behind(self, relay_id: int) -> None:
-        """Record that this process writes nothing more to the rows of a relay that was left behind in it: the successor may
-        sum them up.
+        """Record that this process writes nothing more to the rows of a relay that was left behind in it: the successor
+        may sum them up.
         """
         self.cells[row(relay_id, TO_BROKER) + PIPE] = ENDED_BEHIND  # last: it may be summed up from now on
 

@@ -31,6 +31,7 @@ from proxy.forwarder.relay.expiring.relay_session import (
 )
 from proxy.forwarder.relay.fd_store_client import FdStoreClient, InheritedRelay, RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions, SessionOptions
 from proxy.forwarder.relay.pipes import Pipe
 from proxy.forwarder.relay.start import RelayStart
 from proxy.runtime.network.credentials import NoCredentials
@@ -162,9 +163,11 @@ def keeps_nothing() -> FdStoreClient:
         return FdStoreClient(unused, crash_safe=False)
 
 
-def new_relays(nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None) -> RelayManager:
+def new_relays(
+    nursery: trio.Nursery, on_end: Callable[[StoredRelay], None] = lambda _about: None, **options: Any
+) -> RelayManager:
     """Relays that no store keeps."""
-    return RelayManager(keeps_nothing(), RelayHandover(), on_end, nursery, forwarders=1, may_linger=lambda: True)
+    return RelayManager(nursery, keeps_nothing(), RelayHandover(), RelayCallbacks(on_end), RelayOptions(**options))
 
 
 def value(registry: CollectorRegistry, name: str, direction: str) -> float:
@@ -298,19 +301,19 @@ class Forwarder:
                         self.keeper.note("relay", kept.record.id, kept.client, kept.broker)
                     for pipe in self.left.pipes:
                         self.keeper.note("pipe", pipe.id, pipe.read_end, pipe.write_end)
+                    sessions = SessionOptions(
+                        reauthenticator_factory=self.recall,
+                        broker_factory=BrokerReauthenticationFactory(
+                            nursery, self.broker_metrics, self.broker_credentials
+                        ),
+                        metrics=self.metrics,
+                    )
                     self.relays = RelayManager(
+                        nursery,
                         self.keeper,
                         self.left,
-                        self.ended.append,
-                        nursery,
-                        on_moved=self.moved_away.append,
-                        on_left_behind_gone=self.gone_behind.append,
-                        forwarders=1,
-                        may_linger=lambda: True,
-                        recall=self.recall,
-                        reauthentication_metrics=self.metrics,
-                        brokers=BrokerReauthenticationFactory(nursery, self.broker_metrics, self.broker_credentials),
-                        now=self.now,
+                        RelayCallbacks(self.ended.append, self.moved_away.append, self.gone_behind.append),
+                        RelayOptions(now=self.now, sessions=sessions),
                     )
                     self.relays.reauthentication.fraction = lambda: 0.0
                     self.registry.register(self.relays)
@@ -337,7 +340,7 @@ class Forwarder:
         self.was_killed = True
         self.relays._engine.frozen = True  # nothing that runs on the way out may touch what a killed one leaves
         self.relays._engine.detach_sockets()
-        self.relays._table = RelayTable()
+        self.relays._ledger.table = RelayTable()
 
     def blow(self) -> None:
         """End as by SIGKILL, in the middle of whatever is being done."""
@@ -365,7 +368,7 @@ class Forwarder:
         session: RelaySession | None = None,
     ) -> StoredRelay:
         about = about or about_relay()
-        await self.relays.begin(
+        await self.relays.start_relay(
             RelayStart(
                 lane.our_client,
                 lane.our_broker,
@@ -398,7 +401,7 @@ class Forwarder:
 
     def pipe_of(self, relay_id: int, way: int) -> int:
         """Which pipe the table says is bound."""
-        return self.relays._table.cells[row(relay_id, way) + PIPE]
+        return self.relays._ledger.table.cells[row(relay_id, way) + PIPE]
 
 
 class Place:

@@ -2,9 +2,10 @@
 (proxy.forwarder.relay.expiring.splice_pump).
 """
 
+from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.relay.expiring.framed_relay import FramedRelay
 from proxy.forwarder.relay.expiring.journal import FramedJournal
-from proxy.forwarder.relay.expiring.session import CloseReason, Injection, ReauthenticationHandler
-from proxy.forwarder.relay.relay import Relay
+from proxy.forwarder.relay.expiring.session import Injection, ReauthenticationHandler
 from proxy.forwarder.relay.splice_pump import SplicePump
 
 
@@ -19,7 +20,7 @@ class SplicedSessionControl:
     __slots__ = ("_journal", "_pump", "_reauthentication", "_relay")
 
     def __init__(
-        self, relay: Relay, pump: SplicePump, journal: FramedJournal, reauthentication: ReauthenticationHandler
+        self, relay: FramedRelay, pump: SplicePump, journal: FramedJournal, reauthentication: ReauthenticationHandler
     ) -> None:
         self._relay = relay
         self._pump = pump
@@ -85,7 +86,7 @@ class SplicedSessionControl:
     def record_exchange(self) -> None:
         """Write down where the exchange with the broker stands, so that no successor gives it up once more."""
         followed = self._relay.session
-        if not self._relay.handed_over and followed is not None and followed.broker_challenges is not None:
+        if not self._relay.handed_over and followed.broker_challenges is not None:
             self._journal.write_exchange(self._relay, followed.broker_challenges.phase)
 
     def start_closing(self, reason: CloseReason, error_frame: bytes = b"") -> None:
@@ -93,7 +94,6 @@ class SplicedSessionControl:
         empty: the usual.
         """
         relay, followed = self._relay, self._relay.session
-        assert followed is not None
         if followed.close_reason or relay.handed_over:
             return
         followed.close_reason = reason
@@ -113,7 +113,6 @@ class SplicedSessionControl:
     def resume_closing(self, why: CloseReason) -> None:
         """A predecessor had begun to close."""
         followed = self._relay.session
-        assert followed is not None
         followed.close_reason = why
         self._stop()
         if why is CloseReason.ERROR_SENT:

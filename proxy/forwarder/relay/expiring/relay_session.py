@@ -1,6 +1,6 @@
 """What a relay has to know of the session that it belongs to, where that session can expire (KIP-368).
 
-``RelayManager.begin(..., session=...)`` takes a RelaySession, or None: then nobody looks at the relay's frames. Who
+``RelayManager.start_relay`` takes a RelaySession, or None: then nobody looks at the relay's frames. Who
 makes
 one says with it how answers of the client are judged:
 

@@ -28,11 +28,12 @@ from relay_fakes import (
     until,
 )
 
-from proxy.forwarder.relay import manager as relays_module
+from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, Pipe
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
 from proxy.runtime.shared.relay_table import PIPE, TO_BROKER, TO_CLIENT, row
 
 
@@ -245,7 +246,7 @@ async def test_a_pipe_that_was_bound_and_empty_is_free(place: Place, lane: Lane)
     """The predecessor died before the first byte was in it."""
     first = await place.forwarder()
     about = await first.begin(lane)
-    first.relays._table.cells[row(about.id, TO_BROKER) + PIPE] = min(place.shelf.pipes)
+    first.relays._ledger.table.cells[row(about.id, TO_BROKER) + PIPE] = min(place.shelf.pipes)
     second = await successor(place, "killed")
     assert second.pipe_of(about.id, TO_BROKER) == 0
     assert ("drop pipe", min(place.shelf.pipes)) not in second.keeper.said
@@ -352,7 +353,7 @@ async def test_what_relays_moved_that_died_with_their_forwarder_stays_counted(
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
     nursery.start_soon(
-        lambda: first.relays.begin(
+        lambda: first.relays.start_relay(
             RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config)
         )
     )
@@ -365,7 +366,7 @@ async def test_what_relays_moved_that_died_with_their_forwarder_stays_counted(
         assert new.id != about.id
         await read(other.broker, 2)
         assert second.moved("to_broker") == 7
-        assert second.relays._table.cells[row(new.id, TO_BROKER) + 1] == 2, "the new one's own"
+        assert second.relays._ledger.table.cells[row(new.id, TO_BROKER) + 1] == 2, "the new one's own"
     await client.aclose()
     await broker.aclose()
 
@@ -422,7 +423,9 @@ async def test_relays_through_user_space_go_on_and_count_in_the_same_place(place
     await read(lane.broker, 3)
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
-    await first.relays.begin(RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config))
+    await first.relays.start_relay(
+        RelayStart(ours, theirs, about_relay(), first_to_broker=b"12345", config=first.config)
+    )
     assert await broker.receive_some(10) == b"12345"
     assert first.moved("to_broker") == 8
     second = await successor(place, "handed over")
@@ -466,7 +469,7 @@ async def test_no_relay_begins_any_more(place: Place, lane: Lane) -> None:
     first = await place.forwarder()
     await first.relays.hand_over_relays()
     before = descriptors()
-    with pytest.raises(relays_module.RelayStartFailed, match="being replaced"):
+    with pytest.raises(RelayStartFailed, match="being replaced"):
         await first.begin(lane)
     assert descriptors() == before
 
@@ -481,8 +484,8 @@ async def test_a_relay_without_its_row_and_pipes_goes_on(nursery: trio.Nursery, 
     pipe = Pipe.create(3, SMALL_PIPE_BYTES)
     left.pipes.append(pipe)
     ended: list[Any] = []
-    relays = RelayManager(keeps_nothing(), left, ended.append, nursery, forwarders=1, may_linger=lambda: True)
-    relays.adopt_relays(left, relays_module.RelayConfig())
+    relays = RelayManager(nursery, keeps_nothing(), left, RelayCallbacks(ended.append), RelayOptions())
+    relays.adopt_relays(left, RelayConfig())
     nursery.start_soon(relays.run)
     await lane.client.send_all(b"x")
     assert await read(lane.broker, 1) == b"x"

@@ -19,7 +19,7 @@ from relay_fakes import (
     Place,
     about_relay,
     fill,
-    keeps_nothing,
+    new_relays,
     open_lane,
     read,
     read_all,
@@ -32,14 +32,11 @@ from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Limits
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay import close_schedule as departures
-from proxy.forwarder.relay import manager as relays_module
-from proxy.forwarder.relay import user_space
+from proxy.forwarder.relay import closer, user_space
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.close_schedule import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule, until_quiet
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED, SHUTTING_DOWN
-from proxy.forwarder.relay.expiring.session import CloseReason
-from proxy.forwarder.relay.fd_store_client import RelayHandover
-from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.session import connection_age as age
 from proxy.forwarder.session.connection_age import ConnectionAge
@@ -247,7 +244,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
     async def until_quiet(_position: object) -> None:
         await event.wait()
 
-    for module in (relays_module, user_space):
+    for module in (closer, user_space):
         monkeypatch.setattr(module, "until_quiet", until_quiet)
     return event
 
@@ -342,7 +339,7 @@ async def test_an_end_that_has_begun_goes_on_in_a_successor(place: Place, lane: 
 async def test_an_end_for_a_reason_of_a_later_version_goes_on(place: Place, lane: Lane, now: Now, way: str) -> None:
     forwarder = await with_age(place, lane, now)
     [followed] = forwarder.relays.expiring_sessions()
-    forwarder.relays._table.cells[framed_row(followed.relay_record.id, TO_CLIENT) + CLOSING] = 99
+    forwarder.relays._ledger.table.cells[framed_row(followed.relay_record.id, TO_CLIENT) + CLOSING] = 99
     second = await successor(place, way)
     assert error_in(await read_all(lane.client)).error.message == SESSION_EXPIRED
     await until(lambda: second.ended)
@@ -417,7 +414,7 @@ async def test_a_blind_relay_handed_over_while_it_is_being_ended_is_the_successo
 async def test_why_a_relay_has_ended_is_known_to_who_is_told(place: Place, now: Now) -> None:
     forwarder = await place.forwarder()
     causes: list[CloseReason] = []
-    forwarder.relays._on_end = lambda about: causes.append(forwarder.relays.close_reason_of(about))
+    forwarder.relays._ledger._on_end = lambda about: causes.append(forwarder.relays.close_reason_of(about))
     for end in (lambda: reach_age(forwarder, now), lambda: None):
         async with open_lane() as lane:
             await forwarder.begin(
@@ -459,16 +456,14 @@ async def test_a_broker_that_goes_on_is_waited_for_no_longer_than_a_second(
 async def in_memory(nursery: trio.Nursery) -> AsyncIterator[Any]:
     now = Now()
     ended: list[StoredRelay] = []
-    relays = RelayManager(
-        keeps_nothing(), RelayHandover(), ended.append, nursery, forwarders=1, may_linger=lambda: True, now=now
-    )
+    relays = new_relays(nursery, ended.append, now=now)
 
     async def begun(
         *, with_age: bool, first: bytes = b"", at_once: Callable[[], None] = lambda: None
     ) -> tuple[Any, Any]:
         client, our_client = trio.testing.memory_stream_pair()
         our_broker, broker = trio.testing.memory_stream_pair()
-        await relays.begin(
+        await relays.start_relay(
             RelayStart(
                 our_client,
                 our_broker,
@@ -527,7 +522,7 @@ async def test_behind_tls_a_blind_relay_that_is_due_at_once_ends(in_memory: Any)
 
 async def test_behind_tls_one_that_is_dropped_at_once_ends(in_memory: Any) -> None:
     def drop() -> None:
-        in_memory.relays._drop(in_memory.relays._in_user_space.relays[-1])
+        in_memory.relays._closer.abort_relay(in_memory.relays._user_space.relays[-1])
 
     for with_age in (True, False):
         client, broker = await in_memory(with_age=with_age, at_once=drop)
@@ -557,7 +552,7 @@ async def test_behind_tls_one_that_does_not_end_is_dropped(in_memory: Any) -> No
     in_memory.now.s += 60
     in_memory.relays.close_schedule.close_due_relays()
     await trio.testing.wait_all_tasks_blocked(0.001)
-    assert not in_memory.relays._in_user_space.relays[0].is_over
+    assert not in_memory.relays._user_space.relays[0].is_over
     in_memory.now.s += CLOSE_S_MAX
     in_memory.relays.close_schedule.close_due_relays()
     await read_all(broker)

@@ -74,13 +74,13 @@ async def engine(nursery: trio.Nursery) -> Engine:
 @pytest.fixture
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no edge tells is looked for often."""
-    monkeypatch.setattr(engine_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 0.02)
 
 
 @pytest.fixture
 def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Edges are all that there is."""
-    monkeypatch.setattr(engine_module, "LOOK_S", 1000)
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 1000)
 
 
 # ---- bytes
@@ -412,7 +412,7 @@ async def test_relays_that_wait_for_a_pipe_get_the_one_that_comes_back(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this very moment, without another look."""
-    monkeypatch.setattr(engine_module, "LOOK_S", 1000)
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 1000)
     take, scarce = PipePool.acquire_pipe, False
 
     def free_ones_only(pool: PipePool) -> Pipe:

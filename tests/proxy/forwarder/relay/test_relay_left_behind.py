@@ -53,7 +53,7 @@ async def begin(forwarder: Forwarder, client_port: int = 1000, **fields: Any) ->
     ours, client = trio.testing.memory_stream_pair()
     theirs, broker = trio.testing.memory_stream_pair()
     about = about_relay(client_address=f"{CLIENT_IP}:{client_port}", principal="alice", **fields)
-    await forwarder.relays.begin(RelayStart(ours, theirs, about, config=forwarder.config))
+    await forwarder.relays.start_relay(RelayStart(ours, theirs, about, config=forwarder.config))
     return Stream(about, client, broker)
 
 

@@ -36,13 +36,13 @@ from relay_fakes import (
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import BrokerTls, ListenerTls
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay import closer
 from proxy.forwarder.relay import engine as engine_module
-from proxy.forwarder.relay import manager as relays_module
 from proxy.forwarder.relay import sockets as relay_sockets
-from proxy.forwarder.relay.manager import RelayManager, RelayStartFailed
 from proxy.forwarder.relay.pipes import HUGE_PIPE_BYTES, Pipe, PipePool
 from proxy.forwarder.relay.sockets import splice_works
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.spliced_start import SplicedRelayStarter
+from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
 from proxy.runtime.network.tls import TlsStream, broker_context, listener_context
 from proxy.runtime.shared import relay_table
 from proxy.runtime.shared.fd_store_channel import RECORD_BYTES_MAX, StoreLost
@@ -429,10 +429,10 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
     it = await place.forwarder()
     about = await it.begin(lane)
     story: list[str] = []
-    shut_down, drop = relays_module.shut_down, it.keeper.drop_relay
+    shut_down, drop = closer.shut_down, it.keeper.drop_relay
 
     def note_shut_down(descriptor: int, how: int) -> None:
-        assert it.relays._table.allocate_relay_id() != about.id, "the id is free only afterwards"
+        assert it.relays._ledger.table.allocate_relay_id() != about.id, "the id is free only afterwards"
         story.append("shut down")
         shut_down(descriptor, how)
 
@@ -440,7 +440,7 @@ async def test_the_store_is_told_after_the_sockets_were_shut_down(
         story.append("drop")
         drop(relay_id)
 
-    monkeypatch.setattr(relays_module, "shut_down", note_shut_down)
+    monkeypatch.setattr(closer, "shut_down", note_shut_down)
     monkeypatch.setattr(it.keeper, "drop_relay", note_drop)
     await lane.client.send_eof()
     await lane.broker.send_eof()
@@ -464,7 +464,7 @@ async def test_a_side_that_breaks_leaves_the_other_time_to_read(
         await trio.sleep(0.005)
     await until(lambda: it.ended)
     assert ("drop", about.id) not in it.keeper.said
-    assert it.relays._table.allocate_relay_id() != about.id
+    assert it.relays._ledger.table.allocate_relay_id() != about.id
     assert await read_all(lane.client) == b"why it ends", "no reset before it was read"
     await until(lambda: ("drop", about.id) in it.keeper.said)
     await until(lambda: is_refused(lane.client))
@@ -511,7 +511,7 @@ async def test_a_client_that_reads_nothing_does_not_outlive_its_broker(
     place: Place, narrow_lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker's end stands behind the bytes that the client does not take."""
-    monkeypatch.setattr(engine_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(engine_module, "RECHECK_INTERVAL_S", 0.02)
     monkeypatch.setattr(relay_sockets, "LINGER_S", 0.1)
     it = await place.forwarder(RelayConfig(user_timeout_ms=500, half_close_timeout_ms=200))
     about = await it.begin(narrow_lane)
@@ -655,7 +655,7 @@ class TlsLane:
 
     async def begin(self, it: Forwarder, *, to_broker: bytes = b"", to_client: bytes = b"") -> StoredRelay:
         about = about_relay()
-        await it.relays.begin(
+        await it.relays.start_relay(
             RelayStart(
                 self.our_client,
                 self.our_broker,
@@ -694,7 +694,7 @@ async def test_tls_on_any_side_goes_through_user_space(
     place: Place, lane: Lane, certificates: Contexts, sides: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel would move the records as they are: never. The store is told nothing: it could keep no keys."""
-    monkeypatch.setattr(RelayManager, "_begin_to_splice", None)
+    monkeypatch.setattr(SplicedRelayStarter, "start_relay", None)
     it = await place.forwarder()
     tls = await open_tls(lane, certificates, sides)
     about = await tls.begin(it, to_broker=b"held ", to_client=b"connected ")
@@ -909,7 +909,7 @@ async def test_without_crash_safety_nothing_is_kept(nursery: trio.Nursery, lane:
     ended: list[StoredRelay] = []
     relays = new_relays(nursery, ended.append)
     nursery.start_soon(relays.run)
-    await relays.begin(
+    await relays.start_relay(
         RelayStart(
             lane.our_client,
             lane.our_broker,

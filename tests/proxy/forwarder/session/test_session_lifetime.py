@@ -38,8 +38,8 @@ from proto.connect_rules import OriginalCredentials
 from proto.pulsar_pb2 import BaseCommand, CommandConnected, ServerError
 from proto.rpc_pb2 import AuthenticateResponse, Principal, StoredRelay, StoredSession
 from proto.session_clock import Phase
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_grace_ms
-from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity, Denial
 from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded

@@ -38,8 +38,8 @@ from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
 from proxy.forwarder.relay.expiring.relay_session import challenge_permission
 from proxy.forwarder.relay.expiring.session import PEEK_BYTES, ExpiringSession
-from proxy.forwarder.relay.expiring.splice_pump import HEADER_LOOK_BYTES
-from proxy.forwarder.relay.manager import RelayStartFailed
+from proxy.forwarder.relay.expiring.splice_pump import HEADER_PEEK_BYTES
+from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.rpc.client import RpcError
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
@@ -111,7 +111,7 @@ async def test_of_large_frames_only_headers_are_looked_at(place: Place, lane: La
     (relay,) = forwarder.relays._engine.relays
     framing = relay.to_broker.cursor
     assert framing is not None
-    for frames, look_bytes in ((send_frame(bytes(150_000)) * 3, HEADER_LOOK_BYTES), (send_frame() * 50, PEEK_BYTES)):
+    for frames, look_bytes in ((send_frame(bytes(150_000)) * 3, HEADER_PEEK_BYTES), (send_frame() * 50, PEEK_BYTES)):
         await lane.client.send_all(frames)
         assert await read(lane.broker, len(frames)) == frames
         assert framing.peek_bytes == look_bytes
@@ -566,7 +566,7 @@ async def test_what_is_served_past_its_grace_is_closed(
     await expect_end(lane, SESSION_EXPIRED, before=message * 3)
     assert await read_all(lane.broker) == b""
     assert counted(forwarder.metrics.expired_killed) == 1
-    assert forwarder.relays._table.messages_total(TO_CLIENT) == 5, "each is counted"
+    assert forwarder.relays._ledger.table.messages_total(TO_CLIENT) == 5, "each is counted"
 
 
 async def test_without_a_grace_the_end_is_the_end(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
