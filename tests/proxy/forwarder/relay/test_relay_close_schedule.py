@@ -174,7 +174,7 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
             raise AttributeError("line")
         leave(relay, why)
 
-    schedule.departures._leave = fails
+    schedule.departures._close = fails
     for relay in (bad, good):
         schedule.departures.add_relay(relay)
     with structlog.testing.capture_logs() as logs:

@@ -615,7 +615,7 @@ async def test_where_the_kernel_refuses_all_goes_through_user_space(nursery: tri
     registry = CollectorRegistry()
     registry.register(through)
     about = about_relay()
-    await through.begin(
+    await through.start_relay(
         RelayStart(lane.our_client, lane.our_broker, about, first_to_broker=b"a ", config=RelayConfig())
     )
     await lane.client.send_all(b"slower")
