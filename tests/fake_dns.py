@@ -131,7 +131,7 @@ class Names:
         self.hosts: dict[str, tuple[str, ...]] = {}
         self.search = ""
         self.no_server = False
-        monkeypatch.setattr(runtime_dns, "Watched", Still)
+        monkeypatch.setattr(runtime_dns, "ReloadingFile", Still)
         monkeypatch.setattr(runtime_dns, "_read_hosts", lambda: self.hosts)
         monkeypatch.setattr(runtime_dns, "_read_resolv_conf", self._resolver)
         monkeypatch.setattr(runtime_dns, "getaddrinfo", self.system.getaddrinfo)

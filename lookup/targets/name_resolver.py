@@ -15,7 +15,7 @@ from proxy.runtime.dns.resolver import Addresses, Resolver
 class ResolvesTargets(Protocol):
     """Where the addresses of targets come from."""
 
-    async def addresses(self, host: str, *, owner: str = "") -> Addresses:
+    async def resolve_addresses(self, host: str, *, owner: str = "") -> Addresses:
         """A host's addresses; ``owner``: for whom. Raises ResolutionFailed."""
         ...
 
@@ -32,7 +32,7 @@ class TargetResolver:
         self._known = known
         self._others = others
 
-    async def addresses(self, host: str, *, owner: str = "") -> Addresses:
+    async def resolve_addresses(self, host: str, *, owner: str = "") -> Addresses:
         """A host's addresses; ``owner``: for whom, whose names have turns of their own. Raises ResolutionFailed."""
         if self._names.is_configured(host):  # the operator's: as many as there are in the configuration
             return await self._configured.resolve_addresses(host, may_be_stale=True)

@@ -108,7 +108,7 @@ class TargetRules:
         if self._through_proxy:
             return await self._proxy(broker)
         try:
-            found = await self._resolver.addresses(broker.host, owner=owner)
+            found = await self._resolver.resolve_addresses(broker.host, owner=owner)
         except ResolutionFailed as error:
             raise TargetDenied("unknown_host", str(error)) from None
         if not self._brokers.own.has_host(broker.host):

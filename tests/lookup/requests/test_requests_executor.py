@@ -299,7 +299,7 @@ async def test_a_redirect_to_a_brokers_address_is_dialled_under_the_operators_na
         names.append((str(broker), addresses))
         return await opened(self, broker, addresses, *others)
 
-    monkeypatch.setattr(BrokerLinkFactory, "open", noted)
+    monkeypatch.setattr(BrokerLinkFactory, "open_link", noted)
     await setup.failure()
     assert set(names) <= {("b0:6650", ("10.0.0.1",)), ("b1:6650", ("10.0.0.2",))}
     assert ("b1:6650", ("10.0.0.2",)) in names

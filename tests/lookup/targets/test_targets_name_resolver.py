@@ -80,7 +80,7 @@ async def test_each_group_of_names_has_its_own_resolver() -> None:
     groups = {name: Asked() for name in ("configured", "known", "others")}
     resolver = TargetResolver(names, **groups)  # type: ignore[arg-type]
     for host in ("b0.example", "x.b0.example", "said.example", "invented.example"):
-        assert (await resolver.addresses(host, owner="alice")).addresses == ("10.0.0.1",)
+        assert (await resolver.resolve_addresses(host, owner="alice")).addresses == ("10.0.0.1",)
     assert groups["configured"].for_whom == [("b0.example", "", True)]
     assert groups["known"].for_whom == [("x.b0.example", "alice", True), ("said.example", "alice", True)]
     assert groups["others"].for_whom == [("invented.example", "alice", True)]

@@ -585,7 +585,7 @@ async def test_a_broker_for_which_no_time_is_left_is_a_timeout(
     async def open_next(*args: Any, **options: Any) -> Any:
         return await next(calls)(*args, **options)
 
-    monkeypatch.setattr(BrokerLinkFactory, "open", open_next)
+    monkeypatch.setattr(BrokerLinkFactory, "open_link", open_next)
     with pytest.raises(BrokerLinkFailed) as caught:
         await setup.backends.open_broker(ANY_BROKER.connect, IDENTITY, CLIENT)
     assert caught.value.reason == "timeout"

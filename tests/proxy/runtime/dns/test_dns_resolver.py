@@ -21,7 +21,7 @@ from fake_dns import Names
 
 from proto.addresses import HostPort
 from proxy.common import reloading_file as watched
-from proxy.runtime.dns import questions as dns_questions
+from proxy.runtime.dns import queries as dns_queries
 from proxy.runtime.dns import resolver as runtime_dns
 from proxy.runtime.dns.queries import FAILED_TTL_S, QUERIES_MAX, QUERIES_PER_OWNER_MAX
 from proxy.runtime.dns.resolver import (
@@ -264,7 +264,7 @@ async def test_that_a_name_is_unknown_is_believed_for_a_moment(
 async def test_no_more_than_so_many_answers_are_kept(
     names: Names, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dns_questions, "KEPT_MAX", 3)
+    monkeypatch.setattr(dns_queries, "KEPT_MAX", 3)
     group = Group(nursery)
     for name in ("b", "n1", "n2", "n3"):
         names.server.add(name, "A", "10.0.0.1")
@@ -278,8 +278,8 @@ async def test_names_without_addresses_push_no_answer_out(
     names: Names, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security: there are as many of them as a client likes."""
-    monkeypatch.setattr(dns_questions, "KEPT_MAX", 3)
-    monkeypatch.setattr(dns_questions, "FAILURES_KEPT_MAX", 2)
+    monkeypatch.setattr(dns_queries, "KEPT_MAX", 3)
+    monkeypatch.setattr(dns_queries, "FAILURES_KEPT_MAX", 2)
     group = Group(nursery)
     names.server.add("b", "A", "10.0.0.1")
     await group.at("b")
@@ -349,7 +349,7 @@ async def test_a_flood_of_slow_names_is_bounded_and_does_not_delay_another_group
         assert names.server.at_once == 2 * QUERIES_MAX
         assert await operator.at("broker") == ("10.0.0.1",)
         assert trio.current_time() == pytest.approx(1.1)
-        assert clients.resolver._questions._line.waiting_count == dns_questions.WAITING_MAX
+        assert clients.resolver._questions._line.waiting_count == dns_queries.WAITING_MAX
         late = await outcome(clients, "one-more", "owner 7")
         assert "one-more: too many names" in str(late)
     assert trio.current_time() == pytest.approx(5), "who waits for a turn waits no longer than others"
@@ -458,7 +458,7 @@ async def test_where_nobody_wants_a_name_any_more_it_is_not_asked_for(
 async def test_where_too_many_wait_the_owner_with_most_loses_its_newest(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dns_questions, "WAITING_MAX", 4)
+    monkeypatch.setattr(dns_queries, "WAITING_MAX", 4)
     names.server.delay_s = lambda *_: math.inf
     group = Group(nursery)
     lost: dict[str, str] = {}
@@ -470,7 +470,7 @@ async def test_where_too_many_wait_the_owner_with_most_loses_its_newest(
         for number in range(QUERIES_PER_OWNER_MAX + 4):
             askers.start_soon(ask, f"e{number}", "evil")
             await trio.testing.wait_all_tasks_blocked()
-        monkeypatch.setattr(dns_questions, "QUERIES_PER_OWNER_MAX", 0)  # so that the others wait, too
+        monkeypatch.setattr(dns_queries, "QUERIES_PER_OWNER_MAX", 0)  # so that the others wait, too
         askers.start_soon(ask, "e2", "alice")
         askers.start_soon(ask, "a1", "alice")
         await trio.testing.wait_all_tasks_blocked()
@@ -515,7 +515,7 @@ async def test_an_answer_counts_for_its_ttl_and_as_long_again_at_most(
     names: Names, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, ttl: int, counts_s: float
 ) -> None:
     """Security: an address that has gone is not dialled for long."""
-    assert dns_questions.STALE_MAX_S == 10
+    assert dns_queries.STALE_MAX_S == 10
     for name in ("b", "c"):
         names.server.add(name, "A", "10.0.0.1", ttl=ttl)
     group = Group(nursery)
