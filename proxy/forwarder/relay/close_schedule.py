@@ -148,6 +148,7 @@ class CloseSchedule(Generic[RelayT]):
         try:
             close()
         except Exception as error:  # noqa: BLE001 -- one relay's, as in proxy.runtime.loop.deadlines
-            get_logger().error("a relay's end met a defect", client=relay.record.client_address, exc_info=error)
+            client = relay.record.client_address
+            get_logger().error("closing a relay raised an unexpected error", client=client, exc_info=error)
             return False
         return True

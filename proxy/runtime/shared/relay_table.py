@@ -80,7 +80,7 @@ LAST_AT = 11
 CLOSING = 12
 HAS_PRODUCER = 13
 EXCHANGE = 14
-"""Of the way to the broker only: where the proxy's own re-authentication at the broker stands
+"""Of the way to the broker only: the phase of the proxy's own re-authentication at the broker
 (proto.broker_exchange).
 """
 OBSERVED = 15
@@ -103,7 +103,7 @@ NAME_BYTES_MAX = (_CELLS_PER_PRINCIPAL - _NAME) * 8
 
 _JOURNAL_CELLS = 32
 _SUMMED = 0
-"""Which relay is being summed up, and its principal's number; the new sums stand behind it."""
+"""Which relay is being summed up, and its principal's number; the new sums are behind it."""
 _IDS = 1 << 20
 
 _FRAMED_AT = (RELAYS_MAX + 1) * 2 * _CELLS_PER_ROW

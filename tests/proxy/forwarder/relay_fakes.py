@@ -339,6 +339,7 @@ class Forwarder:
     def _die(self) -> None:
         self.was_killed = True
         self.relays._engine.frozen = True  # nothing that runs on the way out may touch what a killed one leaves
+        self.relays._engine._loop.stop()
         self.relays._engine.detach_sockets()
         self.relays._ledger.table = RelayTable()
 

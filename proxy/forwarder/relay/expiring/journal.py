@@ -128,7 +128,7 @@ class FramedJournal:
         cursor = direction.cursor = FrameCursor(row, direction.source, session, way, scanner)
         return cursor
 
-    # ---- while a relay lives
+    # ---- while a relay runs
 
     def begin_injection(self, direction: FramedDirection, cursor: FrameCursor, pipe: Pipe, what: Injection) -> None:
         """Bind an empty pipe that the proxy's own bytes are about to be written to."""
@@ -268,7 +268,7 @@ class FramedJournal:
 
 
 def _decode(kind: type[NumberT], number: int, otherwise: NumberT) -> NumberT:
-    """Return what a number in the table stands for; ``otherwise`` for a later version's, which this one session."""
+    """Return the member of this number; ``otherwise`` if only a later version of the program knows it."""
     try:
         return kind(number)
     except ValueError:

@@ -181,7 +181,7 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
         schedule.departures.close_due_relays()
     assert [relay for _, relay, _ in schedule.left] == [good]
     assert [relay for _, relay in schedule.dropped] == [bad]
-    assert [entry["event"] for entry in logs] == ["a relay's end met a defect"]
+    assert [entry["event"] for entry in logs] == ["closing a relay raised an unexpected error"]
 
 
 def test_relays_that_have_ended_are_forgotten() -> None:

@@ -302,14 +302,14 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
     """No pipe is lost on the way."""
     forwarder = await begun(place, lane, now, judges)
     credentials.padding = bytes(10_000)
-    monkeypatch.setattr(PipePool, "_may_make", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
+    monkeypatch.setattr(PipePool, "_may_create", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
     pool = forwarder.relays._engine._pool
     large = [pipe for free in pool._free.values() for pipe in free if pipe.size_bytes > SMALL_PIPE_BYTES]
     mover = forwarder.relays._engine.pump
     monkeypatch.setattr(mover, "_ready", None)
     for free in pool._free.values():
         free.clear()
-    pool.release_pipe(small := pool._make(SMALL_PIPE_BYTES))
+    pool.release_pipe(small := pool._create(SMALL_PIPE_BYTES))
     monkeypatch.setattr(small, "size_bytes", SMALL_PIPE_BYTES)
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: mover.to_recheck)

@@ -317,7 +317,9 @@ async def test_who_is_over_is_not_kept_until_his_time_comes(nursery: trio.Nurser
     def watched(*, is_over: bool) -> ExpiringSession:
         known = session(now, judges)
         followed = ExpiringSession(about_relay(session=known.to_stored_session()), known.clock, judges)
-        followed.control = SimpleNamespace(is_over=is_over, has_producer=False, ask=asked.append, go_on=lambda: None)  # type: ignore[assignment]
+        followed.control = SimpleNamespace(  # type: ignore[assignment]
+            has_ended=is_over, has_opened_producer=False, send_challenge=asked.append, resume_after_verdict=lambda: None
+        )
         judge.add_session(followed)
         return followed
 
