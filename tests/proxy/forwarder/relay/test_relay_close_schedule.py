@@ -31,8 +31,7 @@ from proto.pulsar_pb2 import ServerError
 from proto.rpc_pb2 import StoredRelay
 from proxy.config.types import Limits
 from proxy.config.types import Relay as RelayConfig
-from proxy.forwarder.relay import close_schedule as departures
-from proxy.forwarder.relay import closer, user_space
+from proxy.forwarder.relay import close_schedule, closer, user_space
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.close_schedule import CLOSE_S_MAX, DUE_MIN, SPREAD_SHARE, CloseSchedule, until_quiet
 from proxy.forwarder.relay.expiring import reauthentication
@@ -58,13 +57,13 @@ class FakeRelay:
 
 
 class Schedule:
-    """A forwarder's departures, in the test's time."""
+    """A forwarder's close schedule, in the test's time."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.left: list[tuple[float, FakeRelay, CloseReason]] = []
         self.dropped: list[tuple[float, FakeRelay]] = []
-        self.departures: CloseSchedule[FakeRelay] = CloseSchedule(self._leave, self._drop, lambda: self.now)
+        self.closes: CloseSchedule[FakeRelay] = CloseSchedule(self._leave, self._drop, lambda: self.now)
 
     def _leave(self, relay: FakeRelay, why: CloseReason) -> None:
         self.left.append((self.now, relay, why))
@@ -75,7 +74,7 @@ class Schedule:
     def pass_s(self, seconds: float, step_s: float = 0.01) -> None:
         for _ in range(round(seconds / step_s)):
             self.now += step_s
-            self.departures.close_due_relays()
+            self.closes.close_due_relays()
 
 
 @pytest.mark.parametrize("count", [1, 10, 100, 1000])
@@ -83,7 +82,7 @@ def test_a_drain_ends_relays_evenly(count: int) -> None:
     """In a drain of 30 s at most 10 % in any second (of few, one at a time), none at once, the last in time to end."""
     schedule = Schedule()
     relays = [FakeRelay() for _ in range(count)]
-    schedule.departures.spread_closes(relays, 30)
+    schedule.closes.spread_closes(relays, 30)
     schedule.pass_s(31)
     assert {id(relay) for _, relay, _ in schedule.left} == {id(relay) for relay in relays}
     assert {why for _, _, why in schedule.left} == {CloseReason.SHUT_DOWN}
@@ -98,7 +97,7 @@ def test_a_drain_ends_relays_evenly(count: int) -> None:
 def test_several_forwarders_together_are_as_even_as_one() -> None:
     schedules = [Schedule() for _ in range(4)]
     for schedule in schedules:
-        schedule.departures.spread_closes([FakeRelay() for _ in range(50)], 30)
+        schedule.closes.spread_closes([FakeRelay() for _ in range(50)], 30)
         schedule.pass_s(31)
     seconds = Counter(int(at) for schedule in schedules for at, _, _ in schedule.left)
     assert max(seconds.values()) <= 20
@@ -107,17 +106,17 @@ def test_several_forwarders_together_are_as_even_as_one() -> None:
 def test_the_order_is_not_that_of_age() -> None:
     schedule = Schedule()
     relays = [FakeRelay() for _ in range(100)]
-    schedule.departures.spread_closes(relays, 30)
+    schedule.closes.spread_closes(relays, 30)
     schedule.pass_s(31)
     assert [relay for _, relay, _ in schedule.left] != relays
 
 
 def test_who_becomes_a_relay_in_the_drain_is_ended_in_it() -> None:
     schedule = Schedule()
-    schedule.departures.spread_closes([], 30)
+    schedule.closes.spread_closes([], 30)
     schedule.pass_s(10)
     late = FakeRelay()
-    schedule.departures.add_relay(late)
+    schedule.closes.add_relay(late)
     schedule.pass_s(20)
     [(at, relay, why)] = schedule.left
     assert (relay, why) == (late, CloseReason.SHUT_DOWN)
@@ -126,16 +125,16 @@ def test_who_becomes_a_relay_in_the_drain_is_ended_in_it() -> None:
 
 def test_without_time_all_are_ended_at_once() -> None:
     schedule = Schedule()
-    schedule.departures.spread_closes([FakeRelay(), FakeRelay()], 0)
-    schedule.departures.close_due_relays()
+    schedule.closes.spread_closes([FakeRelay(), FakeRelay()], 0)
+    schedule.closes.close_due_relays()
     assert len(schedule.left) == 2
 
 
 def test_one_that_does_not_end_is_dropped_and_one_that_has_ended_is_left_alone() -> None:
     schedule = Schedule()
     stuck, ends, gone = FakeRelay(), FakeRelay(), FakeRelay(is_over=True)
-    schedule.departures.spread_closes([stuck, ends, gone], 0)
-    schedule.departures.close_due_relays()
+    schedule.closes.spread_closes([stuck, ends, gone], 0)
+    schedule.closes.close_due_relays()
     ends.is_over = True
     schedule.pass_s(CLOSE_S_MAX + 1)
     assert [relay for _, relay in schedule.dropped] == [stuck]
@@ -147,7 +146,7 @@ def test_a_maximum_age() -> None:
     schedule = Schedule()
     old = FakeRelay(StoredRelay(leave_at_ms=1_005_000))
     for relay in (old, FakeRelay()):
-        schedule.departures.add_relay(relay)
+        schedule.closes.add_relay(relay)
     schedule.pass_s(100)
     [(at, relay, why)] = schedule.left
     assert (relay, why) == (old, CloseReason.MAX_AGE)
@@ -157,9 +156,9 @@ def test_a_maximum_age() -> None:
 def test_one_that_has_reached_its_age_is_not_ended_once_more_by_a_drain() -> None:
     schedule = Schedule()
     old = FakeRelay(StoredRelay(leave_at_ms=LONG_AGO_MS))
-    schedule.departures.add_relay(old)
-    schedule.departures.close_due_relays()
-    schedule.departures.spread_closes([old], 5)
+    schedule.closes.add_relay(old)
+    schedule.closes.close_due_relays()
+    schedule.closes.spread_closes([old], 5)
     schedule.pass_s(6)
     assert [why for _, _, why in schedule.left] == [CloseReason.MAX_AGE]
 
@@ -174,11 +173,11 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
             raise AttributeError("line")
         leave(relay, why)
 
-    schedule.departures._close = fails
+    schedule.closes._close = fails
     for relay in (bad, good):
-        schedule.departures.add_relay(relay)
+        schedule.closes.add_relay(relay)
     with structlog.testing.capture_logs() as logs:
-        schedule.departures.close_due_relays()
+        schedule.closes.close_due_relays()
     assert [relay for _, relay, _ in schedule.left] == [good]
     assert [relay for _, relay in schedule.dropped] == [bad]
     assert [entry["event"] for entry in logs] == ["closing a relay raised an unexpected error"]
@@ -187,8 +186,8 @@ def test_one_that_cannot_be_ended_keeps_no_other_from_its_end() -> None:
 def test_relays_that_have_ended_are_forgotten() -> None:
     schedule = Schedule()
     for _ in range(3 * DUE_MIN):
-        schedule.departures.add_relay(FakeRelay(StoredRelay(leave_at_ms=2_000_000), is_over=True))
-    assert len(schedule.departures._due) <= DUE_MIN + 1
+        schedule.closes.add_relay(FakeRelay(StoredRelay(leave_at_ms=2_000_000), is_over=True))
+    assert len(schedule.closes._due) <= DUE_MIN + 1
 
 
 async def test_it_wakes_up_for_the_earliest(nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
@@ -439,14 +438,14 @@ async def test_a_broker_is_silent_when_it_has_said_nothing_for_a_moment(
 ) -> None:
     said_until_s = 0.35
     await until_quiet(lambda: min(trio.current_time(), said_until_s))
-    assert said_until_s < trio.current_time() <= said_until_s + 2 * departures.QUIET_S
+    assert said_until_s < trio.current_time() <= said_until_s + 2 * close_schedule.QUIET_S
 
 
 async def test_a_broker_that_goes_on_is_waited_for_no_longer_than_a_second(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     await until_quiet(trio.current_time)
-    assert trio.current_time() == pytest.approx(departures.QUIET_S_MAX, abs=2 * departures.QUIET_S)
+    assert trio.current_time() == pytest.approx(close_schedule.QUIET_S_MAX, abs=2 * close_schedule.QUIET_S)
 
 
 # ---- relays in user space

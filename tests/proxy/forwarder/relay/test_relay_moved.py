@@ -27,7 +27,7 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, busy_line, open_lane, read, until
+from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, busy_channel, open_lane, read, until
 
 from proto import commands
 from proto.commands import CommandCorrupt
@@ -271,7 +271,7 @@ async def test_one_that_began_during_the_hand_over_leaves_no_socket_behind(
 ) -> None:
     """Its number may be another's when the collector comes to close it."""
     first = await place.forwarder()
-    async with trio.open_nursery() as nursery, busy_line(first.keeper) as release:
+    async with trio.open_nursery() as nursery, busy_channel(first.fd_store) as release:
 
         async def begin() -> None:
             await first.begin(lane, session=session(now, judges))

@@ -473,7 +473,7 @@ async def test_a_ping_that_came_before_a_relay_whose_session_has_ended_by_then(
     assert await read(lane.client, len(message_frame())) == message_frame()
     await lane.client.aclose()
     await lane.broker.aclose()
-    await until(lambda: not place.shelf.relays)
+    await until(lambda: not place.slot.relays)
 
 
 async def test_a_broker_is_believed_what_it_begins_with(place: Place, lane: Lane, now: Now, judges: Judges) -> None:
@@ -501,7 +501,7 @@ async def test_used_past_its_end(place: Place, lane: Lane, now: Now, judges: Jud
     await until(lambda: forwarder.ended)
     await lane.client.aclose()
     await lane.broker.aclose()
-    await until(lambda: not place.shelf.relays)
+    await until(lambda: not place.slot.relays)
 
 
 @pytest.mark.conforms("kip-368.21", "kip-368.22")
