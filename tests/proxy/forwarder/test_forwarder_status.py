@@ -52,7 +52,7 @@ async def test_sessions_near_expiry(serve: Serve, monkeypatch: pytest.MonkeyPatc
         followed("relay:5", 0),  # never
         followed("relay:6", 10_000),
     ]
-    monkeypatch.setattr(service._relays, "followed", lambda: relays)
+    monkeypatch.setattr(service._relays, "expiring_sessions", lambda: relays)
     monkeypatch.setattr(service._relays, "now", lambda: 1060.0)
     sessions = None, followed("lookup:1", 65), followed("lookup:2", 1)
     service._sessions.update(InLookupMode(one) for one in sessions)  # type: ignore[misc]
