@@ -6,7 +6,7 @@ LOCAL := $(PYTHON) -m local
 export PYTHONPATH := deploy
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench bench-analytics images e2e-kubernetes report-pictures generate clean
+.PHONY: help run test check bench bench-analytics images e2e-kubernetes report-pictures generate lock release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ report-pictures: ## take pictures of the analytics' report in a headless Chromiu
 
 generate: ## regenerate the protobuf modules, docs/configuration.md, docs/conformance.md, the chart's schema
 	@$(LOCAL).generate
+
+lock: ## write the hashes of constraints.txt, and deploy/requirements
+	@$(LOCAL).lock
+
+release: ## build wheel and sdist (twice, compared) with SHA-256 sums and a bill of materials into dist/
+	@$(LOCAL).release
 
 clean: ## remove what was made in the tree (the Pulsar distribution stays in the cache)
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* htmlcov build dist

@@ -3,7 +3,7 @@
 import functools
 from pathlib import Path
 
-from auth.jwt_rules import claimed_expiry_unix_ms, unverified
+from auth.jwt_rules import claimed_expiry_unix_ms, parse_unverified
 from auth.state import AuthenticationDenied, BrokerAuthentication, OneForAllBrokers
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import ReloadingFile
@@ -71,7 +71,7 @@ def check_jwt(source: str, token: bytes) -> None:
     ``source`` and quotes nothing.
     """
     try:
-        unverified(token)
+        parse_unverified(token)
     except AuthenticationDenied:
         hint = ""
         if token.startswith((b"token:", b"file:", b"data:")):

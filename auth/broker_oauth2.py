@@ -46,15 +46,15 @@ class OAuth2Credentials(OneForAllBrokers):
             transport=transport,
         )
         self._account = ReloadingFile(KEY, [config.file], lambda: _account(config.file))
-        self._tokens = _Tokens(config, self._client, self._account.value)
+        self._tokens = _TokenCache(config, self._client, self._account.value)
 
     async def authenticate(self, challenge: bytes | None) -> bytes:  # noqa: ARG002 -- whatever is asked, this is the answer
         """The token, for CONNECT and for every challenge."""
         account = await self._account.current_value()
         if account != self._tokens.account:
-            self._tokens = _Tokens(self._config, self._client, account)
+            self._tokens = _TokenCache(self._config, self._client, account)
         try:
-            return await self._tokens.current()
+            return await self._tokens.current_token()
         except NotAvailable as error:
             raise CredentialsUnavailable(f"brokers.credentials: {error}") from None
 
@@ -82,7 +82,7 @@ class _Answer(msgspec.Struct):
     expires_in: int | None = None
 
 
-class _Tokens:
+class _TokenCache:
     """The token of one account."""
 
     def __init__(self, config: BrokerCredentials, client: IssuerClient, account: _Account) -> None:
@@ -91,14 +91,14 @@ class _Tokens:
         self._client = client
         self._token = RefreshingCache("the proxy's token for brokers", self._fetch, retry_interval_s=RETRY_INTERVAL_S)
 
-    async def current(self) -> bytes:
+    async def current_token(self) -> bytes:
         """The token; raises NotAvailable."""
-        return await self._token.current()
+        return await self._token.current_value()
 
     async def _fetch(self) -> Fetched[bytes]:
         config = self._config
         url = discovery_url(config.issuer_url)
-        metadata = await self._client.get(url, _Metadata)
+        metadata = await self._client.get_json(url, _Metadata)
         # Pulsar's clients take the URL with and without the slash at its end, and their manuals write either.
         if metadata.issuer.removesuffix("/") != config.issuer_url.removesuffix("/"):
             raise HttpFailed(f"{url}: is another issuer's")
@@ -108,7 +108,7 @@ class _Tokens:
             "client_secret": self.account.client_secret,
         }
         form |= {name: value for name in ("audience", "scope") if (value := getattr(config, name))}
-        answer = await self._client.post(metadata.token_endpoint, _Answer, form)
+        answer = await self._client.post_form(metadata.token_endpoint, _Answer, form)
         if not answer.access_token.isascii() or not answer.access_token.isprintable() or not answer.access_token:
             raise HttpFailed(f"{metadata.token_endpoint}: the answer holds no token")
         lives_s = answer.expires_in if answer.expires_in and answer.expires_in > 0 else LIFETIME_UNKNOWN_S

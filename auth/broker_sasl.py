@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import trio
 
-from auth.gss import NO_LAYER, check_keytab, end_unix_ms, gssapi, in_thread, principal_name, text_of
+from auth.gss import NO_LAYER, check_keytab, context_end_unix_ms, error_text, gssapi, principal_name, run_in_thread
 from auth.state import BrokerAuthState, CredentialsUnavailable
 from proto.commands import AUTH_REFRESH
 from proxy.common.errors import ConfigError
@@ -55,7 +55,7 @@ class SaslCredentials:
             limiter = self._limiters[broker_host] = trio.CapacityLimiter(THREADS_PER_BROKER_MAX)
         return _SaslBrokerAuthState(self, broker_host, limiter)
 
-    def initiator(self, broker_host: str) -> "_Initiator":
+    def new_initiator(self, broker_host: str) -> "_Initiator":
         """A new exchange with a broker; raises CredentialsUnavailable for a host that cannot be in a principal."""
         # "@", "/" and "\" have a meaning in principals: another realm's server must not be asked for.
         if not _HOST.fullmatch(broker_host):
@@ -78,11 +78,11 @@ class _SaslBrokerAuthState:
         """The ticket for CONNECT and for a refresh, the choice for the broker's offer."""
         initiator, self._initiator = self._initiator, None
         if challenge is None or (initiator is not None and initiator.complete and challenge == AUTH_REFRESH):
-            initiator, challenge = self._credentials.initiator(self._broker_host), None
+            initiator, challenge = self._credentials.new_initiator(self._broker_host), None
         if initiator is None:
             raise CredentialsUnavailable("the exchange with the broker has failed before")
         try:
-            answer = await in_thread(partial(initiator.step, challenge), self._limiter, timeout_s=TIMEOUT_S)
+            answer = await run_in_thread(partial(initiator.next_message, challenge), self._limiter, timeout_s=TIMEOUT_S)
         except trio.TooSlowError:
             text = f"Kerberos has not answered for {initiator.broker} within {TIMEOUT_S:g} s: is the KDC up?"
             raise CredentialsUnavailable(text) from None
@@ -111,15 +111,15 @@ class _Initiator:
         self._store: dict[str | bytes, str | bytes] = {"client_keytab": f"FILE:{keytab}", "ccache": cache}
         self._context: gssapi.SecurityContext | None = None
 
-    def step(self, challenge: bytes | None) -> bytes:
+    def next_message(self, challenge: bytes | None) -> bytes:
         """The ticket first, then the choice. Raises CredentialsUnavailable."""
         if self._context is None:
-            return self._ticket()
+            return self._ticket_message()
         if self.complete:
             raise CredentialsUnavailable(f"{self.broker} asks for more after the end of the exchange")
-        return self._choice(self._context, challenge or b"")
+        return self._choice_message(self._context, challenge or b"")
 
-    def _ticket(self) -> bytes:
+    def _ticket_message(self) -> bytes:
         with _unavailable(f"no ticket for {self.broker}"):
             credentials = gssapi.Credentials(name=principal_name(self._principal), usage="initiate", store=self._store)
             flags = gssapi.RequirementFlag
@@ -135,10 +135,10 @@ class _Initiator:
             ticket: bytes | None = self._context.step(None)
             if not self._context.complete or not ticket:
                 raise CredentialsUnavailable(f"no ticket for {self.broker}: one token is not enough")
-            self.expires_at_unix_ms = end_unix_ms(self._context) or 0
+            self.expires_at_unix_ms = context_end_unix_ms(self._context) or 0
         return ticket
 
-    def _choice(self, context: gssapi.SecurityContext, challenge: bytes) -> bytes:
+    def _choice_message(self, context: gssapi.SecurityContext, challenge: bytes) -> bytes:
         if len(challenge) > CHALLENGE_BYTES_MAX:
             raise CredentialsUnavailable(f"{self.broker} sent a challenge of {len(challenge)} bytes")
         with _unavailable(f"{self.broker} has not proved its key"):
@@ -157,4 +157,4 @@ def _unavailable(what: str) -> Iterator[None]:
     except CredentialsUnavailable:
         raise
     except Exception as error:  # noqa: BLE001 -- the library's own errors, and Python's for what a broker sends
-        raise CredentialsUnavailable(f"{what}: {text_of(error)}") from None
+        raise CredentialsUnavailable(f"{what}: {error_text(error)}") from None

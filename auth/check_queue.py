@@ -1,4 +1,4 @@
-"""Checks of credentials that take long: so many at a time, and whose turn is next among those who wait.
+"""CheckQueue of credentials that take long: so many at a time, and whose turn is next among those who wait.
 
 Any stranger can ask for a check, so turns go round by client address: many checks for one address do not delay the
 first one of another. An address at which a check has failed lately comes behind those where none has. Both memories are
@@ -41,7 +41,7 @@ ValueT = TypeVar("ValueT")
 ResultT = TypeVar("ResultT")
 
 
-class Recent(Generic[KeyT, ValueT]):
+class ExpiringMap(Generic[KeyT, ValueT]):
     """What was noted within the last ``lifetime_s``, of the last ``entries_max`` keys."""
 
     def __init__(self, *, entries_max: int, lifetime_s: float) -> None:
@@ -52,24 +52,24 @@ class Recent(Generic[KeyT, ValueT]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def note(self, key: KeyT, value: ValueT) -> None:
+    def remember_value(self, key: KeyT, value: ValueT) -> None:
         """Remember a value from now on."""
         self._entries.pop(key, None)
         while len(self._entries) >= self._entries_max:
             self._entries.popitem(last=False)
         self._entries[key] = value, trio.current_time() + self._lifetime_s
 
-    def get(self, key: KeyT) -> ValueT | None:
+    def recent_value(self, key: KeyT) -> ValueT | None:
         """The value noted last, if it is remembered."""
         value, until = self._entries.get(key, (None, 0.0))
         return value if until > trio.current_time() else None
 
-    def forget(self, key: KeyT) -> None:
+    def forget_key(self, key: KeyT) -> None:
         """Remember it no longer."""
         self._entries.pop(key, None)
 
 
-class _Rank(IntEnum):
+class _Priority(IntEnum):
     """Who goes first."""
 
     PROVED_USER = 0
@@ -85,31 +85,31 @@ class _Owner(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
+class _WaitingCheck:
     """One check that waits."""
 
     decided: trio.Event = field(default_factory=trio.Event)
     started: bool = False
 
 
-class Checks:
-    """Checks of one kind, ``slots`` at a time; ``key`` names the setting that an overloaded operator may raise."""
+class CheckQueue:
+    """CheckQueue of one kind, ``slots`` at a time; ``key`` names the setting that an overloaded operator may raise."""
 
     def __init__(self, *, slots: int, key: str) -> None:
         self._key = key
-        self._queue: FairQueue[_Owner, _Turn] = FairQueue(
-            slots=slots, waiting_max=slots * (CHECKS_PER_SLOT_MAX - 1), rank=self._rank
+        self._queue: FairQueue[_Owner, _WaitingCheck] = FairQueue(
+            slots=slots, waiting_max=slots * (CHECKS_PER_SLOT_MAX - 1), rank=self._priority_of
         )
-        self._failed: Recent[str, bool] = Recent(entries_max=FAILED_ADDRESSES_MAX, lifetime_s=FAILED_FOR_S)
-        self._proved: Recent[str, bytes] = Recent(entries_max=PROVED_USERS_MAX, lifetime_s=PROVED_FOR_S)
+        self._failed: ExpiringMap[str, bool] = ExpiringMap(entries_max=FAILED_ADDRESSES_MAX, lifetime_s=FAILED_FOR_S)
+        self._proved: ExpiringMap[str, bytes] = ExpiringMap(entries_max=PROVED_USERS_MAX, lifetime_s=PROVED_FOR_S)
         self._tag_key = token_bytes(32)
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """How many checks wait."""
         return self._queue.waiting_count
 
-    async def run(
+    async def run_check(
         self, client: ClientContext, check: Callable[[], Awaitable[ResultT]], *, proved_user: str = ""
     ) -> ResultT:
         """Run a check once it is its turn. ``proved_user``: whose credential it is that ``was_proved``.
@@ -117,37 +117,37 @@ class Checks:
         Raises AuthenticationDenied where too many wait, or as the check does, which is remembered of the address.
         """
         owner = _Owner(True, proved_user) if proved_user else _Owner(False, client_network(client.address))
-        turn = _Turn()
+        turn = _WaitingCheck()
         dropped = self._queue.enqueue(owner, turn)
         if dropped is not None:
             dropped[1].decided.set()
-        self._start()
+        self._start_waiting_checks()
         try:
             await turn.decided.wait()
-            return await (check() if turn.started else self._refuse(owner))
+            return await (check() if turn.started else self._refuse_check(owner))
         except AuthenticationDenied as denied:
             if is_client_fault(denied.reason):  # before the slot is given back: it decides who is next
-                self._failed.note(client_network(client.address), True)
+                self._failed.remember_value(client_network(client.address), True)
             raise
         finally:
             if turn.started:
                 self._queue.release_slot(owner)
             else:
                 self._queue.remove_waiting(owner, turn)
-            self._start()
+            self._start_waiting_checks()
 
-    def _start(self) -> None:
+    def _start_waiting_checks(self) -> None:
         while (taken := self._queue.start_next()) is not None:
             _, turn = taken
             turn.started = True
             turn.decided.set()
 
-    def _rank(self, owner: _Owner) -> _Rank:
+    def _priority_of(self, owner: _Owner) -> _Priority:
         if owner.is_user:
-            return _Rank.PROVED_USER
-        return _Rank.ADDRESS if self._failed.get(owner.name) is None else _Rank.ADDRESS_THAT_FAILED
+            return _Priority.PROVED_USER
+        return _Priority.ADDRESS if self._failed.recent_value(owner.name) is None else _Priority.ADDRESS_THAT_FAILED
 
-    async def _refuse(self, owner: _Owner) -> Never:
+    async def _refuse_check(self, owner: _Owner) -> Never:
         whose = "for this user" if owner.is_user else f"from {owner.name}"
         mine = self._queue.count_waiting(owner)
         text = (
@@ -157,19 +157,19 @@ class Checks:
 
     # ---- what is remembered
 
-    def note_proof(self, user: str, secret: bytes) -> None:
+    def remember_proof(self, user: str, secret: bytes) -> None:
         """Remember that this is the user's credential."""
-        self._proved.note(user, self._tag(user, secret))
+        self._proved.remember_value(user, self._tag(user, secret))
 
-    def was_proved(self, user: str, secret: bytes) -> bool:
+    def matches_recent_proof(self, user: str, secret: bytes) -> bool:
         """Whether it looks like the credential with which the user came in lately: no proof, only good for a place."""
         tag = self._tag(user, secret)  # of whatever user, for the time that it takes
-        return hmac.compare_digest(self._proved.get(user) or b"", tag)
+        return hmac.compare_digest(self._proved.recent_value(user) or b"", tag)
 
     def forget_proof(self, user: str, secret: bytes) -> None:
         """Take it back where this, which is not the user's credential, looked like it: the file has changed."""
-        if self.was_proved(user, secret):
-            self._proved.forget(user)
+        if self.matches_recent_proof(user, secret):
+            self._proved.forget_key(user)
 
     def _tag(self, user: str, secret: bytes) -> bytes:
         return hashlib.blake2b(user.encode() + b"\0" + secret, key=self._tag_key, digest_size=TAG_BYTES).digest()

@@ -12,7 +12,7 @@ from proxy.config.proxy_roles import ProxyRoles
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ProxyClaim:
     """What a client says in CONNECT about being a proxy."""
 
     original_principal: str = ""
@@ -27,7 +27,9 @@ class EffectivePrincipal:
     proxy: str = ""
 
 
-def principal_behind(role: str, method: str, claim: Claim, proxy_roles: ProxyRoles) -> EffectivePrincipal:
+def resolve_effective_principal(
+    role: str, method: str, claim: ProxyClaim, proxy_roles: ProxyRoles
+) -> EffectivePrincipal:
     """Whose connection it is that ``role`` has authenticated by ``method``; raises AuthenticationDenied.
 
     A role that is a proxy's by another method only is a client's like any other. As an original principal it is refused

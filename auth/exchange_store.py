@@ -9,25 +9,25 @@ import trio
 from auth.state import AuthenticationDenied
 from proto.connect_rules import LOST_EXCHANGE, OVERLOADED
 
-STATES_MAX = 20_000
+EXCHANGES_MAX = 20_000
 ROUNDS_MAX = 10
 
 StateT = TypeVar("StateT")
-Key = tuple[int, int]
+ExchangeKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Round(Generic[StateT]):
+class StoredExchange(Generic[StateT]):
     """A state between two rounds: its method, and how many rounds it has had."""
 
     method: str
     state: StateT
-    number: int
+    rounds_done: int
     expires_at: float
 
 
 class ExchangeStore(Generic[StateT]):
-    """Key (caller's process, its name for the exchange) → state.
+    """ExchangeKey (caller's process, its name for the exchange) → state.
 
     A state is taken out for each round and put back for the next, so no two rounds of one exchange run at one time,
     and what was finished or denied is gone.
@@ -36,45 +36,45 @@ class ExchangeStore(Generic[StateT]):
     def __init__(self, *, lifetime_s: float, rounds_max: int = ROUNDS_MAX) -> None:
         self._lifetime_s = lifetime_s
         self._rounds_max = rounds_max
-        self._rounds: OrderedDict[Key, Round[StateT]] = OrderedDict()
+        self._exchanges: OrderedDict[ExchangeKey, StoredExchange[StateT]] = OrderedDict()
 
     def __len__(self) -> int:
-        self._forget_old()
-        return len(self._rounds)
+        self._drop_expired()
+        return len(self._exchanges)
 
-    def put(self, key: Key, method: str, state: StateT, *, number: int) -> None:
+    def store_exchange(self, key: ExchangeKey, method: str, state: StateT, *, number: int) -> None:
         """Keep a state after its round of this number. Raises AuthenticationDenied: too many rounds, or states."""
-        self._forget_old()
+        self._drop_expired()
         if number >= self._rounds_max:
             raise AuthenticationDenied("too_many_rounds", f"not finished after {self._rounds_max} rounds")
-        if len(self._rounds) >= STATES_MAX:
+        if len(self._exchanges) >= EXCHANGES_MAX:
             raise AuthenticationDenied(OVERLOADED, "too many authentications under way")
-        self._rounds.pop(key, None)  # so that the order of entries stays that of their expiry
-        self._rounds[key] = Round(method, state, number, trio.current_time() + self._lifetime_s)
+        self._exchanges.pop(key, None)  # so that the order of entries stays that of their expiry
+        self._exchanges[key] = StoredExchange(method, state, number, trio.current_time() + self._lifetime_s)
 
-    def take(self, key: Key, method: str) -> Round[StateT]:
+    def pop_exchange(self, key: ExchangeKey, method: str) -> StoredExchange[StateT]:
         """The state of an exchange; raises AuthenticationDenied where there is none for this method."""
-        self._forget_old()
-        found = self._rounds.pop(key, None)
+        self._drop_expired()
+        found = self._exchanges.pop(key, None)
         if found is None:
             raise AuthenticationDenied(LOST_EXCHANGE, "a round of an exchange that is not under way")
         if found.method != method:
             raise AuthenticationDenied("method_changed", "another method than in the first round")
         return found
 
-    def forget(self, key: Key) -> None:
+    def drop_exchange(self, key: ExchangeKey) -> None:
         """An exchange that nobody goes on with."""
-        self._rounds.pop(key, None)
+        self._exchanges.pop(key, None)
 
-    def make_room(self) -> None:
+    def evict_oldest_if_full(self) -> None:
         """Give up the oldest exchange where there is no room for another."""
-        if len(self._rounds) >= STATES_MAX:
-            self._rounds.popitem(last=False)
+        if len(self._exchanges) >= EXCHANGES_MAX:
+            self._exchanges.popitem(last=False)
 
-    def _forget_old(self) -> None:
+    def _drop_expired(self) -> None:
         now = trio.current_time()
-        while self._rounds:
-            key, oldest = next(iter(self._rounds.items()))
+        while self._exchanges:
+            key, oldest = next(iter(self._exchanges.items()))
             if oldest.expires_at > now:
                 return
-            del self._rounds[key]
+            del self._exchanges[key]

@@ -23,11 +23,11 @@ __all__ = [
     "NO_LAYER",
     "acceptor_credentials",
     "check_keytab",
-    "end_unix_ms",
+    "context_end_unix_ms",
+    "error_text",
     "gssapi",
-    "in_thread",
     "principal_name",
-    "text_of",
+    "run_in_thread",
 ]
 
 NO_LAYER = b"\x01\x00\x00\x00"
@@ -64,22 +64,22 @@ def check_keytab(key: str, principal: str, keytab: str) -> None:
     try:
         acceptor_credentials(principal, keytab)
     except Exception as error:  # noqa: BLE001 -- the library's own errors, and Python's for names that it cannot encode
-        raise ConfigError(f"{key}: {keytab} holds no key of {principal}: {text_of(error)}") from None
+        raise ConfigError(f"{key}: {keytab} holds no key of {principal}: {error_text(error)}") from None
 
 
-def text_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The library's words, fit for a log. They are the thread's own: ask in the one where the error was raised."""
     words = f"{type(error).__name__}: {error}"[:TEXT_CHARACTERS_MAX]
     return "".join(character for character in words if character.isprintable())
 
 
-def end_unix_ms(context: gssapi.SecurityContext) -> int | None:
+def context_end_unix_ms(context: gssapi.SecurityContext) -> int | None:
     """When a context ends with its ticket, the clocks' allowed skew included, as the library reckons; None: never."""
     lifetime_s = int(context.lifetime)
     return None if lifetime_s >= _INDEFINITE_S else int((time.time() + lifetime_s) * 1000)
 
 
-async def in_thread(work: Callable[[], ResultT], limiter: trio.CapacityLimiter, *, timeout_s: float) -> ResultT:
+async def run_in_thread(work: Callable[[], ResultT], limiter: trio.CapacityLimiter, *, timeout_s: float) -> ResultT:
     """Do what may block for long. Raises TooSlowError; the thread then goes on by itself, and counts until it ends."""
     with trio.fail_after(timeout_s):
         return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)

@@ -61,15 +61,15 @@ class IssuerClient:
         self._transport = transport
         self._tls = ReloadingFile(key, [trust], lambda: _tls_context(key, trust))
 
-    async def get(self, url: str, kind: type[AnswerT]) -> AnswerT:
+    async def get_json(self, url: str, kind: type[AnswerT]) -> AnswerT:
         """Ask for JSON; raises HttpFailed."""
-        return await self._ask("GET", url, kind, None)
+        return await self._request_json("GET", url, kind, None)
 
-    async def post(self, url: str, kind: type[AnswerT], form: dict[str, str]) -> AnswerT:
+    async def post_form(self, url: str, kind: type[AnswerT], form: dict[str, str]) -> AnswerT:
         """Send a form, for which JSON is the answer; raises HttpFailed."""
-        return await self._ask("POST", url, kind, form)
+        return await self._request_json("POST", url, kind, form)
 
-    async def _ask(self, method: str, url: str, kind: type[AnswerT], form: dict[str, str] | None) -> AnswerT:
+    async def _request_json(self, method: str, url: str, kind: type[AnswerT], form: dict[str, str] | None) -> AnswerT:
         host = _allowed_host(url, self._plain_http)
         shown = _printable(url)
         tls = await self._tls.current_value()
@@ -163,11 +163,11 @@ def _error_code(body: bytes) -> str:
 
 def _detail(error: BaseException) -> str:
     """The text of the error at the bottom that has one: what httpx makes of a bad certificate has none."""
-    text = next((str(cause) for cause in reversed([*_chain(error)]) if str(cause)), "")
+    text = next((str(cause) for cause in reversed([*_causes(error)]) if str(cause)), "")
     return _printable(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

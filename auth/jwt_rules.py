@@ -46,7 +46,7 @@ def public_key_algorithms(key: Any) -> tuple[str, ...]:
     raise ValueError("is neither an RSA key nor an EC key on P-256, P-384 or P-521")
 
 
-def check_size(token: bytes) -> None:
+def check_token_size(token: bytes) -> None:
     """Whether there is a token, and one worth looking at; raises AuthenticationDenied."""
     if not token:
         raise AuthenticationDenied("missing", "no token")
@@ -54,7 +54,7 @@ def check_size(token: bytes) -> None:
         raise AuthenticationDenied("malformed", f"a token of {len(token)} bytes")
 
 
-def unverified(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+def parse_unverified(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     """A token's header and claims, which anybody may have written; raises AuthenticationDenied."""
     try:
         found = jwt.decode_complete(token, options={"verify_signature": False})
@@ -66,13 +66,13 @@ def unverified(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 def claimed_expiry_unix_ms(token: bytes) -> int:
     """When a token says that it ends; 0: never, or not in a way that can be read. Nothing is verified."""
     try:
-        expires_at_s = int(unverified(token)[1]["exp"])
+        expires_at_s = int(parse_unverified(token)[1]["exp"])
     except (AuthenticationDenied, KeyError, TypeError, ValueError, OverflowError):
         return 0
     return expires_at_s * 1000 if 0 < expires_at_s < NEVER_S else 0
 
 
-def verified(
+def verify_token(
     token: bytes,
     keys: Sequence[Key],
     *,

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from proxy.runtime.observability.metrics import LATENCY_BUCKETS_S
 
 
-class Providers(Protocol):
+class ProviderNames(Protocol):
     """Who judges which method."""
 
     @property
@@ -44,7 +44,7 @@ class BrokerCredentialsEnd(Collector):
 class AuthMetrics:
     """Counts by method and reason. Methods are the client's to name, so unknown ones share one label."""
 
-    providers: Providers
+    providers: ProviderNames
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._success = Counter(
@@ -68,17 +68,17 @@ class AuthMetrics:
             registry=registry,
         )
 
-    def succeeded(self, method: str) -> None:
+    def count_success(self, method: str) -> None:
         """Count a success."""
         self._success.labels(**self._labels(method)).inc()
 
-    def failed(self, method: str, reason: str) -> None:
+    def count_failure(self, method: str, reason: str) -> None:
         """Count a failure."""
         self._failures.labels(**self._labels(method), reason=reason).inc()
         if reason == "expired" and method == "token":
             self._expired.inc()
 
-    def round_took(self, duration_s: float) -> None:
+    def observe_round(self, duration_s: float) -> None:
         """Measure a round."""
         self._rounds.observe(duration_s)
 

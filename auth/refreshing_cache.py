@@ -31,7 +31,7 @@ class Fetched(Generic[ValueT]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept(Generic[ValueT]):
+class _CachedValue(Generic[ValueT]):
     value: ValueT
     fresh_until: float
     usable_until: float
@@ -47,7 +47,7 @@ class RefreshingCache(Generic[ValueT]):
         self._what = what
         self._fetch = fetch
         self._retry_interval_s = retry_interval_s
-        self._kept: _Kept[ValueT] | None = None
+        self._cached: _CachedValue[ValueT] | None = None
         self._failure = ""
         self._ended_at = float("-inf")
         self._under_way: trio.Event | None = None
@@ -57,64 +57,64 @@ class RefreshingCache(Generic[ValueT]):
         """Why the last fetch failed; empty: it did not."""
         return self._failure
 
-    async def current(self) -> ValueT:
+    async def current_value(self) -> ValueT:
         """The value, fetched if need be. Raises NotAvailable.
 
         While the issuer is known to be down, nobody who can use the old value waits for the next try.
         """
-        kept = self._kept
+        kept = self._cached
         if kept is None or trio.current_time() >= kept.fresh_until:
-            self._begin_unless_failed_lately()
+            self._start_fetch_unless_failed_lately()
             if not (self._failure and self._is_usable()):
-                await self._end_of_fetch()
-        return self._usable()
+                await self._wait_for_fetch()
+        return self._usable_value()
 
-    async def newer(self) -> ValueT:
+    async def refreshed_value(self) -> ValueT:
         """The value after a fetch, for somebody to whom it does not help as it is; the same one where the last fetch
         was lately, so that whoever asks cannot make us ask without end. Raises NotAvailable.
         """
         if trio.current_time() - self._ended_at >= self._retry_interval_s:
-            self._begin()
-        await self._end_of_fetch()
-        return self._usable()
+            self._start_fetch()
+        await self._wait_for_fetch()
+        return self._usable_value()
 
     def _is_usable(self) -> bool:
-        return self._kept is not None and trio.current_time() < self._kept.usable_until
+        return self._cached is not None and trio.current_time() < self._cached.usable_until
 
-    def _usable(self) -> ValueT:
-        if self._kept is None or not self._is_usable():
+    def _usable_value(self) -> ValueT:
+        if self._cached is None or not self._is_usable():
             raise NotAvailable(self._failure or "the fetch was broken off")
-        return self._kept.value
+        return self._cached.value
 
-    def _begin_unless_failed_lately(self) -> None:
+    def _start_fetch_unless_failed_lately(self) -> None:
         if not self._failure or trio.current_time() - self._ended_at >= self._retry_interval_s:
-            self._begin()
+            self._start_fetch()
 
-    def _begin(self) -> None:
+    def _start_fetch(self) -> None:
         if self._under_way is None:
             self._under_way = trio.Event()
-            trio.lowlevel.spawn_system_task(self._run, self._under_way)
+            trio.lowlevel.spawn_system_task(self._run_fetch, self._under_way)
 
-    async def _end_of_fetch(self) -> None:
+    async def _wait_for_fetch(self) -> None:
         if self._under_way is not None:
             await self._under_way.wait()
 
-    async def _run(self, done: trio.Event) -> None:
+    async def _run_fetch(self, done: trio.Event) -> None:
         try:
             fetched = await self._fetch()
             now = trio.current_time()
-            self._kept = _Kept(fetched.value, now + fetched.fresh_s, now + fetched.usable_s)
+            self._cached = _CachedValue(fetched.value, now + fetched.fresh_s, now + fetched.usable_s)
             self._failure = ""
         except HttpFailed as failure:
-            self._fail(str(failure))
+            self._record_failure(str(failure))
         except Exception as error:  # noqa: BLE001 -- in a task of its own, a defect would end the process
-            self._fail(f"a defect of ours: {type(error).__name__}")
+            self._record_failure(f"a defect of ours: {type(error).__name__}")
         finally:
             self._ended_at = trio.current_time()
             self._under_way = None
             done.set()
 
-    def _fail(self, reason: str) -> None:
+    def _record_failure(self, reason: str) -> None:
         self._failure = reason
         get_logger().error(
             "an issuer does not give what is needed",

@@ -95,7 +95,7 @@ class ProviderRegistry:
         self._providers: dict[str, Provider] = {}
         for provider in providers(config):
             first = self._providers.get(provider.method)
-            self._providers[provider.method] = provider if first is None else _either(first, provider)
+            self._providers[provider.method] = provider if first is None else _combine_providers(first, provider)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ class _Anonymous(AuthenticationProvider):
         return Identity(self._role)
 
 
-def _either(first: Provider, second: Provider) -> Provider:
+def _combine_providers(first: Provider, second: Provider) -> Provider:
     for provider in (first, second):
         if not isinstance(new_auth_state(provider, ClientContext("")), OneStageAuthState):
             text = "two providers judge it, which only works for methods of one round"
@@ -158,7 +158,7 @@ class _EitherProvider(AuthenticationProvider):
         try:
             return await _identity(second, data, client)
         except AuthenticationDenied as denied:
-            raise (denied if _says_more(denied, before) else before) from None
+            raise (denied if _is_more_specific(denied, before) else before) from None
 
 
 async def _identity(provider: Provider, data: bytes, client: ClientContext) -> Identity:
@@ -169,6 +169,6 @@ async def _identity(provider: Provider, data: bytes, client: ClientContext) -> I
     return state.get_identity()
 
 
-def _says_more(second: AuthenticationDenied, first: AuthenticationDenied) -> bool:
+def _is_more_specific(second: AuthenticationDenied, first: AuthenticationDenied) -> bool:
     """Whether the first only saw that the credential is not for it, and the second knew better."""
     return first.reason in {"bad_algorithm", "bad_signature"} and second.reason != "unknown_issuer"

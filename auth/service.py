@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import trio
 
 from auth.broker_credentials import broker_authentication, end_of_token_unix_ms
-from auth.effective_principal import Claim, principal_behind
+from auth.effective_principal import ProxyClaim, resolve_effective_principal
 from auth.exchange_store import ExchangeStore
 from auth.jwt_rules import claimed_expiry_unix_ms
 from auth.metrics import AuthMetrics
@@ -40,7 +40,7 @@ from proxy.runtime.process.worker import WorkerContext
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import Handler, RpcRefused
 
-CREDENTIALS_LOOK_S = 2.0
+TOKEN_CHECK_INTERVAL_S = 2.0
 """How often the end of the proxy's own token is read: a file may change at any time."""
 
 
@@ -52,7 +52,7 @@ class _Exchange:
     """
 
     state: AuthState
-    claim: Claim
+    claim: ProxyClaim
     complete: bool = False
 
 
@@ -74,9 +74,9 @@ class AuthService:
         self._proxy_roles = ProxyRoles(config.authentication.proxy_roles)
         self._metrics.providers = registry
         timeout_s = seconds(config.limits.handshake_timeout_ms)
-        self._clients: ExchangeStore[_Exchange] = ExchangeStore(lifetime_s=timeout_s)
+        self._client_exchanges: ExchangeStore[_Exchange] = ExchangeStore(lifetime_s=timeout_s)
         # CONNECT's own round, and as many challenges as the handshake itself allows.
-        self._exchanges: ExchangeStore[BrokerAuthState] = ExchangeStore(
+        self._broker_exchanges: ExchangeStore[BrokerAuthState] = ExchangeStore(
             lifetime_s=timeout_s, rounds_max=CHALLENGES_MAX + 2
         )
 
@@ -86,12 +86,12 @@ class AuthService:
 
     async def start(self) -> None:
         """Begin to look at the proxy's own token; keys were read when the service was made."""
-        self._nursery.start_soon(self._look_at_own_token)
+        self._nursery.start_soon(self._watch_own_token)
 
-    async def _look_at_own_token(self) -> None:
+    async def _watch_own_token(self) -> None:
         while True:
             self._metrics.broker_credentials_end.unix_ms = await end_of_token_unix_ms(self._broker)
-            await trio.sleep(CREDENTIALS_LOOK_S)
+            await trio.sleep(TOKEN_CHECK_INTERVAL_S)
 
     async def configure(self, config: Config) -> None:
         """Read keys and settings anew. Rounds under way are denied, as after a restart of the worker."""
@@ -102,20 +102,20 @@ class AuthService:
 
     def status(self) -> dict[str, object]:
         """The methods served, and the rounds under way."""
-        return {"methods": list(self._registry.methods), "authentications_under_way": len(self._clients)}
+        return {"methods": list(self._registry.methods), "authentications_under_way": len(self._client_exchanges)}
 
     async def _authenticate(self, data: bytes, caller: Caller) -> bytes:
         request = AuthenticateRequest.FromString(data)
         if request.over:
-            self._clients.forget((caller.pid, request.authentication_id))
+            self._client_exchanges.drop_exchange((caller.pid, request.authentication_id))
             return b""
         started = trio.current_time()
         response = AuthenticateResponse()
         try:
-            await self._guarded_round(request, caller, response)
+            await self._run_round_safely(request, caller, response)
         except AuthenticationDenied as denied:
             response.denied.reason = denied.reason
-            self._metrics.failed(request.method, denied.reason)
+            self._metrics.count_failure(request.method, denied.reason)
             get_logger().warning(
                 "authentication denied",
                 client=request.client_address,
@@ -123,15 +123,15 @@ class AuthService:
                 reason=denied.reason,
                 detail=str(denied),
             )
-        self._metrics.round_took(trio.current_time() - started)
+        self._metrics.observe_round(trio.current_time() - started)
         return response.SerializeToString()
 
-    async def _guarded_round(
+    async def _run_round_safely(
         self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse
     ) -> None:
         """What breaks in a mechanism is a denial as any other: not faster, and not told apart."""
         try:
-            await self._round(request, caller, response)
+            await self._run_round(request, caller, response)
         except AuthenticationDenied:
             raise
         except Exception as error:  # noqa: BLE001 -- see above
@@ -141,38 +141,40 @@ class AuthService:
             get_logger().error("a provider met a defect", method=request.method[:64], where=where)
             raise AuthenticationDenied("defect", type(error).__name__) from None
 
-    async def _round(self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse) -> None:
+    async def _run_round(self, request: AuthenticateRequest, caller: Caller, response: AuthenticateResponse) -> None:
         key = (caller.pid, request.authentication_id)
-        clients = self._clients  # a reload in the meantime ends this exchange: its state was made from the old keys
+        clients = (
+            self._client_exchanges
+        )  # a reload in the meantime ends this exchange: its state was made from the old keys
         number = 0
         if request.first_round:
             client = ClientContext(request.client_address, request.client_certificate)
-            claim = Claim(request.original_principal, request.through_proxy)
+            claim = ProxyClaim(request.original_principal, request.through_proxy)
             exchange = _Exchange(self._registry.new_auth_state(request.method, client), claim)
         else:
             # A state that is not here was finished, forgotten, or lost with a worker: never begin anew in the middle.
-            found = clients.take(key, request.method)
-            exchange, number = found.state, found.number
+            found = clients.pop_exchange(key, request.method)
+            exchange, number = found.state, found.rounds_done
         if exchange.complete:
-            _expect_nothing(request.data)
-            self._complete(request.method, exchange, response)
+            _require_no_data(request.data)
+            self._complete_exchange(request.method, exchange, response)
             return
         challenge = await exchange.state.authenticate(request.data)
         complete = exchange.state.is_complete()
         if complete and not challenge:
-            self._complete(request.method, exchange, response)
+            self._complete_exchange(request.method, exchange, response)
         elif challenge is None:
             raise AuthenticationDenied("no_challenge", "the provider neither finished nor asked for more")
         else:
             # The server's last word has no place in Pulsar's Connected: it goes out as a challenge, before it.
-            clients.put(key, request.method, replace(exchange, complete=complete), number=number + 1)
+            clients.store_exchange(key, request.method, replace(exchange, complete=complete), number=number + 1)
             response.challenge = challenge
 
-    def _complete(self, method: str, exchange: _Exchange, response: AuthenticateResponse) -> None:
+    def _complete_exchange(self, method: str, exchange: _Exchange, response: AuthenticateResponse) -> None:
         identity = exchange.state.get_identity()
         if not is_fit_for_a_role(identity.role):
             raise AuthenticationDenied("bad_role", "the role is empty, too long, or has control characters")
-        behind = principal_behind(identity.role, method, exchange.claim, self._proxy_roles)
+        behind = resolve_effective_principal(identity.role, method, exchange.claim, self._proxy_roles)
         principal = Principal(type="User", name=behind.principal, method=method, proxy=behind.proxy)
         if identity.expires_at_unix_ms is not None:
             if identity.expires_at_unix_ms <= time.time() * 1000:
@@ -180,7 +182,7 @@ class AuthService:
             principal.expires_at_unix_ms = identity.expires_at_unix_ms
         response.authenticated.principal.CopyFrom(principal)
         response.authenticated.sealed_principal = seal(principal, self._seal_key)
-        self._metrics.succeeded(method)
+        self._metrics.count_success(method)
 
     async def _broker_credentials(self, data: bytes, caller: Caller) -> bytes:
         request = BrokerCredentialsRequest.FromString(data)
@@ -208,20 +210,20 @@ class AuthService:
     async def _broker_round(
         self, broker: BrokerAuthentication, request: BrokerCredentialsRequest, key: tuple[int, int]
     ) -> tuple[bytes, BrokerAuthState]:
-        exchanges = self._exchanges
+        exchanges = self._broker_exchanges
         challenge, number = None, 0
         if request.HasField("challenge"):
-            found = exchanges.take(key, broker.method)
-            state, number, challenge = found.state, found.number, request.challenge
+            found = exchanges.pop_exchange(key, broker.method)
+            state, number, challenge = found.state, found.rounds_done, request.challenge
         else:
             state = broker.get_auth_data(request.broker_host)
         answer = await state.authenticate(challenge)
         # Whether the broker will ask for more is not known here: most exchanges end unseen, so the oldest make room.
-        exchanges.make_room()
-        exchanges.put(key, broker.method, state, number=number + 1)
+        exchanges.evict_oldest_if_full()
+        exchanges.store_exchange(key, broker.method, state, number=number + 1)
         return answer, state
 
 
-def _expect_nothing(data: bytes) -> None:
+def _require_no_data(data: bytes) -> None:
     if data:
         raise AuthenticationDenied("unexpected_round", "data in answer to the server's last word")

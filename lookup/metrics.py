@@ -1,4 +1,4 @@
-"""The lookup worker's metrics, under the Java proxy's names where it has them."""
+"""Metrics of the lookup worker, under the Java proxy's names where it has them."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -23,8 +23,8 @@ _REQUESTS = {
 class LookupMetrics(Collector):
     """Counts and times by kind of request; ``kind`` is a LookupKind's name.
 
-    Every request is counted, so this is plain numbers, which are written as metrics when somebody asks for them: the
-    library's own counters cost more than the rest of a request's way through this worker.
+    Every request is counted, so these are plain numbers, which become metrics at a scrape: the library's own counters
+    cost more than the rest of a request's way through this worker.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -49,15 +49,15 @@ class LookupMetrics(Collector):
             registry=registry,
         )
 
-    def received(self, kind: str) -> None:
+    def count_request(self, kind: str) -> None:
         """Count a request."""
         self._requests[kind] += 1
 
-    def rejected(self, kind: str) -> None:
+    def count_rejected_request(self, kind: str) -> None:
         """Count a request above the limit."""
         self._rejected[kind] += 1
 
-    def answered(self, kind: str, error: int | None, duration_s: float) -> None:
+    def observe_answer(self, kind: str, error: int | None, duration_s: float) -> None:
         """Count an answer and its time."""
         times = self._times[kind]
         times.sum_s += duration_s
@@ -69,7 +69,7 @@ class LookupMetrics(Collector):
             self._errors[labels] = self._errors.get(labels, 0) + 1
 
     def collect(self) -> Iterator[Metric]:
-        """What is counted so far."""
+        """Yield the metrics with their values at this moment."""
         for kind, (name, text) in _REQUESTS.items():
             yield CounterMetricFamily(f"pulsar_proxy_{name}", text, value=self._requests[kind])
             rejected = f"Answered TooManyRequests at the limit. {text}"
@@ -94,15 +94,15 @@ class LookupMetrics(Collector):
         yield answers
         yield seconds
 
-    def invalid(self, kind: str, reason: str) -> None:
+    def count_invalid_request(self, kind: str, reason: str) -> None:
         """Count a request that is not sent on."""
         self._invalid.labels(request=kind, reason=reason).inc()
 
-    def envelope_error(self, error: str) -> None:
+    def count_envelope_error(self, error: str) -> None:
         """Count an Envelope that was not accepted."""
         self._envelope_errors.labels(error=error).inc()
 
-    def target_denied(self, reason: str) -> None:
+    def count_denied_target(self, reason: str) -> None:
         """Count a denied target."""
         self._denied.labels(reason=reason).inc()
 
@@ -124,7 +124,7 @@ class _Times:
 
 
 class BrokerMetrics:
-    """How the brokers of ``brokers.service_url`` are; those that are no longer there are forgotten."""
+    """State of the brokers of ``brokers.service_url``; brokers that are no longer found are forgotten."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._up = Gauge(
@@ -133,7 +133,7 @@ class BrokerMetrics:
             ["broker"],
             registry=registry,
         )
-        self._set_aside = Gauge(
+        self._ejected = Gauge(
             "pulsar_proxy_broker_set_aside",
             "Whether a broker of brokers.service_url is set aside as it failed (1) or not (0).",
             ["broker"],
@@ -148,7 +148,7 @@ class BrokerMetrics:
         self._ejections = Counter(
             "pulsar_proxy_broker_ejections", "Brokers that were set aside, by reason.", ["reason"], registry=registry
         )
-        self._blamed = Counter(
+        self._fatal_requests = Counter(
             "pulsar_proxy_fatal_lookup_requests",
             "Requests of lookup mode upon which a broker closed a connection that carried nothing else.",
             ["request"],
@@ -161,9 +161,9 @@ class BrokerMetrics:
             registry=registry,
         )
 
-    def brokers(self, up: Mapping[str, bool], set_aside: Mapping[str, bool], accepted: Mapping[str, bool]) -> None:
-        """Show these brokers, and no others."""
-        shown = ((self._up, up), (self._set_aside, set_aside), (self._credentials_accepted, accepted))
+    def show_brokers(self, up: Mapping[str, bool], set_aside: Mapping[str, bool], accepted: Mapping[str, bool]) -> None:
+        """Show these brokers and no others."""
+        shown = ((self._up, up), (self._ejected, set_aside), (self._credentials_accepted, accepted))
         for gauge, values in shown:
             gauge.clear()
             for broker, value in values.items():
@@ -171,16 +171,16 @@ class BrokerMetrics:
 
     def forget_brokers(self) -> None:
         """Show none."""
-        self.brokers({}, {}, {})
+        self.show_brokers({}, {}, {})
 
-    def ejected(self, reason: str) -> None:
-        """Count a broker that is set aside."""
+    def count_ejection(self, reason: str) -> None:
+        """Count an ejected broker."""
         self._ejections.labels(reason=reason).inc()
 
-    def request_blamed(self, kind: str) -> None:
+    def count_fatal_request(self, kind: str) -> None:
         """Count a request upon which a broker closed a connection that carried nothing else."""
-        self._blamed.labels(request=kind).inc()
+        self._fatal_requests.labels(request=kind).inc()
 
-    def dns_failed(self, names: str) -> None:
+    def count_dns_failure(self, names: str) -> None:
         """Count a name that was not resolved."""
         self._dns_failures.labels(names=names).inc()

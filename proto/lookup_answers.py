@@ -9,12 +9,12 @@ from typing import NamedTuple
 from proto.commands import parse_command
 from proto.frames import encode_frame
 from proto.lookup_kinds import error_of, response_field, response_request_id, set_response_request_id
-from proto.lookup_requests import NUMBER_BYTES, NUMBER_MAX, number_of
+from proto.lookup_requests import PROXY_ID_BYTES, PROXY_ID_MAX, encode_proxy_id
 from proto.pulsar_pb2 import BaseCommand
 from proto.varints import tag, varint
 
-SHAPES_MAX = 1024
-SHAPE_BYTES_MAX = 512
+TEMPLATES_MAX = 1024
+TEMPLATE_BYTES_MAX = 512
 
 _VARINT, _BYTES = 0, 2
 _MORE = 0x80
@@ -43,7 +43,7 @@ class ClientAnswer:
         self._before: bytes = command.SerializePartialToString() + message_tag
         self._heads: dict[int, bytes] = {}
 
-    def frame(self, request_id: bytes) -> bytes:
+    def frame_for(self, request_id: bytes) -> bytes:
         """The frame for the client that asked under this id, a varint."""
         return (self._heads.get(len(request_id)) or self._head(len(request_id))) + request_id
 
@@ -58,15 +58,15 @@ class ClientAnswer:
 class BrokerAnswer:
     """An answer as the broker wrote it; it may come again, so nobody changes it."""
 
-    __slots__ = ("command", "ready")
+    __slots__ = ("client_answer", "command")
 
     def __init__(self, command: BaseCommand) -> None:
         self.command = command
-        self.ready: ClientAnswer | None = None
+        self.client_answer: ClientAnswer | None = None
         """What clients get, whoever asked: where it is a success, and final, once somebody has made it."""
 
 
-class _Place(NamedTuple):
+class _IdPosition(NamedTuple):
     """Where the id stands in frames of one size, and which answers have it there."""
 
     frame_bytes: int
@@ -76,19 +76,19 @@ class _Place(NamedTuple):
     """By all bytes but the id's."""
 
 
-class AnswerShapes:
+class AnswerTemplates:
     """Answers that came before, by all of their bytes but the request id."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, _Place] = {}
+        self._positions: dict[bytes, _IdPosition] = {}
         """By a frame's two sizes."""
         self._count = 0
 
-    def find(self, data: bytes, at: int) -> tuple[BrokerAnswer, bytes, int] | None:
-        """The answer in the frame that begins there, its request id as a varint of NUMBER_BYTES, and where the frame
+    def find_answer(self, data: bytes, at: int) -> tuple[BrokerAnswer, bytes, int] | None:
+        """The answer in the frame that begins there, its request id as a varint of PROXY_ID_BYTES, and where the frame
         ends; None where it is no known one, not all there, or where the id is not one of the proxy's own.
         """
-        place = self._places.get(data[at : at + _HEADER_BYTES])
+        place = self._positions.get(data[at : at + _HEADER_BYTES])
         if place is None:
             return None
         size, begins, ends, answers = place
@@ -105,33 +105,34 @@ class AnswerShapes:
             return None
         return answer, number, end
 
-    def learn(self, command: bytes, answer: BrokerAnswer) -> None:
+    def learn_answer(self, command: bytes, answer: BrokerAnswer) -> None:
         """Know an answer when it comes again; the first time it was this serialized BaseCommand, without a payload."""
-        begins = _id_place(command) if len(command) <= SHAPE_BYTES_MAX else None
+        begins = _id_position(command) if len(command) <= TEMPLATE_BYTES_MAX else None
         if begins is None:
             return
-        if self._count >= SHAPES_MAX:
-            self._places.clear()
+        if self._count >= TEMPLATES_MAX:
+            self._positions.clear()
             self._count = 0
         frame = encode_frame(command)
         begins += _HEADER_BYTES
-        ends = begins + NUMBER_BYTES
-        place = self._places.get(frame[:_HEADER_BYTES])
+        ends = begins + PROXY_ID_BYTES
+        place = self._positions.get(frame[:_HEADER_BYTES])
         if place is None or place.begins != begins:
-            place = self._places[frame[:_HEADER_BYTES]] = _Place(len(frame), begins, ends, {})
+            place = self._positions[frame[:_HEADER_BYTES]] = _IdPosition(len(frame), begins, ends, {})
         place.answers[frame[:begins] + frame[ends:]] = answer
         self._count += 1
 
 
-def _id_place(command: bytes) -> int | None:
-    """Where the request id stands in an answer, if it is written as protobuf would and has NUMBER_BYTES: then any other
+def _id_position(command: bytes) -> int | None:
+    """Where the request id stands in an answer, if it is written as protobuf would and has PROXY_ID_BYTES: then any
+    other
     id of as many bytes may stand there instead, and nothing else is different.
     """
     parsed = parse_command(command)
     request_id = response_request_id(parsed)
-    if request_id is None or number_of(request_id) is None or parsed.SerializePartialToString() != command:
+    if request_id is None or encode_proxy_id(request_id) is None or parsed.SerializePartialToString() != command:
         return None
-    set_response_request_id(parsed, request_id ^ NUMBER_MAX)  # different in each of its bytes
+    set_response_request_id(parsed, request_id ^ PROXY_ID_MAX)  # different in each of its bytes
     other = parsed.SerializePartialToString()
     places = [place for place, (ours, theirs) in enumerate(zip(command, other, strict=False)) if ours != theirs]
-    return places[0] if len(other) == len(command) and len(places) == NUMBER_BYTES else None
+    return places[0] if len(other) == len(command) and len(places) == PROXY_ID_BYTES else None

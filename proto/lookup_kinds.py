@@ -98,7 +98,7 @@ def subject_of(command: BaseCommand, kind: LookupKind) -> str:
     return str(getattr(getattr(command, kind.request_field), kind.subject_field))
 
 
-def forget_asker(command: BaseCommand, kind: LookupKind) -> None:
+def strip_identity(command: BaseCommand, kind: LookupKind) -> None:
     """Take out of a request who asks, and under which id: what is left says what is asked.
 
     A client that writes an original principal would otherwise choose whom the broker takes it for: only the
@@ -128,7 +128,7 @@ def set_response_request_id(command: BaseCommand, request_id: int) -> None:
     getattr(command, _FIELD_BY_RESPONSE_TYPE[command.type]).request_id = request_id
 
 
-def failure(kind: LookupKind, request_id: int, code: int, message: str) -> BaseCommand:
+def failure_answer(kind: LookupKind, request_id: int, code: int, message: str) -> BaseCommand:
     """The answer of this kind that says that it failed, with Pulsar's error code and a text for the client.
 
     A topic list has no room for an error of its own; its failures are plain CommandErrors, as a broker sends them.
@@ -165,13 +165,15 @@ def failure(kind: LookupKind, request_id: int, code: int, message: str) -> BaseC
     return BaseCommand(type=BaseCommand.ERROR, error={"request_id": request_id, "error": code, "message": message})
 
 
-def in_short(answer: BaseCommand, kind: LookupKind) -> BaseCommand:
+def shorten_answer(answer: BaseCommand, kind: LookupKind) -> BaseCommand:
     """Put in short an answer that is larger than an honest one of its kind: its error, if it is one, with another
     text; the request id is the same.
     """
     code = error_of(answer)
     text = "The broker's answer is too large"
-    return failure(kind, response_request_id(answer) or 0, ServerError.UnknownError if code is None else code, text)
+    return failure_answer(
+        kind, response_request_id(answer) or 0, ServerError.UnknownError if code is None else code, text
+    )
 
 
 def error_of(command: BaseCommand) -> int | None:

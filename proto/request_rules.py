@@ -101,7 +101,7 @@ def _failed_newer_fields(command: BaseCommand, body: Any, properties: Sequence[M
         left -= count
         if left < 0:
             return "too_large", ServerError.NotAllowedError, "The request has too many unknown fields"
-        numbers = _skipped(_newer_fields(message))
+        numbers = _skippable_field_numbers(_newer_fields(message))
         if numbers is None:
             return "unknown_field", ServerError.NotAllowedError, "An unknown field of the request cannot be skipped"
         if message is command and any(number <= COMMAND_FIELDS_MAX for number in numbers):
@@ -118,7 +118,7 @@ def _newer_fields(message: Message) -> bytes:
     return rest.SerializePartialToString()
 
 
-def _skipped(data: bytes) -> set[int] | None:
+def _skippable_field_numbers(data: bytes) -> set[int] | None:
     """The numbers of the fields in a list that each parser skips in the same way; None where one may not."""
     numbers: set[int] = set()
     at = 0

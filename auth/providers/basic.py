@@ -21,7 +21,7 @@ from passlib.hash import (  # type: ignore[import-untyped]
     sha512_crypt,
 )
 
-from auth.check_queue import Checks
+from auth.check_queue import CheckQueue
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity, is_fit_for_a_role
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import ReloadingFile
@@ -77,23 +77,23 @@ class BasicProvider(AuthenticationProvider):
         # Its first use sets it up, which threads must not do at one time.
         bcrypt.set_backend()
         self._users = ReloadingFile(KEY, [config.file], lambda: _read(config.file))
-        self._checks = Checks(slots=config.threads_max, key="authentication.basic.threads_max")
+        self._checks = CheckQueue(slots=config.threads_max, key="authentication.basic.threads_max")
         self._threads = trio.CapacityLimiter(config.threads_max)
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:
         """Judge ``user:password``."""
         user, password = _user_and_password(data)
         users = await self._users.current_value()
-        proved_user = user if self._checks.was_proved(user, password) else ""
+        proved_user = user if self._checks.matches_recent_proof(user, password) else ""
         check = partial(self._check, users, user, password)
-        return await self._checks.run(client, check, proved_user=proved_user)
+        return await self._checks.run_check(client, check, proved_user=proved_user)
 
     async def _check(self, users: _Users, user: str, password: bytes) -> Identity:
         entry = users.entries.get(user)
         checked = entry or users.stand_in
         matches = await trio.to_thread.run_sync(checked.matches, password, limiter=self._threads)
         if entry is not None and matches:
-            self._checks.note_proof(user, password)
+            self._checks.remember_proof(user, password)
             return Identity(user)
         self._checks.forget_proof(user, password)
         if entry is None:

@@ -16,12 +16,12 @@ from auth.http import HttpFailed, IssuerClient, discovery_url
 from auth.jwt_rules import (
     ASYMMETRIC,
     Key,
-    check_size,
+    check_token_size,
     expires_at_unix_ms,
+    parse_unverified,
     public_key_algorithms,
     role_in,
-    unverified,
-    verified,
+    verify_token,
 )
 from auth.refreshing_cache import Fetched, NotAvailable, RefreshingCache
 from auth.state import AuthenticationDenied, AuthenticationProvider, ClientContext, Identity
@@ -59,13 +59,13 @@ class OidcProvider(AuthenticationProvider):
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
         """Judge a token."""
-        check_size(data)
+        check_token_size(data)
         config = self._config
-        header, claimed = unverified(data)
+        header, claimed = parse_unverified(data)
         issuer = self._issuer(claimed.get("iss"))
         if header.get("alg") not in _NAMES_OF_ALGORITHMS:  # before an issuer is asked because of it
             raise AuthenticationDenied("bad_algorithm", "the token's algorithm is none of public keys")
-        claims = verified(
+        claims = verify_token(
             data,
             await issuer.keys(header.get("kid")),
             audience_claim="aud",
@@ -118,9 +118,9 @@ class _Issuer:
         Raises AuthenticationDenied where there is none, after the issuer has been asked for it if that may be.
         """
         try:
-            found = _named(await self._keys.current(), name)
+            found = _named(await self._keys.current_value(), name)
             if not found and name is not None:
-                found = _named(await self._keys.newer(), name)
+                found = _named(await self._keys.refreshed_value(), name)
         except NotAvailable as error:
             raise AuthenticationDenied("issuer_unavailable", str(error)) from None
         if not found and self._keys.failure:
@@ -131,10 +131,10 @@ class _Issuer:
 
     async def _fetch(self) -> Fetched[tuple[_NamedKey, ...]]:
         url = discovery_url(self._name)
-        metadata = await self._client.get(url, _Metadata)
+        metadata = await self._client.get_json(url, _Metadata)
         if metadata.issuer != self._name:
             raise HttpFailed(f"{url}: is another issuer's")
-        entries = (await self._client.get(metadata.jwks_uri, _KeySet)).keys
+        entries = (await self._client.get_json(metadata.jwks_uri, _KeySet)).keys
         if len(entries) > KEYS_MAX:
             raise HttpFailed(f"{self._name} has {len(entries)} keys; {KEYS_MAX} are allowed")
         keys = tuple(key for key in map(_usable_key, entries) if key is not None)

@@ -16,8 +16,16 @@ from functools import partial
 
 import trio
 
-from auth.check_queue import Checks
-from auth.gss import NO_LAYER, acceptor_credentials, check_keytab, end_unix_ms, gssapi, in_thread, text_of
+from auth.check_queue import CheckQueue
+from auth.gss import (
+    NO_LAYER,
+    acceptor_credentials,
+    check_keytab,
+    context_end_unix_ms,
+    error_text,
+    gssapi,
+    run_in_thread,
+)
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identified, Identity
 from proxy.config.types import SaslAuthentication
 
@@ -44,7 +52,7 @@ class SaslProvider:
         check_keytab("authentication.sasl.keytab", config.principal, config.keytab)
         self._config = config
         self._allowed = re.compile(config.allowed_principals)
-        self._checks = Checks(slots=config.threads_max, key="authentication.sasl.threads_max")
+        self._checks = CheckQueue(slots=config.threads_max, key="authentication.sasl.threads_max")
         self._threads = trio.CapacityLimiter(config.threads_max)
 
     def new_auth_state(self, client: ClientContext) -> AuthState:
@@ -56,7 +64,7 @@ class _SaslAuthState(Identified):
     """One exchange: each round in a thread, in turn with those of other clients' addresses, by a deadline."""
 
     def __init__(
-        self, acceptor: "_Acceptor", client: ClientContext, checks: Checks, threads: trio.CapacityLimiter
+        self, acceptor: "_Acceptor", client: ClientContext, checks: CheckQueue, threads: trio.CapacityLimiter
     ) -> None:
         # None while a round is under way and once it has failed: no other round meets a thread that was left behind.
         self._acceptor: _Acceptor | None = acceptor
@@ -70,10 +78,10 @@ class _SaslAuthState(Identified):
         if acceptor is None:
             raise AuthenticationDenied("unexpected_round", "data after the exchange was over")
         # A thread that is left behind gives its place in line back, but goes on to count among the threads.
-        step = partial(in_thread, partial(acceptor.step, data), self._threads, timeout_s=ROUND_TIMEOUT_S)
+        step = partial(run_in_thread, partial(acceptor.step, data), self._threads, timeout_s=ROUND_TIMEOUT_S)
         try:
             with trio.fail_after(ROUND_TIMEOUT_S):
-                challenge = await self._checks.run(self._client, step)
+                challenge = await self._checks.run_check(self._client, step)
         except trio.TooSlowError:
             raise AuthenticationDenied("timeout", f"not judged within {ROUND_TIMEOUT_S:g} s") from None
         if challenge is None:
@@ -133,7 +141,7 @@ class _Acceptor:
 
     def _identity(self) -> Identity:
         """The client's principal; its ticket's end, the clocks' allowed skew included, as the library reckons."""
-        expires_at_unix_ms = end_unix_ms(self._context)
+        expires_at_unix_ms = context_end_unix_ms(self._context)
         return Identity(str(self._context.initiator_name), expires_at_unix_ms)
 
     def _check_principal(self, principal: str) -> None:
@@ -170,8 +178,8 @@ def _denying(reason: str) -> Iterator[None]:
     except AuthenticationDenied:
         raise
     except gssapi.raw.exceptions.InvalidTokenError as error:
-        raise AuthenticationDenied("malformed", text_of(error)) from None
+        raise AuthenticationDenied("malformed", error_text(error)) from None
     except gssapi.raw.misc.GSSError as error:
-        raise AuthenticationDenied(_REASONS.get(error.min_code & 0xFFFFFFFF, reason), text_of(error)) from None
+        raise AuthenticationDenied(_REASONS.get(error.min_code & 0xFFFFFFFF, reason), error_text(error)) from None
     except Exception as error:  # noqa: BLE001 -- see above
         raise AuthenticationDenied("malformed", type(error).__name__) from None

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from auth.jwt_rules import Key, check_size, expires_at_unix_ms, public_key_algorithms, role_in, verified
+from auth.jwt_rules import Key, check_token_size, expires_at_unix_ms, public_key_algorithms, role_in, verify_token
 from auth.state import AuthenticationProvider, ClientContext, Identity
 from proxy.common.errors import ConfigError
 from proxy.common.reloading_file import ReloadingFile
@@ -35,9 +35,9 @@ class TokenProvider(AuthenticationProvider):
 
     async def identify(self, data: bytes, client: ClientContext) -> Identity:  # noqa: ARG002 -- the interface's
         """Judge a token."""
-        check_size(data)
+        check_token_size(data)
         config = self._config
-        claims = verified(
+        claims = verify_token(
             data,
             await self._keys.current_value(),
             audience_claim=config.audience_claim,

@@ -1,14 +1,15 @@
 #!/bin/sh
-# install.sh NAME EXTRAS: in a build stage, put the wheel and its dependencies into /opt/NAME, without pip, and their
+# install.sh NAME REQUIREMENTS: in a build stage, put the wheel and its dependencies into /opt/NAME, without pip, and their
 # bill of materials into /usr/share/sbom. Wheels only, so that no compiler is needed (PySpark has none, and is only
 # Python and jars); equal input gives equal files.
 set -eu
-name=$1 extras=$2
+name=$1 requirements=$2
 target=/opt/$name
 wheel=$(echo dist/*.whl)
 python3 -m venv --without-pip "$target"
-tools/bin/pip --python "$target/bin/python3" install --quiet --no-compile --only-binary :all: --no-binary pyspark \
-  -c constraints.txt "$wheel$extras"
+pip="tools/bin/pip --python $target/bin/python3 install --quiet --no-compile"
+$pip --only-binary :all: --no-binary pyspark --require-hashes -r "requirements/$requirements.txt"
+$pip --no-deps "$wheel"
 # Bytecode that is found valid by a hash of the source, not by its time, and never looked at again: the file system
 # is read-only. One process compiles in the order of names.
 "$target/bin/python3" -m compileall -q -j 1 --invalidation-mode unchecked-hash "$target/lib"

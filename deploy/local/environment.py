@@ -20,22 +20,17 @@ from local.process import run_reporting
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_INPUTS = ("pyproject.toml", "constraints.txt")
-# `run` needs a client for the examples it prints, but none of the test tools.
-_REQUIREMENTS = {
-    "run": ("-e", ".", "pulsar-client"),
-    "test": ("-e", ".[test,analytics]"),
-    "test-kerberos": ("-e", ".[test,kerberos,analytics]"),
-    "bench": ("-e", ".[bench]"),
-    "bench-analytics": ("-e", ".[analytics,bench-analytics]"),
-}
+_REQUIREMENTS = Path("deploy/requirements")
 _COVERS = {
     "run": ("run", "test", "test-kerberos"),
     "test": ("test", "test-kerberos"),
     "test-kerberos": ("test-kerberos",),
     "bench": ("bench",),
     "bench-analytics": ("bench-analytics",),
+    "release": ("release",),
 }
+"""What an environment can be for (a file of deploy/requirements each), and what else holds all that this needs."""
+
 _PROBE = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -60,7 +55,7 @@ class Environment:
         return self.directory / "bin" / "python"
 
     def tool(self, name: str) -> Path:
-        """A command that the environment holds."""
+        """Return the path of a command in the environment."""
         return self.directory / "bin" / name
 
     def prepare(self, what: str, progress: Progress = print_status) -> None:
@@ -89,9 +84,12 @@ class Environment:
         stamp = self._read_stamp()
         fresh = stamp is not None and stamp["digest"] == self._digest()
         self._stamp.unlink(missing_ok=True)  # an interrupted installation must not look complete
-        command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check"]
-        command += ["-c", "constraints.txt", *_REQUIREMENTS[what]]
-        self._run(command, "Installing the project and its dependencies into .venv", progress)
+        pip = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check"]
+        # pip has no hash of a directory: the packages first, each by its hash, then the tree without its dependencies.
+        packages = [*pip, "--require-hashes", "-r", str(_REQUIREMENTS / f"{what}.txt")]
+        self._run(packages, "Installing the dependencies into .venv", progress)
+        tree = [*pip, "--no-deps", "--no-build-isolation", "-e", "."]
+        self._run(tree, "Installing the project into .venv", progress)
         installed = {what, *(stamp["installed"] if stamp and fresh else ())}
         self._stamp.write_text(json.dumps({"digest": self._digest(), "installed": sorted(installed)}))
 
@@ -120,8 +118,8 @@ class Environment:
 
     def _digest(self) -> str:
         digest = hashlib.sha256(str(self.root).encode())  # an editable installation holds the tree's path
-        for name in _INPUTS:
-            digest.update((self.root / name).read_bytes())
+        for path in (self.root / "pyproject.toml", *sorted((self.root / _REQUIREMENTS).glob("*.txt"))):
+            digest.update(path.read_bytes())
         return digest.hexdigest()
 
 

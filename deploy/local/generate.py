@@ -1,21 +1,21 @@
-"""The generated files: the protobuf modules, the configuration reference, the page on conformance, the Helm chart's
-schema and copies.
+"""The generated files: the protobuf modules, the configuration reference, the page on conformance, the diagrams of
+ARCHITECTURE.md, the Helm chart's schema and copies.
 
 A chart can hold only files of its own, so it has copies of deploy/prometheus and deploy/grafana.
 
-`make generate` writes them; `make check` makes them anew elsewhere and compares, so that they
-cannot go stale.
+`make generate` writes them; `make check` generates them into another folder and compares, so that they cannot go stale.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from local import chart_tools, conformance
+from local import chart_tools, conformance, import_diagram
 from local.environment import Environment, clean_environment
 
 _PROTOS = ("proto/pulsar.proto", "proto/rpc.proto", "analytics/remote_write/remote.proto")
@@ -34,12 +34,26 @@ def produce(environment: Environment, out: Path) -> list[Path]:
     (out / _REFERENCE).parent.mkdir(parents=True, exist_ok=True)
     (out / _REFERENCE).write_bytes(text.stdout)
     (out / conformance.PAGE).write_text(conformance.page(root), encoding="utf-8")
+    (out / import_diagram.PAGE).write_text(_architecture(environment), encoding="utf-8")
     _chart(environment, out)
     return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
 
 
+def _architecture(environment: Environment) -> str:
+    """Return ARCHITECTURE.md with the diagrams of the imports as they are now."""
+    made = json.loads(_local_output(environment, "import_diagram"))
+    return import_diagram.with_diagrams((environment.root / import_diagram.PAGE).read_text(), made)
+
+
+def _local_output(environment: Environment, module: str, *arguments: str) -> bytes:
+    """Run a module of this package in `.venv`, which has more than the standard library; return what it prints."""
+    command = [str(environment.python), "-m", f"local.{module}", *arguments]
+    variables = {**clean_environment(), "PYTHONPATH": str(environment.root / "deploy")}
+    return subprocess.run(command, check=True, cwd=environment.root, env=variables, stdout=subprocess.PIPE).stdout
+
+
 def chart_copies(root: Path) -> dict[Path, Path]:
-    """The chart's copies, and what each is a copy of; both relative to the tree."""
+    """Return the chart's copies → their originals; both relative to the tree."""
     rules = sorted(path.relative_to(root) for path in (root / "deploy/prometheus").glob("*.yml"))
     found = {CHART / "files/prometheus" / rule.name: rule for rule in rules if rule.name != "prometheus.yml"}
     return {**found, CHART / "files/grafana/pulsar-proxy.json": Path("deploy/grafana/pulsar-proxy.json")}
@@ -47,19 +61,16 @@ def chart_copies(root: Path) -> dict[Path, Path]:
 
 def _chart(environment: Environment, out: Path) -> None:
     """Generate the chart's schema, the defaults that its templates compute with, and its copies."""
-    variables = {**clean_environment(), "PYTHONPATH": str(environment.root / "deploy")}
     for what, name in _CHART_JSON.items():
-        command = [str(environment.python), "-m", "local.chart_values", what]
-        made = subprocess.run(command, check=True, cwd=environment.root, env=variables, stdout=subprocess.PIPE)
         (out / CHART / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / CHART / name).write_bytes(made.stdout)
+        (out / CHART / name).write_bytes(_local_output(environment, "chart_values", what))
     for copy, source in chart_copies(environment.root).items():
         (out / copy).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(environment.root / source, out / copy)
 
 
 def stale(environment: Environment) -> list[Path]:
-    """The files of the tree that differ from what is generated now."""
+    """Return the tree's files that differ from newly generated ones."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)
         return [path for path in produce(environment, out) if _differ(out / path, environment.root / path)]

@@ -18,7 +18,7 @@ whichever is done first (tests/conftest.py).
 
 
 def prepare() -> Environment:
-    """The machine, the environment and the Pulsar distribution, ready for the tests."""
+    """Prepare the machine, the environment and the Pulsar distribution for the tests."""
     machine.ensure(machine.TEST)
     machine.ensure_chromium()
     machine.note_go()

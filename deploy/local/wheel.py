@@ -29,13 +29,13 @@ def try_wheel(environment: Environment) -> None:
     with tempfile.TemporaryDirectory(prefix="ptp-wheel-") as name:
         directory = Path(name)
         pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check"]
-        _run([*pip, "wheel", "-q", "--no-deps", "-w", name, str(environment.root)], directory)
+        _run([*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", name, str(environment.root)], directory)
         _run([sys.executable, "-m", "venv", "venv"], directory)
         (wheel,) = directory.glob("*.whl")
-        constraints = str(environment.root / "constraints.txt")
-        python = str(directory / "venv/bin/python")
-        install = ["-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", constraints, str(wheel)]
-        _run([python, *install], directory)
+        requirements = str(environment.root / "deploy/requirements/proxy.txt")
+        install = [str(directory / "venv/bin/python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        _run([*install, "--require-hashes", "-r", requirements], directory)
+        _run([*install, "--no-deps", str(wheel)], directory)
         command = str(directory / "venv/bin/pulsar-trio-proxy")
         config = directory / "config.toml"
         config.write_text(_CONFIG.format(directory=directory))

@@ -20,8 +20,8 @@ domain as it is registered, below which others than the brokers have names as we
 
 
 @dataclass(frozen=True, slots=True)
-class OwnBrokers:
-    """What is known of them at one moment; ``known`` makes one.
+class ConfiguredBrokers:
+    """What is configured_brokers of them at one moment; ``configured_brokers`` makes one.
 
     ``hosts``: as the URL has them, in lower case; ``names``: the whole names that were found for them.
     """
@@ -30,14 +30,14 @@ class OwnBrokers:
     names: frozenset[str]
     ports: frozenset[int]
     by_address: Mapping[Address, HostPort]
-    by_place: Mapping[tuple[Address, int], HostPort]
+    by_address_and_port: Mapping[tuple[Address, int], HostPort]
 
     def has_host(self, host: str) -> bool:
         """Whether the URL has this very host, so that it leads wherever the operator's own word leads."""
         return host.lower() in self.hosts
 
     def has_name(self, name: str) -> bool:
-        """Whether a whole name (empty: not known) is that of one of them, or below it."""
+        """Whether a whole name (empty: not configured_brokers) is that of one of them, or below it."""
         if name in self.names:
             return True
         labels = name.split(".")
@@ -47,33 +47,35 @@ class OwnBrokers:
     def broker_at(self, address: str, port: int) -> HostPort | None:
         """The broker at an address, under the name that the operator knows it by; of several one with this port."""
         exact = exact_address(address)
-        return self.by_place.get((exact, port)) or self.by_address.get(exact)
+        return self.by_address_and_port.get((exact, port)) or self.by_address.get(exact)
 
     @property
-    def any_on_this_machine(self) -> bool:
+    def any_at_loopback(self) -> bool:
         """Whether one of them is at a loopback address."""
         return any(address.is_loopback for address in self.by_address)
 
 
-def known(
+def configured_brokers(
     hosts: Iterable[HostPort], names: Iterable[str], endpoints: Iterable[tuple[HostPort, tuple[str, ...]]]
-) -> OwnBrokers:
-    """What is known by the hosts of a URL, their whole names, and the brokers that were found with their addresses."""
+) -> ConfiguredBrokers:
+    """What is configured_brokers by the hosts of a URL, their whole names, and the brokers that were found with
+    their addresses.
+    """
     by_address: dict[Address, HostPort] = {}
-    by_place: dict[tuple[Address, int], HostPort] = {}
+    by_address_and_port: dict[tuple[Address, int], HostPort] = {}
     ports = set()
     listed = tuple(hosts)
     for endpoint, addresses in endpoints:
         ports.add(endpoint.port)
         for address in map(exact_address, addresses):
             by_address.setdefault(address, endpoint)
-            by_place.setdefault((address, endpoint.port), endpoint)
-    return OwnBrokers(
+            by_address_and_port.setdefault((address, endpoint.port), endpoint)
+    return ConfiguredBrokers(
         hosts=frozenset(host.host.lower() for host in listed),
         names=frozenset(name for name in names if name),
         ports=frozenset(ports | {host.port for host in listed}),
         by_address=by_address,
-        by_place=by_place,
+        by_address_and_port=by_address_and_port,
     )
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from lookup.brokers.discovery import ENDPOINTS_MAX, Endpoint, Verdict, Where
-from lookup.brokers.login import Login
+from lookup.brokers.discovery import ENDPOINTS_MAX, CredentialVerdict, Endpoint, EndpointKey
+from lookup.brokers.login import LoginResult
 from proto.addresses import HostPort
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.tasks import run_every
@@ -22,15 +22,15 @@ from proxy.runtime.loop.tasks import run_every
 LOGINS_MAX = 32
 """Logins at a time."""
 
-LOOK_S = 0.25
-LOGINS_PER_LOOK = 8
+CHECK_INTERVAL_S = 0.25
+LOGINS_PER_CHECK = 8
 """Logins begun at a time, so 32 a second, however many brokers there are or DNS names."""
 
 INTERVAL_MIN_S = 1.0
-AGAIN_S = 15.0
+RETRY_INTERVAL_S = 15.0
 """After a login that was refused, or came to nothing."""
 
-DOUBTED_AGAIN_S = 5.0
+RECHECK_INTERVAL_S = 5.0
 """Shortest time between two logins at a broker, whatever clients do; and until a first refusal is confirmed."""
 
 REFUSALS_MIN = 3
@@ -41,24 +41,24 @@ them: behind one address there may be several brokers, of which one is broken.
 FAILURES_MAX = 5
 """Logins in succession without a result, after which the last one's counts no more."""
 
-FIRST_LOGIN_S = 2.0
+FIRST_LOGIN_TIMEOUT_S = 2.0
 """For how long a broker does not yet count as one that makes the worker ready, as its first login is under way."""
 
-KEPT_S = 600.0
+REMEMBERED_S = 600.0
 """For how long it is known of a broker that is no longer found: DNS may answer with other addresses each time."""
 
-KEPT_MAX = 2 * ENDPOINTS_MAX
+REMEMBERED_MAX = 2 * ENDPOINTS_MAX
 
-LogIn = Callable[[Endpoint], Awaitable[Login]]
+LogIn = Callable[[Endpoint], Awaitable[LoginResult]]
 
 
 @dataclass(slots=True)
-class LoginState:
+class CredentialStatus:
     """What is known of a broker from logins. Times are Trio's."""
 
     seen_at: float
     """Among those found."""
-    verdict: Verdict = Verdict.UNKNOWN
+    verdict: CredentialVerdict = CredentialVerdict.UNKNOWN
     refusals: int = 0
     """Since the last acceptance."""
     refusal: str = ""
@@ -74,7 +74,7 @@ class LoginState:
     def detail(self) -> str:
         """What is wrong, in words for an operator; empty where nothing is."""
         told = []
-        if self.verdict is Verdict.REFUSED:
+        if self.verdict is CredentialVerdict.REFUSED:
             told.append(f"it REFUSES the proxy's own credentials: {self.refusal}")
         elif self.refusal:
             told.append(f"it refused a login with the proxy's own credentials: {self.refusal}")
@@ -83,7 +83,7 @@ class LoginState:
         return "; ".join(told)
 
 
-class OwnLogins:
+class CredentialChecks:
     """Logs in at the brokers whose turn it is. ``interval_s``: after a login that was accepted. ``before``: of the
     configuration before this one, whose verdicts count until there are others. They are copied, since lookups under
     way may still be told of there, with credentials that are no longer these.
@@ -95,18 +95,18 @@ class OwnLogins:
         endpoints: Callable[[], Iterable[Endpoint]],
         interval_s: float,
         on_change: Callable[[], None],
-        before: "OwnLogins | None" = None,
+        before: "CredentialChecks | None" = None,
     ) -> None:
         self._log_in = log_in
         self._endpoints = endpoints
         self._interval_s = max(interval_s, INTERVAL_MIN_S)
         self._on_change = on_change
-        self._under_way: set[Where] = set()
-        self._over = False
-        self._states: dict[Where, LoginState] = {}
+        self._under_way: set[EndpointKey] = set()
+        self._is_stopped = False
+        self._statuses: dict[EndpointKey, CredentialStatus] = {}
         if before is not None:
-            for where, state in before._states.items():  # noqa: SLF001 -- of another one of these
-                self._states[where] = replace(state, due_at=-math.inf)
+            for where, state in before._statuses.items():  # noqa: SLF001 -- of another one of these
+                self._statuses[where] = replace(state, due_at=-math.inf)
 
     async def run(self) -> None:
         """Log in where it is due, until cancelled. What others say of brokers later counts no more."""
@@ -115,133 +115,133 @@ class OwnLogins:
 
                 async def look() -> None:
                     await trio.lowlevel.checkpoint()
-                    for endpoint in self._due():
-                        self._under_way.add(_where(endpoint))
-                        nursery.start_soon(self._log_in_at, endpoint)
+                    for endpoint in self._due_endpoints():
+                        self._under_way.add(_key_of(endpoint))
+                        nursery.start_soon(self._check_credentials, endpoint)
 
-                await run_every(LOOK_S, look)
+                await run_every(CHECK_INTERVAL_S, look)
         finally:
-            self._over = True
+            self._is_stopped = True
 
-    def _due(self) -> list[Endpoint]:
-        """Where to log in now: where it has been due for longest."""
+    def _due_endpoints(self) -> list[Endpoint]:
+        """EndpointKey to log in now: where it has been due for longest."""
         now = trio.current_time()
         due = []
         for endpoint in self._endpoints():
-            state = self.state(endpoint)
+            state = self.status_of(endpoint)
             state.seen_at = now
-            if endpoint.standing.reachable and state.due_at <= now and _where(endpoint) not in self._under_way:
+            if endpoint.health.reachable and state.due_at <= now and _key_of(endpoint) not in self._under_way:
                 due.append((state.due_at, endpoint))
-        self._forget(now)
+        self._forget_lost_brokers(now)
         due.sort(key=lambda entry: entry[0])
-        return [endpoint for _, endpoint in due[: min(LOGINS_PER_LOOK, LOGINS_MAX - len(self._under_way))]]
+        return [endpoint for _, endpoint in due[: min(LOGINS_PER_CHECK, LOGINS_MAX - len(self._under_way))]]
 
-    def _forget(self, now: float) -> None:
+    def _forget_lost_brokers(self, now: float) -> None:
         """Drop what is known of brokers that are no longer found: after a time, or of those gone for longest."""
-        gone = [where for where, state in self._states.items() if state.seen_at <= now - KEPT_S]
-        if len(self._states) - len(gone) > KEPT_MAX:
-            gone = sorted(self._states, key=lambda where: self._states[where].seen_at)[:-KEPT_MAX]
+        gone = [where for where, state in self._statuses.items() if state.seen_at <= now - REMEMBERED_S]
+        if len(self._statuses) - len(gone) > REMEMBERED_MAX:
+            gone = sorted(self._statuses, key=lambda where: self._statuses[where].seen_at)[:-REMEMBERED_MAX]
         for where in gone:
-            del self._states[where]
+            del self._statuses[where]
 
-    async def _log_in_at(self, endpoint: Endpoint) -> None:
+    async def _check_credentials(self, endpoint: Endpoint) -> None:
         try:
             login = await self._log_in(endpoint)
         finally:
-            self._under_way.discard(_where(endpoint))
-        state = self.state(endpoint)
+            self._under_way.discard(_key_of(endpoint))
+        state = self.status_of(endpoint)
         state.logged_in_at = trio.current_time()
-        state.due_at = state.logged_in_at + AGAIN_S
-        if login.verdict is Verdict.ACCEPTED:
-            self.accepted(endpoint)
-        elif login.verdict is Verdict.REFUSED:
-            self._refused(endpoint, state, login)
+        state.due_at = state.logged_in_at + RETRY_INTERVAL_S
+        if login.verdict is CredentialVerdict.ACCEPTED:
+            self.record_acceptance(endpoint)
+        elif login.verdict is CredentialVerdict.REFUSED:
+            self._record_refusal(endpoint, state, login)
         else:
-            self._came_to_nothing(endpoint, state, login)
+            self._record_failure(endpoint, state, login)
 
-    def _refused(self, endpoint: Endpoint, state: LoginState, login: Login) -> None:
+    def _record_refusal(self, endpoint: Endpoint, state: CredentialStatus, login: LoginResult) -> None:
         state.refusals += 1
         state.refusal = login.detail
         state.failures, state.failure = 0, ""
-        if state.verdict is Verdict.REFUSED:
+        if state.verdict is CredentialVerdict.REFUSED:
             return
-        if state.verdict is Verdict.ACCEPTED and state.refusals < REFUSALS_MIN:
-            state.due_at = state.logged_in_at + DOUBTED_AGAIN_S
+        if state.verdict is CredentialVerdict.ACCEPTED and state.refusals < REFUSALS_MIN:
+            state.due_at = state.logged_in_at + RECHECK_INTERVAL_S
             return
-        state.verdict = Verdict.REFUSED
+        state.verdict = CredentialVerdict.REFUSED
         get_logger().error(
             "a broker refuses the proxy's own credentials, so it serves no client; "
             "`pulsar-trio-proxy check --connect` says more",
-            broker=_shown(endpoint),
+            broker=_describe(endpoint),
             addresses=",".join(endpoint.addresses),
             reason=login.detail,
         )
         self._on_change()
 
-    def _came_to_nothing(self, endpoint: Endpoint, state: LoginState, login: Login) -> None:
+    def _record_failure(self, endpoint: Endpoint, state: CredentialStatus, login: LoginResult) -> None:
         state.failures += 1
         state.failure = login.detail
-        if state.failures < FAILURES_MAX or state.verdict is Verdict.UNKNOWN:
+        if state.failures < FAILURES_MAX or state.verdict is CredentialVerdict.UNKNOWN:
             return
         get_logger().warning(
             "it is no longer known whether a broker accepts the proxy's own credentials",
-            broker=_shown(endpoint),
+            broker=_describe(endpoint),
             addresses=",".join(endpoint.addresses),
             before=state.verdict.value,
             reason=login.detail,
         )
-        state.verdict, state.refusals, state.refusal = Verdict.UNKNOWN, 0, ""
+        state.verdict, state.refusals, state.refusal = CredentialVerdict.UNKNOWN, 0, ""
         self._on_change()
 
     # ---- what is known
 
-    def state(self, endpoint: Endpoint) -> LoginState:
+    def status_of(self, endpoint: Endpoint) -> CredentialStatus:
         """What is known of a broker; of one that was not found for long, nothing."""
-        where = _where(endpoint)
-        state = self._states.get(where)
+        where = _key_of(endpoint)
+        state = self._statuses.get(where)
         if state is None:
-            state = self._states[where] = LoginState(seen_at=trio.current_time())
+            state = self._statuses[where] = CredentialStatus(seen_at=trio.current_time())
         return state
 
-    def verdict(self, endpoint: Endpoint) -> Verdict:
+    def verdict_of(self, endpoint: Endpoint) -> CredentialVerdict:
         """Whether a broker takes the proxy's own credentials, as far as is known."""
-        return self.state(endpoint).verdict
+        return self.status_of(endpoint).verdict
 
-    def pending(self, endpoint: Endpoint) -> bool:
+    def is_first_login_pending(self, endpoint: Endpoint) -> bool:
         """Whether the first login at a reachable broker is still to be waited for, which is so for a bounded time."""
-        state = self.state(endpoint)
-        is_first = state.verdict is Verdict.UNKNOWN and state.logged_in_at == -math.inf
-        return is_first and trio.current_time() < endpoint.standing.reachable_since + FIRST_LOGIN_S
+        state = self.status_of(endpoint)
+        is_first = state.verdict is CredentialVerdict.UNKNOWN and state.logged_in_at == -math.inf
+        return is_first and trio.current_time() < endpoint.health.reachable_since + FIRST_LOGIN_TIMEOUT_S
 
     # ---- what clients' handshakes bring about
 
-    def accepted(self, broker: HostPort) -> None:
+    def record_acceptance(self, broker: HostPort) -> None:
         """A broker took the proxy in, with the proxy's own credentials alone."""
-        if not isinstance(broker, Endpoint) or self._over:  # not an Endpoint: another broker named it
+        if not isinstance(broker, Endpoint) or self._is_stopped:  # not an Endpoint: another broker named it
             return
-        state = self.state(broker)
+        state = self.status_of(broker)
         state.due_at = trio.current_time() + self._interval_s
         state.refusals, state.refusal = 0, ""
         state.failures, state.failure = 0, ""
-        before, state.verdict = state.verdict, Verdict.ACCEPTED
-        if before is Verdict.REFUSED:
-            get_logger().info("a broker accepts the proxy's own credentials again", broker=_shown(broker))
-        if before is not Verdict.ACCEPTED:
+        before, state.verdict = state.verdict, CredentialVerdict.ACCEPTED
+        if before is CredentialVerdict.REFUSED:
+            get_logger().info("a broker accepts the proxy's own credentials again", broker=_describe(broker))
+        if before is not CredentialVerdict.ACCEPTED:
             self._on_change()
 
-    def doubted(self, broker: HostPort) -> None:
+    def request_recheck(self, broker: HostPort) -> None:
         """A broker refused a connection that a client is the reason for: see soon whether it is the proxy's fault."""
-        if not isinstance(broker, Endpoint) or self._over:
+        if not isinstance(broker, Endpoint) or self._is_stopped:
             return
-        state = self.state(broker)
+        state = self.status_of(broker)
         if not state.failures:  # else the next is due soon; and clients might bring about that none has a result
-            soon = max(trio.current_time(), state.logged_in_at + DOUBTED_AGAIN_S)
+            soon = max(trio.current_time(), state.logged_in_at + RECHECK_INTERVAL_S)
             state.due_at = min(state.due_at, soon)
 
 
-def _where(endpoint: Endpoint) -> Where:
+def _key_of(endpoint: Endpoint) -> EndpointKey:
     return HostPort(endpoint.host, endpoint.port), endpoint.addresses
 
 
-def _shown(endpoint: Endpoint) -> str:
+def _describe(endpoint: Endpoint) -> str:
     return str(HostPort(endpoint.host, endpoint.port))

@@ -17,9 +17,9 @@ from weakref import WeakSet
 
 import trio
 
-from lookup.brokers.configured import OwnBrokers
-from lookup.brokers.credential_checks import LogIn, OwnLogins
-from lookup.brokers.discovery import Discovery, Endpoint, Verdict
+from lookup.brokers.configured import ConfiguredBrokers
+from lookup.brokers.credential_checks import CredentialChecks, LogIn
+from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
 from lookup.brokers.names import BrokerNames
 from lookup.brokers.probe import probe
 from lookup.metrics import BrokerMetrics
@@ -33,10 +33,10 @@ from proxy.runtime.network.dialing import Dialer
 PROBES_MAX = 64
 """Looks at a time."""
 
-_NOT_SEEN_BY_A_LOOK = frozenset({"handshake", "timeout"})
+_INVISIBLE_TO_PROBES = frozenset({"handshake", "timeout"})
 
 
-class Brokers:
+class BrokerDirectory:
     """See the module. What is known of brokers goes on from one configuration to the next by ``before``."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Brokers:
         dialer: Dialer,
         resolver: Resolver,
         metrics: BrokerMetrics,
-        before: "Brokers | None" = None,
+        before: "BrokerDirectory | None" = None,
         *,
         log_in: LogIn | None = None,
         rng: random.Random | None = None,
@@ -56,46 +56,46 @@ class Brokers:
         self._metrics = metrics
         self._rng = rng or random.Random()  # noqa: S311 -- to share load, not to keep a secret
         self._scope = trio.CancelScope()
-        self._probes = trio.CapacityLimiter(PROBES_MAX)
-        self._looking_at: set[Endpoint] = set()
-        self._counted: WeakSet[object] = WeakSet()
-        self._turn = -1
+        self._probe_limiter = trio.CapacityLimiter(PROBES_MAX)
+        self._probing: set[Endpoint] = set()
+        self._counted_causes: WeakSet[object] = WeakSet()
+        self._round_robin_index = -1
         self._choices: tuple[Endpoint, ...] = ()
         self._running_sums: list[float] | None = None
-        self._next_return = math.inf
+        self._next_readmission_at = math.inf
         self._by_name: dict[HostPort, Endpoint] = {}
         url = parse_broker_url(self._config.service_url)
         self.names: BrokerNames = BrokerNames(url, None if before is None else before.names)
-        known: Discovery | None = None if before is None else before.discovery
-        self.discovery: Discovery = Discovery(url, resolver, known)
+        known: BrokerDiscovery | None = None if before is None else before.discovery
+        self.discovery: BrokerDiscovery = BrokerDiscovery(url, resolver, known)
         interval_ms = self._config.login_interval_ms
-        self.logins: OwnLogins | None = None
+        self.credential_checks: CredentialChecks | None = None
         if log_in is not None and interval_ms:
-            known_logins = None if before is None else before.logins
+            known_logins = None if before is None else before.credential_checks
             interval_s = seconds(interval_ms)
-            self.logins = OwnLogins(
-                log_in, lambda: self.discovery.endpoints, interval_s, self._report, before=known_logins
+            self.credential_checks = CredentialChecks(
+                log_in, lambda: self.discovery.endpoints, interval_s, self._report_metrics, before=known_logins
             )
-        self.discovery.on_change = self._choose
-        self._choose()
+        self.discovery.on_change = self._update_choices
+        self._update_choices()
 
     async def run(self) -> None:
         """Find brokers and look at them until ``stop``."""
         with self._scope:
-            self._report()
+            self._report_metrics()
             async with trio.open_nursery() as nursery:
 
                 def look_at_new_ones() -> None:
-                    self._choose()
+                    self._update_choices()
                     for endpoint in self.discovery.endpoints:
-                        if endpoint.standing.reachable is None and endpoint not in self._looking_at:
-                            nursery.start_soon(self._look_at, endpoint)
+                        if endpoint.health.reachable is None and endpoint not in self._probing:
+                            nursery.start_soon(self._probe, endpoint)
 
                 self.discovery.on_change = look_at_new_ones
                 nursery.start_soon(self.discovery.run)
-                nursery.start_soon(run_every, seconds(self._config.probe_interval_ms), self.look)
-                if self.logins is not None:
-                    nursery.start_soon(self.logins.run)
+                nursery.start_soon(run_every, seconds(self._config.probe_interval_ms), self.probe_all)
+                if self.credential_checks is not None:
+                    nursery.start_soon(self.credential_checks.run)
 
     def stop(self) -> None:
         """Look no more, and report no more."""
@@ -104,112 +104,112 @@ class Brokers:
 
     # ---- choice
 
-    def first(self) -> Endpoint | None:
+    def next_broker(self) -> Endpoint | None:
         """The broker whose turn it is; None where none is known (yet)."""
-        if self._next_return != math.inf and self._next_return <= trio.current_time():
-            self._choose()
+        if self._next_readmission_at != math.inf and self._next_readmission_at <= trio.current_time():
+            self._update_choices()
         choices = self._choices
         if not choices:
             return None
         if self._running_sums is not None:
             return choices[bisect(self._running_sums, self._rng.random() * self._running_sums[-1], hi=len(choices) - 1)]
-        self._turn = turn = (self._turn + 1) % len(choices)
+        self._round_robin_index = turn = (self._round_robin_index + 1) % len(choices)
         return choices[turn]
 
-    def in_turn(self, first: Endpoint | None = None) -> list[Endpoint]:
+    def brokers_in_order(self, first: Endpoint | None = None) -> list[Endpoint]:
         """All of them, in the order in which to ask: ``first`` or whose turn it is, and those set aside last."""
-        first = first or self.first()
+        first = first or self.next_broker()
         others = [endpoint for endpoint in self.discovery.endpoints if endpoint is not first]
-        others.sort(key=self._rank)
+        others.sort(key=self._order_key)
         return others if first is None else [first, *others]
 
-    def _rank(self, endpoint: Endpoint) -> tuple[bool, int, float]:
+    def _order_key(self, endpoint: Endpoint) -> tuple[bool, int, float]:
         """By priority, and at random by weight in each: the least of exponential variables is RFC 2782's choice."""
-        standing = endpoint.standing
-        return standing.set_aside, standing.priority, self._rng.expovariate(standing.share)
+        standing = endpoint.health
+        return standing.ejected, standing.priority, self._rng.expovariate(standing.weight)
 
-    def named(self, name: HostPort) -> Endpoint | None:
+    def broker_named(self, name: HostPort) -> Endpoint | None:
         """The only broker of this name, if there is one."""
         return self._by_name.get(name)
 
-    async def any_found(self) -> None:
+    async def wait_until_any_found(self) -> None:
         """Wait until there is a broker, or there is none."""
-        await self.discovery.any_found()
+        await self.discovery.wait_until_any_found()
 
     @property
-    def own(self) -> OwnBrokers:
+    def configured(self) -> ConfiguredBrokers:
         """Which targets are brokers of the URL, by what is known now."""
-        return self.discovery.own
+        return self.discovery.configured
 
-    async def all_tried(self) -> None:
+    async def wait_until_all_resolved(self) -> None:
         """Wait until every name was asked for."""
-        await self.discovery.all_tried()
+        await self.discovery.wait_until_all_resolved()
 
     @property
-    def why_none(self) -> str:
+    def none_known_reason(self) -> str:
         """Why no broker is known, for the log."""
         reasons = "; ".join(f"{name}: {reason}" for name, reason in self.discovery.failures.items())
         return reasons or "no broker of brokers.service_url is known"
 
-    def _choose(self) -> None:
+    def _update_choices(self) -> None:
         """Who is asked from now on: anew when there are other brokers, or others set aside."""
         now = trio.current_time()
         endpoints = self.discovery.endpoints
         for endpoint in endpoints:
-            self.names.learn(endpoint.host)
-            if endpoint.standing.set_aside and endpoint.standing.set_aside_until <= now:
-                self._bring_back(endpoint, "its time is over")
-        up = [endpoint for endpoint in endpoints if not endpoint.standing.set_aside] or endpoints
-        best = min((endpoint.standing.priority for endpoint in up), default=0)
-        self._choices = tuple(endpoint for endpoint in up if endpoint.standing.priority == best)
-        shares = [endpoint.standing.share for endpoint in self._choices]
+            self.names.learn_name(endpoint.host)
+            if endpoint.health.ejected and endpoint.health.ejected_until <= now:
+                self._readmit(endpoint, "its time is over")
+        up = [endpoint for endpoint in endpoints if not endpoint.health.ejected] or endpoints
+        best = min((endpoint.health.priority for endpoint in up), default=0)
+        self._choices = tuple(endpoint for endpoint in up if endpoint.health.priority == best)
+        shares = [endpoint.health.weight for endpoint in self._choices]
         self._running_sums = list(accumulate(shares)) if len(set(shares)) > 1 else None
-        returns = (endpoint.standing.set_aside_until for endpoint in endpoints if endpoint.standing.set_aside)
-        self._next_return = min(returns, default=math.inf)
+        returns = (endpoint.health.ejected_until for endpoint in endpoints if endpoint.health.ejected)
+        self._next_readmission_at = min(returns, default=math.inf)
         names = Counter(_name(endpoint) for endpoint in endpoints)
         self._by_name = {_name(endpoint): endpoint for endpoint in endpoints if names[_name(endpoint)] == 1}
-        self._report()
+        self._report_metrics()
 
     # ---- what is thought of them
 
-    def answered(self, broker: HostPort) -> None:
+    def record_answer(self, broker: HostPort) -> None:
         """A broker answered a lookup, with an error or not."""
         if not isinstance(broker, Endpoint):  # another broker named it
             return
-        standing = broker.standing
+        standing = broker.health
         if standing.failures or standing.ejections:
             standing.failures = standing.ejections = 0
-            standing.seen_by_a_look = True
-            if standing.set_aside and standing.reachable is not False:
-                self._bring_back(broker, "it answered")
-                self._choose()
+            standing.visible_to_probes = True
+            if standing.ejected and standing.reachable is not False:
+                self._readmit(broker, "it answered")
+                self._update_choices()
 
-    def failed(self, broker: HostPort, reason: str, cause: object) -> None:
+    def record_failure(self, broker: HostPort, reason: str, cause: object) -> None:
         """A broker could not be asked, or did not answer. ``reason`` is a short stable name for metrics; ``cause`` is
         the connection or the exception: many lookups may report one, which counts once.
         """
-        if not isinstance(broker, Endpoint) or cause in self._counted:
+        if not isinstance(broker, Endpoint) or cause in self._counted_causes:
             return
-        self._counted.add(cause)
-        standing = broker.standing
+        self._counted_causes.add(cause)
+        standing = broker.health
         standing.failures += 1
-        standing.seen_by_a_look = standing.seen_by_a_look and reason not in _NOT_SEEN_BY_A_LOOK
-        if standing.failures >= self._config.ejection_failures and not standing.set_aside:
-            self._set_aside(broker, reason)
-            self._choose()
+        standing.visible_to_probes = standing.visible_to_probes and reason not in _INVISIBLE_TO_PROBES
+        if standing.failures >= self._config.ejection_failures and not standing.ejected:
+            self._eject(broker, reason)
+            self._update_choices()
 
-    def request_blamed(self, kind: str) -> None:
+    def count_fatal_request(self, kind: str) -> None:
         """A broker closed a connection upon a request, by its kind: which says nothing of the broker."""
-        self._metrics.request_blamed(kind)
+        self._metrics.count_fatal_request(kind)
 
-    def _set_aside(self, endpoint: Endpoint, reason: str) -> None:
-        standing = endpoint.standing
+    def _eject(self, endpoint: Endpoint, reason: str) -> None:
+        standing = endpoint.health
         longest_s = seconds(self._config.ejection_time_max_ms)
         pause_s = min(seconds(self._config.ejection_time_ms) * 2.0 ** min(standing.ejections, 32), longest_s)
-        standing.set_aside = True
-        standing.set_aside_until = trio.current_time() + pause_s
+        standing.ejected = True
+        standing.ejected_until = trio.current_time() + pause_s
         standing.ejections += 1
-        self._metrics.ejected(reason)
+        self._metrics.count_ejection(reason)
         get_logger().warning(
             "a broker is set aside",
             broker=self._label(endpoint),
@@ -218,65 +218,69 @@ class Brokers:
             pause_s=pause_s,
         )
 
-    def _bring_back(self, endpoint: Endpoint, reason: str) -> None:
-        endpoint.standing.set_aside = False
-        endpoint.standing.set_aside_until = -math.inf
+    def _readmit(self, endpoint: Endpoint, reason: str) -> None:
+        endpoint.health.ejected = False
+        endpoint.health.ejected_until = -math.inf
         get_logger().info("a broker is no longer set aside", broker=self._label(endpoint), reason=reason)
 
     # ---- looks
 
-    async def look(self) -> None:
+    async def probe_all(self) -> None:
         """Look at all brokers once, at the same time."""
         async with trio.open_nursery() as nursery:
             for endpoint in self.discovery.endpoints:
-                nursery.start_soon(self._look_at, endpoint)
+                nursery.start_soon(self._probe, endpoint)
 
-    async def _look_at(self, endpoint: Endpoint) -> None:
-        if endpoint in self._looking_at:
+    async def _probe(self, endpoint: Endpoint) -> None:
+        if endpoint in self._probing:
             return
-        self._looking_at.add(endpoint)
+        self._probing.add(endpoint)
         try:
-            async with self._probes:
+            async with self._probe_limiter:
                 reachable, detail = await probe(self._dialer, endpoint, endpoint.addresses)
         finally:
-            self._looking_at.remove(endpoint)
-        standing = endpoint.standing
+            self._probing.remove(endpoint)
+        standing = endpoint.health
         before, standing.reachable, standing.detail = standing.reachable, reachable, detail
         if reachable and before is not True:
             standing.reachable_since = trio.current_time()
             get_logger().info("a broker is reachable", broker=self._label(endpoint))
         elif not reachable and before is not False:
             get_logger().error("a broker is not reachable", broker=self._label(endpoint), reason=detail)
-        was_set_aside = standing.set_aside
+        was_set_aside = standing.ejected
         if not reachable:
             if not was_set_aside:
-                self._set_aside(endpoint, "probe")
+                self._eject(endpoint, "probe")
             next_look_s = 2 * seconds(self._config.probe_interval_ms) + seconds(self._config.handshake_timeout_ms)
-            standing.set_aside_until = max(standing.set_aside_until, trio.current_time() + next_look_s)
-        elif was_set_aside and standing.seen_by_a_look:
-            self._bring_back(endpoint, "it answers")
-        if (standing.reachable, standing.set_aside) != (before, was_set_aside):
-            self._choose()
+            standing.ejected_until = max(standing.ejected_until, trio.current_time() + next_look_s)
+        elif was_set_aside and standing.visible_to_probes:
+            self._readmit(endpoint, "it answers")
+        if (standing.reachable, standing.ejected) != (before, was_set_aside):
+            self._update_choices()
 
     # ---- for operators
 
     @property
     def any_reachable(self) -> bool:
         """Whether there is a broker to be asked, of those that count."""
-        return any(True for _ in self._counting())
+        return any(True for _ in self._ready_endpoints())
 
     @property
     def credentials_refused(self) -> bool:
         """Whether every broker that can be reached, of those that count, refuses the proxy's own credentials."""
-        logins = self.logins
-        return logins is not None and {logins.verdict(endpoint) for endpoint in self._counting()} == {Verdict.REFUSED}
+        logins = self.credential_checks
+        return logins is not None and {logins.verdict_of(endpoint) for endpoint in self._ready_endpoints()} == {
+            CredentialVerdict.REFUSED
+        }
 
-    def _counting(self) -> Iterator[Endpoint]:
+    def _ready_endpoints(self) -> Iterator[Endpoint]:
         """Those that can be reached. A new one does not count until it has judged the proxy's credentials, or has taken
         too long for that: or clients would be sent here before it is known that all brokers refuse them.
         """
         for endpoint in self.discovery.endpoints:
-            if endpoint.standing.reachable and not (self.logins is not None and self.logins.pending(endpoint)):
+            if endpoint.health.reachable and not (
+                self.credential_checks is not None and self.credential_checks.is_first_login_pending(endpoint)
+            ):
                 yield endpoint
 
     def status(self) -> list[dict[str, object]]:
@@ -286,10 +290,10 @@ class Brokers:
             {
                 "broker": self._label(endpoint),
                 "addresses": list(endpoint.addresses),
-                "reachable": bool(endpoint.standing.reachable),
-                "set_aside_s": round(max(0.0, endpoint.standing.set_aside_until - now), 1),
-                "failures": endpoint.standing.failures,
-                **self._told_of_credentials(endpoint),
+                "reachable": bool(endpoint.health.reachable),
+                "set_aside_s": round(max(0.0, endpoint.health.ejected_until - now), 1),
+                "failures": endpoint.health.failures,
+                **self._credentials_status(endpoint),
             }
             for endpoint in self.discovery.endpoints
         ]
@@ -299,12 +303,12 @@ class Brokers:
         ]
         return sorted([*known, *unknown], key=lambda entry: str(entry["broker"]))
 
-    def _told_of_credentials(self, endpoint: Endpoint) -> dict[str, object]:
-        detail = endpoint.standing.detail
-        if self.logins is None:
+    def _credentials_status(self, endpoint: Endpoint) -> dict[str, object]:
+        detail = endpoint.health.detail
+        if self.credential_checks is None:
             return {"detail": detail}
-        state = self.logins.state(endpoint)
-        if endpoint.standing.reachable and state.detail:  # of one that is down, why it is says enough
+        state = self.credential_checks.status_of(endpoint)
+        if endpoint.health.reachable and state.detail:  # of one that is down, why it is says enough
             detail = f"{detail}; {state.detail}"
         return {"credentials": state.verdict.value, "detail": detail}
 
@@ -313,19 +317,19 @@ class Brokers:
         found = self.discovery
         return [(name, reason) for name, reason in found.failures.items() if not found.has_brokers(name)]
 
-    def _report(self) -> None:
+    def _report_metrics(self) -> None:
         if self._scope.cancel_called:
             return
         endpoints = {self._label(endpoint): endpoint for endpoint in self.discovery.endpoints}
-        standings = {name: endpoint.standing for name, endpoint in endpoints.items()}
+        standings = {name: endpoint.health for name, endpoint in endpoints.items()}
         up = {name: standing.reachable for name, standing in standings.items() if standing.reachable is not None}
         up.update((name, False) for name, _ in self._unresolved())
         accepted: dict[str, bool] = {}
-        if self.logins is not None:
-            verdicts = {name: self.logins.verdict(endpoint) for name, endpoint in endpoints.items()}
-            known = {name: verdict for name, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN}
-            accepted = {name: verdict is Verdict.ACCEPTED for name, verdict in known.items()}
-        self._metrics.brokers(up, {name: standing.set_aside for name, standing in standings.items()}, accepted)
+        if self.credential_checks is not None:
+            verdicts = {name: self.credential_checks.verdict_of(endpoint) for name, endpoint in endpoints.items()}
+            known = {name: verdict for name, verdict in verdicts.items() if verdict is not CredentialVerdict.UNKNOWN}
+            accepted = {name: verdict is CredentialVerdict.ACCEPTED for name, verdict in known.items()}
+        self._metrics.show_brokers(up, {name: standing.ejected for name, standing in standings.items()}, accepted)
 
     def _label(self, endpoint: Endpoint) -> str:
         """Its name; and its address, where others have the same name."""

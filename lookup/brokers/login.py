@@ -9,7 +9,7 @@ want that principal's credentials, too, and their absence would look like a faul
 
 from dataclasses import dataclass
 
-from lookup.brokers.discovery import Endpoint, Verdict
+from lookup.brokers.discovery import CredentialVerdict, Endpoint
 from proto.commands import error_name
 from proto.connect_rules import INVALID_ROLES_TEXT, NO_PROXY_VERSION, BrokerIdentity, proxy_connect
 from proto.pulsar_pb2 import CommandConnect, ServerError
@@ -27,10 +27,10 @@ DETAIL_CHARACTERS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class LoginResult:
     """What came of one login. ``code``: Pulsar's, where the broker refused."""
 
-    verdict: Verdict
+    verdict: CredentialVerdict
     detail: str = ""
     code: int | None = None
     expires_at_unix_ms: int = 0
@@ -38,7 +38,7 @@ class Login:
     @property
     def connected(self) -> bool:
         """Whether the broker said CONNECTED."""
-        return self.verdict is Verdict.ACCEPTED and self.code is None
+        return self.verdict is CredentialVerdict.ACCEPTED and self.code is None
 
 
 def login_principal(config: Config) -> str:
@@ -47,14 +47,14 @@ def login_principal(config: Config) -> str:
     return CHECK_PRINCIPAL if named else ""
 
 
-async def log_in(greeter: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, config: Config) -> Login:
+async def log_in(greeter: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, config: Config) -> LoginResult:
     """Shake hands with a broker as relays and lookups do, and close the connection."""
     return await log_in_as(greeter, broker, credentials, login_principal(config), config)
 
 
 async def log_in_as(
     greeter: BrokerLinkFactory, broker: Endpoint, credentials: Credentials, principal: str, config: Config
-) -> Login:
+) -> LoginResult:
     """Shake hands in the name of an original principal (empty: of none), and close the connection."""
 
     def make_connect(method: str, data: bytes) -> CommandConnect:
@@ -64,30 +64,30 @@ async def log_in_as(
         link = await greeter.open_link(broker, broker.addresses, credentials, make_connect)
     except BrokerLinkFailed as failed:
         left_out = config.authentication.enabled and not principal
-        return _failed(failed, principal_left_out=left_out)
+        return _failure_result(failed, principal_left_out=left_out)
     await close_forcefully(link.stream)
-    return Login(Verdict.ACCEPTED, expires_at_unix_ms=credentials.expires_at_unix_ms)
+    return LoginResult(CredentialVerdict.ACCEPTED, expires_at_unix_ms=credentials.expires_at_unix_ms)
 
 
-def _failed(failed: BrokerLinkFailed, *, principal_left_out: bool) -> Login:
+def _failure_result(failed: BrokerLinkFailed, *, principal_left_out: bool) -> LoginResult:
     """Judge a failure. Only what a broker says of the credentials or the role is a refusal: that it is leaving, has too
     many connections (NotAllowedError, too, of one address, which clients can bring about), or is not there is none.
     """
     refusal = failed.refusal
     if refusal is None:
-        return Login(Verdict.UNKNOWN, _shown(str(failed)))
-    detail = _shown(f"{error_name(refusal.error)}: {refusal.message}")
-    verdict = Verdict.UNKNOWN
+        return LoginResult(CredentialVerdict.UNKNOWN, _printable(str(failed)))
+    detail = _printable(f"{error_name(refusal.error)}: {refusal.message}")
+    verdict = CredentialVerdict.UNKNOWN
     if refusal.error == ServerError.AuthenticationError:
-        verdict = Verdict.REFUSED
+        verdict = CredentialVerdict.REFUSED
     elif refusal.error == ServerError.AuthorizationError:
         # It has authenticated the proxy, and judges the role: a proxy's, which must name a principal, or not.
         is_proxys = principal_left_out and refusal.message == INVALID_ROLES_TEXT
-        verdict = Verdict.ACCEPTED if is_proxys else Verdict.REFUSED
+        verdict = CredentialVerdict.ACCEPTED if is_proxys else CredentialVerdict.REFUSED
     elif refusal.error == ServerError.NotAllowedError and refusal.message == NO_PROXY_VERSION:
-        verdict = Verdict.REFUSED  # by another proxy, of whose authentication.proxy_roles this one is not
-    return Login(verdict, detail, int(refusal.error))
+        verdict = CredentialVerdict.REFUSED  # by another proxy, of whose authentication.proxy_roles this one is not
+    return LoginResult(verdict, detail, int(refusal.error))
 
 
-def _shown(text: str) -> str:
+def _printable(text: str) -> str:
     return "".join(one if one.isascii() and one.isprintable() else "?" for one in text[:DETAIL_CHARACTERS_MAX])

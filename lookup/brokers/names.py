@@ -16,21 +16,21 @@ class BrokerNames:
     """What brokers are called. What was learned goes on from one configuration to the next by ``before``."""
 
     def __init__(self, url: BrokerUrl, before: "BrokerNames | None" = None) -> None:
-        hosts = {_plain(host.host) for host in url.hosts if not is_address(host.host)}
+        hosts = {_normalized(host.host) for host in url.hosts if not is_address(host.host)}
         # Of _pulsar._tcp.name and name the latter: brokers have names below it.
-        domains = hosts | {_plain(name) for name in url.srv_names[-1:]}
+        domains = hosts | {_normalized(name) for name in url.srv_names[-1:]}
         self._configured = frozenset(hosts)
         self._suffixes = tuple(f".{domain}" for domain in domains)
         self._learned: OrderedDict[str, None] = OrderedDict()
         if before is not None:
             self._learned = before._learned  # noqa: SLF001 -- another of this class
 
-    def learn(self, host: str) -> None:
+    def learn_name(self, host: str) -> None:
         """Remember a name that a broker, or an SRV record, has said; of more than LEARNED_MAX the last ones."""
         if is_address(host):
             return
-        self._learned[_plain(host)] = None
-        self._learned.move_to_end(_plain(host))
+        self._learned[_normalized(host)] = None
+        self._learned.move_to_end(_normalized(host))
         if len(self._learned) > LEARNED_MAX:
             self._learned.popitem(last=False)
 
@@ -38,19 +38,19 @@ class BrokerNames:
         """Remember the names in a broker's own URL; one that is no URL says nothing."""
         try:
             for broker in parse_service_url(url):
-                self.learn(broker.host)
+                self.learn_name(broker.host)
         except AddressInvalid:
             return
 
     def is_configured(self, host: str) -> bool:
         """Whether it is a name of ``brokers.service_url``."""
-        return _plain(host) in self._configured
+        return _normalized(host) in self._configured
 
     def is_known(self, host: str) -> bool:
         """Whether it is below one of these, or was said by a broker."""
-        plain = _plain(host)
+        plain = _normalized(host)
         return plain in self._learned or plain.endswith(self._suffixes)
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().removesuffix(".")

@@ -5,23 +5,23 @@ from typing import Protocol
 
 import trio
 
-from lookup.connections.losses import Loss
+from lookup.connections.losses import ConnectionLoss
 from proto import commands
 from proto.addresses import HostPort
 from proto.errors import RemoteProtocolError
 from proto.frames import FrameDecoder
-from proto.lookup_answers import AnswerShapes, BrokerAnswer
-from proto.lookup_kinds import LookupKind, in_short, response_request_id
-from proto.lookup_requests import Request, number_of, request_numbers
+from proto.lookup_answers import AnswerTemplates, BrokerAnswer
+from proto.lookup_kinds import LookupKind, response_request_id, shorten_answer
+from proto.lookup_requests import LookupRequest, encode_proxy_id, proxy_request_ids
 from proto.pulsar_pb2 import BaseCommand
 from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.network.broker_link import BrokerLink
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
-LOOKS_PER_PATIENCE = 8
+CHECKS_PER_SILENCE = 8
 
 SMALL_ANSWER_BYTES_MAX = 16 * 1024
 """Of an answer for which no room was made: thousands of them may be under way."""
@@ -31,16 +31,16 @@ WRITE_BUFFER_BYTES_MAX = 16 * 1024 * 1024
 AnswerChallenge = Callable[[bytes], Awaitable[tuple[str, bytes]]]
 
 
-class Asked(Protocol):
-    """Who waits for an answer."""
+class AnswerReceiver(Protocol):
+    """Receiver of a broker's answer to one request."""
 
     kind: LookupKind
     """What kind of request it is."""
-    number: bytes
+    proxy_id: bytes
     """The id of our own under which it was asked."""
 
-    def answered(self, answer: BrokerAnswer | None) -> None:
-        """Take the answer, or None where the connection was lost; called once, in the task that reads."""
+    def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
+        """Handle the answer, or None where the connection was lost; called once, in the task that reads."""
         ...
 
 
@@ -50,17 +50,15 @@ class BrokerConnectionLost(Exception):
     ``loss``: the request was under way, and perhaps the broker closed the connection upon it.
     """
 
-    def __init__(self, message: str, loss: Loss | None = None) -> None:
+    def __init__(self, message: str, loss: ConnectionLoss | None = None) -> None:
         super().__init__(message)
         self.loss = loss
 
 
 class BrokerConnection:
-    """Ask with ``ask`` or ``request``; ``run`` reads the answers until the connection ends.
+    """Connection to a broker that multiplexes the lookups of one principal.
 
-    ``keep_alive_s``: how long it may be silent before it is asked whether it is there; ``patience_s``: the same while
-    somebody waits for an answer. ``renew_at``: when another one should take its place, in Trio's time. ``shapes``:
-    answers that came before, also over other connections.
+    ``send_request`` and ``request_answer`` send; ``run`` reads the answers until the connection ends.
     """
 
     def __init__(
@@ -70,80 +68,83 @@ class BrokerConnection:
         *,
         max_frame_bytes: int,
         keep_alive_s: float,
-        patience_s: float,
+        silence_s: float,
         renew_at: float,
         answer_challenge: AnswerChallenge | None,
-        shapes: AnswerShapes,
+        answer_templates: AnswerTemplates,
     ) -> None:
         self.broker = broker
-        self.last_used = trio.current_time()
-        self.heard_at = self.last_used
+        self.last_used_at = trio.current_time()
+        self.last_received_at = self.last_used_at
         self.closed = False
-        self.loss: Loss | None = None
+        self.loss: ConnectionLoss | None = None
         """What was under way when the broker ended it; None where that was nothing, or it ended for another reason."""
         self._link = link
-        self._turn = current_tick()
+        self._tick = current_tick()
         self._keep_alive_s = keep_alive_s
-        self._patience_s = patience_s
+        self._silence_s = silence_s
         self._waiting_since = 0.0
         self._pinged_at = float("-inf")
-        self._asked = trio.Event()
+        self._request_sent = trio.Event()
         self.renew_at = renew_at
-        self._credentials = answer_challenge
+        self._make_challenge_answer = answer_challenge
         self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
         self._writer = BatchedWriter(link.stream, max_buffered_bytes=WRITE_BUFFER_BYTES_MAX)
-        self._shapes = shapes
-        self._pending: dict[bytes, Asked] = {}
-        self._numbers = request_numbers()
+        self._answer_templates = answer_templates
+        self._pending: dict[bytes, AnswerReceiver] = {}
+        self._proxy_ids = proxy_request_ids()
         self._unsent: list[bytes] = []
         self._scope = trio.CancelScope()
         self._retired = False
-        self._retires_once_asked = False
-        self._no_request_to_blame = False
+        self._retires_after_use = False
+        self._no_request_is_to_blame = False
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Return True if no request waits for an answer."""
         return not self._pending
 
-    def ask(self, request: Request, asked: Asked, now: float) -> None:
-        """Send a request at the end of the turn, under an id of our own. Raises BrokerConnectionLost."""
+    def send_request(self, request: LookupRequest, receiver: AnswerReceiver, now: float) -> None:
+        """Send a request at the end of the event loop's tick, under one of the proxy's own ids.
+
+        Raises BrokerConnectionLost where the connection is closed; later losses are reported to ``receiver``.
+        """
         if self.closed:
             raise BrokerConnectionLost(f"{self.broker} closed the connection")
-        asked.number = number = next(self._numbers)
-        self.last_used = now
-        if self._retires_once_asked:
+        receiver.proxy_id = number = next(self._proxy_ids)
+        self.last_used_at = now
+        if self._retires_after_use:
             self._retired = True
         if not self._pending:
             self._waiting_since = now
-            self._asked.set()
-        self._pending[number] = asked
-        self._unsent.append(request.numbered(number))
+            self._request_sent.set()
+        self._pending[number] = receiver
+        self._unsent.append(request.frame_with_id(number))
         if len(self._unsent) == 1:
-            self._turn.schedule_flush(self)
+            self._tick.schedule_flush(self)
 
     def flush(self) -> None:
-        """Send what was asked in this turn."""
+        """Write the requests of this tick in one piece."""
         requests, self._unsent = self._unsent, []
         try:
             self._writer.write(b"".join(requests))
         except WriterFull:
-            self._lose(list(self._pending)[-len(requests) :])
+            self._fail_requests(list(self._pending)[-len(requests) :])
 
-    def forget(self, asked: Asked) -> None:
-        """Nobody waits any more; an answer that still comes is dropped."""
-        self._pending.pop(asked.number, None)
-        if self._retires_once_asked and self._retired and not self._pending:
+    def forget_request(self, receiver: AnswerReceiver) -> None:
+        """Drop a request whose answer is no longer wanted; an answer that still comes is ignored."""
+        self._pending.pop(receiver.proxy_id, None)
+        if self._retires_after_use and self._retired and not self._pending:
             self.close()
 
-    async def request(self, request: Request) -> BaseCommand:
+    async def request_answer(self, request: LookupRequest) -> BaseCommand:
         """Ask, and wait for the answer. Raises BrokerConnectionLost."""
-        asked = _Waiting(request.kind)
-        self.ask(request, asked, trio.current_time())
+        asked = _WaitingTask(request.kind)
+        self.send_request(request, asked, trio.current_time())
         try:
             await asked.done.wait()
         finally:
-            self.forget(asked)
+            self.forget_request(asked)
         if asked.answer is None:
             why = "closed the connection" if self.closed else "does not take requests"
             raise BrokerConnectionLost(f"{self.broker} {why}", self.loss)
@@ -157,7 +158,7 @@ class BrokerConnection:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._writer.run)
                     nursery.start_soon(self._keep_alive)
-                    await self._read(nursery)
+                    await self._read_answers(nursery)
                     nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, RemoteProtocolError, RpcError, WriterFull) as group:
             reason = str(group.exceptions[0]) or type(group.exceptions[0]).__name__
@@ -165,143 +166,146 @@ class BrokerConnection:
             get_logger().error("a connection for lookups met a defect", broker=str(self.broker), exc_info=group)
         finally:
             self.closed = True
-            if self._pending and not self._no_request_to_blame:
-                self.loss = Loss(self.broker, len(self._pending))
-            self._lose(list(self._pending))
+            if self._pending and not self._no_request_is_to_blame:
+                self.loss = ConnectionLoss(self.broker, len(self._pending))
+            self._fail_requests(list(self._pending))
             await trio.aclose_forcefully(self._link.stream)
             get_logger().debug("a connection for lookups has ended", broker=str(self.broker), reason=reason)
 
-    def retire(self) -> None:
-        """Another one has taken its place: end once nobody waits for an answer."""
+    def retire_when_idle(self) -> None:
+        """Take no part in new lookups; close once no request waits for an answer."""
         self._retired = True
         if not self._pending:
             self.close()
 
-    def retire_once_asked(self) -> None:
-        """It is there for a few requests only: end once these are answered."""
-        self._retires_once_asked = True
+    def retire_after_use(self) -> None:
+        """Close once the requests that are about to be sent are answered: it serves one suspect group only."""
+        self._retires_after_use = True
 
     def close(self) -> None:
-        """End the connection; who still waits gets BrokerConnectionLost."""
-        self.closed = self._no_request_to_blame = True
+        """Close the connection; requests that still wait end with BrokerConnectionLost."""
+        self.closed = self._no_request_is_to_blame = True
         self._scope.cancel()
 
-    def _lose(self, numbers: list[bytes]) -> None:
-        """Tell those who wait that no answer will come."""
-        with self._turn:
+    def _fail_requests(self, numbers: list[bytes]) -> None:
+        """Report to the receivers of these requests that no answer will come."""
+        with self._tick:
             for number in numbers:
                 asked = self._pending.pop(number, None)
                 if asked is not None:
-                    asked.answered(None)
+                    asked.on_broker_answer(None)
 
-    async def _read(self, nursery: trio.Nursery) -> None:
+    async def _read_answers(self, nursery: trio.Nursery) -> None:
         def on_data(data: bytes | bytearray) -> None:
-            self._receive(bytes(data), nursery)
+            self._receive_data(bytes(data), nursery)
             if self._retired and not self._pending:
                 self.close()
 
-        with self._turn:
+        with self._tick:
             on_data(self._link.connected.trailing_data)
         await read_all(self._link.stream, on_data)
 
-    def _receive(self, data: bytes, nursery: trio.Nursery) -> None:
-        self.heard_at = trio.current_time()
+    def _receive_data(self, data: bytes, nursery: trio.Nursery) -> None:
+        self.last_received_at = trio.current_time()
         while data:
             if self._decoder.is_empty:
-                data = data[self._take_known(data) :]
+                data = data[self._deliver_known_answers(data) :]
                 if not data:
                     return
             self._decoder.receive_data(data)
             frame = self._decoder.next_frame()
             if frame is None:
                 return
-            self._take(frame.command, nursery)
+            self._handle_command(frame.command, nursery)
             data = self._decoder.take_unread_data()
 
-    def _take_known(self, data: bytes) -> int:
-        """Take the answers in front that came before, but for their ids, and are not parsed again; how many bytes."""
-        find, pending, at = self._shapes.find, self._pending, 0
+    def _deliver_known_answers(self, data: bytes) -> int:
+        """Deliver the leading answers that match a template without parsing them; return how many bytes they took."""
+        find, pending, at = self._answer_templates.find_answer, self._pending, 0
         while (found := find(data, at)) is not None:
             answer, number, at = found
             asked = pending.pop(number, None)
             if asked is not None:
-                asked.answered(answer)
+                asked.on_broker_answer(answer)
         return at
 
-    def _take(self, data: bytes, nursery: trio.Nursery) -> None:
+    def _handle_command(self, data: bytes, nursery: trio.Nursery) -> None:
         command = commands.parse_command(data)
         if command.type == BaseCommand.PING:
             self._writer.write(commands.pong())
         elif command.type == BaseCommand.AUTH_CHALLENGE:
             nursery.start_soon(self._answer_challenge, bytes(command.auth_challenge.challenge.auth_data))
         else:
-            self._take_answer(data, command)
+            self._handle_answer(data, command)
 
-    def _take_answer(self, data: bytes, command: BaseCommand) -> None:
+    def _handle_answer(self, data: bytes, command: BaseCommand) -> None:
         request_id = response_request_id(command)
-        number = None if request_id is None else number_of(request_id)
+        number = None if request_id is None else encode_proxy_id(request_id)
         asked = None if number is None else self._pending.pop(number, None)
         if asked is not None:
             if len(data) > SMALL_ANSWER_BYTES_MAX and not asked.kind.may_be_large:
                 get_logger().warning(
                     "a broker's answer is too large", broker=str(self.broker), request=asked.kind.name, bytes=len(data)
                 )
-                command = in_short(command, asked.kind)
+                command = shorten_answer(command, asked.kind)
             answer = BrokerAnswer(command)
-            asked.answered(answer)
-            if answer.ready is not None:
-                self._shapes.learn(data, answer)
+            asked.on_broker_answer(answer)
+            if answer.client_answer is not None:
+                self._answer_templates.learn_answer(data, answer)
         elif command.type == BaseCommand.ERROR and request_id == commands.NO_REQUEST_ID:
             raise RemoteProtocolError(f"{self.broker} ended the connection: {command.error.message}")
 
     async def _answer_challenge(self, challenge: bytes) -> None:
-        """The broker wants fresh credentials (PIP-55): the proxy's own, or a client's, which nobody here has."""
-        if self._credentials is None:
+        """Send the fresh credentials that the broker wants (PIP-55).
+
+        Where they would be a client's, which no worker holds, RemoteProtocolError ends the connection.
+        """
+        if self._make_challenge_answer is None:
             raise RemoteProtocolError(f"{self.broker} wants fresh credentials of a client")
-        method, data = await self._credentials(challenge)
+        method, data = await self._make_challenge_answer(challenge)
         version = commands.PROTOCOL_VERSION
         self._writer.write(commands.auth_response("pulsar-trio-proxy", version, method, data))
 
     async def _keep_alive(self) -> None:
-        """Ping a broker that says nothing; one that then says nothing either is given up.
+        """Ping a silent broker, and give it up if it stays silent.
 
-        Where somebody waits for an answer the patience is short: a broker that has frozen would otherwise take all of a
-        lookup's time, and another one none.
+        While a request waits, the limit is shorter: a broker that has frozen would otherwise use up all of the lookup's
+        time, and leave none for another broker.
         """
         while True:
             now = trio.current_time()
             if self._pending:
-                limit_s, since = self._patience_s, max(self.heard_at, self._waiting_since)
+                limit_s, since = self._silence_s, max(self.last_received_at, self._waiting_since)
             else:
-                limit_s, since = self._keep_alive_s, self.heard_at
+                limit_s, since = self._keep_alive_s, self.last_received_at
             if now - since >= 2 * limit_s:
-                self._no_request_to_blame = True  # the broker closed nothing
+                self._no_request_is_to_blame = True  # the broker closed nothing
                 raise RemoteProtocolError(f"{self.broker} has been silent for {now - since:.1f} s")
             if now - max(since, self._pinged_at) >= limit_s:
                 self._pinged_at = now
                 self._writer.write(commands.ping())
-            await self._until_next_look(limit_s)
+            await self._wait_for_next_check(limit_s)
 
-    async def _until_next_look(self, limit_s: float) -> None:
-        """An idle connection sleeps for long, since there may be many; but not once somebody waits for an answer."""
+    async def _wait_for_next_check(self, limit_s: float) -> None:
+        """Sleep until the next check: long on an idle connection, since there may be many, but woken by a request."""
         if self._pending:
-            await trio.sleep(limit_s / LOOKS_PER_PATIENCE)
+            await trio.sleep(limit_s / CHECKS_PER_SILENCE)
             return
-        self._asked = trio.Event()
+        self._request_sent = trio.Event()
         with trio.move_on_after(limit_s / 2):
-            await self._asked.wait()
+            await self._request_sent.wait()
 
 
-class _Waiting:
-    """A task that waits for an answer."""
+class _WaitingTask:
+    """Receiver that wakes a task with the answer."""
 
     def __init__(self, kind: LookupKind) -> None:
         self.kind = kind
-        self.number = b""
+        self.proxy_id = b""
         self.done = trio.Event()
         self.answer: BaseCommand | None = None
 
-    def answered(self, answer: BrokerAnswer | None) -> None:
+    def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
         if answer is not None:
             self.answer = BaseCommand()
             self.answer.CopyFrom(answer.command)

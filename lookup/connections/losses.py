@@ -1,6 +1,6 @@
-"""A connection that was lost under requests: who goes on with whom, and whether the broker is to blame.
+"""Losses of connections under requests: how suspects are split, and whether the broker or a request is to blame.
 
-See lookup.connections.isolated for what it is good for.
+lookup.connections.isolated describes the search.
 """
 
 from collections.abc import Iterable
@@ -8,65 +8,68 @@ from collections.abc import Iterable
 from proto.addresses import HostPort
 
 
-class Company:
-    """Requests that are asked over one connection, and nobody else's are."""
+class SuspectGroup:
+    """Group of suspect requests that share one isolated connection; identified by the object itself."""
 
     __slots__ = ()
 
 
-class Loss:
-    """A connection to a broker that was lost while it carried ``count`` requests."""
+class ConnectionLoss:
+    """Loss of a connection to a broker while it carried ``request_count`` requests."""
 
-    __slots__ = ("__weakref__", "_halves", "_joined", "_open", "_request_to_blame", "broker", "count")
+    __slots__ = ("__weakref__", "_halves", "_joined", "_open", "_request_to_blame", "broker", "request_count")
 
     def __init__(self, broker: HostPort, count: int) -> None:
         self.broker = broker
-        self.count = count
-        self._halves = Company(), Company()
+        self.request_count = count
+        self._halves = SuspectGroup(), SuspectGroup()
         self._joined = 0
         self._open = count
         self._request_to_blame = False
 
-    def join(self) -> Company:
-        """With whom one of the requests goes on: each asks once."""
-        half = self._halves[2 * self._joined >= self.count]
+    def assign_group(self) -> SuspectGroup:
+        """Return the group in which the next of the lost requests is sent again; called once for each."""
+        half = self._halves[2 * self._joined >= self.request_count]
         self._joined += 1
         return half
 
-    def settle(self, *, to_blame: bool) -> bool:
-        """Say what became of one of the requests, in the end. Whether this was the last one, and the broker is to blame
-        as no request is.
+    def record_outcome(self, *, to_blame: bool) -> bool:
+        """Record what became of one of the lost requests.
+
+        Returns True where it was the last one and none was to blame: then the broker is.
         """
         self._open -= 1
         self._request_to_blame = self._request_to_blame or to_blame
         return not self._open and not self._request_to_blame
 
 
-class Trial:
-    """What one request has been through: the connections that were lost under it."""
+class LossHistory:
+    """History of one request: the connections that were lost under it."""
 
-    __slots__ = ("company", "losses", "lost_at", "to_blame")
+    __slots__ = ("is_to_blame", "last_lost_at", "losses", "suspect_group")
 
     def __init__(self) -> None:
-        self.losses: list[Loss] = []
-        self.company: Company | None = None
+        self.losses: list[ConnectionLoss] = []
+        self.suspect_group: SuspectGroup | None = None
         """None: it is asked over a shared connection."""
-        self.lost_at: HostPort | None = None
+        self.last_lost_at: HostPort | None = None
         """The broker to which the last one was."""
-        self.to_blame = False
+        self.is_to_blame = False
 
-    def lost(self, broker: HostPort, loss: Loss | None) -> bool:
-        """A connection was lost under it; ``loss`` is None where that says nothing of the request. Whether it is to
-        blame: nothing else was on a connection that was its company's alone.
+    def record_loss(self, broker: HostPort, loss: ConnectionLoss | None) -> bool:
+        """Record that a connection was lost under the request; return True if the request is to blame.
+
+        It is to blame if it was alone on an isolated connection. ``loss``: None where the loss says nothing of the
+        request.
         """
-        self.lost_at = broker
+        self.last_lost_at = broker
         if loss is not None:
-            self.to_blame = self.company is not None and loss.count == 1
-            self.company = loss.join()
+            self.is_to_blame = self.suspect_group is not None and loss.request_count == 1
+            self.suspect_group = loss.assign_group()
             self.losses.append(loss)
-        return self.to_blame
+        return self.is_to_blame
 
-    def settled(self) -> Iterable[Loss]:
-        """The request has its answer. Gives the losses that are to be blamed on their brokers."""
+    def settle_losses(self) -> Iterable[ConnectionLoss]:
+        """End the history, as the request has its answer; return the losses that count against their brokers."""
         losses, self.losses = self.losses, []
-        return [loss for loss in losses if loss.settle(to_blame=self.to_blame)]
+        return [loss for loss in losses if loss.record_outcome(to_blame=self.is_to_blame)]

@@ -1,4 +1,4 @@
-"""Answer a client's lookup on behalf of the brokers: ask one, follow its redirects, give only the final answer.
+"""Execution of a client's lookup: ask a broker, follow its redirects, return only the final answer.
 
 PIP-1: "If the downstream broker replies with a redirection, the proxy will have to handle that internally and only
 reply to client once it has the final response."
@@ -9,18 +9,18 @@ from functools import partial
 
 import trio
 
-from lookup.brokers.directory import Brokers
+from lookup.brokers.directory import BrokerDirectory
 from lookup.brokers.discovery import Endpoint
-from lookup.connections.broker_connection import Asked, BrokerConnection, BrokerConnectionLost
-from lookup.connections.losses import Trial
+from lookup.connections.broker_connection import AnswerReceiver, BrokerConnection, BrokerConnectionLost
+from lookup.connections.losses import LossHistory
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipal
-from lookup.targets.rules import Locate, Target, TargetDenied, TargetRules
+from lookup.targets.rules import LocateBroker, Target, TargetDenied, TargetRules
 from proto.addresses import AddressInvalid, HostPort, parse_service_url, speaks_tls
 from proto.commands import error_name
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
-from proto.lookup_kinds import LookupKind, error_of, failure, subject_of
-from proto.lookup_requests import Request, request_of
+from proto.lookup_kinds import LookupKind, error_of, failure_answer, subject_of
+from proto.lookup_requests import LookupRequest, request_from_command
 from proto.pulsar_pb2 import BaseCommand, CommandLookupTopicResponse, ServerError
 from proxy.common.logs import Logger, get_logger
 from proxy.config.types import Config
@@ -28,8 +28,8 @@ from proxy.runtime.network.broker_link import NOT_CONNECTED, REASONS_TO_TRY_ANOT
 
 REDIRECTS_MAX = 10
 
-TOO_SLOW = "The broker did not answer in time"
-TO_BLAME = "The broker closes the connection upon this request"
+TIMEOUT_TEXT = "The broker did not answer in time"
+FATAL_REQUEST_TEXT = "The broker closes the connection upon this request"
 
 TRIES_MAX = 20
 """How often one request is asked: after each lost connection it is one of half as many suspects, of a million at first.
@@ -37,7 +37,9 @@ TRIES_MAX = 20
 
 
 class LookupFailed(Exception):
-    """The answer is an error of the proxy's own: Pulsar's code and a text for the client; ``detail`` for the log."""
+    """A lookup that ends with an error of the proxy's own: Pulsar's code, a text for the client, ``detail`` for the
+    log.
+    """
 
     def __init__(self, code: int, message: str, detail: str) -> None:
         super().__init__(detail)
@@ -45,139 +47,161 @@ class LookupFailed(Exception):
         self.message = message
 
 
-class Lookups:
-    """Runs the lookups of one lookup worker, under one configuration."""
+class LookupExecutor:
+    """Executor of the lookups of one lookup worker, under one configuration."""
 
-    def __init__(self, config: Config, pool: BrokerPool, rules: TargetRules, brokers: Brokers) -> None:
+    def __init__(self, config: Config, pool: BrokerPool, rules: TargetRules, brokers: BrokerDirectory) -> None:
         self._config = config
         self._pool = pool
         self._rules = rules
         self._brokers = brokers
         self._tls = speaks_tls(config.brokers.service_url)
-        self._not_open: dict[LookupPrincipal, Endpoint] = {}
+        self._unconnected: dict[LookupPrincipal, Endpoint] = {}
 
     # ---- the short way
 
-    def ask_now(self, request: Request, asker: LookupPrincipal, asked: Asked, now: float) -> BrokerConnection | None:
-        """Ask over a connection that is open already, and give it; None where there is none.
+    def send_on_open_connection(
+        self, request: LookupRequest, principal: LookupPrincipal, receiver: AnswerReceiver, now: float
+    ) -> BrokerConnection | None:
+        """Send a request over an open connection, and return that connection; return None where there is none.
 
-        ``asked`` gets the broker's answer, or None where the connection was lost, and tells ``heard`` so.
+        ``receiver`` gets the broker's answer, or None where the connection was lost; its owner reports that to
+        ``record_fast_path_outcome``.
         """
-        broker = self._brokers.first()
+        broker = self._brokers.next_broker()
         if broker is None:
             return None
-        connection = self._pool.open_connection(broker, asker, now)
+        connection = self._pool.get_open_connection(broker, principal, now)
         if connection is None:
-            self._not_open[asker] = broker
+            self._unconnected[principal] = broker
             return None
         try:
-            connection.ask(request, asked, now)
+            connection.send_request(request, receiver, now)
         except BrokerConnectionLost:
             return None
         return connection
 
-    def heard(self, connection: BrokerConnection, answer: BrokerAnswer | None) -> None:
-        """What came of a request the short way says something of the broker; but see lookup.connections.isolated."""
+    def record_fast_path_outcome(self, connection: BrokerConnection, answer: BrokerAnswer | None) -> None:
+        """Record what a fast-path request says of its broker's health: an answer, or a loss that no suspect
+        explains.
+        """
         if answer is not None:
-            self._brokers.answered(connection.broker)
+            self._brokers.record_answer(connection.broker)
         elif connection.loss is None:
-            self._brokers.failed(connection.broker, "lost", connection)
+            self._brokers.record_failure(connection.broker, "lost", connection)
 
-    def forget(self, connection: BrokerConnection, asked: Asked) -> None:
-        """An answer that did not come in time is not wanted any more."""
-        self._brokers.failed(connection.broker, "timeout", connection)
-        connection.forget(asked)
+    def abandon_request(self, connection: BrokerConnection, receiver: AnswerReceiver) -> None:
+        """Give up a request whose answer did not come in time; it counts against the broker."""
+        self._brokers.record_failure(connection.broker, "timeout", connection)
+        connection.forget_request(receiver)
 
-    def ready(self, answer: BrokerAnswer, kind: LookupKind, asker: LookupPrincipal, client: str) -> ClientAnswer | None:
-        """An answer as its client must see it; None where it is not final. A success is made ready only once."""
-        if not self.is_final(answer.command, kind):
+    def prepare_answer(
+        self, answer: BrokerAnswer, kind: LookupKind, principal: LookupPrincipal, client: str
+    ) -> ClientAnswer | None:
+        """Return a broker's answer as its client must see it, or None where it is not final.
+
+        A success is prepared once and kept in ``answer`` for the next client.
+        """
+        if not self.is_final_answer(answer.command, kind):
             return None
         command = BaseCommand()
         command.CopyFrom(answer.command)
-        ready = ClientAnswer(self.finished(command, kind, asker, client))
+        ready = ClientAnswer(self.finish_answer(command, kind, principal, client))
         if ready.error is None and not _is_redirect(answer.command):
-            answer.ready = ready
+            answer.client_answer = ready
         return ready
 
     @staticmethod
-    def is_final(answer: BaseCommand, kind: LookupKind) -> bool:
-        """Whether nothing has to be asked any more."""
+    def is_final_answer(answer: BaseCommand, kind: LookupKind) -> bool:
+        """Return True if no other broker has to be asked."""
         return kind.response_type != BaseCommand.LOOKUP_RESPONSE or not _is_redirect(answer)
 
-    def finished(self, answer: BaseCommand, kind: LookupKind, asker: LookupPrincipal, client: str) -> BaseCommand:
-        """A final answer, as its client must see it."""
+    def finish_answer(
+        self, answer: BaseCommand, kind: LookupKind, principal: LookupPrincipal, client: str
+    ) -> BaseCommand:
+        """Return a final answer as its client must see it; it may become an error."""
         try:
-            self._lead_through_proxy(answer)
+            self._rewrite_for_proxy(answer)
         except LookupFailed as failed:
-            return self._failed(failed, kind, asker, client, "")
+            return self._failure_answer(failed, kind, principal, client, "")
         error_code = error_of(answer)
         if error_code is not None:
-            _log(kind, asker, client).info("a broker answered a lookup with an error", error=error_name(error_code))
+            _bound_logger(kind, principal, client).info(
+                "a broker answered a lookup with an error", error=error_name(error_code)
+            )
         return answer
 
-    def too_slow(self, command: BaseCommand, kind: LookupKind, asker: LookupPrincipal, client: str) -> BaseCommand:
-        """The answer where no broker gave one in time."""
+    def timeout_answer(
+        self, command: BaseCommand, kind: LookupKind, principal: LookupPrincipal, client: str
+    ) -> BaseCommand:
+        """Return the answer for a lookup that no broker answered in time."""
         timeout_ms = self._config.limits.lookup_timeout_ms
-        failed = LookupFailed(ServerError.ServiceNotReady, TOO_SLOW, f"no answer within {timeout_ms} ms")
-        return self._failed(failed, kind, asker, client, subject_of(command, kind))
+        failed = LookupFailed(ServerError.ServiceNotReady, TIMEOUT_TEXT, f"no answer within {timeout_ms} ms")
+        return self._failure_answer(failed, kind, principal, client, subject_of(command, kind))
 
     @staticmethod
-    def _failed(
-        failed: LookupFailed, kind: LookupKind, asker: LookupPrincipal, client: str, resource: str
+    def _failure_answer(
+        failed: LookupFailed, kind: LookupKind, principal: LookupPrincipal, client: str, resource: str
     ) -> BaseCommand:
-        _log(kind, asker, client).warning("a lookup failed", resource=resource, reason=str(failed))
-        return failure(kind, 0, failed.code, failed.message)
+        _bound_logger(kind, principal, client).warning("a lookup failed", resource=resource, reason=str(failed))
+        return failure_answer(kind, 0, failed.code, failed.message)
 
     # ---- the long way
 
-    async def answer(
+    async def execute_lookup(
         self,
         command: BaseCommand,
         kind: LookupKind,
-        asker: LookupPrincipal,
+        principal: LookupPrincipal,
         client: str,
         answer: BaseCommand | None = None,
         *,
         deadline: float,
-        trial: Trial | None = None,
+        losses: LossHistory | None = None,
     ) -> BaseCommand:
-        """The final answer for the client; an error is an answer too.
+        """Return the final answer for the client; an error is an answer too.
 
-        ``answer``: what a broker has said already. ``trial``: connections that were lost under the request already.
+        ``answer``: a broker's answer so far, None where no broker has been asked. ``losses``: the connections that were
+        lost under the request before.
         """
-        trial = trial or Trial()
+        losses = losses or LossHistory()
         try:
             with trio.fail_at(deadline):
                 if answer is None:
-                    answer = await self._ask_any(command, kind, asker, trial)
-                answer = await self._follow(answer, command, kind, asker, trial)
+                    answer = await self._ask_configured_brokers(command, kind, principal, losses)
+                answer = await self._follow_redirects(answer, command, kind, principal, losses)
         except trio.TooSlowError:
-            return self.too_slow(command, kind, asker, client)
+            return self.timeout_answer(command, kind, principal, client)
         except LookupFailed as failed:
-            return self._failed(failed, kind, asker, client, subject_of(command, kind))
+            return self._failure_answer(failed, kind, principal, client, subject_of(command, kind))
         finally:
-            for loss in trial.settled():
-                self._brokers.failed(loss.broker, "lost", loss)
-            if trial.to_blame:
-                self._brokers.request_blamed(kind.name)
-        return self.finished(answer, kind, asker, client)
+            for loss in losses.settle_losses():
+                self._brokers.record_failure(loss.broker, "lost", loss)
+            if losses.is_to_blame:
+                self._brokers.count_fatal_request(kind.name)
+        return self.finish_answer(answer, kind, principal, client)
 
-    async def _follow(
-        self, answer: BaseCommand, command: BaseCommand, kind: LookupKind, asker: LookupPrincipal, trial: Trial
+    async def _follow_redirects(
+        self,
+        answer: BaseCommand,
+        command: BaseCommand,
+        kind: LookupKind,
+        principal: LookupPrincipal,
+        losses: LossHistory,
     ) -> BaseCommand:
         """Follow redirects to the final answer; raises LookupFailed."""
         request = BaseCommand()
         request.CopyFrom(command)
         for _ in range(REDIRECTS_MAX):
-            if self.is_final(answer, kind):
+            if self.is_final_answer(answer, kind):
                 return answer
             response = answer.lookup_topic_response
             request.lookup_topic.authoritative = response.authoritative
-            broker = self._redirected_to(self._url(response))
-            checked = partial(self._checked, broker)
-            named = self._brokers.named(broker) or broker
-            answer = await self._ask_until_found(named, checked, request, kind, asker, trial)
-        if self.is_final(answer, kind):
+            broker = self._parse_redirect(self._broker_url(response))
+            checked = partial(self._locate_redirect, broker)
+            named = self._brokers.broker_named(broker) or broker
+            answer = await self._ask_named_broker(named, checked, request, kind, principal, losses)
+        if self.is_final_answer(answer, kind):
             return answer
         raise LookupFailed(
             ServerError.ServiceNotReady,
@@ -185,116 +209,125 @@ class Lookups:
             f"more than {REDIRECTS_MAX} redirects for {command.lookup_topic.topic}",
         )
 
-    async def _ask_any(
-        self, command: BaseCommand, kind: LookupKind, asker: LookupPrincipal, trial: Trial
+    async def _ask_configured_brokers(
+        self, command: BaseCommand, kind: LookupKind, principal: LookupPrincipal, losses: LossHistory
     ) -> BaseCommand:
-        """Ask the configured brokers, in turn, until one can be asked: first the one to which no connection was open,
-        so that there will be one; last those whose connection broke under the request, since they may hang.
+        """Ask the configured brokers in order, until one can be asked. Raises LookupFailed.
+
+        First comes the one to which no connection was open, so that there will be one; last those whose connection
+        broke under the request, since they may hang.
         """
-        lost = trial.lost_at
-        await self._brokers.any_found()
-        failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, self._brokers.why_none)
-        brokers = sorted(self._brokers.in_turn(self._not_open.pop(asker, None)), key=lambda broker: broker is lost)
+        lost = losses.last_lost_at
+        await self._brokers.wait_until_any_found()
+        failed = LookupFailed(ServerError.ServiceNotReady, NOT_CONNECTED, self._brokers.none_known_reason)
+        brokers = sorted(
+            self._brokers.brokers_in_order(self._unconnected.pop(principal, None)), key=lambda broker: broker is lost
+        )
         waiting = deque(brokers)
         tries_left = TRIES_MAX
         while waiting and tries_left:
             tries_left -= 1
             broker = waiting.popleft()
             try:
-                return await self._ask(broker, partial(_own, broker), command, kind, asker, trial)
-            except _Lost as error:
+                return await self._ask_broker(
+                    broker, partial(_locate_configured, broker), command, kind, principal, losses
+                )
+            except _ConnectionLost as error:
                 failed = error
                 waiting.append(broker)
             except _NextBroker as error:
                 failed = error
         raise LookupFailed(failed.code, failed.message, str(failed))
 
-    async def _ask_until_found(  # noqa: PLR0917 -- the request, and what belongs to it
+    async def _ask_named_broker(  # noqa: PLR0917 -- the request, and what belongs to it
         self,
         broker: HostPort,
-        locate: Locate,
+        locate: LocateBroker,
         command: BaseCommand,
         kind: LookupKind,
-        asker: LookupPrincipal,
-        trial: Trial,
+        principal: LookupPrincipal,
+        losses: LossHistory,
     ) -> BaseCommand:
-        """Ask the one broker that can answer. A lookup may be asked again, so a connection that broke is replaced."""
+        """Ask the one broker that can answer. A lookup may be sent twice, so a connection that broke is replaced."""
         for _ in range(TRIES_MAX - 1):
             try:
-                return await self._ask(broker, locate, command, kind, asker, trial)
-            except _Lost:
+                return await self._ask_broker(broker, locate, command, kind, principal, losses)
+            except _ConnectionLost:
                 continue
-        return await self._ask(broker, locate, command, kind, asker, trial)
+        return await self._ask_broker(broker, locate, command, kind, principal, losses)
 
-    async def _ask(  # noqa: PLR0917 -- the request, and what belongs to it
+    async def _ask_broker(  # noqa: PLR0917 -- the request, and what belongs to it
         self,
         broker: HostPort,
-        locate: Locate,
+        locate: LocateBroker,
         command: BaseCommand,
         kind: LookupKind,
-        asker: LookupPrincipal,
-        trial: Trial,
+        principal: LookupPrincipal,
+        losses: LossHistory,
     ) -> BaseCommand:
-        """Ask one broker. Raises LookupFailed; where it helps to ask again, or another one, _Lost or _NextBroker."""
+        """Ask one broker.
+
+        Raises LookupFailed; _ConnectionLost where it helps to ask again; _NextBroker where another broker may help.
+        """
         try:
-            if trial.company is None:
-                connection = await self._pool.connection(broker, locate, asker)
+            if losses.suspect_group is None:
+                connection = await self._pool.get_connection(broker, locate, principal)
             else:
-                connection = await self._pool.connection_apart(broker, locate, asker, trial.company)
+                connection = await self._pool.get_isolated_connection(broker, locate, principal, losses.suspect_group)
         except BrokerConnectionLost as error:
-            raise _Lost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
+            raise _ConnectionLost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
         except BrokerLinkFailed as error:
             if error.reason not in REASONS_TO_TRY_ANOTHER_BROKER:
                 raise LookupFailed(error.code, error.message, str(error)) from None
-            self._brokers.failed(broker, error.reason, error)
+            self._brokers.record_failure(broker, error.reason, error)
             raise _NextBroker(error.code, error.message, str(error)) from None
         try:
-            answer = await connection.request(_request(command, kind))
+            answer = await connection.request_answer(_request_from(command, kind))
         except BrokerConnectionLost as error:
             if error.loss is None:
-                self._brokers.failed(broker, "lost", connection)
-            if trial.lost(broker, error.loss):
+                self._brokers.record_failure(broker, "lost", connection)
+            if losses.record_loss(broker, error.loss):
                 detail = f"{broker} closed a connection on which nothing else was asked"
-                raise LookupFailed(ServerError.ServiceNotReady, TO_BLAME, detail) from None
-            raise _Lost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
+                raise LookupFailed(ServerError.ServiceNotReady, FATAL_REQUEST_TEXT, detail) from None
+            raise _ConnectionLost(ServerError.ServiceNotReady, NOT_CONNECTED, str(error)) from None
         except trio.Cancelled:
-            self._brokers.failed(broker, "timeout", connection)
+            self._brokers.record_failure(broker, "timeout", connection)
             raise
-        self._brokers.answered(broker)
+        self._brokers.record_answer(broker)
         return answer
 
-    async def _checked(self, broker: HostPort) -> Target:
-        """Where a broker is that another one named: only where the rules let us go."""
+    async def _locate_redirect(self, broker: HostPort) -> Target:
+        """Return where a broker is that another broker named, if the rules allow it. Raises LookupFailed."""
         try:
-            return await self._rules.check(str(broker))
+            return await self._rules.check_target(str(broker))
         except TargetDenied as error:
-            raise _bad_redirect(error) from None
+            raise _invalid_redirect(error) from None
 
-    def _redirected_to(self, url: str) -> HostPort:
+    def _parse_redirect(self, url: str) -> HostPort:
         if speaks_tls(url) is not self._tls:
-            raise _bad_redirect(AddressInvalid(f"{url[:300]!r}: see the scheme of brokers.service_url"))
+            raise _invalid_redirect(AddressInvalid(f"{url[:300]!r}: see the scheme of brokers.service_url"))
         try:
             broker = parse_service_url(url)[0]
             self._rules.check_port(broker)
         except (AddressInvalid, TargetDenied) as error:
-            raise _bad_redirect(error) from None
-        self._brokers.names.learn(broker.host)
+            raise _invalid_redirect(error) from None
+        self._brokers.names.learn_name(broker.host)
         return broker
 
-    def _url(self, response: CommandLookupTopicResponse) -> str:
-        """Of the two addresses of a broker the one that the proxy dials."""
+    def _broker_url(self, response: CommandLookupTopicResponse) -> str:
+        """Return the one of a broker's two URLs that the proxy dials."""
         return str(response.broker_service_url_tls if self._tls else response.broker_service_url)
 
-    def _lead_through_proxy(self, answer: BaseCommand) -> None:
-        """The final answer is the broker's own, but its client comes through the proxy (PIP-1). Raises LookupFailed.
+    def _rewrite_for_proxy(self, answer: BaseCommand) -> None:
+        """Rewrite a final answer so that the client comes through the proxy (PIP-1). Raises LookupFailed.
 
-        Both URLs are the one that the proxy dials: a client picks by whether *it* speaks TLS, which says nothing about
-        the way from the proxy to the broker.
+        Both URLs become the one that the proxy dials: a client picks by whether *it* speaks TLS, which says nothing
+        about the way from the proxy to the broker.
         """
         response = answer.lookup_topic_response
         if answer.type != BaseCommand.LOOKUP_RESPONSE or response.response != CommandLookupTopicResponse.Connect:
             return
-        url = self._url(response)
+        url = self._broker_url(response)
         if not url:
             kind = "with" if self._tls else "without"
             raise LookupFailed(
@@ -312,29 +345,29 @@ def _is_redirect(answer: BaseCommand) -> bool:
     return answer.type == lookup and answer.lookup_topic_response.response == CommandLookupTopicResponse.Redirect
 
 
-def _request(command: BaseCommand, kind: LookupKind) -> Request:
+def _request_from(command: BaseCommand, kind: LookupKind) -> LookupRequest:
     copy = BaseCommand()
     copy.CopyFrom(command)
-    return request_of(copy, kind)[0]
+    return request_from_command(copy, kind)[0]
 
 
-async def _own(broker: Endpoint) -> Target:
-    """Where a broker of the operator's own is."""
+async def _locate_configured(broker: Endpoint) -> Target:
+    """Return where a configured broker is."""
     return Target(broker, broker.addresses)
 
 
 class _NextBroker(LookupFailed):
-    """This broker cannot be asked; another one perhaps."""
+    """Failure of this broker; another one may answer."""
 
 
-class _Lost(_NextBroker):
-    """The connection broke under the request; asked once more, the same broker may answer."""
+class _ConnectionLost(_NextBroker):
+    """Loss of the connection under the request; the same broker may answer a second attempt."""
 
 
-def _bad_redirect(error: Exception) -> LookupFailed:
+def _invalid_redirect(error: Exception) -> LookupFailed:
     text = "The topic's broker cannot be validated"
     return LookupFailed(ServerError.ServiceNotReady, text, f"a broker redirects to {error}")
 
 
-def _log(kind: LookupKind, asker: LookupPrincipal, client: str) -> Logger:
-    return get_logger().bind(client=client, principal=asker.principal, request=kind.name)
+def _bound_logger(kind: LookupKind, asker: LookupPrincipal, client: str) -> Logger:
+    return get_logger().bind(client=client, principal=asker.name, request=kind.name)

@@ -12,7 +12,7 @@ from lookup.brokers.names import BrokerNames
 from proxy.runtime.dns.resolver import Addresses, Resolver
 
 
-class ResolvesTargets(Protocol):
+class TargetAddresses(Protocol):
     """Where the addresses of targets come from."""
 
     async def resolve_addresses(self, host: str, *, owner: str = "") -> Addresses:

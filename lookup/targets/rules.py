@@ -23,10 +23,10 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from lookup.brokers.configured import LABELS_MIN, Address, OwnBrokers, exact_address
-from lookup.brokers.directory import Brokers
+from lookup.brokers.configured import LABELS_MIN, Address, ConfiguredBrokers, exact_address
+from lookup.brokers.directory import BrokerDirectory
 from lookup.brokers.discovery import Endpoint
-from lookup.targets.name_resolver import ResolvesTargets
+from lookup.targets.name_resolver import TargetAddresses
 from proto.addresses import AddressInvalid, HostPort, PortMissing, parse_host_port
 from proxy.config import types
 from proxy.runtime.dns.resolver import ResolutionFailed, is_address
@@ -69,14 +69,14 @@ class Target:
 ANY_BROKER_MAX = 5
 """How many brokers are named to a client that takes any: each but the first is tried where those before it failed."""
 
-Locate = Callable[[], Awaitable[Target]]
+LocateBroker = Callable[[], Awaitable[Target]]
 """Where a broker is to be dialled, and under which name. May raise TargetDenied."""
 
 
 class TargetRules:
     """The operator's rules, ready for use."""
 
-    def __init__(self, config: types.Brokers, resolver: ResolvesTargets, brokers: Brokers) -> None:
+    def __init__(self, config: types.Brokers, resolver: TargetAddresses, brokers: BrokerDirectory) -> None:
         self._ports = frozenset(config.allowed_ports)
         self._further_ports = self._ports or PULSAR_PORTS
         self._hosts = [re.compile(fnmatch.translate(pattern.lower())) for pattern in config.allowed_hosts]
@@ -89,7 +89,7 @@ class TargetRules:
         self._brokers = brokers
         self._through_proxy = config.through_proxy
 
-    async def check(self, text: str, owner: str = "") -> Target:
+    async def check_target(self, text: str, owner: str = "") -> Target:
         """Where to dial for the target that a client or a redirecting broker names; raises TargetDenied.
 
         ``owner``: for whom, where it is a client; names are resolved for owners in turn.
@@ -102,23 +102,23 @@ class TargetRules:
             raise TargetDenied("no_port", f"{error}: a target is host:port") from None
         except AddressInvalid as error:
             raise TargetDenied("malformed", str(error)) from None
-        if not self._brokers.own.hosts:  # SRV records say which ports there are
-            await self._brokers.all_tried()
+        if not self._brokers.configured.hosts:  # SRV records say which ports there are
+            await self._brokers.wait_until_all_resolved()
         self.check_port(broker)
         if self._through_proxy:
-            return await self._proxy(broker)
+            return await self._next_proxy(broker)
         try:
             found = await self._resolver.resolve_addresses(broker.host, owner=owner)
         except ResolutionFailed as error:
             raise TargetDenied("unknown_host", str(error)) from None
-        if not self._brokers.own.has_host(broker.host):
-            await self._brokers.all_tried()
-        asked = _Asked(broker, found.name, self._brokers.own)
+        if not self._brokers.configured.has_host(broker.host):
+            await self._brokers.wait_until_all_resolved()
+        asked = _TargetQuery(broker, found.name, self._brokers.configured)
         denied: TargetDenied | None = None
         allowed: dict[HostPort, list[str]] = {}
         for address in found.addresses:
             try:
-                allowed.setdefault(self._checked(asked, address), []).append(address)
+                allowed.setdefault(self._check_address(asked, address), []).append(address)
             except TargetDenied as error:
                 denied = denied or error
         if not allowed:
@@ -126,35 +126,35 @@ class TargetRules:
         name, chosen = next(iter(allowed.items()))  # of several brokers the first
         return Target(name, tuple(chosen))
 
-    async def any_broker(self) -> list[Target]:
+    async def targets_for_any_broker(self) -> list[Target]:
         """The brokers of brokers.service_url for a client that takes any of them (Pulsar 5), at most ANY_BROKER_MAX, in
         the order in which to try them: they take turns, and those that are set aside come last.
 
         Their addresses are held against the same rules as those of a target. Raises TargetDenied where none is left.
         """
-        await self._brokers.any_found()
+        await self._brokers.wait_until_any_found()
         denied: TargetDenied | None = None
         targets = []
-        for endpoint in self._brokers.in_turn():
+        for endpoint in self._brokers.brokers_in_order():
             try:
-                targets.append(self._own_target(endpoint))
+                targets.append(self._configured_target(endpoint))
             except TargetDenied as error:
                 denied = denied or error
         if not targets:
-            raise denied or TargetDenied("unknown_host", self._brokers.why_none)
+            raise denied or TargetDenied("unknown_host", self._brokers.none_known_reason)
         return targets[:ANY_BROKER_MAX]
 
-    def _own_target(self, endpoint: Endpoint) -> Target:
+    def _configured_target(self, endpoint: Endpoint) -> Target:
         """A broker of brokers.service_url, at its allowed addresses; raises TargetDenied where it has none."""
         broker = HostPort(endpoint.host, endpoint.port)
         if self._through_proxy:
             return Target(broker, endpoint.addresses)
-        asked = _Asked(broker, endpoint.host.lower().removesuffix("."), self._brokers.own)
+        asked = _TargetQuery(broker, endpoint.host.lower().removesuffix("."), self._brokers.configured)
         denied: TargetDenied | None = None
         addresses = []
         for address in endpoint.addresses:
             try:
-                self._checked(asked, address)
+                self._check_address(asked, address)
             except TargetDenied as error:
                 denied = denied or error
             else:
@@ -163,55 +163,55 @@ class TargetRules:
             raise denied or TargetDenied("unknown_host", f"{broker} has no address")
         return Target(broker, tuple(addresses))
 
-    async def _proxy(self, broker: HostPort) -> Target:
+    async def _next_proxy(self, broker: HostPort) -> Target:
         """Another proxy of the operator's: no byte goes anywhere else, whatever the client named."""
         if self._hosts and not self._has_host(broker.host):
             raise TargetDenied("host", f"{broker}: its host is not in brokers.allowed_hosts")
-        await self._brokers.any_found()
-        proxy = self._brokers.first()
+        await self._brokers.wait_until_any_found()
+        proxy = self._brokers.next_broker()
         if proxy is None:
-            raise TargetDenied("unknown_host", self._brokers.why_none)
+            raise TargetDenied("unknown_host", self._brokers.none_known_reason)
         return Target(HostPort(proxy.host, proxy.port), proxy.addresses)
 
     def check_port(self, broker: HostPort) -> None:
         """The rule that needs no name server; raises TargetDenied. The ports of another proxy are not brokers'."""
-        may_be_own = not self._through_proxy and self._is_own_port(broker.port, self._brokers.own)
+        may_be_own = not self._through_proxy and self._is_broker_port(broker.port, self._brokers.configured)
         may_be_further = (self._further or self._through_proxy) and broker.port in self._further_ports
         if not (may_be_own or may_be_further):
             raise TargetDenied("port", _port_denied(broker))
 
-    def _is_own_port(self, port: int, own: OwnBrokers) -> bool:
+    def _is_broker_port(self, port: int, own: ConfiguredBrokers) -> bool:
         """Whether brokers of the URL are at a port. At any other one of their machines anybody may listen."""
         return port in own.ports or port in self._ports
 
-    def _checked(self, asked: "_Asked", text: str) -> HostPort:
+    def _check_address(self, asked: "_TargetQuery", text: str) -> HostPort:
         """Under which name to dial one address of a target; raises TargetDenied."""
-        reached = reached_by(text)
-        reason = never_allowed(reached)
+        reached = effective_address(text)
+        reason = forbidden_reason(reached)
         if reason is not None:
             raise TargetDenied(reason, f"{asked.broker} is at {text}, which is never allowed")
-        name = self._allowed(asked, text)
-        if reached.is_loopback and not self._loopback_allowed(reached, asked.own):
+        name = self._apply_operator_rules(asked, text)
+        if reached.is_loopback and not self._loopback_allowed(reached, asked.configured):
             detail = "on the proxy's own machine, where no broker of brokers.service_url is"
             where = f"{asked.broker} is at {text}, {detail}"
             raise TargetDenied("loopback", f"{where}, and brokers.allowed_addresses does not name it")
         return name
 
-    def _allowed(self, asked: "_Asked", text: str) -> HostPort:
+    def _apply_operator_rules(self, asked: "_TargetQuery", text: str) -> HostPort:
         """The same, by the rules that the operator has a say in; raises TargetDenied."""
         broker = asked.broker
-        is_own_port = self._is_own_port(broker.port, asked.own)
-        is_own = asked.own.has_host(broker.host) or asked.own.has_name(asked.name)
+        is_own_port = self._is_broker_port(broker.port, asked.configured)
+        is_own = asked.configured.has_host(broker.host) or asked.configured.has_name(asked.name)
         if is_own and is_own_port:
             return broker
         further = self._further and self._has_host(broker.host, asked.name) and self._has_address(text)
         if further and self._hosts and broker.port in self._further_ports:
             return broker
-        known = asked.own.broker_at(text, broker.port)
+        known = asked.configured.broker_at(text, broker.port)
         if known is not None and is_own_port:
             return HostPort(known.host, broker.port)
         if not further and not is_own and known is None:
-            raise self._denied(asked, text)
+            raise self._denial_with_advice(asked, text)
         if not further or broker.port not in self._further_ports:
             raise TargetDenied("port", _port_denied(broker))
         return broker
@@ -227,41 +227,43 @@ class TargetRules:
         """
         if self._any_address:
             return True
-        reached, exact = reached_by(text), exact_address(text)
+        reached, exact = effective_address(text), exact_address(text)
         both = {reached, exact} if _is_tunnel(exact) else {reached}
         return all(any(address in network for network in self._networks) for address in both)
 
-    def _denied(self, asked: "_Asked", text: str) -> TargetDenied:
+    def _denial_with_advice(self, asked: "_TargetQuery", text: str) -> TargetDenied:
         """Why not, and what to set if the target is a broker of the operator's all the same."""
         broker, literal = asked.broker, is_address(asked.broker.host)
         host_good = self._has_host(broker.host, asked.name)
         keys = []
         if not host_good or not (self._further or literal):
-            keys.append(_with("allowed_hosts", pattern_for(asked.name or broker.host), further=bool(self._hosts)))
+            keys.append(
+                _config_line("allowed_hosts", host_pattern_for(asked.name or broker.host), further=bool(self._hosts))
+            )
         if (literal and not self._further) or not self._has_address(text):
             address = text.partition("%")[0]
-            keys.append(_with("allowed_addresses", address, further=bool(self._networks)))
+            keys.append(_config_line("allowed_addresses", address, further=bool(self._networks)))
         where = f"{broker} is at {text}, no broker's of brokers.service_url (its hosts, below them, at their addresses)"
         if self._further:
             where += f", and not in brokers.{'allowed_addresses' if host_good else 'allowed_hosts'}"
         advice = f"if it is a broker of yours, set {' and '.join(keys)}"
         return TargetDenied("address" if self._further and host_good else "host", f"{where}; {advice}")
 
-    def _loopback_allowed(self, address: Address, own: OwnBrokers) -> bool:
+    def _loopback_allowed(self, address: Address, own: ConfiguredBrokers) -> bool:
         """Whether the operator names it, by a network of nothing else; or a configured broker is on this machine."""
-        return own.any_on_this_machine or any(address in network and network.is_loopback for network in self._networks)
+        return own.any_at_loopback or any(address in network and network.is_loopback for network in self._networks)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _TargetQuery:
     """A target, the whole name that its host was found under, and the brokers that are known then."""
 
     broker: HostPort
     name: str
-    own: OwnBrokers
+    configured: ConfiguredBrokers
 
 
-def _with(key: str, value: str, *, further: bool) -> str:
+def _config_line(key: str, value: str, *, further: bool) -> str:
     """A key with one more value, as an operator would write it."""
     return f'brokers.{key} = [{"…, " if further else ""}"{value}"]'
 
@@ -270,7 +272,7 @@ def _port_denied(broker: HostPort) -> str:
     return f"{broker}: its port is neither in brokers.allowed_ports, nor that of a broker of brokers.service_url"
 
 
-def pattern_for(host: str) -> str:
+def host_pattern_for(host: str) -> str:
     """What to write into brokers.allowed_hosts for a broker of this host: for all below the same name, where that is
     so long that others have no names there; or else for the host alone.
     """
@@ -282,7 +284,7 @@ def _is_tunnel(address: Address) -> bool:
     return isinstance(address, ipaddress.IPv6Address) and bool(address.sixtofour or address.teredo)
 
 
-def reached_by(text: str) -> Address:
+def effective_address(text: str) -> Address:
     """The address that is reached by dialling one: IPv4 may stand within IPv6 (mapped: RFC 4291, 2.5.5.2; NAT64: RFC
     6052, 2.1; 6to4: RFC 3056; Teredo: RFC 4380), and what holds for the one must hold for the other.
     """
@@ -295,7 +297,7 @@ def reached_by(text: str) -> Address:
     return address.ipv4_mapped or address.sixtofour or (address if teredo is None else teredo[1])
 
 
-def never_allowed(address: Address) -> str | None:
+def forbidden_reason(address: Address) -> str | None:
     """Why no broker is at an address, a short stable name; None where one may be."""
     if address in _METADATA_SERVICES:
         return "metadata"

@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from proxy.admin.http import HttpRequest, HttpResponse
 from proxy.admin.scrape import CollectedMetrics
 from proxy.common.logs import get_logger
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 JSON = "application/json"
 

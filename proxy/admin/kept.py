@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 import trio
 
 from proxy.common.logs import get_logger
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 ValueT = TypeVar("ValueT")
 

@@ -13,7 +13,7 @@ from proxy.admin.exposition import Exposition
 from proxy.common.logs import get_logger
 from proxy.runtime.observability.metrics import render_metrics
 from proxy.runtime.process.process_identity import ProcessIdentity
-from proxy.runtime.rpc.client import RpcCallRefused, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 
 CONCURRENT_CALLS_MAX = 4
 """Their answers (each at most exposition.PROCESS_BYTES_MAX) must fit into what may wait on the supervisor's line."""

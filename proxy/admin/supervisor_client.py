@@ -9,7 +9,8 @@ from proto.rpc_pb2 import Empty, Method, Places, Reasons, Text
 from proxy.runtime.process.descriptors import adopt_socket
 from proxy.runtime.process.process_identity import ProcessIdentity
 from proxy.runtime.process.worker import CONTROL_FRAME_BYTES_MAX
-from proxy.runtime.rpc.client import NoMoreConnections, RpcClient, RpcError
+from proxy.runtime.rpc.client import NoMoreConnections, RpcClient
+from proxy.runtime.rpc.errors import RpcError
 
 LISTENER_REQUEST = b"L"
 """The first byte on the line: the supervisor answers it with the listener, before any call."""

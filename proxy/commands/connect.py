@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import trio
 
 from auth.state import BrokerAuthentication, CredentialsUnavailable
-from lookup.brokers.discovery import Discovery, Endpoint, Verdict
-from lookup.brokers.login import Login, log_in_as, login_principal
+from lookup.brokers.discovery import BrokerDiscovery, CredentialVerdict, Endpoint
+from lookup.brokers.login import LoginResult, log_in_as, login_principal
 from lookup.brokers.probe import probe
 from proto.addresses import HostPort, parse_broker_url, speaks_tls
 from proto.pulsar_pb2 import ServerError
@@ -26,7 +26,7 @@ from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.broker_link import BrokerLinkFactory
 from proxy.runtime.network.credentials import Credentials, NoCredentials
 from proxy.runtime.network.dialing import Dialer
-from proxy.runtime.rpc.client import RpcCallRefused
+from proxy.runtime.rpc.errors import RpcCallRefused
 
 BROKERS_MAX = 64
 """Brokers that are tried; of more, the first ones, and then not all is well."""
@@ -95,7 +95,7 @@ async def check_brokers(config: Config, authentication: BrokerAuthentication | N
 
 
 @asynccontextmanager
-async def _discovered(config: Config) -> AsyncIterator[Discovery]:
+async def _discovered(config: Config) -> AsyncIterator[BrokerDiscovery]:
     """Resolve the names of the URL, each once."""
     brokers = config.brokers
     async with trio.open_nursery() as nursery:
@@ -105,9 +105,9 @@ async def _discovered(config: Config) -> AsyncIterator[Discovery]:
             ttl_max_s=seconds(brokers.dns_ttl_max_ms),
             use_system_resolver=True,
         )
-        discovery = Discovery(parse_broker_url(brokers.service_url), resolver)
+        discovery = BrokerDiscovery(parse_broker_url(brokers.service_url), resolver)
         nursery.start_soon(discovery.run)
-        await discovery.all_tried()
+        await discovery.wait_until_all_resolved()
         yield discovery
         nursery.cancel_scope.cancel()
 
@@ -138,7 +138,7 @@ class _BrokerCheck:
         failure = self._failure(login)
         if failure and principal and login.code == ServerError.AuthenticationError:
             without = await self._log_in(broker, self._own(broker), "")
-            if without.verdict is Verdict.ACCEPTED:
+            if without.verdict is CredentialVerdict.ACCEPTED:
                 failure = _WANTS_CLIENTS_CREDENTIALS
         if failure:
             return Finding(good=False, text=failure)
@@ -154,7 +154,7 @@ class _BrokerCheck:
             f"not have (authentication.enabled = false): {login.detail}",
         )
 
-    def _failure(self, login: Login) -> str:
+    def _failure(self, login: LoginResult) -> str:
         """What is wrong, where it is not about the role; nothing where nothing is."""
         if login.connected:
             return ""
@@ -167,19 +167,19 @@ class _BrokerCheck:
         if login.code == ServerError.AuthorizationError:
             return ""
         advice = ""
-        if login.verdict is Verdict.REFUSED and self._config.brokers.through_proxy:
+        if login.verdict is CredentialVerdict.REFUSED and self._config.brokers.through_proxy:
             advice = "; is this proxy's role among the authentication.proxy_roles of the proxy there?"
         return f"it refuses the proxy ({login.detail}){advice}"
 
-    async def _role(self, broker: Endpoint, login: Login, principal: str) -> Finding:
+    async def _role(self, broker: Endpoint, login: LoginResult, principal: str) -> Finding:
         """What is known of the role: a proxy's must name a principal, and any other must not."""
-        if login.verdict is Verdict.REFUSED:
+        if login.verdict is CredentialVerdict.REFUSED:
             return Finding(
                 good=False,
                 text=f"it accepts the proxy's credentials, but their role is NOT in its proxyRoles ({login.detail})",
             )
         without = await self._log_in(broker, self._own(broker), "") if principal else login
-        if without.verdict is Verdict.ACCEPTED and not without.connected:
+        if without.verdict is CredentialVerdict.ACCEPTED and not without.connected:
             return Finding(good=True, text="it accepts the proxy's credentials, and their role is in its proxyRoles")
         if without.connected:
             return await self._credentials_finding(broker, principal)
@@ -201,7 +201,7 @@ class _BrokerCheck:
             NoCredentials() if self._authentication is None else InProcessCredentials(self._authentication, broker.host)
         )
 
-    async def _log_in(self, broker: Endpoint, credentials: Credentials, principal: str) -> Login:
+    async def _log_in(self, broker: Endpoint, credentials: Credentials, principal: str) -> LoginResult:
         return await log_in_as(self._greeter, broker, credentials, principal, self._config)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration."""
+"""Errors that the proxy and the analytics both raise."""
 
 
 class ConfigError(Exception):

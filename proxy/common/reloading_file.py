@@ -1,4 +1,8 @@
-"""What is made from files and made again when they change: keys, users, certificates."""
+"""Values that are built from files and rebuilt when the files change: keys, users, tokens, certificates.
+
+Files are checked when the value is read, at most once a second, in a thread. No file system events: a mounted
+Kubernetes secret changes by a symbolic link some levels up.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,52 +13,53 @@ import trio
 from proxy.common.errors import ConfigError
 from proxy.common.logs import get_logger
 
-LOOK_INTERVAL_S = 1.0
+CHECK_INTERVAL_S = 1.0
 
 ValueT = TypeVar("ValueT")
 Stamp = tuple[tuple[int, int, int, int] | None, ...]
 
 
 class ReloadingFile(Generic[ValueT]):
-    """A value made by ``build`` from files; it looks for changes when it is asked for, at most once a second.
+    """A value that ``build`` makes from files, rebuilt when they have changed.
 
-    ``key`` is the configuration's, for errors. ``build`` runs in a thread but for the first time; it raises
-    ConfigError or OSError. A value that cannot be made anew stays as it was, which is logged, and is tried again.
+    ``key``: the configuration key, for errors. Empty names in ``files`` are ignored. ``build`` runs in a thread, except
+    for the first time; it raises ConfigError or OSError, and the constructor raises ConfigError for both. If a rebuild
+    fails, the value stays, the error is logged once for each change, and the next check tries again.
     """
 
     def __init__(self, key: str, files: Sequence[str], build: Callable[[], ValueT]) -> None:
         self._key = key
         self._files = tuple(file for file in files if file)
         self._build = build
-        self._looked_at = float("-inf")
-        self._looking = False
+        self._checked_at = float("-inf")
+        self._checking = False
         self._failed: Stamp | None = None
-        self._stamp = self._look()
+        self._stamp = self._read_stamp()
         try:
             self.value = build()
         except OSError as error:
             raise ConfigError(f"{key}: {error.filename or ', '.join(self._files)}: {error.strerror}") from None
 
     async def current_value(self) -> ValueT:
-        """The value, made anew if its files have changed. While one caller makes it, others get the one before."""
+        """Return the value, rebuilt if its files have changed. While one caller rebuilds it, others get the old one."""
         now = trio.current_time()
-        if not self._looking and now - self._looked_at >= LOOK_INTERVAL_S:
-            self._looking = True
+        if not self._checking and now - self._checked_at >= CHECK_INTERVAL_S:
+            self._checking = True
             try:
-                await trio.to_thread.run_sync(self._renew)
+                await trio.to_thread.run_sync(self._rebuild_if_changed)
             finally:
-                self._looking = False
-                self._looked_at = now
+                self._checking = False
+                self._checked_at = now
         return self.value
 
-    def _renew(self) -> None:
-        stamp = self._look()
+    def _rebuild_if_changed(self) -> None:
+        stamp = self._read_stamp()
         if stamp == self._stamp:
             return
         try:
             self.value = self._build()
-        except Exception as error:  # noqa: BLE001 -- whatever a broken file does to a parser: the old value stays
-            if stamp != self._failed:  # say it once for each change
+        except Exception as error:  # noqa: BLE001 -- a broken file may make a parser raise anything: the old value stays
+            if stamp != self._failed:  # log it once for each change
                 self._failed = stamp
                 get_logger().error(
                     "a changed file cannot be used; going on with what it was before",
@@ -66,14 +71,14 @@ class ReloadingFile(Generic[ValueT]):
         self._stamp, self._failed = stamp, None
         get_logger().info("took over a changed file", key=self._key, files=", ".join(self._files))
 
-    def _look(self) -> Stamp:
+    def _read_stamp(self) -> Stamp:
         return tuple(_stamp_of(file) for file in self._files)
 
 
 def _stamp_of(file: str) -> tuple[int, int, int, int] | None:
-    """What differs as soon as a file does; symbolic links are followed, as Kubernetes changes those."""
+    """Return what differs once a file has changed. Symbolic links are followed, since Kubernetes changes those."""
     try:
-        found = os.stat(file)  # noqa: PTH116 -- no Path needed for it
+        found = os.stat(file)  # noqa: PTH116 -- needs no Path
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Words for a name that does not exist: the one that was probably meant, and those that there are."""
+"""Suggestions for a mistyped name: the known name that it resembles."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

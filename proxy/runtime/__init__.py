@@ -1,1 +1,1 @@
-"""What every worker process shares: its life under the supervisor, the RPC, logs, metrics, links to brokers."""
+"""What all processes of the cluster share: event loop, RPC, worker start-up, broker connections, logs, metrics."""

@@ -65,14 +65,14 @@ class ChangeDetector:
         self._again_at_s = NEVER
         self._pauses = Backoff(initial_s=RETRY_PAUSE_FIRST_S, max_s=RETRY_PAUSE_MAX_S)
 
-    def tried(self, content: bytes) -> None:
+    def note_attempt(self, content: bytes) -> None:
         """This content has been tried, whoever asked for it."""
         if content != self._tried:
             self._tried = content
             self._again_at_s = NEVER
             self._pauses.reset()
 
-    def failed(self, now_s: float) -> None:
+    def note_failure(self, now_s: float) -> None:
         """What was tried last may succeed later: what it lacks (a key file, say) may come, what was slow may pass."""
         self._again_at_s = now_s + self._pauses.next_pause_s()
 
@@ -83,20 +83,20 @@ class ChangeDetector:
             return False
         if content == self._tried and now_s < self._again_at_s:
             return False
-        self.tried(content)
+        self.note_attempt(content)
         self._again_at_s = NEVER
         return True
 
 
 class ConfigFileWatcher:
-    """Watches one file. ``interval_ms`` is asked before each look (0: do not look); ``take_over`` tries the content,
+    """Watches one file. ``interval_ms`` is asked before each look (0: do not look); ``on_change`` tries the content,
     and says whether it is done with that; else it is asked again.
     """
 
-    def __init__(self, path: Path, interval_ms: Callable[[], int], take_over: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(self, path: Path, interval_ms: Callable[[], int], on_change: Callable[[], Awaitable[bool]]) -> None:
         self._path = path
         self._interval_ms = interval_ms
-        self._on_change = take_over
+        self._on_change = on_change
         self._detector = ChangeDetector()
 
     async def run(self) -> None:
@@ -104,18 +104,18 @@ class ConfigFileWatcher:
         while True:
             interval_ms = self._interval_ms()
             await trio.sleep(seconds(interval_ms) or DISABLED_POLL_S)
-            if interval_ms and self._detector.is_due(await self._look(), trio.current_time()):
+            if interval_ms and self._detector.is_due(await self._read_fingerprint(), trio.current_time()):
                 done = await self._on_change()
                 if not done:
-                    self._detector.failed(trio.current_time())
+                    self._detector.note_failure(trio.current_time())
 
-    async def _look(self) -> bytes:
+    async def _read_fingerprint(self) -> bytes:
         """In a thread: nobody has asked for this, and a file system that hangs must not stop the supervisor."""
         return await trio.to_thread.run_sync(_fingerprint_in_thread, self._path, abandon_on_cancel=True)
 
     def note_reload(self) -> None:
         """Note that what is in the file now is being tried, since somebody has asked for it."""
-        self._detector.tried(fingerprint(self._path))
+        self._detector.note_attempt(fingerprint(self._path))
 
 
 class ReloadMetrics:
@@ -133,13 +133,13 @@ class ReloadMetrics:
             "When a configuration was last taken over, the one of the start included.",
             registry=registry,
         )
-        self.succeeded()
+        self.record_success()
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """The configuration in the file is in force."""
         self._successful.set(1)
         self._success_timestamp.set(self._unix_s())
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         """The configuration in the file is not in force."""
         self._successful.set(0)

@@ -46,11 +46,11 @@ def write_config(directory: Path, spool: Path, more: str = "") -> Path:
 def numbers(spool: Path) -> Counter[int]:
     """How often each request is in the spool; each must be whole."""
     found: Counter[int] = Counter()
-    for segment in reader.segments(spool):
-        for record in reader.records(segment.path, 0, segment.size_bytes):
+    for segment in reader.list_segments(spool):
+        for record in reader.read_records(segment.path, 0, segment.size_bytes):
             decoder = Decoder()
-            decoder.add(record.body, record.version)
-            values = decoder.take().sample_value.tolist()
+            decoder.add_body(record.body, record.version)
+            values = decoder.take_columns().sample_value.tolist()
             assert len(set(values)) == 1
             assert record.version == 1 + int(values[0]) % 2
             found[int(values[0])] += 1
@@ -109,7 +109,7 @@ def test_killed_under_load_nothing_is_lost_that_was_answered(tmp_path: Path) -> 
     once = [number for sender in senders for number in sender.acknowledged if sender.attempts[number] == 1]
     assert len(once) > 150
     assert all(found[number] == 1 for number in once)
-    assert len(reader.segments(spool)) >= 5
+    assert len(reader.list_segments(spool)) >= 5
 
 
 def test_told_to_end_under_load_it_answers_what_is_there(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_disk_without_room(tmp_path: Path, disk: str) -> None:
         assert sorted(numbers(spool)) == written
         _, text = receiver.page("/metrics")
         assert 'rejected_requests_total{reason="full"} 1.0' in text or 'reason="failed"} 1.0' in text
-        assert retention.record_consumed(spool, reader.end_offset(spool)) or disk != "tmpfs"
+        assert retention.record_consumed(spool, reader.committed_end(spool)) or disk != "tmpfs"
         again = post_until_some(receiver, len(written) + 1)
         assert set(again) <= set(numbers(spool))
         assert receiver.end() == 0

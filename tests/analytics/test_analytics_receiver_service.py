@@ -57,7 +57,9 @@ async def status(stream: trio.abc.Stream, data: bytes) -> int:
 
 
 def spooled(directory: Path) -> int:
-    return sum(len(list(reader.records(one.path, 0, one.size_bytes))) for one in reader.segments(directory / "spool"))
+    return sum(
+        len(list(reader.read_records(one.path, 0, one.size_bytes))) for one in reader.list_segments(directory / "spool")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +154,7 @@ async def test_a_bug_behind_one_connection_ends_that_connection(
 
     async with running(config_for(tmp_path)) as addresses:
         with monkeypatch.context() as patch:
-            patch.setattr("analytics.receiver.parsing.decode_request", broken)
+            patch.setattr("analytics.receiver.request_parser.decode_request", broken)
             async with await connect(addresses.write[0]) as stream:
                 assert await status(stream, http_request(2, GOOD)) == 0
         async with await connect(addresses.write[0]) as stream:

@@ -26,7 +26,7 @@ class Killed(BaseException):
 def add_series(spark: SparkSession, root: Path, *series: tuple[int, str, dict[str, str]]) -> None:
     rows = [(number, metric, labels, "counter", moment(DAY_MS)) for number, metric, labels in series]
     with Tables.open(spark, str(root)).transaction("series") as change:
-        change.append("series", spark.createDataFrame(rows, SERIES))
+        change.append_rows("series", spark.createDataFrame(rows, SERIES))
 
 
 def labels(cluster: str, principal: str, direction: str | None = None, worker: str = "0") -> dict[str, str]:
@@ -34,7 +34,7 @@ def labels(cluster: str, principal: str, direction: str | None = None, worker: s
     return found | ({"direction": direction} if direction else {})
 
 
-def run(spark: SparkSession, root: Path, hour: float) -> usage.Report:
+def run(spark: SparkSession, root: Path, hour: float) -> usage.UsageReport:
     """Roll up, and sum the usage as of so many hours after DAY."""
     rollup.run(spark, str(root))
     return usage.run(spark, str(root), now=moment(DAY_MS) + timedelta(hours=hour))
@@ -207,9 +207,9 @@ def test_killed_before_or_after_the_commit_and_run_again(
         raise Killed
 
     rollup.run(spark, str(tmp_path))
-    for owner, name in ((Transaction, "commit"), (commits, "apply")):
+    for owner, name in ((Transaction, "commit_change"), (commits, "apply_change")):
         with monkeypatch.context() as patched:
-            patched.setattr(Transaction, "abandon", lambda self: None)
+            patched.setattr(Transaction, "discard_staged", lambda self: None)
             patched.setattr(owner, name, dies)
             with pytest.raises(Killed):
                 usage.run(spark, str(tmp_path), now=moment(DAY_MS + 4 * HOUR_MS))

@@ -53,7 +53,7 @@ def ingest(spark: SparkSession, root: Path, rows: Raw, *, repeat: int = 1) -> Ta
     tables = Tables.open(spark, str(root))
     for _ in range(repeat):
         with tables.transaction("test") as change:
-            change.append("samples", samples_frame(spark, rows).coalesce(1))
+            change.append_rows("samples", samples_frame(spark, rows).coalesce(1))
             change.mark_dirty("rollup", {hour_of(moment(sample.ts)) for _, sample in rows})
     return tables
 

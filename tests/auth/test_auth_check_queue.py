@@ -16,8 +16,8 @@ from auth.check_queue import (
     PROVED_FOR_S,
     PROVED_USERS_MAX,
     TAG_BYTES,
-    Checks,
-    Recent,
+    CheckQueue,
+    ExpiringMap,
 )
 from auth.state import AuthenticationDenied, ClientContext
 
@@ -26,7 +26,7 @@ def at(address: str, port: int = 1000) -> ClientContext:
     return ClientContext(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
 
 
-async def fail(made: Checks, address: str, reason: str = "bad_password") -> None:
+async def fail(made: CheckQueue, address: str, reason: str = "bad_password") -> None:
     """One check that fails."""
 
     async def check() -> None:
@@ -34,11 +34,11 @@ async def fail(made: Checks, address: str, reason: str = "bad_password") -> None
         raise AuthenticationDenied(reason)
 
     with pytest.raises(AuthenticationDenied, match=reason):
-        await made.run(at(address, 7), check)
+        await made.run_check(at(address, 7), check)
 
 
-async def failed_at(address: str) -> Checks:
-    made = Checks(slots=1, key="some.key")
+async def failed_at(address: str) -> CheckQueue:
+    made = CheckQueue(slots=1, key="some.key")
     await fail(made, address)
     return made
 
@@ -46,13 +46,13 @@ async def failed_at(address: str) -> Checks:
 class Line:
     """Checks that wait behind one that is running, and the order in which they were made."""
 
-    def __init__(self, nursery: trio.Nursery, made: Checks | None = None) -> None:
-        self.checks = made or Checks(slots=1, key="some.key")
+    def __init__(self, nursery: trio.Nursery, made: CheckQueue | None = None) -> None:
+        self.checks = made or CheckQueue(slots=1, key="some.key")
         self.order: list[str] = []
         self.denied: dict[str, str] = {}
         self._nursery = nursery
         self._go = trio.Event()
-        nursery.start_soon(self.checks.run, at("192.0.2.99"), self._go.wait)
+        nursery.start_soon(self.checks.run_check, at("192.0.2.99"), self._go.wait)
 
     async def add(self, name: str, address: str, *, proved_user: str = "") -> trio.CancelScope:
         scope = trio.CancelScope()
@@ -68,7 +68,7 @@ class Line:
 
         with scope:
             try:
-                await self.checks.run(client, check, proved_user=proved_user)
+                await self.checks.run_check(client, check, proved_user=proved_user)
             except AuthenticationDenied as denied:
                 self.denied[name] = f"{denied.reason}: {denied}"
 
@@ -115,7 +115,7 @@ async def test_an_address_that_failed_has_its_turn_all_the_same(nursery: trio.Nu
 
 @pytest.mark.parametrize("reason", ["timeout", "bad_keytab", "issuer_unavailable"])
 async def test_a_failure_of_ours_is_not_the_addresss(nursery: trio.Nursery, reason: str) -> None:
-    made = Checks(slots=1, key="some.key")
+    made = CheckQueue(slots=1, key="some.key")
     await fail(made, "10.0.0.1", reason)
     line = Line(nursery, made)
     for name, address in (("a1", "10.0.0.1"), ("b1", "10.0.0.2")):
@@ -182,7 +182,7 @@ async def test_one_address_alone_has_all_the_room(nursery: trio.Nursery) -> None
     for _ in range(CHECKS_PER_SLOT_MAX + 9):
         nursery.start_soon(partial(line._run, trio.CancelScope(), "x", client, proved_user=""))
     await trio.testing.wait_all_tasks_blocked()
-    assert line.checks.waiting == CHECKS_PER_SLOT_MAX - 1
+    assert line.checks.waiting_count == CHECKS_PER_SLOT_MAX - 1
     assert len(await line.go()) == CHECKS_PER_SLOT_MAX - 1
 
 
@@ -192,7 +192,7 @@ async def test_who_leaves_gives_the_place_back(nursery: trio.Nursery) -> None:
     await line.add("b", "10.0.0.1")
     waiting.cancel()
     await trio.testing.wait_all_tasks_blocked()
-    assert line.checks.waiting == 1
+    assert line.checks.waiting_count == 1
     assert await line.go() == ["b"]
 
 
@@ -207,7 +207,7 @@ async def test_who_leaves_in_the_moment_of_its_turn_gives_the_slot_back(nursery:
 
 
 async def test_a_check_that_breaks_gives_its_slot_back() -> None:
-    made = Checks(slots=1, key="k")
+    made = CheckQueue(slots=1, key="k")
 
     async def broken() -> None:
         await trio.lowlevel.checkpoint()
@@ -215,48 +215,48 @@ async def test_a_check_that_breaks_gives_its_slot_back() -> None:
 
     for _ in range(3):
         with pytest.raises(ValueError):
-            await made.run(at("10.0.0.1"), broken)
+            await made.run_check(at("10.0.0.1"), broken)
 
 
 # ---- what is remembered
 
 
 async def test_memories_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock) -> None:
-    recent: Recent[int, str] = Recent(entries_max=2, lifetime_s=10)
+    recent: ExpiringMap[int, str] = ExpiringMap(entries_max=2, lifetime_s=10)
     for number in (1, 2, 1, 3):
-        recent.note(number, f"of {number}")
-    assert [recent.get(number) for number in (1, 2, 3)] == ["of 1", None, "of 3"]
+        recent.remember_value(number, f"of {number}")
+    assert [recent.recent_value(number) for number in (1, 2, 3)] == ["of 1", None, "of 3"]
     assert len(recent) == 2
-    recent.forget(3)
-    recent.forget(3)
+    recent.forget_key(3)
+    recent.forget_key(3)
     await trio.sleep(5)
-    recent.note(3, "again")
+    recent.remember_value(3, "again")
     await trio.sleep(5)
-    assert (recent.get(1), recent.get(3)) == (None, "again")
-    made = Checks(slots=1, key="k")
+    assert (recent.recent_value(1), recent.recent_value(3)) == (None, "again")
+    made = CheckQueue(slots=1, key="k")
     for number in range(FAILED_ADDRESSES_MAX + 5):
         await fail(made, f"10.{number >> 8}.{number & 255}.1")
     for number in range(PROVED_USERS_MAX + 5):
-        made.note_proof(f"user {number}", b"x")
+        made.remember_proof(f"user {number}", b"x")
     assert (len(made._failed), len(made._proved)) == (FAILED_ADDRESSES_MAX, PROVED_USERS_MAX)
 
 
 async def test_what_is_kept_of_a_credential(autojump_clock: trio.testing.MockClock) -> None:
-    made, other = Checks(slots=1, key="k"), Checks(slots=1, key="k")
-    made.note_proof("alice", b"secret")
-    assert made.was_proved("alice", b"secret")
-    assert not made.was_proved("bob", b"secret")
-    assert sum(made.was_proved("alice", str(guess).encode()) for guess in range(100)) <= 1
-    kept = made._proved.get("alice")
+    made, other = CheckQueue(slots=1, key="k"), CheckQueue(slots=1, key="k")
+    made.remember_proof("alice", b"secret")
+    assert made.matches_recent_proof("alice", b"secret")
+    assert not made.matches_recent_proof("bob", b"secret")
+    assert sum(made.matches_recent_proof("alice", str(guess).encode()) for guess in range(100)) <= 1
+    kept = made._proved.recent_value("alice")
     assert kept is not None
     assert len(kept) == TAG_BYTES == 2, "too little to find the password by it"
-    tags = {Checks(slots=1, key="k")._tag("alice", b"secret") for _ in range(8)}
+    tags = {CheckQueue(slots=1, key="k")._tag("alice", b"secret") for _ in range(8)}
     assert len(tags) > 1, "each process has a key of its own"
-    assert not other.was_proved("alice", b"secret")
+    assert not other.matches_recent_proof("alice", b"secret")
     made.forget_proof("alice", b"another's")
-    assert made.was_proved("alice", b"secret"), "strangers must not take it away"
+    assert made.matches_recent_proof("alice", b"secret"), "strangers must not take it away"
     made.forget_proof("alice", b"secret")
-    assert not made.was_proved("alice", b"secret")
-    made.note_proof("alice", b"secret")
+    assert not made.matches_recent_proof("alice", b"secret")
+    made.remember_proof("alice", b"secret")
     await trio.sleep(PROVED_FOR_S)
-    assert not made.was_proved("alice", b"secret")
+    assert not made.matches_recent_proof("alice", b"secret")

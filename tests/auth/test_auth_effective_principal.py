@@ -5,7 +5,7 @@ The same cases as the broker's (4.0.8, ``AuthorizationService.isValidOriginalPri
 
 import pytest
 
-from auth.effective_principal import Claim, EffectivePrincipal, principal_behind
+from auth.effective_principal import EffectivePrincipal, ProxyClaim, resolve_effective_principal
 from auth.state import ROLE_CHARACTERS_MAX, AuthenticationDenied
 from proto.connect_rules import INVALID_ROLES, NOT_A_PROXY
 from proxy.config.proxy_roles import ProxyRoles
@@ -13,9 +13,9 @@ from proxy.config.proxy_roles import ProxyRoles
 PROXIES, NO_PROXIES = ProxyRoles(["proxy-a", "proxy-b"]), ProxyRoles([])
 
 
-def denial(role: str, claim: Claim, proxies: ProxyRoles = PROXIES, method: str = "token") -> AuthenticationDenied:
+def denial(role: str, claim: ProxyClaim, proxies: ProxyRoles = PROXIES, method: str = "token") -> AuthenticationDenied:
     with pytest.raises(AuthenticationDenied) as caught:
-        principal_behind(role, method, claim, proxies)
+        resolve_effective_principal(role, method, claim, proxies)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 400
     return caught.value
@@ -26,13 +26,15 @@ def denial(role: str, claim: Claim, proxies: ProxyRoles = PROXIES, method: str =
 
 @pytest.mark.parametrize("proxies", [PROXIES, NO_PROXIES], ids=["some", "none"])
 def test_a_client_is_who_it_is(proxies: ProxyRoles) -> None:
-    assert principal_behind("alice", "token", Claim(), proxies) == EffectivePrincipal("alice", proxy="")
+    assert resolve_effective_principal("alice", "token", ProxyClaim(), proxies) == EffectivePrincipal("alice", proxy="")
 
 
 @pytest.mark.parametrize("blank", [" ", "\t\n", "\u3000"])
 def test_a_client_that_names_nobody(blank: str) -> None:
     """As the broker: what is blank is not there."""
-    assert principal_behind("alice", "token", Claim(original_principal=blank), PROXIES) == EffectivePrincipal("alice")
+    assert resolve_effective_principal(
+        "alice", "token", ProxyClaim(original_principal=blank), PROXIES
+    ) == EffectivePrincipal("alice")
 
 
 @pytest.mark.conforms("pip-1.31")
@@ -40,7 +42,7 @@ def test_a_client_that_names_nobody(blank: str) -> None:
 @pytest.mark.parametrize("original", ["bob", "alice", "proxy-a", "admin", " bob"])
 def test_a_client_names_no_original_principal(original: str, proxies: ProxyRoles) -> None:
     """Security: not even its own name, as the broker has it."""
-    denied = denial("alice", Claim(original_principal=original), proxies)
+    denied = denial("alice", ProxyClaim(original_principal=original), proxies)
     assert denied.reason == INVALID_ROLES
     assert "'alice' is no proxy" in str(denied)
 
@@ -49,17 +51,17 @@ def test_a_client_names_no_original_principal(original: str, proxies: ProxyRoles
 @pytest.mark.parametrize("original", ["", "bob"])
 def test_a_client_does_not_say_that_it_is_a_proxy(original: str, proxies: ProxyRoles) -> None:
     """Security: the broker decides by this field whom it talks to."""
-    assert denial("alice", Claim(original, through_proxy=True), proxies).reason == NOT_A_PROXY
+    assert denial("alice", ProxyClaim(original, through_proxy=True), proxies).reason == NOT_A_PROXY
 
 
 @pytest.mark.parametrize("role", ["Proxy-a", "proxy-a ", "proxy", "proxy-", "proxy-aa", "*"])
 def test_who_only_looks_like_a_proxy_is_none(role: str) -> None:
-    assert denial(role, Claim("bob", through_proxy=True)).reason == NOT_A_PROXY
-    assert denial(role, Claim("bob")).reason == INVALID_ROLES
+    assert denial(role, ProxyClaim("bob", through_proxy=True)).reason == NOT_A_PROXY
+    assert denial(role, ProxyClaim("bob")).reason == INVALID_ROLES
 
 
 def test_what_a_stranger_writes_does_not_flood_or_forge_the_log() -> None:
-    assert "\n" not in str(denial("alice", Claim("bob\nlevel=info " + "x" * 100_000)))
+    assert "\n" not in str(denial("alice", ProxyClaim("bob\nlevel=info " + "x" * 100_000)))
 
 
 # ---- proxies
@@ -68,23 +70,23 @@ def test_what_a_stranger_writes_does_not_flood_or_forge_the_log() -> None:
 @pytest.mark.parametrize("through_proxy", [True, False])
 @pytest.mark.parametrize("original", ["alice", "bob", "Ünïcödé 角色", "Proxy-A", "r" * ROLE_CHARACTERS_MAX])
 def test_a_proxy_says_whose_the_connection_is(original: str, through_proxy: bool) -> None:
-    assert principal_behind("proxy-a", "token", Claim(original, through_proxy), PROXIES) == EffectivePrincipal(
-        original, proxy="proxy-a"
-    )
+    assert resolve_effective_principal(
+        "proxy-a", "token", ProxyClaim(original, through_proxy), PROXIES
+    ) == EffectivePrincipal(original, proxy="proxy-a")
 
 
 @pytest.mark.parametrize("through_proxy", [True, False])
 @pytest.mark.parametrize("original", ["", " ", "\t\n", "\u3000"])
 def test_a_proxy_that_names_nobody(original: str, through_proxy: bool) -> None:
     """Security: a proxy never acts in its own name, which has the rights of all."""
-    denied = denial("proxy-a", Claim(original, through_proxy))
+    denied = denial("proxy-a", ProxyClaim(original, through_proxy))
     assert denied.reason == INVALID_ROLES
     assert "names no original principal" in str(denied)
 
 
 @pytest.mark.parametrize("original", ["proxy-a", "proxy-b"])
 def test_a_proxy_that_names_a_proxy(original: str) -> None:
-    denied = denial("proxy-a", Claim(original, through_proxy=True))
+    denied = denial("proxy-a", ProxyClaim(original, through_proxy=True))
     assert denied.reason == INVALID_ROLES
     assert "names a proxy" in str(denied)
 
@@ -93,7 +95,7 @@ def test_a_proxy_that_names_a_proxy(original: str) -> None:
     "original", ["ali\nce", "alice\x00", "\x1b[31malice", "\u202ealice", "ali\u200bce", "r" * (ROLE_CHARACTERS_MAX + 1)]
 )
 def test_a_proxy_that_names_what_no_role_can_be(original: str) -> None:
-    denied = denial("proxy-a", Claim(original, through_proxy=True))
+    denied = denial("proxy-a", ProxyClaim(original, through_proxy=True))
     assert denied.reason == INVALID_ROLES
     assert "cannot be one" in str(denied)
 
@@ -106,30 +108,30 @@ BOUND = ProxyRoles(["tls:proxy-a", "proxy-b", "*:system:proxy-c"])
 
 def test_a_role_that_is_a_proxys_by_one_method_alone() -> None:
     """Security: whoever can make a token for the role (or a user of the name) is not the proxy with the certificate."""
-    claim = Claim("alice", through_proxy=True)
-    assert principal_behind("proxy-a", "tls", claim, BOUND) == EffectivePrincipal("alice", proxy="proxy-a")
+    claim = ProxyClaim("alice", through_proxy=True)
+    assert resolve_effective_principal("proxy-a", "tls", claim, BOUND) == EffectivePrincipal("alice", proxy="proxy-a")
     for method in ("token", "basic", "sasl", "none", "", "TLS", "*"):
         assert denial("proxy-a", claim, BOUND, method).reason == NOT_A_PROXY
-        assert denial("proxy-a", Claim("alice"), BOUND, method).reason == INVALID_ROLES
-        assert principal_behind("proxy-a", method, Claim(), BOUND) == EffectivePrincipal("proxy-a"), (
+        assert denial("proxy-a", ProxyClaim("alice"), BOUND, method).reason == INVALID_ROLES
+        assert resolve_effective_principal("proxy-a", method, ProxyClaim(), BOUND) == EffectivePrincipal("proxy-a"), (
             "a client like any other"
         )
 
 
 @pytest.mark.parametrize("method", ["token", "tls", "sasl"])
 def test_a_role_that_is_a_proxys_by_any_method(method: str) -> None:
-    claim = Claim("alice", through_proxy=True)
+    claim = ProxyClaim("alice", through_proxy=True)
     for role in ("proxy-b", "system:proxy-c"):
-        assert principal_behind(role, method, claim, BOUND) == EffectivePrincipal("alice", proxy=role)
+        assert resolve_effective_principal(role, method, claim, BOUND) == EffectivePrincipal("alice", proxy=role)
 
 
 @pytest.mark.parametrize("role", ["tls:proxy-a", "*:system:proxy-c", "proxy-c", "system", ":proxy-c"])
 def test_an_entry_is_no_role(role: str) -> None:
     for method in ("tls", "token", "system", "*"):
-        assert denial(role, Claim("alice", through_proxy=True), BOUND, method).reason == NOT_A_PROXY
+        assert denial(role, ProxyClaim("alice", through_proxy=True), BOUND, method).reason == NOT_A_PROXY
 
 
 @pytest.mark.parametrize("original", ["proxy-a", "proxy-b", "system:proxy-c"])
 def test_a_bound_proxy_names_no_proxy(original: str) -> None:
     """Security: a broker knows roles, not methods, and would take it for a proxy."""
-    assert denial("proxy-a", Claim(original), BOUND, "tls").reason == INVALID_ROLES
+    assert denial("proxy-a", ProxyClaim(original), BOUND, "tls").reason == INVALID_ROLES

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from auth import exchange_store as rounds
+from auth import exchange_store
 from auth.exchange_store import ROUNDS_MAX, ExchangeStore
 from auth.state import AuthenticationDenied
 
@@ -17,23 +17,23 @@ def new_rounds() -> ExchangeStore[str]:
 
 def denial(kept: ExchangeStore[str], key: tuple[int, int] = KEY, method: str = "sasl") -> str:
     with pytest.raises(AuthenticationDenied) as denied:
-        kept.take(key, method)
+        kept.pop_exchange(key, method)
     return denied.value.reason
 
 
 async def test_what_is_put_is_taken() -> None:
     kept = new_rounds()
-    kept.put(KEY, "sasl", "state", number=1)
+    kept.store_exchange(KEY, "sasl", "state", number=1)
     assert len(kept) == 1
-    found = kept.take(KEY, "sasl")
+    found = kept.pop_exchange(KEY, "sasl")
     assert (found.method, found.state, found.number) == ("sasl", "state", 1)
     assert len(kept) == 0
 
 
 async def test_a_round_answered_twice() -> None:
     kept = new_rounds()
-    kept.put(KEY, "sasl", "state", number=1)
-    kept.take(KEY, "sasl")
+    kept.store_exchange(KEY, "sasl", "state", number=1)
+    kept.pop_exchange(KEY, "sasl")
     assert denial(kept) == "unknown_round"
 
 
@@ -44,14 +44,14 @@ async def test_a_round_that_never_was() -> None:
 @pytest.mark.parametrize("key", [(100, 2), (101, 1), (1, 100)])
 async def test_another_caller_or_another_exchange(key: tuple[int, int]) -> None:
     kept = new_rounds()
-    kept.put(KEY, "sasl", "state", number=1)
+    kept.store_exchange(KEY, "sasl", "state", number=1)
     assert denial(kept, key) == "unknown_round"
-    assert kept.take(KEY, "sasl").state == "state"
+    assert kept.pop_exchange(KEY, "sasl").state == "state"
 
 
 async def test_another_method_ends_the_exchange() -> None:
     kept = new_rounds()
-    kept.put(KEY, "sasl", "state", number=1)
+    kept.store_exchange(KEY, "sasl", "state", number=1)
     assert denial(kept, method="token") == "method_changed"
     assert denial(kept) == "unknown_round"
 
@@ -62,17 +62,17 @@ async def test_another_method_ends_the_exchange() -> None:
 async def test_rounds_are_capped() -> None:
     assert ROUNDS_MAX == 10
     kept = new_rounds()
-    kept.put(KEY, "sasl", "state", number=9)
-    kept.take(KEY, "sasl")
+    kept.store_exchange(KEY, "sasl", "state", number=9)
+    kept.pop_exchange(KEY, "sasl")
     with pytest.raises(AuthenticationDenied) as denied:
-        kept.put(KEY, "sasl", "state", number=10)
+        kept.store_exchange(KEY, "sasl", "state", number=10)
     assert denied.value.reason == "too_many_rounds"
     assert denial(kept) == "unknown_round"
 
 
 async def test_a_state_is_forgotten_in_time(autojump_clock: trio.testing.MockClock) -> None:
     kept = new_rounds()
-    kept.put(KEY, "sasl", "state", number=1)
+    kept.store_exchange(KEY, "sasl", "state", number=1)
     await trio.sleep(9.9)
     assert len(kept) == 1
     await trio.sleep(0.1)
@@ -82,77 +82,77 @@ async def test_a_state_is_forgotten_in_time(autojump_clock: trio.testing.MockClo
 
 async def test_an_old_state_cannot_be_taken_even_if_nobody_looked(autojump_clock: trio.testing.MockClock) -> None:
     kept = new_rounds()
-    kept.put(KEY, "sasl", "state", number=1)
+    kept.store_exchange(KEY, "sasl", "state", number=1)
     await trio.sleep(10)
     assert denial(kept) == "unknown_round"
 
 
 async def test_only_the_old_are_forgotten(autojump_clock: trio.testing.MockClock) -> None:
     kept = new_rounds()
-    kept.put(KEY, "sasl", "old", number=1)
+    kept.store_exchange(KEY, "sasl", "old", number=1)
     await trio.sleep(6)
-    kept.put(OTHER_KEY, "sasl", "young", number=1)
+    kept.store_exchange(OTHER_KEY, "sasl", "young", number=1)
     await trio.sleep(6)
     assert denial(kept) == "unknown_round"
-    assert kept.take(OTHER_KEY, "sasl").state == "young"
+    assert kept.pop_exchange(OTHER_KEY, "sasl").state == "young"
 
 
 async def test_a_later_round_has_its_own_time(autojump_clock: trio.testing.MockClock) -> None:
     kept = new_rounds()
-    kept.put(KEY, "sasl", "state", number=1)
+    kept.store_exchange(KEY, "sasl", "state", number=1)
     await trio.sleep(6)
-    found = kept.take(KEY, "sasl")
-    kept.put(KEY, "sasl", found.state, number=2)
+    found = kept.pop_exchange(KEY, "sasl")
+    kept.store_exchange(KEY, "sasl", found.state, number=2)
     await trio.sleep(6)
-    assert kept.take(KEY, "sasl").number == 2
+    assert kept.pop_exchange(KEY, "sasl").number == 2
 
 
 async def test_a_name_used_again_keeps_no_other_state_alive(autojump_clock: trio.testing.MockClock) -> None:
     kept = new_rounds()
-    kept.put(KEY, "sasl", "first", number=1)
-    kept.put(OTHER_KEY, "sasl", "other", number=1)
+    kept.store_exchange(KEY, "sasl", "first", number=1)
+    kept.store_exchange(OTHER_KEY, "sasl", "other", number=1)
     await trio.sleep(9)
-    kept.put(KEY, "sasl", "second", number=1)
+    kept.store_exchange(KEY, "sasl", "second", number=1)
     await trio.sleep(2)
     assert denial(kept, OTHER_KEY) == "unknown_round"
-    assert kept.take(KEY, "sasl").state == "second"
+    assert kept.pop_exchange(KEY, "sasl").state == "second"
 
 
 async def test_the_number_of_states_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "STATES_MAX", 2)
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 2)
     kept = new_rounds()
-    kept.put((1, 1), "sasl", "a", number=1)
-    kept.put((1, 2), "sasl", "b", number=1)
+    kept.store_exchange((1, 1), "sasl", "a", number=1)
+    kept.store_exchange((1, 2), "sasl", "b", number=1)
     with pytest.raises(AuthenticationDenied) as denied:
-        kept.put((1, 3), "sasl", "c", number=1)
+        kept.store_exchange((1, 3), "sasl", "c", number=1)
     assert denied.value.reason == "overloaded"
     assert len(kept) == 2
-    assert kept.take((1, 1), "sasl").state == "a"
+    assert kept.pop_exchange((1, 1), "sasl").state == "a"
 
 
 async def test_forgotten_states_leave_room(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
-    monkeypatch.setattr(rounds, "STATES_MAX", 1)
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 1)
     kept = new_rounds()
-    kept.put((1, 1), "sasl", "a", number=1)
+    kept.store_exchange((1, 1), "sasl", "a", number=1)
     await trio.sleep(10)
-    kept.put((1, 2), "sasl", "b", number=1)
-    assert kept.take((1, 2), "sasl").state == "b"
+    kept.store_exchange((1, 2), "sasl", "b", number=1)
+    assert kept.pop_exchange((1, 2), "sasl").state == "b"
 
 
 async def test_the_oldest_makes_room_and_only_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "STATES_MAX", 2)
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 2)
     kept = new_rounds()
-    kept.make_room()
-    kept.put((1, 1), "sasl", "a", number=1)
-    kept.make_room()
-    kept.put((1, 2), "sasl", "b", number=1)
-    kept.make_room()
-    kept.put((1, 3), "sasl", "c", number=1)
+    kept.evict_oldest_if_full()
+    kept.store_exchange((1, 1), "sasl", "a", number=1)
+    kept.evict_oldest_if_full()
+    kept.store_exchange((1, 2), "sasl", "b", number=1)
+    kept.evict_oldest_if_full()
+    kept.store_exchange((1, 3), "sasl", "c", number=1)
     assert denial(kept, (1, 1)) == "unknown_round"
-    assert [kept.take((1, number), "sasl").state for number in (2, 3)] == ["b", "c"]
+    assert [kept.pop_exchange((1, number), "sasl").state for number in (2, 3)] == ["b", "c"]
 
 
 def test_the_real_bound() -> None:
-    assert rounds.STATES_MAX == 20_000
+    assert exchange_store.EXCHANGES_MAX == 20_000

@@ -53,7 +53,7 @@ def client(network: Network | None, plain_http: PlainHttp = "nowhere", **more: A
 
 async def failure(network: Network | None, url: str = URL, **more: Any) -> str:
     with pytest.raises(HttpFailed) as caught:
-        await client(network, **more).get(url, Answer)
+        await client(network, **more).get_json(url, Answer)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
@@ -62,14 +62,14 @@ async def failure(network: Network | None, url: str = URL, **more: Any) -> str:
 
 async def test_json() -> None:
     network = Network()
-    assert await client(network).get(URL, Answer) == Answer("x")
+    assert await client(network).get_json(URL, Answer) == Answer("x")
     [request] = network.requests
     assert (request.method, str(request.url)) == ("GET", URL)
 
 
 async def test_a_form() -> None:
     network = Network()
-    assert await client(network).post(URL, Answer, {"secret": SECRET, "scope": "a b&c"}) == Answer("x")
+    assert await client(network).post_form(URL, Answer, {"secret": SECRET, "scope": "a b&c"}) == Answer("x")
     [request] = network.requests
     assert request.method == "POST"
     assert request.headers["content-type"] == "application/x-www-form-urlencoded"
@@ -120,7 +120,7 @@ async def test_an_endless_answer_is_not_read_to_its_end() -> None:
 async def test_the_largest_answer(size: int, fits: bool) -> None:
     network = Network(httpx.Response(200, content=b'{"name":"x"}'.ljust(size)))
     if fits:
-        await client(network).get(URL, Answer)
+        await client(network).get_json(URL, Answer)
     else:
         assert "more than" in await failure(network)
 
@@ -195,7 +195,7 @@ async def test_addresses_that_are_not_asked(plain_http: PlainHttp, url: str) -> 
 )
 async def test_addresses_that_are_asked(plain_http: PlainHttp, url: str) -> None:
     network = Network()
-    await client(network, plain_http).get(url, Answer)
+    await client(network, plain_http).get_json(url, Answer)
     assert str(network.requests[0].url) == url
 
 
@@ -224,13 +224,13 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 async def test_the_environments_proxy(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operators behind one need it; to loopback it leads nowhere."""
-    await client(None).get(URL, Answer)
+    await client(None).get_json(URL, Answer)
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
-    await client(None).get(URL, Answer)
-    await client(None, "at loopback").get("http://127.0.0.1:1/", Answer)
+    await client(None).get_json(URL, Answer)
+    await client(None, "at loopback").get_json("http://127.0.0.1:1/", Answer)
     monkeypatch.setenv("NO_PROXY", "issuer.example")
-    await client(None).get(URL, Answer)
+    await client(None).get_json(URL, Answer)
     assert wire.proxied == [False, True, False, False]
 
 
@@ -247,7 +247,7 @@ async def test_no_credentials_from_the_environment(wire: Wire, monkeypatch: pyte
         (tmp_path / name).chmod(0o600)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
-    await client(None).get(URL, Answer)
+    await client(None).get_json(URL, Answer)
     assert "authorization" not in wire.headers[0]
 
 
@@ -305,7 +305,7 @@ async def test_nothing_of_a_form_is_quoted(autojump_clock: trio.testing.MockCloc
     refused = Network(httpx.Response(400, content=json.dumps({"error": SECRET.replace("-", " ")})))
     for network in (slow, broken, refused):
         with pytest.raises(HttpFailed) as caught:
-            await client(network).post(URL, Answer, {"secret": SECRET})
+            await client(network).post_form(URL, Answer, {"secret": SECRET})
         assert SECRET not in str(caught.value)
 
 
@@ -348,7 +348,7 @@ async def test_a_changed_file_counts(wire: Wire, authorities: Path, autojump_clo
     before = contexts(asking).get_ca_certs()
     trustme.CA().cert_pem.write_to_path(authorities)
     await trio.sleep(1)
-    await asking.get(URL, Answer)
+    await asking.get_json(URL, Answer)
     assert contexts(asking).get_ca_certs() != before
 
 

@@ -39,16 +39,16 @@ def samples(registry: CollectorRegistry, family: str) -> list[tuple[dict[str, st
 
 
 def test_successes(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
-    metrics.succeeded("token")
-    metrics.succeeded("token")
+    metrics.count_success("token")
+    metrics.count_success("token")
     labels = {"provider_name": "TokenProvider", "auth_method": "token"}
     assert samples(registry, "pulsar_authentication_success_total") == [(labels, 2.0)]
 
 
 def test_failures_by_reason(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
     for reason in ("bad_signature", "bad_signature", "malformed"):
-        metrics.failed("token", reason)
-    metrics.failed("none", "unknown_method")
+        metrics.count_failure("token", reason)
+    metrics.count_failure("none", "unknown_method")
     token = {"provider_name": "TokenProvider", "auth_method": "token"}
     none = {"provider_name": "none", "auth_method": "none"}
     assert samples(registry, "pulsar_authentication_failures_total") == [
@@ -60,8 +60,8 @@ def test_failures_by_reason(registry: CollectorRegistry, metrics: AuthMetrics) -
 
 def test_unknown_methods_share_one_label(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
     for method in ("", "sasl", "Token", *(f"method-{number}" for number in range(100))):
-        metrics.failed(method, "unknown_method")
-        metrics.succeeded(method)
+        metrics.count_failure(method, "unknown_method")
+        metrics.count_success(method)
     labels = {"provider_name": "none", "auth_method": "other"}
     assert samples(registry, "pulsar_authentication_failures_total") == [
         ({**labels, "reason": "unknown_method"}, 103.0)
@@ -70,21 +70,21 @@ def test_unknown_methods_share_one_label(registry: CollectorRegistry, metrics: A
 
 
 def test_expired_tokens_are_counted_apart(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
-    metrics.failed("token", "malformed")
-    metrics.failed("other", "expired")
+    metrics.count_failure("token", "malformed")
+    metrics.count_failure("other", "expired")
     assert samples(registry, "pulsar_expired_token_total") == [({}, 0.0)]
-    metrics.failed("token", "expired")
+    metrics.count_failure("token", "expired")
     assert samples(registry, "pulsar_expired_token_total") == [({}, 1.0)]
 
 
 def test_rounds_are_measured(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
-    metrics.round_took(0.003)
+    metrics.observe_round(0.003)
     assert samples(registry, "pulsar_proxy_authentication_round_seconds_count") == [({}, 1.0)]
     assert samples(registry, "pulsar_proxy_authentication_round_seconds_sum") == [({}, 0.003)]
 
 
 def test_what_prometheus_is_told_has_no_created_series(registry: CollectorRegistry, metrics: AuthMetrics) -> None:
-    metrics.succeeded("token")
+    metrics.count_success("token")
     assert b"_created" not in generate_latest(registry)
 
 
@@ -97,6 +97,6 @@ def test_who_judges_may_change_with_a_reload(registry: CollectorRegistry, metric
             return "none"
 
     metrics.providers = Nobody()
-    metrics.failed("token", "unknown_method")
+    metrics.count_failure("token", "unknown_method")
     labels = {"provider_name": "none", "auth_method": "other", "reason": "unknown_method"}
     assert samples(registry, "pulsar_authentication_failures_total") == [(labels, 1.0)]

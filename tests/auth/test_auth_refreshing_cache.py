@@ -41,7 +41,7 @@ def source() -> Source:
 
 async def not_available(source: Source) -> str:
     with pytest.raises(NotAvailable) as caught:
-        await source.renewed.current()
+        await source.renewed.current_value()
     return str(caught.value)
 
 
@@ -54,7 +54,7 @@ async def test_many_at_once_cost_one_fetch(source: Source, autojump_clock: Clock
     found: list[int] = []
 
     async def ask() -> None:
-        found.append(await source.renewed.current())
+        found.append(await source.renewed.current_value())
 
     async with trio.open_nursery() as nursery:
         for _ in range(100):
@@ -68,7 +68,7 @@ async def test_who_leaves_takes_nobody_along(source: Source, autojump_clock: Clo
     found: list[int] = []
 
     async def ask() -> None:
-        found.append(await source.renewed.current())
+        found.append(await source.renewed.current_value())
 
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(0.5) as first:
@@ -86,41 +86,41 @@ async def test_who_leaves_takes_nobody_along(source: Source, autojump_clock: Clo
 async def test_even_if_all_leave_the_fetch_was_not_for_nothing(source: Source, autojump_clock: Clock) -> None:
     for _ in range(5):
         with trio.move_on_after(0.15):
-            await source.renewed.current()
-    assert await source.renewed.current() == 1
+            await source.renewed.current_value()
+    assert await source.renewed.current_value() == 1
     assert source.fetches == 1
 
 
 async def test_a_value_is_kept_while_it_is_fresh(source: Source, autojump_clock: Clock) -> None:
-    await source.renewed.current()
+    await source.renewed.current_value()
     await trio.sleep(FRESH_S - 0.1)
-    assert await source.renewed.current() == 1
+    assert await source.renewed.current_value() == 1
     await trio.sleep(0.1)
-    assert await source.renewed.current() == 2
+    assert await source.renewed.current_value() == 2
 
 
 async def test_an_old_value_goes_on_while_the_issuer_is_down_and_then_ends(
     source: Source, autojump_clock: Clock
 ) -> None:
-    await source.renewed.current()
+    await source.renewed.current_value()
     source.error = HttpFailed("down")
     await trio.sleep(FRESH_S)
-    assert await source.renewed.current() == 1
+    assert await source.renewed.current_value() == 1
     assert source.renewed.failure == "down"
     await trio.sleep(USABLE_S - FRESH_S - 1.1)
-    assert await source.renewed.current() == 1
+    assert await source.renewed.current_value() == 1
     await trio.sleep(0.1)
     assert await not_available(source) == "down"
 
 
 async def test_a_value_that_has_come_again_is_as_good_as_the_first(source: Source, autojump_clock: Clock) -> None:
-    await source.renewed.current()
+    await source.renewed.current_value()
     source.error = HttpFailed("down")
     await trio.sleep(USABLE_S)
     await not_available(source)
     source.error = None
     await trio.sleep(RETRY_S)
-    assert await source.renewed.current() == 3
+    assert await source.renewed.current_value() == 3
     assert source.renewed.failure == ""
 
 
@@ -147,33 +147,33 @@ async def test_a_slow_failure_is_remembered_from_its_end_on(source: Source, auto
 async def test_nobody_who_has_an_old_value_waits_for_an_issuer_that_is_known_to_be_down(
     source: Source, autojump_clock: Clock
 ) -> None:
-    await source.renewed.current()
+    await source.renewed.current_value()
     source.error = HttpFailed("down")
     await trio.sleep(FRESH_S)
-    await source.renewed.current()
+    await source.renewed.current_value()
     await trio.sleep(RETRY_S)
     before = trio.current_time()
-    assert await source.renewed.current() == 1
+    assert await source.renewed.current_value() == 1
     assert trio.current_time() == before
     await trio.sleep(source.delay_s + 0.1)
     assert source.fetches == 3  # it was tried all the same
     source.error = None
     await trio.sleep(RETRY_S)
-    assert await source.renewed.current() == 1
+    assert await source.renewed.current_value() == 1
     await trio.sleep(source.delay_s + 0.1)
-    assert await source.renewed.current() == 4
+    assert await source.renewed.current_value() == 4
 
 
 async def test_one_who_needs_a_newer_value_gets_it(source: Source, autojump_clock: Clock) -> None:
-    await source.renewed.current()
+    await source.renewed.current_value()
     await trio.sleep(RETRY_S)
-    assert await source.renewed.newer() == 2
+    assert await source.renewed.refreshed_value() == 2
 
 
 async def test_newer_values_are_asked_for_no_more_often_than_allowed(source: Source, autojump_clock: Clock) -> None:
-    await source.renewed.current()
+    await source.renewed.current_value()
     for _ in range(1000):
-        await source.renewed.newer()
+        await source.renewed.refreshed_value()
         await trio.sleep(0.1)
     passed_s = trio.current_time()
     assert source.fetches <= 1 + passed_s / (RETRY_S + source.delay_s) + 1
@@ -181,20 +181,20 @@ async def test_newer_values_are_asked_for_no_more_often_than_allowed(source: Sou
 
 
 async def test_no_newer_value_is_asked_for_right_after_a_failure(source: Source, autojump_clock: Clock) -> None:
-    await source.renewed.current()
+    await source.renewed.current_value()
     await trio.sleep(RETRY_S)
     source.error = HttpFailed("down")
     for _ in range(10):
-        assert await source.renewed.newer() == 1
+        assert await source.renewed.refreshed_value() == 1
     assert source.fetches == 2
 
 
 async def test_many_who_need_a_newer_value_cost_one_fetch(source: Source, autojump_clock: Clock) -> None:
-    await source.renewed.current()
+    await source.renewed.current_value()
     await trio.sleep(RETRY_S)
     async with trio.open_nursery() as nursery:
         for _ in range(100):
-            nursery.start_soon(source.renewed.newer)
+            nursery.start_soon(source.renewed.refreshed_value)
     assert source.fetches == 2
 
 

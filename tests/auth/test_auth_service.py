@@ -15,8 +15,7 @@ from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry
 from tokens import OTHER_SECRET, SECRET, by_hand, token
 
-from auth import exchange_store as rounds
-from auth import service
+from auth import exchange_store, service
 from auth.broker_credentials import FixedCredentials, end_of_token_unix_ms
 from auth.service import AuthService
 from auth.state import (
@@ -460,7 +459,7 @@ async def test_a_client_that_takes_too_long(many_rounds: Worker, autojump_clock:
 
 
 async def test_too_many_at_once(many_rounds: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "STATES_MAX", 2)
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 2)
     for exchange in (1, 2):
         await many_rounds.challenge(b"first", exchange=exchange)
     assert await many_rounds.denial("rounds", b"first", exchange=3) == "overloaded"
@@ -962,7 +961,7 @@ async def test_a_broker_that_did_not_prove_itself(nursery: trio.Nursery) -> None
 
 @pytest.mark.usefixtures("exchange")
 async def test_the_oldest_exchange_makes_room(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "STATES_MAX", 2)
+    monkeypatch.setattr(exchange_store, "EXCHANGES_MAX", 2)
     worker = Worker(Config(), nursery)
     for number in (1, 2, 3):
         await worker.credentials(exchange=number)
@@ -1115,7 +1114,7 @@ async def until_it_ends_at(worker: Worker, end_s: float | None) -> None:
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "CREDENTIALS_LOOK_S", 0.005)
-    monkeypatch.setattr(watched, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(watched, "CHECK_INTERVAL_S", 0.0)
 
 
 @pytest.mark.usefixtures("looks_often")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from local.cluster import Cluster
+from local.cluster import Cluster, ClusterConfig
 from local.distribution import PULSAR, pulsar_home
 from local.ports import free_port
 from local.process import OwnedProcess
@@ -96,10 +96,12 @@ class Ours(Contender):
         self._cluster = Cluster(
             command,
             self.directory,
-            f"pulsar://{broker.address}",
-            port=self.port,
-            admin_port=free_port(avoid=(self.port,)),
-            more_config=more_config,
+            ClusterConfig(
+                service_url=f"pulsar://{broker.address}",
+                port=self.port,
+                admin_port=free_port(avoid=(self.port,)),
+                more_config=more_config,
+            ),
         )
 
     @property

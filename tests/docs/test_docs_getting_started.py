@@ -64,4 +64,4 @@ def test_the_folder_of_the_sockets_is_the_one_that_systemd_makes(
 
 def test_the_client_is_the_one_that_the_tests_have() -> None:
     (pinned,) = re.findall(r"pip install pulsar-client==(\S+)", (ROOT / PAGE).read_text())
-    assert f"pulsar-client=={pinned}" in (ROOT / "constraints.txt").read_text().splitlines()
+    assert f"pulsar-client=={pinned} \\" in (ROOT / "constraints.txt").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Brokers by DNS over real sockets: SRV records, several addresses of which one is dead, names that change."""
+"""BrokerDirectory by DNS over real sockets: SRV records, several addresses of which one is dead, names that change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.directory import Brokers
+from lookup.brokers.directory import BrokerDirectory
 from lookup.metrics import BrokerMetrics
 from proxy.config.types import Config
 from proxy.runtime.dns.resolver import Resolver
@@ -47,11 +47,11 @@ def pulsar() -> Iterator[FakeBroker]:
         yield broker
 
 
-def find(nursery: trio.Nursery, service_url: str) -> Brokers:
+def find(nursery: trio.Nursery, service_url: str) -> BrokerDirectory:
     brokers: dict[str, Any] = {"service_url": service_url, "probe_interval_ms": 300}
     config = msgspec.convert({"brokers": brokers}, Config)
     resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
-    found = Brokers(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
+    found = BrokerDirectory(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
     nursery.start_soon(found.run)
     return found
 
@@ -62,8 +62,8 @@ async def until(condition: Callable[[], bool]) -> None:
             await trio.sleep(0.01)
 
 
-def firsts(brokers: Brokers) -> Counter[str]:
-    chosen = [brokers.first() for _ in range(10)]
+def firsts(brokers: BrokerDirectory) -> Counter[str]:
+    chosen = [brokers.next_broker() for _ in range(10)]
     return Counter(f"{one} {one.addresses[0]}" for one in chosen if one is not None)
 
 

@@ -26,7 +26,8 @@ def tree(tmp_path: Path, cache: Path, fake_command: FakeCommand, monkeypatch: py
     root = tmp_path / "tree"
     root.mkdir()
     (root / "pyproject.toml").write_text("one")
-    (root / "constraints.txt").write_text("two")
+    (root / "deploy/requirements").mkdir(parents=True)
+    (root / "deploy/requirements/test.txt").write_text("two")
     template = tmp_path / "python"
     template.write_text(_PYTHON.format(log=tmp_path / "log"))
     template.chmod(0o755)
@@ -41,7 +42,11 @@ def _installs(tree: Environment) -> list[str]:
     log = tree.root.parent / "log"
     lines = log.read_text().splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
-    return [line.partition("constraints.txt ")[2] or line for line in lines if not line.startswith("-c ")]
+    lines = [line for line in lines if not line.startswith("-c ")]
+    packages = [line.partition("--require-hashes -r ")[2] for line in lines[:-1] if "--require-hashes" in line]
+    if packages:  # the tree itself comes last, without its dependencies
+        assert lines[-1].endswith("--no-deps --no-build-isolation -e .")
+    return [line for line in lines if line == "venv"] + packages
 
 
 def _prepare(tree: Environment, what: str) -> list[str]:
@@ -51,17 +56,17 @@ def _prepare(tree: Environment, what: str) -> list[str]:
 
 def test_made_once(tree: Environment) -> None:
     assert not tree.is_ready("run")
-    assert _prepare(tree, "run") == ["venv", "-e . pulsar-client"]
+    assert _prepare(tree, "run") == ["venv", "deploy/requirements/run.txt"]
     assert tree.is_ready("run")
     assert _prepare(tree, "run") == []
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "deploy/requirements/test.txt"])
 def test_changed_inputs(tree: Environment, name: str) -> None:
     _prepare(tree, "run")
     (tree.root / name).write_text("changed")
     assert not tree.is_ready("run")
-    assert _prepare(tree, "run") == ["-e . pulsar-client"]
+    assert _prepare(tree, "run") == ["deploy/requirements/run.txt"]
 
 
 def test_what_the_tests_need_covers_a_run(tree: Environment) -> None:
@@ -71,14 +76,14 @@ def test_what_the_tests_need_covers_a_run(tree: Environment) -> None:
 
 def test_what_a_run_needs_does_not_cover_the_tests(tree: Environment) -> None:
     _prepare(tree, "run")
-    assert _prepare(tree, "test") == ["-e .[test,analytics]"]
+    assert _prepare(tree, "test") == ["deploy/requirements/test.txt"]
     assert tree.is_ready("run")
     assert tree.is_ready("test")
 
 
 def test_with_kerberos(tree: Environment) -> None:
     _prepare(tree, "test")
-    assert _prepare(tree, "test-kerberos") == ["-e .[test,kerberos,analytics]"]
+    assert _prepare(tree, "test-kerberos") == ["deploy/requirements/test-kerberos.txt"]
     assert _prepare(tree, "test-kerberos") == []
     assert _prepare(tree, "test") == []
 
@@ -90,29 +95,29 @@ def test_the_tests_with_kerberos_cover_those_without(tree: Environment) -> None:
 
 
 def test_the_measurements_of_the_analytics_have_a_set_of_their_own(tree: Environment) -> None:
-    assert _prepare(tree, "bench-analytics") == ["venv", "-e .[analytics,bench-analytics]"]
+    assert _prepare(tree, "bench-analytics") == ["venv", "deploy/requirements/bench-analytics.txt"]
     assert _prepare(tree, "bench-analytics") == []
     assert not tree.is_ready("run")
 
 
 def test_changed_inputs_forget_what_else_was_installed(tree: Environment) -> None:
     _prepare(tree, "test")
-    (tree.root / "constraints.txt").write_text("changed")
+    (tree.root / "deploy/requirements/test.txt").write_text("changed")
     _prepare(tree, "run")
     assert not tree.is_ready("test")
 
 
 def test_failed_installation_is_done_again(tree: Environment) -> None:
     _prepare(tree, "run")
-    (tree.root / "constraints.txt").write_text("changed")
+    (tree.root / "deploy/requirements/test.txt").write_text("changed")
     monkey = tree.root.parent / "log.fail"
     monkey.touch()
     with pytest.raises(SetupError, match="no such package"):
         tree.prepare("run", lambda _: None)
     monkey.unlink()
-    (tree.root / "constraints.txt").write_text("two")  # the stamp of the first time must be gone
+    (tree.root / "deploy/requirements/test.txt").write_text("two")  # the stamp of the first time must be gone
     _installs(tree)
-    assert _prepare(tree, "run") == ["-e . pulsar-client"]
+    assert _prepare(tree, "run") == ["deploy/requirements/run.txt"]
 
 
 def test_python_was_removed_from_the_system(tree: Environment) -> None:

@@ -17,11 +17,11 @@ from proto import commands
 from proto.addresses import HostPort
 from proto.frames import FrameDecoder
 from proto.lookup_kinds import kind_of
-from proto.lookup_requests import Request, request_of
+from proto.lookup_requests import LookupRequest, request_from_command
 from proto.pulsar_pb2 import BaseCommand, CommandConnect, CommandConnected, CommandLookupTopicResponse
 from proto.rpc_pb2 import BrokerCredentialsResponse, Status
 from proxy.config.types import Config
-from proxy.runtime.rpc.client import RpcCallRefused, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcError
 
 Answer = BaseCommand | bytes | None
 Script = Callable[[BaseCommand], Answer]
@@ -44,11 +44,11 @@ def lookup(topic: str = "t", request_id: int = 7, **fields: Any) -> BaseCommand:
     )
 
 
-def asked(command: BaseCommand | None = None) -> Request:
+def asked(command: BaseCommand | None = None) -> LookupRequest:
     """What a request asks a broker."""
     copy = BaseCommand()
     copy.CopyFrom(command or lookup())
-    return request_of(copy, kind_of(copy))[0]
+    return request_from_command(copy, kind_of(copy))[0]
 
 
 def lookup_response(request: BaseCommand, response: int, url: str = "", **fields: Any) -> BaseCommand:

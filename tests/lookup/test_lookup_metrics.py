@@ -56,7 +56,7 @@ def test_answers_and_their_times_read_as_the_librarys_own(
     registry = CollectorRegistry()
     metrics = LookupMetrics(registry)
     for kind, (error, _), duration_s in answers:
-        metrics.answered(kind, error, duration_s)
+        metrics.observe_answer(kind, error, duration_s)
     assert families(registry) == by_the_library([(kind, name, duration) for kind, (_, name), duration in answers])
 
 
@@ -66,9 +66,9 @@ def test_requests_are_there_before_the_first_one() -> None:
     names = [f"pulsar_proxy_{prefix}{kind}_requests_total" for prefix in ("", "rejected_") for kind in KINDS]
     assert [registry.get_sample_value(name) for name in names] == [0] * 8
     for kind in KINDS:
-        metrics.received(kind)
-        metrics.received(kind)
-        metrics.rejected(kind)
+        metrics.count_request(kind)
+        metrics.count_request(kind)
+        metrics.count_rejected_request(kind)
     assert [registry.get_sample_value(name) for name in names] == [2] * 4 + [1] * 4
 
 
@@ -76,7 +76,7 @@ def test_what_brokers_write_is_a_bounded_number_of_labels() -> None:
     registry = CollectorRegistry()
     metrics = LookupMetrics(registry)
     for code in range(1000, 3000):
-        metrics.answered("lookup", code, 0.1)
+        metrics.observe_answer("lookup", code, 0.1)
     assert (
         registry.get_sample_value("pulsar_proxy_lookup_answers_total", {"request": "lookup", "error": "other"}) == 2000
     )
@@ -84,7 +84,7 @@ def test_what_brokers_write_is_a_bounded_number_of_labels() -> None:
 
 def test_it_is_written_as_prometheus_reads_it() -> None:
     registry = CollectorRegistry()
-    LookupMetrics(registry).answered("lookup", None, 0.003)
+    LookupMetrics(registry).observe_answer("lookup", None, 0.003)
     text = render_metrics(registry)
     assert 'pulsar_proxy_lookup_answers_total{error="none",request="lookup"} 1.0' in text
     assert 'pulsar_proxy_lookup_seconds_bucket{le="0.005",request="lookup"} 1.0' in text
@@ -93,4 +93,4 @@ def test_it_is_written_as_prometheus_reads_it() -> None:
 
 def test_a_kind_that_is_none() -> None:
     with pytest.raises(KeyError):
-        LookupMetrics(CollectorRegistry()).received("produce")
+        LookupMetrics(CollectorRegistry()).count_request("produce")

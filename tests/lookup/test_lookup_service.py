@@ -25,7 +25,7 @@ from lookup_fakes import (
 from prometheus_client import CollectorRegistry
 
 from lookup.requests.envelope_reply import PART_BYTES_MAX
-from lookup.requests.executor import Lookups
+from lookup.requests.executor import LookupExecutor
 from lookup.service import LookupService
 from proto import commands
 from proto.envelope import ENVELOPE_VERSION
@@ -778,14 +778,14 @@ async def test_a_defect_that_an_answer_meets_ends_neither_the_worker_nor_other_c
     served = serve()
     for principal, name in ((ALICE, "alice"), (BOB, "bob")):
         await served.answer(sealed_principal=seal(principal, KEY), principal_name=name)
-    finished = Lookups.finished
+    finished = LookupExecutor.finish_answer
 
-    def breaks(self: Lookups, answer: BaseCommand, kind: Any, asker: Any, client: str) -> BaseCommand:
+    def breaks(self: LookupExecutor, answer: BaseCommand, kind: Any, asker: Any, client: str) -> BaseCommand:
         if client == "192.0.2.9:1":
             raise ZeroDivisionError
         return finished(self, answer, kind, asker, client)
 
-    monkeypatch.setattr(Lookups, "finished", breaks)
+    monkeypatch.setattr(LookupExecutor, "finish_answer", breaks)
     with structlog.testing.capture_logs() as logs:
         served.send(lookup("bad"), client_address="192.0.2.9:1")
         await trio.testing.wait_all_tasks_blocked()

@@ -10,14 +10,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pulsar_bytes import command, decoded_frame, field, fields, frame, varint
 
-from proto.lookup_answers import SHAPE_BYTES_MAX, SHAPES_MAX, AnswerShapes, BrokerAnswer, ClientAnswer
+from proto.lookup_answers import TEMPLATE_BYTES_MAX, TEMPLATES_MAX, AnswerTemplates, BrokerAnswer, ClientAnswer
 from proto.lookup_kinds import response_request_id, set_response_request_id
-from proto.lookup_requests import NUMBER_MAX, NUMBER_MIN
+from proto.lookup_requests import PROXY_ID_MAX, PROXY_ID_MIN
 from proto.pulsar_pb2 import BaseCommand
 
 LOOKUP, METADATA, TOPICS, SCHEMA, ERROR = 24, 22, 33, 35, 14
 ID_FIELD = {LOOKUP: 4, METADATA: 2, TOPICS: 1, SCHEMA: 1, ERROR: 1}
-FIRST, OTHER = NUMBER_MIN + 4711, 2**34 + 12345
+FIRST, OTHER = PROXY_ID_MIN + 4711, 2**34 + 12345
 URL = "pulsar://b0:6650"
 
 
@@ -30,10 +30,10 @@ FRAME = frame(connect())
 ID_AT = FRAME.index(varint(FIRST))
 
 
-def known(*commands: bytes) -> tuple[AnswerShapes, list[BrokerAnswer]]:
-    shapes, answers = AnswerShapes(), [BrokerAnswer(BaseCommand.FromString(one)) for one in commands]
+def known(*commands: bytes) -> tuple[AnswerTemplates, list[BrokerAnswer]]:
+    shapes, answers = AnswerTemplates(), [BrokerAnswer(BaseCommand.FromString(one)) for one in commands]
     for one, answer in zip(commands, answers, strict=True):
-        shapes.learn(one, answer)
+        shapes.learn_answer(one, answer)
     return shapes, answers
 
 
@@ -43,7 +43,7 @@ def known(*commands: bytes) -> tuple[AnswerShapes, list[BrokerAnswer]]:
 def test_an_answer_is_known_again_by_all_but_its_id() -> None:
     shapes, [answer] = known(connect())
     data = b"before" + frame(connect(OTHER)) + b"behind"
-    assert shapes.find(data, 6) == (answer, varint(OTHER), len(data) - 6)
+    assert shapes.find_answer(data, 6) == (answer, varint(OTHER), len(data) - 6)
 
 
 def test_answers_of_several_brokers_and_kinds_are_told_apart() -> None:
@@ -57,7 +57,7 @@ def test_answers_of_several_brokers_and_kinds_are_told_apart() -> None:
     ]
     shapes, answers = known(*commands)
     for one, answer in zip(commands, answers, strict=True):
-        found = shapes.find(frame(one), 0)
+        found = shapes.find_answer(frame(one), 0)
         assert found is not None
         assert found[0] is answer
 
@@ -68,7 +68,7 @@ def test_answers_of_several_brokers_and_kinds_are_told_apart() -> None:
 def test_a_frame_that_is_not_all_there_is_not_known(answer: bytes) -> None:
     shapes, _ = known(answer)
     data = frame(answer)
-    assert [end for end in range(len(data)) if shapes.find(data[:end], 0) is not None] == []
+    assert [end for end in range(len(data)) if shapes.find_answer(data[:end], 0) is not None] == []
 
 
 @pytest.mark.parametrize("at", sorted({*range(len(FRAME))} - {*range(ID_AT, ID_AT + 5)}))
@@ -76,7 +76,7 @@ def test_any_other_byte_makes_it_another_answer(at: int) -> None:
     shapes, _ = known(connect())
     data = bytearray(FRAME)
     data[at] ^= 1
-    assert shapes.find(bytes(data), 0) is None
+    assert shapes.find_answer(bytes(data), 0) is None
 
 
 NO_NUMBERS = {
@@ -92,7 +92,7 @@ NO_NUMBERS = {
 def test_what_is_no_id_of_ours_in_the_ids_place_makes_it_another_answer(place: bytes) -> None:
     shapes, _ = known(connect())
     assert len(place) == 5
-    assert shapes.find(FRAME[:ID_AT] + place + FRAME[ID_AT + 5 :], 0) is None
+    assert shapes.find_answer(FRAME[:ID_AT] + place + FRAME[ID_AT + 5 :], 0) is None
 
 
 @given(place=st.binary(min_size=5, max_size=5))
@@ -100,13 +100,13 @@ def test_what_is_no_id_of_ours_in_the_ids_place_makes_it_another_answer(place: b
 def test_only_an_id_of_ours_may_stand_in_the_ids_place(place: bytes) -> None:
     shapes, _ = known(connect())
     value = sum((byte & 0x7F) << 7 * index for index, byte in enumerate(place))
-    ours = NUMBER_MIN <= value <= NUMBER_MAX and varint(value) == place
-    assert (shapes.find(FRAME[:ID_AT] + place + FRAME[ID_AT + 5 :], 0) is not None) is ours
+    ours = PROXY_ID_MIN <= value <= PROXY_ID_MAX and varint(value) == place
+    assert (shapes.find_answer(FRAME[:ID_AT] + place + FRAME[ID_AT + 5 :], 0) is not None) is ours
 
 
 def test_with_a_payload_it_is_another_frame() -> None:
     shapes, _ = known(connect())
-    assert shapes.find(frame(connect(), b"payload"), 0) is None
+    assert shapes.find_answer(frame(connect(), b"payload"), 0) is None
 
 
 def test_of_two_that_have_their_ids_elsewhere_the_one_does_not_pass_for_the_other() -> None:
@@ -116,9 +116,9 @@ def test_of_two_that_have_their_ids_elsewhere_the_one_does_not_pass_for_the_othe
     assert len(first) == len(second)
     shapes, _ = known(first, second, first, second)
     for one in (first, second):
-        found = shapes.find(frame(one), 0)
+        found = shapes.find_answer(frame(one), 0)
         assert found is None or (found[1], found[0].command) == (varint(FIRST), BaseCommand.FromString(one))
-    assert shapes.find(frame(second), 0) is not None
+    assert shapes.find_answer(frame(second), 0) is not None
 
 
 MIRROR = 0x7F << 14 | 0x7F << 21 | 0x7E << 28
@@ -127,13 +127,13 @@ MIRROR = 0x7F << 14 | 0x7F << 21 | 0x7E << 28
 NOT_LEARNED = {
     "an id before the other fields that looks like them": command(LOOKUP, fields((1, URL), (4, MIRROR), (3, 1))),
     "an id of one byte": connect(7),
-    "of four": connect(NUMBER_MIN - 1),
-    "of six": connect(NUMBER_MAX + 1),
+    "of four": connect(PROXY_ID_MIN - 1),
+    "of six": connect(PROXY_ID_MAX + 1),
     "of ten": connect(2**64 - 1),
     "fields in another order": command(LOOKUP, fields((4, FIRST), (1, URL), (3, 1))),
     "an id twice": command(LOOKUP, fields((1, URL), (3, 1), (4, FIRST), (4, FIRST))),
     "a message twice": connect() + field(LOOKUP, fields((4, FIRST + 1))),
-    "too long": connect(FIRST, URL, (7, "x" * SHAPE_BYTES_MAX)),
+    "too long": connect(FIRST, URL, (7, "x" * TEMPLATE_BYTES_MAX)),
     "no answer": command(3, fields((1, "x"))),
 }
 
@@ -141,26 +141,28 @@ NOT_LEARNED = {
 @pytest.mark.parametrize("data", NOT_LEARNED.values(), ids=NOT_LEARNED)
 def test_what_is_written_in_an_unusual_way_is_parsed_each_time(data: bytes) -> None:
     shapes, _ = known(data)
-    assert shapes.find(frame(data), 0) is None
+    assert shapes.find_answer(frame(data), 0) is None
 
 
 def test_a_bounded_number_is_known() -> None:
-    shapes, _ = known(*(connect(FIRST, f"pulsar://b{number}:6650") for number in range(SHAPES_MAX + 1)))
-    found = [shapes.find(frame(connect(OTHER, f"pulsar://b{number}:6650")), 0) for number in range(SHAPES_MAX + 1)]
-    assert 0 < sum(one is not None for one in found) <= SHAPES_MAX
+    shapes, _ = known(*(connect(FIRST, f"pulsar://b{number}:6650") for number in range(TEMPLATES_MAX + 1)))
+    found = [
+        shapes.find_answer(frame(connect(OTHER, f"pulsar://b{number}:6650")), 0) for number in range(TEMPLATES_MAX + 1)
+    ]
+    assert 0 < sum(one is not None for one in found) <= TEMPLATES_MAX
 
 
 values = st.one_of(st.integers(0, 3), st.integers(0, 2**40), st.sampled_from(["", "t", URL, "\x20"]))
 answers = st.builds(
     lambda kind, number, before, behind: command(kind, fields(*before, (ID_FIELD[kind], number), *behind)),
     st.sampled_from([LOOKUP, METADATA, SCHEMA, ERROR]),
-    st.integers(NUMBER_MIN, NUMBER_MAX) | st.integers(0, 2**64 - 1),
+    st.integers(PROXY_ID_MIN, PROXY_ID_MAX) | st.integers(0, 2**64 - 1),
     st.lists(st.tuples(st.integers(1, 12), values), max_size=4),
     st.lists(st.tuples(st.integers(1, 40), values), max_size=4),
 )
 
 
-@given(first=answers, second=answers, number=st.integers(NUMBER_MIN, NUMBER_MAX))
+@given(first=answers, second=answers, number=st.integers(PROXY_ID_MIN, PROXY_ID_MAX))
 def test_what_is_known_again_is_what_protobuf_reads(first: bytes, second: bytes, number: int) -> None:
     try:
         shapes, _ = known(first, second)
@@ -171,7 +173,7 @@ def test_what_is_known_again_is_what_protobuf_reads(first: bytes, second: bytes,
         assert plain.type
         set_response_request_id(plain, number)
         for data in (plain.SerializePartialToString(), learned):
-            found = shapes.find(frame(data), 0)
+            found = shapes.find_answer(frame(data), 0)
             if found is not None:
                 answer, request_id, end = found
                 read = BaseCommand.FromString(data)
@@ -194,20 +196,20 @@ def test_each_client_gets_the_answer_under_its_own_id_and_else_unchanged(kind: i
     answer = ClientAnswer(BaseCommand.FromString(command(kind, fields((ID_FIELD[kind], FIRST), *others))))
     for _ in range(2):
         expected = kind, {ID_FIELD[kind]: request_id, 30: b"field 30", 31: b"field 31"}
-        assert decoded_frame(answer.frame(varint(request_id))) == expected
+        assert decoded_frame(answer.frame_for(varint(request_id))) == expected
 
 
 @pytest.mark.parametrize("size", [0, 100, 115, 120, 125, 130, 20_000])
 def test_answers_of_every_size(size: int) -> None:
     answer = ClientAnswer(BaseCommand.FromString(connect(FIRST, "x" * size)))
     for request_id in (7, 2**63):
-        kind, found = decoded_frame(answer.frame(varint(request_id)))
+        kind, found = decoded_frame(answer.frame_for(varint(request_id)))
         assert (kind, found) == (LOOKUP, {1: b"x" * size, 3: 1, 4: request_id, 5: 1})
 
 
 def test_a_field_beside_the_message_passes_too() -> None:
     answer = ClientAnswer(BaseCommand.FromString(connect() + field(200, "of the future")))
-    data = answer.frame(b"\x07")
+    data = answer.frame_for(b"\x07")
     total, size = struct.unpack(">II", data[:8])
     assert (total, size) == (len(data) - 4, len(data) - 8)
     expected = BaseCommand.FromString(connect(7) + field(200, "of the future"))

@@ -8,14 +8,14 @@ from proto.lookup_kinds import (
     KINDS,
     client_request_id,
     error_of,
-    failure,
-    in_short,
+    failure_answer,
     kind_of,
     response_request_id,
     set_response_request_id,
+    shorten_answer,
     subject_of,
 )
-from proto.lookup_requests import Request, request_of
+from proto.lookup_requests import LookupRequest, request_from_command
 from proto.pulsar_pb2 import BaseCommand
 
 LOOKUP, METADATA, TOPICS, SCHEMA = 23, 21, 32, 34
@@ -58,14 +58,14 @@ def parsed(data: bytes) -> BaseCommand:
 
 def sent_on(original: BaseCommand, number: bytes = OUR_NUMBER) -> bytes:
     """A request on its way to a broker."""
-    frame = asked(original).numbered(number)
+    frame = asked(original).frame_with_id(number)
     return frame[8:]
 
 
-def asked(original: BaseCommand) -> Request:
+def asked(original: BaseCommand) -> LookupRequest:
     copy = BaseCommand()
     copy.CopyFrom(original)
-    return request_of(copy, kind_of(copy))[0]
+    return request_from_command(copy, kind_of(copy))[0]
 
 
 @pytest.mark.conforms("kip-590.2")
@@ -95,7 +95,7 @@ def test_what_is_asked_does_not_depend_on_who_asks(kind: int) -> None:
     first = parsed(request(kind))
     second = parsed(command(kind, fields(*((number, "another") for number in identity_fields), *rest, (id_field, 99))))
     assert asked(first) == asked(second)
-    assert client_request_id(asked(first).command(), kind_of(first)) == 0
+    assert client_request_id(asked(first).to_command(), kind_of(first)) == 0
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
@@ -130,7 +130,7 @@ def test_a_field_beside_the_message_passes_too(kind: int) -> None:
 def test_request_ids_at_their_bounds(kind: int, request_id: int) -> None:
     original = parsed(command(kind, fields((REQUESTS[kind][0], request_id))))
     assert client_request_id(original, kind_of(original)) == request_id
-    assert request_of(original, kind_of(original))[1] == varint(request_id)
+    assert request_from_command(original, kind_of(original))[1] == varint(request_id)
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
@@ -196,7 +196,7 @@ def test_what_is_no_answer(kind: int) -> None:
     ],
 )
 def test_a_failure(kind: int, expected: tuple[int, dict[int, int | bytes]]) -> None:
-    answer = failure(KINDS[kind], CLIENTS, 14, "text")
+    answer = failure_answer(KINDS[kind], CLIENTS, 14, "text")
     assert decoded_command(answer.SerializeToString()) == expected
     assert error_of(answer) == 14
     assert response_request_id(answer) == CLIENTS
@@ -205,7 +205,7 @@ def test_a_failure(kind: int, expected: tuple[int, dict[int, int | bytes]]) -> N
 @pytest.mark.parametrize("kind", REQUESTS)
 @pytest.mark.parametrize("code", [0, 6, 4711])
 def test_every_code_survives_a_failure(kind: int, code: int) -> None:
-    answer = parsed(failure(KINDS[kind], 0, code, "").SerializeToString())
+    answer = parsed(failure_answer(KINDS[kind], 0, code, "").SerializeToString())
     assert error_of(answer) == code
 
 
@@ -214,8 +214,8 @@ def test_every_code_survives_a_failure(kind: int, code: int) -> None:
 def test_an_answer_in_short_keeps_its_id_and_its_code(kind: int, code: int | None) -> None:
     answer = parsed(command(ANSWERS[kind], fields((ANSWER_ID_FIELD[kind], CLIENTS))))
     if code is not None:
-        answer = failure(KINDS[kind], CLIENTS, code, "x" * 100_000)
-    short = in_short(answer, KINDS[kind])
+        answer = failure_answer(KINDS[kind], CLIENTS, code, "x" * 100_000)
+    short = shorten_answer(answer, KINDS[kind])
     assert response_request_id(short) == CLIENTS
     assert error_of(short) == (0 if code is None else code)
     assert short.ByteSize() < 100

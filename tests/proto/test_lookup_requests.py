@@ -11,17 +11,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pulsar_bytes import command, decoded, field, fields, varint
 
-from proto import lookup_requests
 from proto.commands import CommandCorrupt
 from proto.lookup_kinds import KINDS
 from proto.lookup_requests import (
-    NUMBER_MAX,
-    NUMBER_MIN,
-    RESTS_MAX,
-    Request,
-    number_of,
-    parse_request,
-    request_numbers,
+    PROXY_ID_MAX,
+    PROXY_ID_MIN,
+    TRAILERS_MAX,
+    LookupRequest,
+    RequestParser,
+    encode_proxy_id,
+    proxy_request_ids,
 )
 from proto.pulsar_pb2 import BaseCommand
 from proto.request_rules import RequestRefused
@@ -36,7 +35,9 @@ FIELDS = {
 ID_FIELD = {LOOKUP: 2, METADATA: 2, TOPICS: 1, SCHEMA: 1}
 IDENTITY = {LOOKUP: (4, 5, 6), METADATA: (3, 4, 5), TOPICS: (), SCHEMA: ()}
 IDENTITY_NAMES = ("original_principal", "original_auth_data", "original_auth_method")
-OURS = varint(NUMBER_MIN + 4711)
+OURS = varint(PROXY_ID_MIN + 4711)
+PARSER = RequestParser()
+parse_request = PARSER.parse_request
 TOPIC = (1, "persistent://t/n/topic")
 
 
@@ -47,31 +48,31 @@ def subject(kind: int, size: int = 1) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
-    """Each test begins with no rest that came before."""
-    for _, _, rests in lookup_requests._CUT_BY_HAND.values():
-        rests.clear()
+    """Each test begins with no trailer that came before."""
+    for _, _, trailers in PARSER._fast_paths.values():
+        trailers.clear()
 
 
 def as_protobuf_sees_it(data: bytes) -> BaseCommand:
     """What a broker may get of a request, by protobuf alone: without identities, under our id."""
     message = BaseCommand.FromString(data)
     body = getattr(message, FIELDS[message.type])
-    body.request_id = NUMBER_MIN + 4711
+    body.request_id = PROXY_ID_MIN + 4711
     for name in IDENTITY_NAMES:
         if name in body.DESCRIPTOR.fields_by_name:
             body.ClearField(name)
     return message
 
 
-def to_broker(request: Request) -> bytes:
+def to_broker(request: LookupRequest) -> bytes:
     """The command in the one frame that goes out."""
-    frame = request.numbered(OURS)
+    frame = request.frame_with_id(OURS)
     total, size = struct.unpack(">II", frame[:8])
     assert (total, size) == (len(frame) - 4, len(frame) - 8)
     return frame[8:]
 
 
-def check(data: bytes) -> tuple[Request, bytes]:
+def check(data: bytes) -> tuple[LookupRequest, bytes]:
     """A request, first and again, is what protobuf says it is."""
     first, again = parse_request(data), parse_request(data)
     assert first[0] == again[0]
@@ -113,7 +114,7 @@ def test_what_clients_write_is_parsed_only_once(kind: int, body: bytes, monkeypa
     def never(_data: bytes) -> BaseCommand:
         pytest.fail("parsed again")
 
-    monkeypatch.setattr(lookup_requests, "parse_command", never)
+    monkeypatch.setattr("proto.lookup_requests.parse_command", never)
     request, _ = parse_request(other)
     assert BaseCommand.FromString(to_broker(request)).SerializeToString() == expected
 
@@ -139,7 +140,7 @@ def test_topics_of_every_size(kind: int, size: int) -> None:
 
 def test_a_topic_that_is_not_ascii() -> None:
     request, _ = check(command(LOOKUP, fields((1, "persistent://t/n/tüpic"), (2, 7))))
-    assert request.command().lookup_topic.topic == "persistent://t/n/tüpic"
+    assert request.to_command().lookup_topic.topic == "persistent://t/n/tüpic"
 
 
 def test_a_topic_that_is_not_utf8_is_what_protobuf_says_of_it() -> None:
@@ -163,7 +164,7 @@ def test_the_message_of_a_request_is_whole_again(kind: int) -> None:
     request, _ = parse_request(data)
     expected = BaseCommand.FromString(data)
     getattr(expected, FIELDS[kind]).request_id = 0
-    assert request.command().SerializeToString() == expected.SerializeToString()
+    assert request.to_command().SerializeToString() == expected.SerializeToString()
 
 
 def test_what_is_asked_is_equal_however_it_is_written() -> None:
@@ -230,10 +231,10 @@ def test_a_rest_that_is_known_for_one_kind_is_none_of_another() -> None:
 
 
 def test_what_clients_write_is_kept_within_bounds() -> None:
-    [lookups] = [rests for kind, _, rests in lookup_requests._CUT_BY_HAND.values() if kind is KINDS[BaseCommand.LOOKUP]]
-    for number in range(RESTS_MAX + 10):
+    [lookups] = [trailers for kind, _, trailers in PARSER._fast_paths.values() if kind is KINDS[BaseCommand.LOOKUP]]
+    for number in range(TRAILERS_MAX + 10):
         check(command(LOOKUP, fields((1, "t"), (2, 7), (7, str(number)))))
-        assert len(lookups) <= RESTS_MAX
+        assert len(lookups) <= TRAILERS_MAX
     for data in (
         command(LOOKUP, fields((1, "t"), (2, 7), (7, "x" * 1000))),
         command(LOOKUP, fields((1, "t"), (2, 7))) + field(200, "x" * 1000),
@@ -381,16 +382,16 @@ def test_whatever_comes_is_what_protobuf_makes_of_it(data: bytes) -> None:
 
 
 def test_our_ids_are_different_and_have_one_size() -> None:
-    numbers = list(islice(request_numbers(), 20_000))
-    assert numbers == [varint(number) for number in range(NUMBER_MIN, NUMBER_MIN + 20_000)]
+    numbers = list(islice(proxy_request_ids(), 20_000))
+    assert numbers == [varint(number) for number in range(PROXY_ID_MIN, PROXY_ID_MIN + 20_000)]
     assert {len(number) for number in numbers} == {5}
 
 
-@pytest.mark.parametrize("number", [0, 7, NUMBER_MIN - 1, NUMBER_MAX + 1, 2**64 - 1])
+@pytest.mark.parametrize("number", [0, 7, PROXY_ID_MIN - 1, PROXY_ID_MAX + 1, 2**64 - 1])
 def test_what_is_no_id_of_ours(number: int) -> None:
-    assert number_of(number) is None
+    assert encode_proxy_id(number) is None
 
 
-@pytest.mark.parametrize("number", [NUMBER_MIN, NUMBER_MIN + 4711, NUMBER_MAX])
+@pytest.mark.parametrize("number", [PROXY_ID_MIN, PROXY_ID_MIN + 4711, PROXY_ID_MAX])
 def test_what_is_one(number: int) -> None:
-    assert number_of(number) == varint(number)
+    assert encode_proxy_id(number) == varint(number)

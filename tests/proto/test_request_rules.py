@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from pulsar_bytes import command, field, fields, varint
 
-from proto import lookup_requests
 from proto.commands import CommandCorrupt
 from proto.lookup_kinds import KINDS
-from proto.lookup_requests import NUMBER_MIN, parse_request
+from proto.lookup_requests import PROXY_ID_MIN, RequestParser
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.request_rules import NEWER_FIELDS_MAX, PROPERTIES_MAX, RequestRefused
 
 LOOKUP, METADATA, TOPICS, SCHEMA = 23, 21, 32, 34
-OURS = NUMBER_MIN + 4711
+OURS = PROXY_ID_MIN + 4711
+PARSER = RequestParser()
+parse_request = PARSER.parse_request
 SUBJECT = {LOOKUP: (1, "persistent://t/n/topic"), METADATA: (1, "t"), TOPICS: (2, "t/n"), SCHEMA: (2, "t")}
 ID = {LOOKUP: (2, 7), METADATA: (2, 7), TOPICS: (1, 7), SCHEMA: (1, 7)}
 SUBJECT_NAME = {LOOKUP: "topic", METADATA: "topic", TOPICS: "namespace", SCHEMA: "topic"}
@@ -38,14 +39,14 @@ def group(number: int, inside: bytes = b"") -> bytes:
 def sent(data: bytes) -> bytes:
     """The command that a broker gets. Raises as parse_request does."""
     asked, _ = parse_request(data)
-    return asked.numbered(varint(OURS))[8:]
+    return asked.frame_with_id(varint(OURS))[8:]
 
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
-    """Each test begins with no rest that came before."""
-    for _, _, rests in lookup_requests._CUT_BY_HAND.values():
-        rests.clear()
+    """Each test begins with no trailer that came before."""
+    for _, _, trailers in PARSER._fast_paths.values():
+        trailers.clear()
 
 
 # ---- what is refused
@@ -258,8 +259,8 @@ class OneWorker(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        for _, _, rests in lookup_requests._CUT_BY_HAND.values():
-            rests.clear()
+        for _, _, trailers in PARSER._fast_paths.values():
+            trailers.clear()
         self.rests: list[bytes] = []
 
     @rule(data=requests | flipped)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from proto.rpc_pb2 import StoredRelay
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
-from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.relay_session import ReauthenticatorFactory, reauthentication_unavailable
 
 

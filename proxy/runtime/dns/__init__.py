@@ -1,1 +1,1 @@
-"""Names to addresses, in the background and within bounds."""
+"""Name resolution in the background: cached, shared fairly, within bounds."""

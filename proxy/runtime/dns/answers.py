@@ -1,4 +1,4 @@
-"""What is known of a name: its addresses, or the services under it."""
+"""Answers of name resolution: addresses of a host, or SRV records of a service."""
 
 from dataclasses import dataclass
 
@@ -6,16 +6,16 @@ from proto.addresses import HostPort
 
 
 class ResolutionFailed(Exception):
-    """A name without an address, or without services; says why."""
+    """A name has no address or no SRV records; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """A host's IP addresses, and until when (Trio's clock) they count.
+    """A host's IP addresses, valid until ``expires_at`` (Trio's clock).
 
-    ``name``: the whole name that they were found under, in lower case and without a final dot: by a search domain it is
-    longer than what was asked for. Empty where it is not known to be DNS's: of an address, from /etc/hosts and
-    from the system's resolver.
+    ``name``: the full name that they were found under, in lower case and without a final dot: with a search domain it
+    is longer than the name in the query. Empty where it is not known to come from DNS: for an IP address, from
+    /etc/hosts and from the system's resolver.
     """
 
     addresses: tuple[str, ...]
@@ -34,7 +34,7 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """A name's SRV records, and until when (Trio's clock) they count."""
+    """A name's SRV records, valid until ``expires_at`` (Trio's clock)."""
 
     services: tuple[Service, ...]
     expires_at: float

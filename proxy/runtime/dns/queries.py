@@ -1,13 +1,12 @@
-"""Questions about names: each is asked once at a time, whoever wants to know, and answers are kept until they expire.
+"""A cache of DNS queries: concurrent requests for one name share one query, and answers are kept until they expire.
 
-Questions are asked in turn by *owner*: a client's principal or address, of which none gets all that may be asked at a
-time. A question that several owners wait for is asked when it is the turn of any of them, and ends in the background of
-all: none of them can cancel it for the others. What was not asked, since others had their turns before, says nothing
-about the name, and is not remembered.
+Queries are sent round robin by *owner*: a client's principal or address, none of which gets all queries that may run at
+a time. A query that several owners wait for is sent when any of them is next, and runs in the background: none of them
+can cancel it for the others. A query that was never sent, since others were served first, says nothing about the name,
+and its failure is not kept.
 
-An answer that has just expired may be given while the question is asked again, where the caller wants that (as RFC 8767
-does, but a failure is never covered up). So an answer counts for no longer than its life and as long again, and no
-longer than ``STALE_MAX_S`` past its end.
+An answer that has just expired may be returned while the query is repeated, where the caller allows that (as in RFC
+8767, but a failure is never covered up): for as long again as its TTL, and at most ``STALE_MAX_S`` past its expiry.
 """
 
 import math
@@ -21,194 +20,194 @@ from proxy.runtime.dns.answers import Answer, ResolutionFailed
 from proxy.runtime.fairness.fair_queue import FairQueue
 
 QUERIES_MAX = 64
-"""Questions that are asked at a time; more of them wait for their turn, within their time."""
+"""Queries that run at a time; more of them wait, within their timeout."""
 QUERIES_PER_OWNER_MAX = 16
-"""Of these, one owner's; and never more than are free: the more owners have many, the fewer each may have."""
+"""Of these, for one owner, and never more than are free: the more owners are busy, the fewer each may have."""
 WAITING_MAX = 1024
-"""Questions that wait for their turn; for more, the newest of the owner with most is given up."""
+"""Queries that wait to be sent; beyond that the newest of the owner with the most is dropped."""
 WAITING_PER_OWNER_MAX = 512
-KEPT_MAX = 4096
+ANSWERS_KEPT_MAX = 4096
 """Answers that are kept."""
 FAILURES_KEPT_MAX = 1024
-"""Failures that are kept: bounded apart from answers, which names that somebody invents must not push out."""
+"""Failures that are kept: bounded apart from answers, which queries for invented names must not evict."""
 
 FAILED_TTL_S = 2.0
-"""How long it is believed that there is no answer."""
+"""How long a failure is kept."""
 STALE_MAX_S = 10.0
 
 Key = tuple[str, str]
-"""What is asked, and of which name."""
+"""Kind of query ("addresses" or "services") and name in lower case."""
 
 
 @dataclass(slots=True, eq=False)
 class _Query:
-    """A question, and what came of it once it is done."""
+    """A query, and its outcome once it is done."""
 
     key: Key
     scope: trio.CancelScope
     done: trio.Event = field(default_factory=trio.Event)
-    turn: trio.Event = field(default_factory=trio.Event)
+    admitted: trio.Event = field(default_factory=trio.Event)
     answer: Answer | None = None
     failure: str = ""
     answered_at: float = 0.0
     expires_at: float = math.inf
     owners: set[str] = field(default_factory=set)
-    """In whose lines it stands, as long as its turn has not come."""
+    """Owners in whose queues it waits to be sent; empty once it is sent."""
     holder: str | None = None
-    """Whose turn it was."""
+    """Owner whose slot it holds."""
     waiters: int = 0
     stale: Answer | None = None
-    """What was known before; counts until ``stale_until``."""
+    """The answer before this query; usable until ``stale_until``."""
     stale_until: float = -math.inf
 
-    def waits_for_its_turn(self) -> bool:
-        """Whether it is not asked yet, but may be."""
-        return not self.turn.is_set() and not self.done.is_set()
+    def is_waiting(self) -> bool:
+        """Return True while it waits to be sent."""
+        return not self.admitted.is_set() and not self.done.is_set()
 
     def stale_answer(self) -> Answer | None:
-        """What was known before, if it still counts, and only while nothing newer is known, a failure included."""
+        """Return the answer before this query, if it is still usable and this query is not done; else None."""
         return self.stale if not self.done.is_set() and trio.current_time() < self.stale_until else None
 
-    def may_be_stale_until(self) -> float:
-        """How long the answer may be given while the question is asked again."""
+    def stale_limit(self) -> float:
+        """Return until when the answer may be used while the query is repeated."""
         return self.expires_at + min(self.expires_at - self.answered_at, STALE_MAX_S)
 
 
-def _may_ask(owner: str, held: int, free: int) -> bool:
-    """Whether an owner's question may be asked. Without an owner it is the operator's, and has no such bound."""
+def _may_query(owner: str, held: int, free: int) -> bool:
+    """Return True if an owner's query may be sent. Queries without an owner are the operator's, and not bounded."""
     return not owner or held < min(QUERIES_PER_OWNER_MAX, free)
 
 
 class QueryCache:
-    """See the module. ``ask`` finds an answer or raises ResolutionFailed; ``on_failure`` is told of each failure.
+    """A cache and scheduler of queries. ``query(kind, name)`` returns an answer or raises ResolutionFailed.
 
-    ``timeout_s`` is for one question, from the moment when an owner first wants its answer.
+    ``on_failure`` is called for each query that fails. ``timeout_s``: for one query, from an owner's first request on.
     """
 
     def __init__(
         self,
         nursery: trio.Nursery,
-        ask: Callable[[str, str], Awaitable[Answer]],
+        query: Callable[[str, str], Awaitable[Answer]],
         *,
         timeout_s: float,
         on_failure: Callable[[], None],
     ) -> None:
         self._nursery = nursery
-        self._ask = ask
+        self._send_query = query
         self._timeout_s = timeout_s
         self._on_failure = on_failure
-        self._kept: OrderedDict[Key, _Query] = OrderedDict()
+        self._answers: OrderedDict[Key, _Query] = OrderedDict()
         self._failures: OrderedDict[Key, _Query] = OrderedDict()
         self._under_way: dict[Key, _Query] = {}
-        self._line: FairQueue[str, _Query] = FairQueue(
+        self._queue: FairQueue[str, _Query] = FairQueue(
             slots=QUERIES_MAX,
             waiting_max=WAITING_MAX,
             waiting_per_owner_max=WAITING_PER_OWNER_MAX,
-            may_hold=_may_ask,
+            may_hold=_may_query,
         )
 
-    async def get_answer(self, what: str, name: str, owner: str, *, may_be_stale: bool) -> Answer:
-        """The answer, known or asked for. Raises ResolutionFailed."""
-        key = (what, name.lower())
-        question = self._find(key) or self._begin(key, owner)
-        if question.waits_for_its_turn():
-            self._join(question, owner)
-        if may_be_stale and (stale := question.stale_answer()) is not None:
+    async def get_answer(self, kind: str, name: str, owner: str, *, may_be_stale: bool) -> Answer:
+        """Return the answer from the cache or from a query. Raises ResolutionFailed."""
+        key = (kind, name.lower())
+        query = self._find(key) or self._start_query(key, owner)
+        if query.is_waiting():
+            self._join_query(query, owner)
+        if may_be_stale and (stale := query.stale_answer()) is not None:
             return stale
-        question.waiters += 1
+        query.waiters += 1
         try:
-            await question.done.wait()
+            await query.done.wait()
         finally:
-            question.waiters -= 1
-            if not question.waiters and question.waits_for_its_turn():  # nobody wants it any more
-                question.scope.cancel()
-        if question.answer is None:
-            raise ResolutionFailed(question.failure)
-        return question.answer
+            query.waiters -= 1
+            if not query.waiters and query.is_waiting():  # no task waits for it any more
+                query.scope.cancel()
+        if query.answer is None:
+            raise ResolutionFailed(query.failure)
+        return query.answer
 
     def _find(self, key: Key) -> _Query | None:
-        """The question if it is being asked, or was lately."""
-        found = self._under_way.get(key) or self._kept.get(key) or self._failures.get(key)
+        """Return the query if it is pending, or its outcome is still valid; else None."""
+        found = self._under_way.get(key) or self._answers.get(key) or self._failures.get(key)
         return found if found is not None and found.expires_at > trio.current_time() else None
 
-    # ---- turns
+    # ---- scheduling
 
-    def _begin(self, key: Key, owner: str) -> _Query:
-        """Ask, in a task of its own: whoever asked first may give up before the others do. Raises ResolutionFailed."""
-        question = _Query(key, trio.CancelScope(deadline=trio.current_time() + self._timeout_s))
-        self._stand_in_line(question, owner)
-        if not question.owners:
+    def _start_query(self, key: Key, owner: str) -> _Query:
+        """Start a query in its own task, since its first caller may give up before others. Raises ResolutionFailed."""
+        query = _Query(key, trio.CancelScope(deadline=trio.current_time() + self._timeout_s))
+        self._enqueue(query, owner)
+        if not query.owners:
             self._on_failure()
-            raise ResolutionFailed(question.failure)
-        before = self._kept.pop(key, None)
+            raise ResolutionFailed(query.failure)
+        before = self._answers.pop(key, None)
         if before is not None:
-            question.stale, question.stale_until = before.answer, before.may_be_stale_until()
+            query.stale, query.stale_until = before.answer, before.stale_limit()
         self._failures.pop(key, None)
-        self._under_way[key] = question
-        self._nursery.start_soon(self._run, question)
-        self._start()
-        return question
+        self._under_way[key] = query
+        self._nursery.start_soon(self._run, query)
+        self._send_admitted()
+        return query
 
-    def _join(self, question: _Query, owner: str) -> None:
-        """Have a question that waits asked at this owner's turn, too, and within this owner's time."""
-        if owner not in question.owners:
-            question.scope.deadline = trio.current_time() + self._timeout_s
-            self._stand_in_line(question, owner)
-            self._start()
+    def _join_query(self, query: _Query, owner: str) -> None:
+        """Queue a waiting query for this owner, too, with this owner's timeout."""
+        if owner not in query.owners:
+            query.scope.deadline = trio.current_time() + self._timeout_s
+            self._enqueue(query, owner)
+            self._send_admitted()
 
-    def _stand_in_line(self, question: _Query, owner: str) -> None:
-        question.owners.add(owner)
-        dropped = self._line.enqueue(owner, question)
+    def _enqueue(self, query: _Query, owner: str) -> None:
+        query.owners.add(owner)
+        dropped = self._queue.enqueue(owner, query)
         if dropped is not None:
-            its_owner, loser = dropped
-            loser.owners.discard(its_owner)
-            if not loser.owners:
-                loser.failure = f"{loser.key[1]}: too many names are being asked for"
-                loser.scope.cancel()
+            dropped_owner, dropped_query = dropped
+            dropped_query.owners.discard(dropped_owner)
+            if not dropped_query.owners:
+                dropped_query.failure = f"{dropped_query.key[1]}: too many names are being asked for"
+                dropped_query.scope.cancel()
 
-    def _start(self) -> None:
-        while (taken := self._line.start_next()) is not None:
-            question = taken[1]
-            question.holder = taken[0]
-            self._leave_lines(question)
-            question.turn.set()
+    def _send_admitted(self) -> None:
+        while (started := self._queue.start_next()) is not None:
+            query = started[1]
+            query.holder = started[0]
+            self._dequeue(query)
+            query.admitted.set()
 
-    def _leave_lines(self, question: _Query) -> None:
-        for owner in question.owners:
-            self._line.remove_waiting(owner, question)
-        question.owners.clear()
+    def _dequeue(self, query: _Query) -> None:
+        for owner in query.owners:
+            self._queue.remove_waiting(owner, query)
+        query.owners.clear()
 
-    async def _run(self, question: _Query) -> None:
-        what, name = question.key
+    async def _run(self, query: _Query) -> None:
+        kind, name = query.key
         try:
-            with question.scope:
-                await question.turn.wait()
-                question.answer = await self._ask(what, name)
+            with query.scope:
+                await query.admitted.wait()
+                query.answer = await self._send_query(kind, name)
         except ResolutionFailed as error:
-            question.failure = f"{name}: {error}"
+            query.failure = f"{name}: {error}"
         finally:
-            self._leave_lines(question)
-            if question.holder is not None:
-                self._line.release_slot(question.holder)
-            self._end(question)
-            self._start()
+            self._dequeue(query)
+            if query.holder is not None:
+                self._queue.release_slot(query.holder)
+            self._keep_outcome(query)
+            self._send_admitted()
 
-    # ---- what is kept
+    # ---- the cache
 
-    def _end(self, question: _Query) -> None:
-        key, question.answered_at = question.key, trio.current_time()
+    def _keep_outcome(self, query: _Query) -> None:
+        key, query.answered_at = query.key, trio.current_time()
         del self._under_way[key]
-        if question.answer is not None:
-            question.expires_at = question.answer.expires_at
-            self._kept[key] = question
-            if len(self._kept) > KEPT_MAX:
-                self._kept.popitem(last=False)
+        if query.answer is not None:
+            query.expires_at = query.answer.expires_at
+            self._answers[key] = query
+            if len(self._answers) > ANSWERS_KEPT_MAX:
+                self._answers.popitem(last=False)
         else:
-            question.failure = question.failure or f"{key[1]}: no answer within {self._timeout_s} s"
-            question.expires_at = question.answered_at + FAILED_TTL_S
+            query.failure = query.failure or f"{key[1]}: no answer within {self._timeout_s} s"
+            query.expires_at = query.answered_at + FAILED_TTL_S
             self._on_failure()
-            if question.turn.is_set():
-                self._failures[key] = question
+            if query.admitted.is_set():
+                self._failures[key] = query
                 if len(self._failures) > FAILURES_KEPT_MAX:
                     self._failures.popitem(last=False)
-        question.done.set()
+        query.done.set()

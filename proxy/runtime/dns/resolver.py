@@ -1,13 +1,13 @@
-"""Names to addresses: /etc/hosts, then DNS, in the background of whoever asks, kept until the TTL is over.
+"""Name resolution: /etc/hosts, then DNS, in the background, cached until the TTL has passed.
 
 Each group of names has a Resolver of its own, with bounds of its own: names that clients choose may be many and slow,
-and must not keep the operator's from being resolved. Within a group all who ask for a name at a time share one query,
-and names are asked for in turn by owner (proxy.runtime.dns.queries).
+and must not keep the operator's names from being resolved. Within a group concurrent requests for a name share one
+query, and queries are sent round robin by owner (proxy.runtime.dns.queries).
 
-What DNS does not know, the system's resolver may (nsswitch.conf has more sources). It blocks a thread for as long as
-it likes and asks DNS once more, so it is asked for the operator's names only: for names that clients choose, anyone
-could keep all threads busy with names that do not exist. Where there is no DNS (no /etc/resolv.conf), it is all there
-is, and is asked for both, in a bounded number of threads.
+What DNS does not know, the system's resolver may (nsswitch.conf has more sources). It blocks a thread for an unbounded
+time and queries DNS once more, so it is used for the operator's names only: with names of their own choice, clients
+could keep all threads busy with names that do not exist. Where there is no DNS (no /etc/resolv.conf), it is the only
+source, and is used for both, in a bounded number of threads.
 """
 
 import ipaddress
@@ -42,15 +42,15 @@ RESOLV_CONF = "/etc/resolv.conf"
 HOSTS = "/etc/hosts"
 
 THREADS_MAX = 16
-"""In the system's resolver, for one group of names."""
+"""Threads in the system's resolver, for one group of names."""
 SERVICES_MAX = 256
-"""SRV records that count, of one name."""
+"""SRV records of one name that are used; further ones are ignored."""
 
 TTL_MIN_S = 1.0
-TABLE_TTL_S = 5.0
-"""How long an answer counts that came without a TTL: from /etc/hosts or the system's resolver."""
+DEFAULT_TTL_S = 5.0
+"""TTL of an answer that has none: from /etc/hosts or the system's resolver."""
 OTHER_FAMILY_WAIT_S = 0.5
-"""Once a name has addresses of one family, those of the other are waited for no longer than this (RFC 8305, 3)."""
+"""Time that the other family's addresses are awaited once those of one family are known (RFC 8305, 3)."""
 
 UNKNOWN = "is not known, or has no address"
 
@@ -59,10 +59,10 @@ FAMILIES = 2
 
 
 class Resolver:
-    """See the module. Questions are asked in ``nursery``; ``on_failure`` is told of each that is not answered.
+    """A resolver for one group of names. Queries run in ``nursery``; ``on_failure`` is called for each that fails.
 
-    ``timeout_s`` is for one name, from the moment it is asked for. ``use_system_resolver``: whether the system's
-    resolver is asked for what DNS does not know.
+    ``timeout_s``: for one name, from its request on. ``use_system_resolver``: ask the system's resolver for names that
+    DNS does not know.
     """
 
     def __init__(
@@ -79,50 +79,51 @@ class Resolver:
         self._use_system_resolver = use_system_resolver
         self._servers = ReloadingFile("dns", (RESOLV_CONF,), _read_resolv_conf)
         self._hosts = ReloadingFile("hosts", (HOSTS,), _read_hosts)
-        self._questions = QueryCache(nursery, self._ask, timeout_s=timeout_s, on_failure=on_failure)
+        self._cache = QueryCache(nursery, self._resolve, timeout_s=timeout_s, on_failure=on_failure)
         self._threads = trio.CapacityLimiter(THREADS_MAX)
 
     async def resolve_addresses(self, host: str, *, owner: str = "", may_be_stale: bool = False) -> Addresses:
-        """All IP addresses of a host, each once; an IP address is its own. Raises ResolutionFailed.
+        """Return all IP addresses of a host, each once; for an IP address itself. Raises ResolutionFailed.
 
-        ``owner``: for whom; empty: for the operator. ``may_be_stale``: whether an answer that has just expired will do.
+        ``owner``: the owner that the query counts for; empty: the operator. ``may_be_stale``: accept an answer that has
+        just expired.
         """
         if is_address(host):
             return Addresses((str(ipaddress.ip_address(host)),), math.inf)
-        listed = (await self._hosts.current_value()).get(_plain(host))
+        listed = (await self._hosts.current_value()).get(_normalized(host))
         if listed is not None:
-            # Without the name: the table says where one host is, not that names below it are of the same owner.
-            return Addresses(listed, trio.current_time() + TABLE_TTL_S)
-        answer = await self._questions.get_answer("addresses", host, owner, may_be_stale=may_be_stale)
+            # Without the name: the table does not say that names below this one have the same owner.
+            return Addresses(listed, trio.current_time() + DEFAULT_TTL_S)
+        answer = await self._cache.get_answer("addresses", host, owner, may_be_stale=may_be_stale)
         assert isinstance(answer, Addresses)
         return answer
 
     async def resolve_services(self, name: str) -> Services:
-        """The SRV records of a name, none where it says that there is no such service. Raises ResolutionFailed."""
-        answer = await self._questions.get_answer("services", name, "", may_be_stale=False)
+        """Return the SRV records of a name; none if the only one is ".", no service. Raises ResolutionFailed."""
+        answer = await self._cache.get_answer("services", name, "", may_be_stale=False)
         assert isinstance(answer, Services)
         return answer
 
-    # ---- where answers come from
+    # ---- sources of answers
 
-    async def _ask(self, what: str, name: str) -> Answer:
-        return await (self._services(name) if what == "services" else self._addresses(name))
+    async def _resolve(self, kind: str, name: str) -> Answer:
+        return await (self._services(name) if kind == "services" else self._addresses(name))
 
     async def _addresses(self, name: str) -> Addresses:
         servers = await self._servers.current_value()
         if servers is None:
-            return await self._of_system(name)
+            return await self._from_system(name)
         try:
-            return await self._of_dns(servers, name)
+            return await self._from_dns(servers, name)
         except ResolutionFailed as failed:
             if not self._use_system_resolver:
                 raise
             try:
-                return await self._of_system(name)
+                return await self._from_system(name)
             except ResolutionFailed:
-                raise failed from None  # it says more
+                raise failed from None  # its reason says more
 
-    async def _of_dns(self, servers: dns.asyncresolver.Resolver, name: str) -> Addresses:
+    async def _from_dns(self, servers: dns.asyncresolver.Resolver, name: str) -> Addresses:
         answers: dict[Family, dns.resolver.Answer | None] = {}
         failures: list[str] = []
 
@@ -144,10 +145,10 @@ class Resolver:
         addresses = tuple(dict.fromkeys(record.to_text() for answer in found for record in answer))
         ttl_s = self._bounded(min(answer.chaining_result.minimum_ttl for answer in found))
         whole = len(answers) == FAMILIES
-        name = _plain(found[0].qname.to_text())
+        name = _normalized(found[0].qname.to_text())
         return Addresses(addresses, trio.current_time() + (ttl_s if whole else min(ttl_s, FAILED_TTL_S)), name)
 
-    async def _of_system(self, name: str) -> Addresses:
+    async def _from_system(self, name: str) -> Addresses:
         try:
             found = await getaddrinfo(name, None, threads=self._threads)
         except (OSError, UnicodeError) as error:
@@ -156,7 +157,7 @@ class Resolver:
         addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
         if not addresses:
             raise ResolutionFailed(UNKNOWN)
-        return Addresses(addresses, trio.current_time() + min(TABLE_TTL_S, self._ttl_max_s))
+        return Addresses(addresses, trio.current_time() + min(DEFAULT_TTL_S, self._ttl_max_s))
 
     async def _services(self, name: str) -> Services:
         servers = await self._servers.current_value()
@@ -176,19 +177,19 @@ class Resolver:
 async def _query(
     servers: dns.asyncresolver.Resolver, name: str, kind: Family | Literal["SRV"], timeout_s: float
 ) -> dns.resolver.Answer | None:
-    """The records of one kind; None where there are none. Raises ResolutionFailed."""
+    """Query the records of one kind; return None where there are none. Raises ResolutionFailed."""
     try:
         answer = await servers.resolve(name, kind, search=True, raise_on_no_answer=False, lifetime=timeout_s)
     except dns.resolver.NXDOMAIN:
         return None
-    except Exception as error:  # noqa: BLE001 -- whatever a name server's bytes make of the library: it is no answer
+    except Exception as error:  # noqa: BLE001 -- a name server's bytes may make the library raise anything
         raise ResolutionFailed(f"{kind}: {error}") from None
     return answer if answer.rrset is not None else None
 
 
 def _of_one_name(answers: dict[Family, dns.resolver.Answer | None]) -> list[dns.resolver.Answer]:
-    """The answers with records, IPv6 first (RFC 8305, 4). By search domains they may be for different names; hosts are
-    not mixed then.
+    """Return the answers with records, IPv6 first (RFC 8305, 4). With search domains they may be for different names;
+    then only IPv4's is returned, since hosts must not be mixed.
     """
     v6, v4 = answers.get("AAAA"), answers.get("A")
     if v6 is not None and v4 is not None and v6.qname != v4.qname:
@@ -197,7 +198,7 @@ def _of_one_name(answers: dict[Family, dns.resolver.Answer | None]) -> list[dns.
 
 
 def _service(record: Any) -> Service | None:
-    """A record as we use it; None where it names no host, as "." does: no such service here."""
+    """Convert an SRV record; return None where its target is no host, as "." is: the service does not exist there."""
     try:
         target = parse_host_port(f"{record.target.to_text(omit_final_dot=True)}:{record.port}")
     except AddressInvalid:
@@ -206,7 +207,7 @@ def _service(record: Any) -> Service | None:
 
 
 async def getaddrinfo(host: str, port: int | None, *, threads: trio.CapacityLimiter) -> list[tuple[Any, ...]]:
-    """The system's resolver, in one of ``threads``; a cancelled call leaves its thread behind until it returns."""
+    """Call the system's resolver in one of ``threads``; a cancelled call occupies its thread until it returns."""
     ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     return list(await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=threads))
 
@@ -215,7 +216,7 @@ async def getaddrinfo(host: str, port: int | None, *, threads: trio.CapacityLimi
 
 
 def _read_resolv_conf() -> dns.asyncresolver.Resolver | None:
-    """Name servers, search domains and options; None where there are none."""
+    """Read name servers, search domains and options; return None where there are none."""
     try:
         return dns.asyncresolver.Resolver(RESOLV_CONF)
     except (dns.exception.DNSException, ValueError):
@@ -223,7 +224,7 @@ def _read_resolv_conf() -> dns.asyncresolver.Resolver | None:
 
 
 def _read_hosts() -> dict[str, tuple[str, ...]]:
-    """Each name's addresses, in the file's order (hosts(5))."""
+    """Read each name's addresses, in the file's order (hosts(5))."""
     try:
         text = Path(HOSTS).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -233,16 +234,16 @@ def _read_hosts() -> dict[str, tuple[str, ...]]:
         address, *names = line.partition("#")[0].split() or [""]
         if is_address(address):
             for name in names:
-                table.setdefault(_plain(name), {})[str(ipaddress.ip_address(address))] = None
+                table.setdefault(_normalized(name), {})[str(ipaddress.ip_address(address))] = None
     return {name: tuple(addresses) for name, addresses in table.items()}
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().removesuffix(".")
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is an IP address, and no name."""
+    """Return True if a host is an IP address, not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

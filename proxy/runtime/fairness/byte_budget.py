@@ -1,19 +1,12 @@
-"""A bound in bytes on what is kept for clients by a process, shared fairly, and refused rather than waited for."""
-
-from functools import lru_cache
-
-from proxy.runtime.fairness.fair_capacity import owner_of
+"""A bound in bytes on what a process keeps for clients: shared fairly; reservations fail instead of waiting."""
 
 REQUEST_OVERHEAD_BYTES = 512
-"""What a request under way needs beside its own bytes."""
-
-owner_by_address = lru_cache(4096)(owner_of)
-"""Name who shares the budget as one, for requests of which there are very many."""
+"""Memory that a request in flight needs beside its own bytes."""
 
 
 class ByteBudget:
-    """``total_bytes``, of which the first half is whoever's comes; of the rest no owner gets more than an equal share,
-    of which one is kept for a newcomer.
+    """A budget of ``total_bytes``. Half of it is first come, first served; beyond that each owner gets an equal share,
+    with one share kept for a newcomer.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -22,31 +15,31 @@ class ByteBudget:
         self.resize(total_bytes)
 
     def resize(self, total_bytes: int) -> None:
-        """Change the bound; what is taken stays taken."""
+        """Change the bound; reservations stay."""
         self._total_bytes = total_bytes
-        self._free_for_all_bytes = total_bytes // 2
+        self._first_come_bytes = total_bytes // 2
 
     @property
     def shares_enforced(self) -> bool:
-        """Whether so much is taken that owners are limited to their shares."""
-        return self.used_bytes > self._free_for_all_bytes
+        """True while more than half is reserved, so that owners are limited to their shares."""
+        return self.used_bytes > self._first_come_bytes
 
     def reserve_bytes(self, owner: str, size_bytes: int) -> bool:
-        """Take so much for an owner, if it may have it; whether it has got it."""
+        """Reserve bytes for an owner; return False, and reserve nothing, if it may not have them."""
         used_bytes = self.used_bytes + size_bytes
-        mine_bytes = self._by_owner.get(owner, 0)
-        if used_bytes > self._free_for_all_bytes:
+        own_bytes = self._by_owner.get(owner, 0)
+        if used_bytes > self._first_come_bytes:
             others = len(self._by_owner) - (owner in self._by_owner)
             newcomer = 1
             share_bytes = self._total_bytes // (1 + others + newcomer)
-            if used_bytes > self._total_bytes or mine_bytes + size_bytes > share_bytes:
+            if used_bytes > self._total_bytes or own_bytes + size_bytes > share_bytes:
                 return False
         self.used_bytes = used_bytes
-        self._by_owner[owner] = mine_bytes + size_bytes
+        self._by_owner[owner] = own_bytes + size_bytes
         return True
 
     def release_bytes(self, owner: str, size_bytes: int) -> None:
-        """Give back what was taken for an owner."""
+        """Release bytes that were reserved for an owner."""
         if not size_bytes:
             return
         self.used_bytes -= size_bytes
@@ -57,7 +50,7 @@ class ByteBudget:
             del self._by_owner[owner]
 
     def transfer_bytes(self, owner: str, other: str, size_bytes: int) -> None:
-        """Count what was taken for one owner as another one's from now on."""
+        """Transfer reserved bytes from one owner to another, without a check of the other's share."""
         if size_bytes:
             self.release_bytes(owner, size_bytes)
             self.used_bytes += size_bytes
@@ -65,7 +58,7 @@ class ByteBudget:
 
 
 class ByteReservation:
-    """What one connection holds of a budget, as a level that goes up and down."""
+    """The bytes of a budget that one connection has reserved, as a level that goes up and down."""
 
     def __init__(self, budget: ByteBudget, owner: str) -> None:
         self._budget = budget
@@ -73,7 +66,7 @@ class ByteReservation:
         self.size_bytes = 0
 
     def resize(self, size_bytes: int) -> bool:
-        """Hold so much; False, and all stays as it is, where that is more than before and may not be had."""
+        """Change the reservation's size; return False, and change nothing, if it grows and the budget refuses that."""
         more_bytes = size_bytes - self.size_bytes
         if more_bytes > 0:
             if not self._budget.reserve_bytes(self._owner, more_bytes):
@@ -84,6 +77,6 @@ class ByteReservation:
         return True
 
     def transfer_to(self, owner: str) -> None:
-        """Count it as another owner's from now on."""
+        """Transfer the reservation to another owner."""
         self._budget.transfer_bytes(self._owner, owner, self.size_bytes)
         self._owner = owner

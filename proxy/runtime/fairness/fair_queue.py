@@ -1,10 +1,11 @@
-"""Whose turn is next among those who wait for a slot: each owner in turn, so that nobody's many delay another's few.
+"""A fair queue for a limited number of slots: round robin between owners, so that many items of one owner do not delay
+the few of another.
 
-An *owner* is what has a share of its own: a principal, a client's address. State alone: no IO, no clock, no task.
+An *owner* has a share of its own: a principal, a client's address. The queue is state alone: no IO, clock or task.
 
-* Owners of a lower rank go first; those of a higher one are passed over a few times at most, never for ever.
-* Where no more may wait, the newest of the owner with the most waiting is dropped. So who has few waiting is let in
-  however many another has, and who is in line stays there unless its owner has the most.
+* Owners of a lower rank go first; those of a higher rank are passed over PASSED_OVER_MAX times at most.
+* When the queue is full, the newest item of the owner with the most items is dropped. So an owner with few items gets
+  in however many another has, and a queued item stays unless its owner has the most.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -12,17 +13,17 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 PASSED_OVER_MAX = 3
-"""How often in a row those of a higher rank are passed over."""
+"""How often in a row owners of a higher rank are passed over."""
 
 OwnerT = TypeVar("OwnerT", bound=Hashable)
 ItemT = TypeVar("ItemT")
 
 
 class FairQueue(Generic[OwnerT, ItemT]):
-    """``slots`` items are started at a time, ``waiting_max`` wait, of one owner ``waiting_per_owner_max``.
+    """A fair queue of items for ``slots`` slots: ``waiting_max`` may wait, ``waiting_per_owner_max`` of one owner.
 
-    ``may_hold``: whether an owner that holds so many slots may have one more while so many are free. ``rank``: of an
-    owner, at the moment when it is asked for; the lowest goes first.
+    ``may_hold(owner, held, free)``: returns True if an owner that holds ``held`` slots may get one more of ``free``.
+    ``rank(owner)``: the owner's present rank; the lowest goes first.
     """
 
     def __init__(
@@ -43,16 +44,16 @@ class FairQueue(Generic[OwnerT, ItemT]):
         self._waiting: OrderedDict[OwnerT, deque[ItemT]] = OrderedDict()
         self._passed_over: dict[int, int] = {}
         self._owners_by_size: Counter[int] = Counter()
-        """How many owners have so many waiting: in a flood most newcomers can be refused by this alone."""
+        """Number of waiting items → number of owners with it. In a flood this alone refuses most newcomers."""
         self.waiting_count = 0
-        """Items that wait."""
+        """Number of items that wait, of all owners."""
 
     def count_waiting(self, owner: OwnerT) -> int:
-        """How many items of an owner wait."""
+        """Return how many items of an owner wait."""
         return len(self._waiting.get(owner, ()))
 
     def enqueue(self, owner: OwnerT, item: ItemT) -> tuple[OwnerT, ItemT] | None:
-        """Let an item wait. Returns what was dropped instead, with its owner: perhaps this very item."""
+        """Queue an item. Return the item that was dropped for it (possibly itself) with its owner, or None."""
         dropped = None
         if self.count_waiting(owner) >= self._waiting_per_owner_max:
             return owner, item
@@ -61,7 +62,7 @@ class FairQueue(Generic[OwnerT, ItemT]):
             if most == owner:
                 return owner, item
             dropped = most, self._waiting[most].pop()
-            self._shrunk(most)
+            self._count_removed(most)
         items = self._waiting.setdefault(owner, deque())
         items.append(item)
         self._count_owner(len(items), before=len(items) - 1)
@@ -69,19 +70,19 @@ class FairQueue(Generic[OwnerT, ItemT]):
         return dropped
 
     def _owner_with_most_waiting(self, newcomer: OwnerT) -> OwnerT:
-        """Whose newest item has to go, the newcomer's counted; where several are equal: the newcomer."""
+        """Return the owner with the most items, the new one counted; the newcomer where several are equal."""
         most, most_items = newcomer, self.count_waiting(newcomer) + 1
         if most_items > max(self._owners_by_size, default=0):
             return newcomer
         most_key = most_items, self._rank(newcomer)
         for owner, items in self._waiting.items():
-            # Without the rank of most of them: there may be many, and this happens at each arrival in a flood.
+            # Skip the rank of most owners: there may be many, and in a flood this runs at each arrival.
             if owner != newcomer and len(items) >= most_key[0] and (key := (len(items), self._rank(owner))) > most_key:
                 most, most_key = owner, key
         return most
 
     def start_next(self) -> tuple[OwnerT, ItemT] | None:
-        """Start the next item, which holds a slot until ``release``; None where no slot is free for those who wait."""
+        """Take the next item, which holds a slot until ``release_slot``; None if no waiting owner may have a slot."""
         if not self._free:
             return None
         first: dict[int, OwnerT] = {}
@@ -93,7 +94,7 @@ class FairQueue(Generic[OwnerT, ItemT]):
         owner = first[self._next_rank(first)]
         item = self._waiting[owner].popleft()
         self._waiting.move_to_end(owner)
-        self._shrunk(owner)
+        self._count_removed(owner)
         self._free -= 1
         self._held[owner] += 1
         return owner, item
@@ -106,21 +107,21 @@ class FairQueue(Generic[OwnerT, ItemT]):
         return chosen
 
     def release_slot(self, owner: OwnerT) -> None:
-        """Give back a slot that ``take`` gave."""
+        """Release a slot that an item of ``owner`` got from ``start_next``."""
         self._free += 1
         self._held[owner] -= 1
         if not self._held[owner]:
             del self._held[owner]
 
     def remove_waiting(self, owner: OwnerT, item: ItemT) -> None:
-        """Let an item wait no more, if it does."""
+        """Remove an item if it still waits."""
         items = self._waiting.get(owner)
         if items is not None and item in items:
             items.remove(item)
-            self._shrunk(owner)
+            self._count_removed(owner)
 
-    def _shrunk(self, owner: OwnerT) -> None:
-        """One item of an owner waits no more."""
+    def _count_removed(self, owner: OwnerT) -> None:
+        """Update the counts after an item of an owner was removed."""
         self.waiting_count -= 1
         items = self._waiting[owner]
         self._count_owner(len(items), before=len(items) + 1)

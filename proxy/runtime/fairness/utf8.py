@@ -2,5 +2,5 @@
 
 
 def utf8_bytes(text: str) -> int:
-    """Count the bytes that a text takes in UTF-8."""
+    """Return the number of bytes that a text takes in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())

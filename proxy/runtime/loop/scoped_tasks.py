@@ -1,4 +1,4 @@
-"""Tasks of one owner among those of many in a nursery: a connection that needs none, needs no nursery either."""
+"""Tasks of one connection in a nursery shared by many: a connection without tasks then needs no nursery."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -7,26 +7,26 @@ import trio
 
 
 class TaskSpawner(Protocol):
-    """A nursery, or what stands for one."""
+    """A nursery, or an object that starts tasks like one."""
 
     def start_soon(self, async_fn: Callable[..., Awaitable[Any]], /, *args: Any) -> None:
-        """Begin a task."""
+        """Start a task."""
         ...
 
 
 class ScopedTasks:
-    """Tasks that are cancelled together. What one of them raises is its owner's matter: ``on_defect`` gets it."""
+    """Tasks that are cancelled together. ``on_internal_error`` gets what a task raises."""
 
-    __slots__ = ("_cancelled", "_nursery", "_on_defect", "_scopes")
+    __slots__ = ("_cancelled", "_nursery", "_on_internal_error", "_scopes")
 
     def __init__(self, nursery: trio.Nursery, on_internal_error: Callable[[Exception], None]) -> None:
         self._nursery = nursery
-        self._on_defect = on_internal_error
+        self._on_internal_error = on_internal_error
         self._scopes: set[trio.CancelScope] = set()
         self._cancelled = False
 
     def start_soon(self, async_fn: Callable[..., Awaitable[Any]], /, *args: Any) -> None:
-        """Begin a task; none after ``cancel``."""
+        """Start a task; after ``cancel`` do nothing."""
         if not self._cancelled:
             self._nursery.start_soon(self._run, async_fn, args)
 
@@ -37,13 +37,13 @@ class ScopedTasks:
             self._scopes.add(scope)
             try:
                 await async_fn(*args)
-            except Exception as error:  # noqa: BLE001 -- the owner's to handle
-                self._on_defect(error)
+            except Exception as error:  # noqa: BLE001 -- the callback handles it
+                self._on_internal_error(error)
             finally:
                 self._scopes.discard(scope)
 
     def cancel(self) -> None:
-        """For good."""
+        """Cancel all tasks; later calls of ``start_soon`` start none."""
         self._cancelled = True
         for scope in self._scopes:
             scope.cancel()

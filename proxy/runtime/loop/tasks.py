@@ -1,4 +1,4 @@
-"""Small Trio pieces that several rooms need."""
+"""Small helpers for Trio: closing streams, repeated work, counting work in flight, backoff."""
 
 from collections.abc import Awaitable, Callable
 
@@ -6,16 +6,16 @@ import trio
 
 
 def seconds(milliseconds: int) -> float:
-    """Milliseconds of the configuration as Trio's seconds."""
+    """Convert milliseconds, as in the configuration, to seconds, as Trio wants them."""
     return milliseconds / 1000
 
 
 async def close_gracefully(stream: trio.abc.HalfCloseableStream, *, linger_s: float = 1.0) -> None:
-    """Close so that the peer gets to read what was sent last.
+    """Close a stream so that the peer can read what was sent last.
 
-    To close a socket with unread input makes the kernel send a reset, and a reset makes the peer's kernel throw away
-    what it has not read yet: the very error that explains the close. So: end our direction, read and drop what still
-    comes for a bounded time, then close.
+    To close a socket with unread input makes the kernel send a reset, and a reset makes the peer's kernel drop what it
+    has not read yet: the very error that explains the close. So: end our direction, read and drop what still comes for
+    at most ``linger_s`` seconds, then close.
     """
     with trio.move_on_after(linger_s):
         try:
@@ -28,7 +28,7 @@ async def close_gracefully(stream: trio.abc.HalfCloseableStream, *, linger_s: fl
 
 
 def close_socket_now(stream: trio.abc.AsyncResource) -> bool:
-    """Close a plain socket without a word, which needs no waiting; whether it was one."""
+    """Close a stream that is a plain socket, without waiting; return True if it was one."""
     if isinstance(stream, trio.SocketStream):
         stream.socket.close()
         return True
@@ -36,7 +36,7 @@ def close_socket_now(stream: trio.abc.AsyncResource) -> bool:
 
 
 async def close_forcefully(stream: trio.abc.AsyncResource) -> None:
-    """Close without a word. A plain socket needs no scope, no shield and no checkpoint for it."""
+    """Close a stream at once, even when cancelled. A plain socket needs no scope, shield or checkpoint."""
     if close_socket_now(stream):
         return
     with trio.CancelScope(shield=True):
@@ -44,14 +44,14 @@ async def close_forcefully(stream: trio.abc.AsyncResource) -> None:
 
 
 async def run_every(interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
-    """Do something now and then again and again, with a pause after each time."""
+    """Call ``work`` until cancelled, with a pause of ``interval_s`` seconds after each call."""
     while True:
         await work()
         await trio.sleep(interval_s)
 
 
 class InFlightCounter:
-    """How many pieces of work are under way, and a way to wait until none is."""
+    """A counter of work in flight, with a way to wait until there is none. As a context it counts one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -64,18 +64,18 @@ class InFlightCounter:
         self.decrement()
 
     def increment(self, count: int = 1) -> None:
-        """One more, or several; for work that somebody else will end."""
+        """Count work that starts; ``decrement`` must follow, from any task."""
         self.count += count
 
     def decrement(self, count: int = 1) -> None:
-        """One less, or several."""
+        """Count work that has ended."""
         self.count -= count
         if not self.count and self._empty is not None:
             self._empty.set()
             self._empty = None
 
     async def wait_until_empty(self, *, timeout_s: float) -> bool:
-        """Wait, for a bounded time; whether nothing is under way then."""
+        """Wait until nothing is in flight, at most ``timeout_s`` seconds; return True if nothing is."""
         with trio.move_on_after(timeout_s):
             while self.count:
                 if self._empty is None:
@@ -85,7 +85,7 @@ class InFlightCounter:
 
 
 class Backoff:
-    """Pauses that double from one failure to the next, up to a bound; a success starts over."""
+    """Exponential backoff: pauses that double from one failure to the next, up to ``max_s`` seconds."""
 
     def __init__(self, *, initial_s: float, max_s: float) -> None:
         self._initial_s = initial_s
@@ -93,10 +93,10 @@ class Backoff:
         self._next_s = initial_s
 
     def next_pause_s(self) -> float:
-        """The pause after one more failure."""
+        """Return the pause after one more failure."""
         pause, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
         return pause
 
     def reset(self) -> None:
-        """Forget the failures."""
+        """Start again with the initial pause, after a success."""
         self._next_s = self._initial_s

@@ -1,7 +1,7 @@
-"""What one turn of the event loop has to say to others, said once at the end of the turn.
+"""Ticks of the event loop: what is written during one tick is flushed once, at its end.
 
-A chunk from a broker answers many requests, an Envelope asks many, and in one round of the reactor many connections
-have something to say: each connection then gets all of its bytes in one system call.
+A chunk from a broker answers many requests, an Envelope holds many, and one round of the reactor serves many
+connections: each connection then gets all of its bytes in one system call.
 """
 
 from typing import Protocol
@@ -12,18 +12,18 @@ from proxy.common.logs import get_logger
 
 
 class Flushable(Protocol):
-    """Something that holds back what it has to say."""
+    """An object that buffers output until it is flushed."""
 
     def flush(self) -> None:
-        """Say it."""
+        """Send what is buffered, without waiting."""
         ...
 
 
 class Tick:
-    """As a context it is a turn: whoever is touched in it speaks at its end. Outside of one they speak at once."""
+    """A tick, as a context manager: scheduled objects are flushed at its exit; outside of a tick, at once."""
 
     def __init__(self) -> None:
-        self._touched: dict[Flushable, None] = {}
+        self._scheduled: dict[Flushable, None] = {}
         self._depth = 0
         self._now: float | None = None
 
@@ -32,13 +32,13 @@ class Tick:
 
     def __exit__(self, *_: object) -> None:
         if self._depth == 1:
-            self._end()
+            self._flush_scheduled()
             self._now = None
         self._depth -= 1
 
     @property
     def now(self) -> float:
-        """Trio's time; in a turn, when it was asked for first. To look at the clock costs more than much of a turn."""
+        """Trio's time; within a tick, as it was at the first use: reading the clock costs more than much of a tick."""
         if self._now is not None:
             return self._now
         now = trio.current_time()
@@ -46,31 +46,31 @@ class Tick:
             self._now = now
         return now
 
-    def schedule_flush(self, who: Flushable) -> None:
-        """Remember somebody for the end of the turn."""
-        self._touched[who] = None
+    def schedule_flush(self, flushable: Flushable) -> None:
+        """Have an object flushed at the end of the tick, once however often it is scheduled."""
+        self._scheduled[flushable] = None
         if not self._depth:
             with self:
                 pass
 
-    def _end(self) -> None:
-        while self._touched:
-            touched, self._touched = self._touched, {}
-            for who in touched:
+    def _flush_scheduled(self) -> None:
+        while self._scheduled:
+            scheduled, self._scheduled = self._scheduled, {}
+            for flushable in scheduled:
                 try:
-                    who.flush()
-                except Exception as error:  # noqa: BLE001 -- what one cannot say must not keep the others from it
+                    flushable.flush()
+                except Exception as error:  # noqa: BLE001 -- one object's error must not keep others unflushed
                     get_logger().error("what was to be said at the end of a turn met a defect", exc_info=error)
 
 
-_current: trio.lowlevel.RunVar[Tick] = trio.lowlevel.RunVar("turn")
+_current: trio.lowlevel.RunVar[Tick] = trio.lowlevel.RunVar("tick")
 
 
 def current_tick() -> Tick:
-    """The turn of this event loop: there is one, since all that happens in it happens in one thread."""
+    """Return the tick of this event loop. There is one for each loop, since a loop runs in one thread."""
     try:
         return _current.get()
     except LookupError:
-        turn = Tick()
-        _current.set(turn)
-        return turn
+        tick = Tick()
+        _current.set(tick)
+        return tick

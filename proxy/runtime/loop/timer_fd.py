@@ -1,7 +1,7 @@
 """A timer that an epoll can wait for: timerfd (timerfd_create(2)).
 
 epoll_wait's own timeout arms and disarms a timer of the kernel's at each call, which in a virtual machine costs more
-than all else of a wake-up. One alarm for many calls does not. (Python 3.13 has these calls in os.)
+than all else of a wake-up. One timer for many calls does not. (Python 3.13 has these calls in os.)
 """
 
 import ctypes
@@ -21,7 +21,7 @@ class _ITimerSpec(ctypes.Structure):
 
 
 class TimerFd:
-    """Becomes readable some time after it was set, or when rung. Raises OSError where the kernel has no such thing."""
+    """A timer whose descriptor becomes readable when it fires. Raises OSError where the kernel has no timerfd."""
 
     def __init__(self) -> None:
         self._descriptor: int = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
@@ -29,19 +29,19 @@ class TimerFd:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def fileno(self) -> int:
-        """Its descriptor; to be waited for by edges, since nobody reads it."""
+        """Return the descriptor. Wait for it edge-triggered (EPOLLET), since it is never read."""
         return self._descriptor
 
     def arm(self, seconds: float) -> None:
-        """Ring so much later, once; whatever was set before is forgotten."""
+        """Fire once after ``seconds``; this replaces an earlier setting."""
         whole, nanoseconds = divmod(max(1, int(seconds * _NS_PER_S)), _NS_PER_S)
         spec = _ITimerSpec(_TimeSpec(0, 0), _TimeSpec(whole, nanoseconds))
         _libc.timerfd_settime(self._descriptor, 0, ctypes.byref(spec), None)
 
     def fire_now(self) -> None:
-        """Ring now."""
+        """Fire at once."""
         self.arm(0)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the descriptor."""
         os.close(self._descriptor)

@@ -1,1 +1,1 @@
-"""Connections to brokers: TCP, TLS, the handshake of a link."""
+"""Connections to brokers: TCP, TLS, the Pulsar handshake."""

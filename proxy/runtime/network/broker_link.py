@@ -1,4 +1,4 @@
-"""A connection to a broker, dialled and through its handshake: what relays and lookups both begin with."""
+"""Connections to brokers that have completed the Pulsar handshake; relays and lookups both start with one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from proto.pulsar_pb2 import CommandConnect, ServerError
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.network.credentials import Credentials
 from proxy.runtime.network.dialing import Dialer, DialFailed
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 NOT_CONNECTED = "The proxy cannot connect to the broker"
 REASONS_TO_TRY_ANOTHER_BROKER = frozenset({"unreachable", "tls", "timeout", "handshake"})
-"""Reasons of a BrokerLinkFailed that say nothing of other brokers. What one refuses, the others refuse, too."""
+"""Reasons of a BrokerLinkFailed that concern one broker alone. What one broker refuses, the others refuse, too."""
 RETRYABLE_REFUSALS = frozenset({ServerError.ServiceNotReady, ServerError.TooManyRequests})
-"""What a broker refuses with that is starting, leaving, or has too much to do just now."""
+"""Error codes of a broker that is starting, shutting down or overloaded: the same request may succeed later."""
 PROXY_CREDENTIALS_REFUSED = "The broker does not accept the proxy's own credentials"
 
 
 class BrokerLinkFailed(Exception):
-    """No link. ``reason`` is a short stable name for metrics; ``code`` and ``message`` are for the client, the text of
-    the exception is for the log. ``refusal``: what the broker itself said, where it refused.
+    """No link to a broker. ``reason``: a short stable name for metrics; ``code`` and ``message``: for the client; the
+    exception's text: for the log. ``refusal``: the broker's own error, if it sent one.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class BrokerLinkFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BrokerLink:
-    """A broker that has said Connected; ``connected.rest`` holds what it said after that.
+    """A connection on which the broker has sent Connected; ``connected.rest`` holds the bytes that followed it.
 
-    ``answers_challenges``: the broker was told that the proxy answers when it asks for fresh credentials.
+    ``answers_challenges``: the CONNECT announced that the proxy answers when the broker asks for fresh credentials.
     """
 
     broker: HostPort
@@ -59,7 +59,7 @@ class BrokerLink:
 
 @dataclass(frozen=True, slots=True)
 class BrokerLinkFactory:
-    """How to get a link: how to dial, frame limit, and how a CONNECT is made from an identity."""
+    """A factory of broker links: dials a broker and performs the handshake."""
 
     dialer: Dialer
     max_frame_bytes: int
@@ -74,12 +74,12 @@ class BrokerLinkFactory:
         *,
         timeout_s: float | None = None,
     ) -> BrokerLink:
-        """Dial the first of the addresses that answers, and lead the handshake. Raises BrokerLinkFailed.
+        """Connect to the first of the addresses that answers and perform the handshake. Raises BrokerLinkFailed.
 
-        ``make_connect`` makes a CONNECT of the proxy's own method and data. ``timeout_s``: for all of it; by default
-        ``brokers.handshake_timeout_ms``.
+        ``make_connect`` makes a CONNECT from the proxy's own method and data. ``timeout_s``: for dialing and handshake;
+        None: ``brokers.handshake_timeout_ms``.
 
-        The addresses are dialled as they are given: whoever checked them must know that nothing else is.
+        Exactly these addresses are dialled, without another resolution, since the caller has checked them.
         """
         if timeout_s is None:
             timeout_s = seconds(self.dialer.config.handshake_timeout_ms)
@@ -90,7 +90,7 @@ class BrokerLinkFactory:
                 method, data = await credentials.auth_data_for(None)
                 stream = await self.dialer.dial_any(broker, addresses)
                 await stream.send_all(commands.connect(make_connect(method, data)))
-                connected = await self._shake_hands(broker, stream, credentials)
+                connected = await self._perform_handshake(broker, stream, credentials)
                 linked = True
                 return BrokerLink(broker, stream, connected)
         except trio.TooSlowError:
@@ -111,7 +111,7 @@ class BrokerLinkFactory:
             if stream is not None and not linked:
                 await trio.aclose_forcefully(stream)
 
-    async def _shake_hands(
+    async def _perform_handshake(
         self, broker: HostPort, stream: trio.abc.HalfCloseableStream, credentials: Credentials
     ) -> Connected:
         handshake = BrokerHandshake(max_frame_bytes=self.max_frame_bytes, complete=credentials.complete)
@@ -136,7 +136,7 @@ class BrokerLinkFactory:
 def _refused(broker: HostPort, refused: Refused) -> BrokerLinkFailed:
     detail = f"{broker} refused the connection: {commands.error_name(refused.error)}: {refused.message}"
     if refused.error == ServerError.AuthenticationError:
-        # The credentials were the proxy's: to tell the client that *it* failed to authenticate would send its owner
-        # searching in the wrong place, and Java clients give up for good on this code.
+        # The credentials were the proxy's: with this code the client's owner would search in the wrong place, and Java
+        # clients give up for good on it.
         return BrokerLinkFailed("refused", detail, message=PROXY_CREDENTIALS_REFUSED, refusal=refused)
     return BrokerLinkFailed("refused", detail, code=refused.error, message=refused.message, refusal=refused)

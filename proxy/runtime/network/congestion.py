@@ -1,6 +1,6 @@
-"""Who decides how fast a TCP connection sends: ``brokers.congestion_control``, ``listener.congestion_control``.
+"""TCP congestion control of sockets: ``brokers.congestion_control``, ``listener.congestion_control``.
 
-To be chosen before a connection is there: BBR, once it has begun, leaves the connection paced under any other.
+It must be set before the connection is established: once BBR has run, the connection stays paced under any other.
 """
 
 import functools
@@ -15,44 +15,44 @@ UNPACED = "unpaced"
 
 _NAME_BYTES = 16  # TCP_CA_NAME_MAX
 _PACES = "bbr"
-_NEVER_PACES = "reno"  # in every kernel, and allowed to every process
+_NEVER_PACES = "reno"  # in every kernel, and allowed for every process
 
 
 def set_congestion_control(sock: socket.socket | trio.socket.SocketType, name: str) -> None:
-    """Choose for a new socket, which has the system's and is not connected yet. A refusal is logged once."""
-    _use(sock, name, system=_of(sock))
+    """Set the congestion control of a new socket, not connected yet. A refusal by the kernel is logged once."""
+    _set(sock, name, system=_current(sock))
 
 
 def set_congestion_control_of_accepted(listener: socket.socket, name: str) -> None:
-    """Choose for what a listener will accept; it may have had another one, before a reload."""
-    _use(listener, name, system=_systems())
+    """Set the congestion control of the connections that a listener will accept, also after a reload changed it."""
+    _set(listener, name, system=_system_default())
 
 
-def _use(sock: socket.socket | trio.socket.SocketType, name: str, *, system: str) -> None:
+def _set(sock: socket.socket | trio.socket.SocketType, name: str, *, system: str) -> None:
     if name == SYSTEM:
         name = system
     elif name == UNPACED:
         name = _NEVER_PACES if system.startswith(_PACES) else system
-    if name == _of(sock):
+    if name == _current(sock):
         return
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
     except OSError as error:
-        _tell_of_refusal(name, str(error))
+        _log_refusal_once(name, str(error))
 
 
-def _systems() -> str:
+def _system_default() -> str:
     with socket.socket() as fresh:
-        return _of(fresh)
+        return _current(fresh)
 
 
-def _of(sock: socket.socket | trio.socket.SocketType) -> str:
+def _current(sock: socket.socket | trio.socket.SocketType) -> str:
     return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES).rstrip(b"\0").decode()
 
 
 @functools.cache
-def _tell_of_refusal(name: str, reason: str) -> None:
-    """Once a process: what one socket is refused, all are."""
+def _log_refusal_once(name: str, reason: str) -> None:
+    """Log a refusal once in a process, since the kernel refuses it for all sockets alike."""
     get_logger().warning(
         "the kernel refuses this congestion control; connections go on with the system's. See sysctl"
         " net.ipv4.tcp_allowed_congestion_control, and load its module",

@@ -1,28 +1,29 @@
-"""The proxy's own credentials, as a forwarder or lookup worker gets them: asked from an auth worker, never kept."""
+"""The proxy's own credentials for brokers: fetched from an auth worker for each handshake, never kept."""
 
 from typing import Protocol
 
 from proto.rpc_pb2 import BrokerCredentialsRequest, BrokerCredentialsResponse, Method
-from proxy.runtime.rpc.client import RpcClient, RpcPool
+from proxy.runtime.rpc.client import RpcClient
+from proxy.runtime.rpc.pool import RpcPool
 
 CREDENTIALS_TIMEOUT_S = 5.0
 
 
 class Credentials(Protocol):
-    """One authentication at one broker."""
+    """The proxy's side of one authentication at one broker."""
 
     @property
     def complete(self) -> bool:
-        """Whether the broker may take the proxy in after the last answer: it owes no proof of its own."""
+        """True once the broker may accept the proxy: it owes no proof of its own after the last answer."""
         ...
 
     @property
     def expires_at_unix_ms(self) -> int:
-        """When the credentials of the last answer end; 0: never, or it is not known."""
+        """Expiry of the last answer's credentials, in Unix milliseconds; 0: never, or unknown."""
         ...
 
     async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
-        """Method and data for CONNECT (no challenge yet), or for the broker's challenge. Raises RpcError."""
+        """Return method and data for CONNECT (challenge is None) or for the broker's challenge. Raises RpcError."""
         ...
 
 
@@ -37,12 +38,12 @@ class CredentialExchange:
         self._exchange_id = client.new_id()
         self._broker_host = broker_host
         self.complete = False
-        """Whether the broker may take the proxy in after the last answer: it owes no proof of its own."""
+        """True once the broker may accept the proxy: it owes no proof of its own after the last answer."""
         self.expires_at_unix_ms = 0
-        """When the credentials of the last answer end; 0: never, or it is not known."""
+        """Expiry of the last answer's credentials, in Unix milliseconds; 0: never, or unknown."""
 
     async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
-        """Method and data for CONNECT (no challenge yet), or for the broker's challenge. Raises RpcError."""
+        """Return method and data for CONNECT (challenge is None) or for the broker's challenge. Raises RpcError."""
         request = BrokerCredentialsRequest(exchange_id=self._exchange_id, broker_host=self._broker_host)
         if challenge is not None:
             request.challenge = challenge
@@ -51,7 +52,7 @@ class CredentialExchange:
             request,
             BrokerCredentialsResponse,
             timeout_s=CREDENTIALS_TIMEOUT_S,
-            retry=challenge is None,  # to begin once more harms nothing; to answer a challenge twice would
+            retry=challenge is None,  # a first round may be repeated; an answer to a challenge may not
         )
         self.complete = not response.incomplete
         self.expires_at_unix_ms = int(response.expires_at_unix_ms)
@@ -59,16 +60,16 @@ class CredentialExchange:
 
 
 class NoCredentials:
-    """For a proxy that does not authenticate itself: nothing to ask for."""
+    """Credentials of a proxy that does not authenticate itself at brokers."""
 
     complete = True
     expires_at_unix_ms = 0
 
     async def auth_data_for(self, challenge: bytes | None) -> tuple[str, bytes]:
-        """No method and no data; a broker that still asks gets an empty answer, and refuses it in its own words."""
+        """Return no method and no data; a broker that still sends a challenge gets an empty answer and refuses it."""
         return ("", b"") if challenge is None else ("none", b"")
 
 
 def credentials_for(auth: RpcPool, broker_host: str, *, configured: bool) -> Credentials:
-    """The credentials for one handshake with a broker."""
+    """Return the credentials for one handshake with a broker."""
     return CredentialExchange(auth.pick_client(), broker_host) if configured else NoCredentials()

@@ -18,7 +18,7 @@ ATTEMPT_DELAY_S = 0.25
 
 
 class DialFailed(Exception):
-    """No connection; ``reason`` is a short stable name for metrics, the text is for the log."""
+    """No connection. ``reason``: a short stable name for metrics; the text is for the log."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -26,17 +26,17 @@ class DialFailed(Exception):
 
 
 class Dialer:
-    """See the module. Raises ConfigError where certificates cannot be used."""
+    """Opens TCP and TLS connections to brokers. Raises ConfigError where certificates cannot be used."""
 
     def __init__(self, config: Brokers) -> None:
         self.config = config
         self._tls = broker_context(config.tls) if speaks_tls(config.service_url) else None
 
     async def dial_any(self, broker: HostPort, addresses: Sequence[str]) -> trio.abc.HalfCloseableStream:
-        """Connect to a broker at whichever of its IP addresses answers first (RFC 8305, 5). Raises DialFailed.
+        """Connect to a broker at the first of its IP addresses that answers (RFC 8305, 5). Raises DialFailed.
 
-        Each gets ATTEMPT_DELAY_S before the next is tried, too, or until it fails; its families take turns. The
-        addresses are dialled as they are given: whoever checked them must know that nothing else is.
+        The next address is tried, too, after ATTEMPT_DELAY_S or once an attempt has failed; families alternate. Exactly
+        these addresses are dialled, without another resolution, since the caller has checked them.
         """
         race = _Race()
         try:
@@ -47,12 +47,12 @@ class Dialer:
                     with trio.move_on_after(ATTEMPT_DELAY_S):
                         await failed.wait()
         except BaseException:
-            if race.won is not None:
-                await trio.aclose_forcefully(race.won)
+            if race.winner is not None:
+                await trio.aclose_forcefully(race.winner)
             raise
-        if race.won is None:
+        if race.winner is None:
             raise DialFailed(race.reason, "; ".join(race.failures) or "no address")
-        return race.won
+        return race.winner
 
     async def _attempt(
         self, broker: HostPort, address: str, race: "_Race", failed: trio.Event, nursery: trio.Nursery
@@ -68,10 +68,10 @@ class Dialer:
         except OSError as error:
             race.failures.append(f"{address}: {error.strerror or error}")
         else:
-            if race.won is None:
-                race.won = stream
+            if race.winner is None:
+                race.winner = stream
                 nursery.cancel_scope.cancel()
-            else:  # another one was faster by less than a turn of the event loop
+            else:  # another attempt was faster by less than a tick of the event loop
                 await trio.aclose_forcefully(stream)
         failed.set()
 
@@ -95,15 +95,15 @@ class Dialer:
 
 @dataclass(slots=True)
 class _Race:
-    """What came of the attempts so far."""
+    """Outcome of the attempts so far."""
 
-    won: trio.abc.HalfCloseableStream | None = None
+    winner: trio.abc.HalfCloseableStream | None = None
     reason: str = "unreachable"
     failures: list[str] = field(default_factory=list)
 
 
 def interleave_families(addresses: Sequence[str]) -> list[str]:
-    """The same addresses, in their order but for their families, which alternate (RFC 8305, 4)."""
+    """Return the addresses with their families alternating, else in their order (RFC 8305, 4)."""
     first = [address for address in addresses if _is_ipv6(address) is _is_ipv6(addresses[0])]
     second = [address for address in addresses if _is_ipv6(address) is not _is_ipv6(addresses[0])]
     pairs = zip_longest(first, second)
@@ -128,6 +128,6 @@ async def _connect(address: str, port: int, congestion_control: str) -> trio.Soc
 
 
 def tune_socket(sock: socket.socket | trio.socket.SocketType) -> None:
-    """No delay for small frames; and let the kernel notice a peer that vanished without a word."""
+    """Set TCP_NODELAY, for small frames, and SO_KEEPALIVE, so that the kernel finds a peer that has vanished."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,6 +1,6 @@
-"""How much of a TCP connection's stream was ever taken out of its socket, as the kernel knows it.
+"""How many bytes of a TCP stream were ever read from its socket, as the kernel counts them.
 
-Whoever follows a stream's frames and dies leaves this behind: no note of it has to be made after the fact.
+This survives a process that tracked the stream's frames and crashed: it needs no record of its own.
 """
 
 import fcntl
@@ -13,21 +13,21 @@ _FIN_RECEIVED = frozenset({6, 8, 9, 11})  # TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLO
 _NO_END_BEFORE = frozenset({104, 110, 113})  # ECONNRESET, ETIMEDOUT, EHOSTUNREACH
 _BYTES_RECEIVED_AT = 128  # tcpi_bytes_received of struct tcp_info (linux/tcp.h), since Linux 4.1
 _TCP_INFO_BYTES = 136
-_LOOKS_MAX = 1000
+_READS_MAX = 1000
 
 
 def consumed_bytes(descriptor: int) -> int:
-    """How many bytes of its stream were taken out of a TCP socket that nobody reads meanwhile.
+    """Return how many bytes of its stream were read from a TCP socket, which no process may read meanwhile.
 
     Raises OSError where the kernel does not tell.
 
-    The kernel counts an end of the stream as one byte more. A connection that is closed on both sides does not say
-    whether there was one: if it broke, then most likely not.
+    The kernel counts the end of the stream as one byte more. A connection that is closed on both sides does not say
+    whether there was an end: if it broke, most likely not.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)
     try:
         received, state = _received(sock)
-        for _ in range(_LOOKS_MAX):  # more may come between the two looks, until the window is full
+        for _ in range(_READS_MAX):  # more may arrive between the two reads, until the window is full
             waiting = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]
             before, (received, state) = received, _received(sock)
             if received == before:

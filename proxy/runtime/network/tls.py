@@ -1,7 +1,7 @@
-"""TLS: the contexts that the configuration asks for, and a stream that can end one direction before the other.
+"""TLS: contexts from the configuration, and a stream whose directions end separately.
 
-A stream of our own rather than Trio's: a relay passes the end of one direction on while the other goes on, which
-``trio.SSLStream`` has no way to say.
+Not Trio's stream: a relay forwards the end of one direction while the other goes on, for which ``trio.SSLStream`` has
+no method.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from proxy.config.types import BrokerTls, ListenerTls
 
 RECEIVE_BYTES = 65536
 RECORD_BYTES = 16384
-ANSWERS_BYTES_MAX = 16384
+PENDING_RECORDS_BYTES_MAX = 16384
 FLUSH_TIMEOUT_S = 10.0
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -30,11 +30,11 @@ _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"
 
 
 class TlsFailed(Exception):
-    """No TLS with this peer; says why, fit for a log."""
+    """The TLS handshake failed; the text gives the reason, for a log."""
 
 
 class TlsStream(trio.abc.HalfCloseableStream):
-    """TLS over a TCP connection; ``handshake`` first. One task may receive while others send."""
+    """TLS over a TCP connection. Call ``handshake`` first. One task may receive while others send."""
 
     def __init__(
         self, transport: trio.SocketStream, context: ssl.SSLContext, *, server_side: bool, host: str | None = None
@@ -52,7 +52,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         self._eof_sent = False
 
     async def handshake(self) -> None:
-        """Agree on keys, and check certificates. Raises TlsFailed."""
+        """Perform the TLS handshake, which checks certificates. Raises TlsFailed."""
         try:
             while True:
                 try:
@@ -68,26 +68,26 @@ class TlsStream(trio.abc.HalfCloseableStream):
                     return
         except ssl.SSLError as error:
             with contextlib.suppress(trio.BrokenResourceError):
-                await self._flush()  # the alert, which tells the peer
+                await self._flush()  # the alert, which gives the peer the reason
             raise TlsFailed(_reason(error)) from None
         except trio.BrokenResourceError as error:
             raise TlsFailed(f"the connection broke off during the TLS handshake: {error.__cause__ or error}") from None
 
     @property
     def version(self) -> str:
-        """Which version of TLS is spoken, as ssl.SSLObject.version says it."""
+        """The negotiated version of TLS, in the words of ssl.SSLObject.version; empty before the handshake."""
         return self._tls.version() or ""
 
     def peer_certificate(self) -> bytes:
-        """The peer's certificate, checked, as DER; empty: it has none."""
+        """Return the peer's verified certificate as DER; empty if it sent none."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """What the peer sent; none at all at its end, be that a proper one or only that of TCP."""
+        """Receive decrypted bytes; empty at the stream's end, with close_notify or only TCP's FIN."""
         limit = max_bytes or RECEIVE_BYTES
         waited = False
         while not self._decrypt(limit):
-            await self._answer()
+            await self._send_pending_records()
             await self._fill()
             waited = True
         if not waited:
@@ -98,13 +98,13 @@ class TlsStream(trio.abc.HalfCloseableStream):
         del self._read_ahead[:limit]
         return data
 
-    async def _answer(self) -> None:
-        """Send what TLS itself has to say. Whoever is sending takes it along, unless it is much: then this waits."""
-        if self._outgoing.pending > (ANSWERS_BYTES_MAX if self._sending.locked() else 0):
+    async def _send_pending_records(self) -> None:
+        """Send records of TLS itself. A concurrent sender sends them along, unless they are many: then wait for it."""
+        if self._outgoing.pending > (PENDING_RECORDS_BYTES_MAX if self._sending.locked() else 0):
             await self._flush()
 
     def _decrypt(self, limit: int) -> bool:
-        """Read ahead what is here, about as much as ``limit``; whether there is something to give, or to say."""
+        """Decrypt what has arrived, about ``limit`` bytes; return True if there is data, an end or an error."""
         try:
             while len(self._read_ahead) < limit and not self._ended:
                 self._decrypt_record()
@@ -112,12 +112,12 @@ class TlsStream(trio.abc.HalfCloseableStream):
             pass
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             self._ended = True
-        except ssl.SSLError as error:  # it would not be told a second time
+        except ssl.SSLError as error:  # OpenSSL would not report it again
             self._ended, self._broken = True, error
         return bool(self._read_ahead) or self._ended
 
     def _decrypt_record(self) -> None:
-        """OpenSSL's buffers keep the size that they once had: what has come is fed to it piece by piece."""
+        """Decrypt one record. Input is fed piece by piece, since OpenSSL's buffers never shrink."""
         while True:
             try:
                 data = self._tls.read(RECORD_BYTES)
@@ -130,7 +130,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
                 return
 
     def _feed(self, size: int) -> bool:
-        """Give OpenSSL some of what has come; whether there was any."""
+        """Feed OpenSSL at most ``size`` bytes of the input; return False if there was none."""
         if not self._unfed:
             return False
         self._incoming.write(self._unfed[:size])
@@ -145,8 +145,8 @@ class TlsStream(trio.abc.HalfCloseableStream):
             self._incoming.write_eof()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of it. Raises trio.BrokenResourceError, trio.ClosedResourceError."""
-        async with self._turn_to_send():
+        """Encrypt and send all bytes. Raises trio.BrokenResourceError, trio.ClosedResourceError."""
+        async with self._send_lock_held():
             with memoryview(data) as rest:
                 for start in range(0, len(rest), RECEIVE_BYTES):
                     await self.transport.send_all(self._encrypted(rest[start : start + RECEIVE_BYTES]))
@@ -163,19 +163,19 @@ class TlsStream(trio.abc.HalfCloseableStream):
         return b"".join(records)
 
     async def _flush(self) -> None:
-        async with self._turn_to_send():
+        async with self._send_lock_held():
             data = self._outgoing.read()
             if self._eof_sent:
                 return
-            # Cut off in the middle, it would spoil all that comes behind it.
+            # A record cut off in the middle would corrupt all that follows it.
             with trio.move_on_after(FLUSH_TIMEOUT_S, shield=True) as scope:
                 await self.transport.send_all(data)
             if scope.cancelled_caught:
                 raise trio.BrokenResourceError("the peer does not read")
 
     @contextlib.asynccontextmanager
-    async def _turn_to_send(self) -> AsyncIterator[None]:
-        """One sender at a time; to ask the lock to wait would cost a round of the scheduler each time."""
+    async def _send_lock_held(self) -> AsyncIterator[None]:
+        """Hold the send lock. Without contention no checkpoint is run: it would cost a round of the scheduler."""
         try:
             self._sending.acquire_nowait()
         except trio.WouldBlock:
@@ -186,24 +186,24 @@ class TlsStream(trio.abc.HalfCloseableStream):
             self._sending.release()
 
     async def wait_send_all_might_not_block(self) -> None:
-        """See Trio."""
+        """Wait as trio.abc.SendStream specifies."""
         await self.transport.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:
-        """End our direction: close_notify, and the end of TCP's. What the peer still sends can be received."""
-        async with self._turn_to_send():
+        """End our direction with close_notify and TCP's FIN. What the peer still sends can be received."""
+        async with self._send_lock_held():
             if self._eof_sent:
                 return
             self._eof_sent = True
-            # OpenSSL takes what it finds here for the peer's close_notify, and gives up if it is anything else.
+            # OpenSSL would take pending input for the peer's close_notify, and fail if it is anything else.
             self._decrypt(sys.maxsize)
-            with contextlib.suppress(ssl.SSLError):  # always one: the peer's own is not there
+            with contextlib.suppress(ssl.SSLError):  # always raised: the peer's close_notify has not arrived
                 self._tls.unwrap()
             await self.transport.send_all(self._outgoing.read())
             await self.transport.send_eof()
 
     async def aclose(self) -> None:
-        """Close at once."""
+        """Close the TCP connection at once, without close_notify."""
         await self.transport.aclose()
 
 
@@ -219,7 +219,7 @@ def _reason(error: ssl.SSLError) -> str:
 
 
 def listener_context(key: str, config: ListenerTls) -> ReloadingFile[ssl.SSLContext]:
-    """The context of a listener; raises ConfigError."""
+    """Return the context of a listener, reloaded when its files change. Raises ConfigError."""
     files = (config.certificate, config.key, config.client_ca)
     return ReloadingFile(key, files, lambda: _new_listener_context(key, config))
 
@@ -227,53 +227,56 @@ def listener_context(key: str, config: ListenerTls) -> ReloadingFile[ssl.SSLCont
 def _new_listener_context(key: str, config: ListenerTls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[config.minimum_version]
-    # No session is resumed (see ListenerContexts). And a ticket that a client never reads, since it closes first,
-    # becomes a reset behind the last bytes.
+    # No session is resumed (see ListenerContexts). And a ticket that a client has not read when it closes becomes a
+    # reset behind the last bytes.
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_NO_TICKET
     context.num_tickets = 0
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an authority is one because it is in the file
+    context.verify_flags |= (
+        ssl.VERIFY_X509_PARTIAL_CHAIN
+    )  # every certificate in the file is trusted, intermediate ones too
     _load_certificate(context, key, config.certificate, config.key)
     if config.client_ca:
-        with _naming(f"{key}.client_ca", config.client_ca):
+        with _config_errors(f"{key}.client_ca", config.client_ca):
             context.load_verify_locations(cafile=config.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED if config.require_client_certificate else ssl.CERT_OPTIONAL
     return context
 
 
 class ListenerContexts:
-    """The contexts of a listener's connections, none of which resumes a session of another: its certificate would not
-    be checked again, although `client_ca` may have changed. Raises ConfigError.
+    """Contexts for a listener's connections, without session resumption, since a resumed session's certificate is not
+    checked again, although `client_ca` may have changed. Raises ConfigError.
 
     Tickets are off. TLS 1.2 also resumes by an id, from a cache that OpenSSL keeps in a context, and that Python's ssl
-    has no way to turn off. So a context serves no other connection once TLS 1.2 was spoken on it: those that come later
-    find a new cache. One that began at the same time could still resume the session; its handshake fails
-    (TlsStream.handshake), and succeeds when it comes again.
+    has no way to turn off. So a context serves no other connection once TLS 1.2 was negotiated on it: later connections
+    get a new cache. A connection that began at the same time could still resume the session; its handshake fails
+    (TlsStream.handshake), and succeeds when the client retries.
 
-    To load a certificate takes milliseconds, so what is new each time is only a front: a context with nothing in it,
-    which changes to the loaded one as soon as the client has said its first word.
+    To load a certificate takes milliseconds, so only a front context is new each time: an empty one, which is switched
+    to the loaded context once the ClientHello has arrived.
     """
 
     def __init__(self, key: str, config: ListenerTls) -> None:
-        self._watched = listener_context(key, config)
-        self._loaded = self._watched.value
+        self._loaded_context = listener_context(key, config)
+        self._loaded = self._loaded_context.value
         self._front = _front(self._loaded)
 
     async def current_context(self) -> ssl.SSLContext:
-        """The context for a connection that begins now; tell ``used`` of it after the handshake."""
-        loaded = await self._watched.current_value()
+        """Return the context for a new connection; call ``on_handshake_done`` with it after the handshake."""
+        loaded = await self._loaded_context.current_value()
         if loaded is not self._loaded:
             self._loaded, self._front = loaded, _front(loaded)
         return self._front
 
     def on_handshake_done(self, context: ssl.SSLContext, version: str) -> None:
-        """A connection has done its handshake with a context, in this version of TLS."""
+        """Replace the front context if a handshake in a version with session ids has used it."""
         if version != _NEVER_RESUMED and context is self._front:
             self._front = _front(self._loaded)
 
 
 def _front(loaded: ssl.SSLContext) -> ssl.SSLContext:
-    """A context that becomes another one when a client has said its first word. It must live as long as what it was
-    used for: OpenSSL calls its callback by address.
+    """Return an empty context that switches to ``loaded`` at the ClientHello.
+
+    Keep a reference to it as long as a connection uses it: OpenSSL calls its callback by address.
     """
     front = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     front.minimum_version = loaded.minimum_version
@@ -282,21 +285,21 @@ def _front(loaded: ssl.SSLContext) -> ssl.SSLContext:
     front.verify_flags = loaded.verify_flags
     front.verify_mode = loaded.verify_mode
 
-    def change(tls: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _front: ssl.SSLContext) -> None:
+    def switch_context(tls: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _front: ssl.SSLContext) -> None:
         tls.context = loaded
 
-    front.sni_callback = change
+    front.sni_callback = switch_context
     return front
 
 
 def broker_context(config: BrokerTls) -> ReloadingFile[ssl.SSLContext]:
-    """The context for connections to brokers; raises ConfigError."""
+    """Return the context for connections to brokers, reloaded when its files change. Raises ConfigError."""
     files = (config.trust, config.certificate, config.key)
     return ReloadingFile("brokers.tls", files, lambda: _new_broker_context(config))
 
 
 def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
-    with _naming("brokers.tls.trust", config.trust or "the system's authorities"):
+    with _config_errors("brokers.tls.trust", config.trust or "the system's authorities"):
         context = ssl.create_default_context(cafile=config.trust or None)
     context.minimum_version = _VERSIONS[config.minimum_version]
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -309,19 +312,19 @@ def _new_broker_context(config: BrokerTls) -> ssl.SSLContext:
 
 def _load_certificate(context: ssl.SSLContext, key: str, certificate: str, private_key: str) -> None:
     def no_passphrase() -> str:
-        """Asked for by OpenSSL, which would otherwise ask at the terminal."""
+        """Refuse in place of OpenSSL's own prompt at the terminal."""
         raise ConfigError(f"{key}.key: {private_key} has a passphrase, which nobody can enter here")
 
-    with _naming(f"{key}.certificate, {key}.key", f"{certificate}, {private_key}"):
+    with _config_errors(f"{key}.certificate, {key}.key", f"{certificate}, {private_key}"):
         try:
             context.load_cert_chain(certificate, private_key, password=no_passphrase)
         except ssl.SSLError:
-            _tell_which(key, certificate, private_key)
+            _raise_for_broken_file(key, certificate, private_key)
             raise
 
 
-def _tell_which(key: str, certificate: str, private_key: str) -> None:
-    """Which of two files is broken, which OpenSSL does not say. Raises ConfigError if one is."""
+def _raise_for_broken_file(key: str, certificate: str, private_key: str) -> None:
+    """Raise ConfigError that names the broken one of two files, if one is; OpenSSL does not say which."""
     try:
         load_pem_x509_certificates(Path(certificate).read_bytes())
     except ValueError:
@@ -333,8 +336,8 @@ def _tell_which(key: str, certificate: str, private_key: str) -> None:
 
 
 @contextlib.contextmanager
-def _naming(key: str, files: str) -> Iterator[None]:
-    """Say which of the files cannot be used, which OpenSSL leaves out."""
+def _config_errors(key: str, files: str) -> Iterator[None]:
+    """Turn OpenSSL's errors and OSError into ConfigError that names key and files."""
     try:
         yield
     except ssl.SSLError as error:

@@ -1,1 +1,1 @@
-"""Logs and metrics of a process."""
+"""Logs and metrics of a process of the cluster."""

@@ -1,7 +1,7 @@
-"""Logs: one entry a line on standard error, with the process's role and number in each.
+"""Log configuration of a process of the cluster: each entry holds the process's role and number.
 
-Entries are written for a tired operator: what happened, to whom, and what to do. Never log a credential: callers pass
-roles, addresses and reasons, not data.
+Entries are written for a tired operator: what happened, to which client, and what to do. Never log a credential:
+callers pass roles, addresses and reasons, not data.
 """
 
 from collections.abc import MutableMapping
@@ -24,7 +24,7 @@ _KEY_ORDER = ["timestamp", "level", "role", "worker", "event"]
 
 
 def printable(_logger: Any, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor: what strangers chose (a topic, a method) cannot forge entries or drive a terminal."""
+    """Escape an entry's text: what clients choose (a topic, a method) cannot forge entries or drive a terminal."""
     for key, value in entry.items():
         if isinstance(value, str) and not (value.isprintable() and len(value) <= VALUE_CHARACTERS_MAX):
             entry[key] = value[:VALUE_CHARACTERS_MAX].encode("unicode_escape").decode("ascii")
@@ -40,7 +40,10 @@ def _printable_traceback(_logger: Any, _method: str, entry: MutableMapping[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """A structlog processor: which process writes. (Context variables would only reach the task that set them.)"""
+    """A structlog processor that adds the process's role and number.
+
+    (Not context variables: these reach only the task that sets them.)
+    """
 
     role: Role
     worker: int

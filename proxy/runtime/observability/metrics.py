@@ -1,7 +1,7 @@
-"""Metrics of one process, as text that Prometheus reads.
+"""Metrics of one process, in Prometheus' text format.
 
-Each process has a registry of its own; the admin worker asks for all of them and merges what they say
-(proxy.admin.exposition). No label of ours may take a value that a stranger chooses.
+Each process has a registry of its own; the admin worker collects and merges them (proxy.admin.exposition). No label may
+take a value that a client chooses freely.
 """
 
 from prometheus_client import CollectorRegistry, disable_created_metrics, generate_latest
@@ -12,10 +12,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def new_registry() -> CollectorRegistry:
-    """A registry for one process; never the library's global one, which tests would share."""
+    """Return a new registry for one process; never the library's global one, which tests would share."""
     return CollectorRegistry()
 
 
 def render_metrics(registry: CollectorRegistry) -> str:
-    """A process's metrics as text."""
+    """Return a process's metrics as text."""
     return generate_latest(registry).decode()

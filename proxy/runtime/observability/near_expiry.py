@@ -1,8 +1,8 @@
-"""The view of sessions that end soon (KIP-368), for /status: of one forwarder, and of all together.
+"""Summary of sessions that end soon (KIP-368), for /status: of one forwarder, and of all together.
 
-An operator sees in it who is about to come back, and, where `ending_within_60_s` stands high for long, that clients are
-not asked for fresh credentials or do not answer. Those that have expired are idle, for use would have ended them, or
-their end is only observed (`session.enforcement`).
+It shows an operator which clients are about to reconnect, and, where `ending_within_60_s` stays high for long, that
+clients get no challenge for fresh credentials or do not answer it. Expired sessions are idle, since use would have
+ended them, or their end is only observed (`session.enforcement`).
 """
 
 import heapq
@@ -20,7 +20,7 @@ Count = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class SoonestSession(Struct, frozen=True):
-    """A session that ends soon, as one forwarder tells it."""
+    """A session that ends soon, as one forwarder reports it."""
 
     client: str
     principal: str
@@ -28,7 +28,7 @@ class SoonestSession(Struct, frozen=True):
 
 
 class NearExpiry(Struct, frozen=True):
-    """What one forwarder tells of its sessions; a captured one may tell anything, so it is checked against this."""
+    """One forwarder's report of its sessions; validated, since a compromised forwarder may send anything."""
 
     expired_and_idle: Count
     ending_within_60_s: Count
@@ -36,7 +36,7 @@ class NearExpiry(Struct, frozen=True):
 
 
 class SessionEnd(NamedTuple):
-    """When a session ends, and whose it is; ``seconds_left``: 0 or less once it has expired."""
+    """A session's end, client and principal; ``seconds_left``: 0 or less once it has expired."""
 
     seconds_left: float
     client: str
@@ -44,7 +44,7 @@ class SessionEnd(NamedTuple):
 
 
 def summarize_near_expiry(sessions: Iterable[SessionEnd]) -> dict[str, Any]:
-    """How many have expired, how many will within a minute, and the soonest of these."""
+    """Count the sessions that have expired and those that will within a minute; list the soonest of these."""
     expired, ending = 0, []
     for session in sessions:
         if session.seconds_left <= 0:
@@ -59,7 +59,7 @@ def summarize_near_expiry(sessions: Iterable[SessionEnd]) -> dict[str, Any]:
 
 
 def merge_near_expiry(parts: Iterable[NearExpiry]) -> dict[str, Any]:
-    """The same of several forwarders together."""
+    """Merge the summaries of several forwarders."""
     all_parts = list(parts)
     soonest = [session for part in all_parts for session in part.soonest]
     return {

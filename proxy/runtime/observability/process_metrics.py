@@ -1,4 +1,4 @@
-"""What a process of the cluster uses, under the names that Prometheus' own libraries give it.
+"""Resource use of a process of the cluster, under the standard names of Prometheus' client libraries.
 
 Not the library's collector: it lists all open files to count them, of which a supervisor has tens of thousands.
 """
@@ -14,20 +14,20 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 _START_FIELD = 19
-"""Of /proc/PID/stat behind the command's name: when the process began, in ticks since the machine did."""
+"""Index in /proc/PID/stat, after the command's name, of the process's start in clock ticks since boot."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessMetrics(Collector):
-    """Measures this process at each scrape. A file that cannot be read leaves its metric out."""
+    """A collector that measures this process at each scrape. Where a file cannot be read, its metric is left out."""
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
 
     def collect(self) -> Iterator[Metric]:
-        """Give all that can be measured."""
+        """Yield the metrics that can be measured."""
         cpu_s = time.process_time()
         yield CounterMetricFamily("process_cpu_seconds", "CPU time of the process, in seconds.", value=cpu_s)
         soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -65,5 +65,5 @@ class ProcessMetrics(Collector):
 
 
 def register_process_metrics(registry: CollectorRegistry) -> None:
-    """Have a registry tell what this process uses."""
+    """Register the metrics of this process's resource use."""
     registry.register(ProcessMetrics())

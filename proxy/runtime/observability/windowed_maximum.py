@@ -1,4 +1,4 @@
-"""The maximum of the last minutes, for a metric that several Prometheis scrape: no scrape resets it."""
+"""The maximum of the last minutes, for a metric that several Prometheus servers scrape: no scrape resets it."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ _SLOT_S = WINDOW_S / SLOTS
 
 
 class WindowedMaximum:
-    """The largest value of the last WINDOW_S seconds, and of up to one slot (a tenth of that) more.
+    """The largest value of the last WINDOW_S seconds, and of up to one slot (a tenth of that) before.
 
     Keeps one value for each slot in which there was any: at most SLOTS + 1 of them.
     """
@@ -17,7 +17,7 @@ class WindowedMaximum:
         self._slots: deque[tuple[int, float]] = deque(maxlen=SLOTS + 1)
 
     def observe(self, value: float, now_s: float) -> None:
-        """Take a value in. ``now_s``: seconds of a clock that goes forward only."""
+        """Record a value. ``now_s``: seconds of a monotonic clock."""
         slot = int(now_s // _SLOT_S)
         if self._slots and self._slots[-1][0] == slot:
             value = max(value, self._slots.pop()[1])

@@ -1,1 +1,1 @@
-"""A process of the cluster: its start under the supervisor, inherited descriptors, hardening."""
+"""A process of the cluster: its start by the supervisor, inherited descriptors, hardening."""

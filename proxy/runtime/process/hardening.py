@@ -1,11 +1,11 @@
-"""What a process of the cluster gives up at its start, so that its memory stays its own.
+"""Hardening of a process at its start: no core dumps, no tracing, no new privileges, Landlock, OOM score.
 
-A process that may not be dumped writes no core file, and the kernel refuses other processes of the same user its
-memory, its environment and its descriptors (``/proc/<pid>/mem``, ``ptrace``, ``pidfd_getfd``). An exec makes a process
+A process that may not be dumped writes no core file, and the kernel denies other processes of the same user access to
+its memory, environment and descriptors (``/proc/<pid>/mem``, ``ptrace``, ``pidfd_getfd``). An exec makes a process
 dumpable again, so every program of the cluster calls ``harden_process`` before it has read anything.
 
-Until it has, another process of the user could still get hold of it. So workers also go without the right to do that
-to anybody (``confine_process``): a worker that was taken over cannot lie in wait for the next one to start.
+Until then another process of the user could still attach to it. So workers also give up the right to attach to any
+process (``confine_process``): a worker that was taken over cannot wait for the next one to start and attach to it.
 """
 
 import contextlib
@@ -15,10 +15,10 @@ import resource
 import struct
 
 DATA_WORKER_OOM_SCORE = 200
-"""Of forwarders and lookup workers, whose memory strangers fill."""
+"""Added for forwarders and lookup workers: their memory use depends on clients."""
 
 WORKER_OOM_SCORE = 100
-"""Of auth and admin workers; the supervisor, which keeps the copies of all relays, has none."""
+"""Added for auth and admin workers; the supervisor, which holds the descriptors of all relays, adds none."""
 
 _OOM_SCORE_MAX = 1000
 
@@ -26,7 +26,7 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 
-# System calls, the same on all machines of today.
+# System call numbers, the same on all architectures.
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_GIVE_VERSION = 1
 _LANDLOCK_RULE_PATH_BENEATH = 1
@@ -47,24 +47,24 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def raise_oom_score(more: int) -> None:
-    """Have the kernel end this process before the supervisor where memory runs out: a worker has a successor at once,
-    and the relays of all others go on.
+    """Raise this process's OOM score, so that the kernel kills it before the supervisor where memory runs out: a worker
+    has a successor at once, and the relays of all other workers go on.
 
-    ``more``: thousandths of the memory, above what the process has begun with (which Kubernetes sets by the pod's
-    class). Before ``harden_process``, after which the file is root's.
+    ``more``: thousandths of the memory, above the score that the process started with (which Kubernetes sets by the
+    pod's QoS class). Call it before ``harden_process``, after which the file belongs to root.
     """
     with contextlib.suppress(OSError, ValueError):  # a /proc that cannot be written
         path = "/proc/self/oom_score_adj"
-        with open(path, encoding="ascii") as file:  # noqa: PTH123 -- nothing more is imported here than is needed
+        with open(path, encoding="ascii") as file:  # noqa: PTH123 -- imports are kept few here
             score = int(file.read())
         with open(path, "w", encoding="ascii") as file:  # noqa: PTH123
             file.write(str(min(score + more, _OOM_SCORE_MAX)))
 
 
 def harden_process() -> None:
-    """Refuse core dumps, being traced by processes of the same user, and every privilege that an exec could bring.
+    """Forbid core dumps, tracing by processes of the same user, and every privilege that an exec could bring.
 
-    Raises OSError where the kernel does not allow that; nothing that Linux 3.5 or newer does.
+    Raises OSError where the kernel does not allow that, which Linux 3.5 and newer do.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prctl(_PR_SET_DUMPABLE, 0)
@@ -72,12 +72,13 @@ def harden_process() -> None:
 
 
 def confine_process() -> bool:
-    """Give up tracing processes that this one has not started (Linux 5.13), and sending them signals (6.12); whether
-    the kernel knows how. ``harden_process`` comes first. Raises OSError.
+    """Give up tracing processes that this one has not started (Linux 5.13), and sending them signals (6.12).
 
-    Landlock: a process in a domain of its own may trace only what is in it. A domain needs something that it denies:
+    Return False where the kernel has no Landlock. Call ``harden_process`` first. Raises OSError.
 
-    * signals to others, where the kernel knows that (version 6); then files are none of its business;
+    Landlock: a process in a domain of its own may trace only processes in that domain. A domain must deny something:
+
+    * signals to others, where the kernel can (version 6); it then restricts no files;
     * before (versions 2 to 5, Linux 5.19), moving files from one directory to another, which is then allowed
       everywhere: denied it would be in every domain with a rule for files;
     * in version 1 (Linux 5.13), making block devices. There, files cannot be renamed or linked from one directory to
@@ -86,7 +87,7 @@ def confine_process() -> bool:
     version = _libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_LANDLOCK_GIVE_VERSION))
     if version < 1:
         return False
-    size = ctypes.sizeof(ctypes.c_uint64)  # all that the first version knew
+    size = ctypes.sizeof(ctypes.c_uint64)  # all that version 1 has
     if version >= _LANDLOCK_VERSION_WITH_SCOPES:
         ruleset = _Ruleset(scoped=_LANDLOCK_SCOPE_SIGNAL)
         size = ctypes.sizeof(ruleset)
@@ -121,7 +122,7 @@ def _checked(result: int) -> int:
 
 
 def become_subreaper() -> None:
-    """Become the parent of all descendants that lose theirs, so none leaves this process's tree. Raises OSError."""
+    """Become the parent of orphaned descendants, so that none leaves this process's tree. Raises OSError."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -1,4 +1,4 @@
-"""Which process of the cluster is meant: by its place, and by its process id where another has that place now."""
+"""Identity of a process of the cluster: its role and number, and its process id once it was replaced."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,10 @@ from proto.rpc_pb2 import Place
 
 @dataclass(frozen=True, order=True, slots=True)
 class ProcessIdentity:
-    """A process. ``leaving_pid``: of a worker that was replaced and finishes what it has; 0: the place's own worker."""
+    """Identity of a process: role and number.
+
+    ``leaving_pid``: the process id of a worker that was replaced and finishes its connections; 0: the current worker.
+    """
 
     role: str
     index: int
@@ -15,16 +18,16 @@ class ProcessIdentity:
 
     @classmethod
     def from_protobuf(cls, place: Place) -> "ProcessIdentity":
-        """From its protobuf form."""
+        """Convert from protobuf."""
         return cls(place.role, place.index, place.leaving_pid)
 
     def to_protobuf(self) -> Place:
-        """For the line between supervisor and admin worker."""
+        """Convert to protobuf, for the channel between supervisor and admin worker."""
         return Place(role=self.role, index=self.index, leaving_pid=self.leaving_pid)
 
     @property
     def worker_label(self) -> str:
-        """The metrics' label ``worker``: no two processes have the same, so no counter of one reads as a reset of
-        another's.
+        """The metrics' label ``worker``. No two processes share one, so that no counter looks like a reset of another
+        process's counter.
         """
         return f"{self.index}-leaving-{self.leaving_pid}" if self.leaving_pid else str(self.index)

@@ -1,8 +1,8 @@
-"""A worker process's life: inherited descriptors, the supervisor's channel, the liveness pipe.
+"""Lifecycle of a worker process: inherited descriptors, the supervisor's control channel, the liveness pipe.
 
-A worker begins with nothing but its descriptors. The supervisor's START brings the configuration; then the worker
-serves until the liveness pipe ends, which happens when the supervisor closes it or is gone, however it went. Two words
-in the middle: CONFIGURE (a reload) and DRAIN (finish what there is).
+A worker starts with nothing but its descriptors. The supervisor's START brings the configuration; then the worker
+serves until the liveness pipe ends, which happens when the supervisor closes it or exits, for whatever reason. Two
+calls may come between: CONFIGURE (a reload) and DRAIN (finish what is in flight).
 """
 
 import gc
@@ -20,16 +20,17 @@ from prometheus_client import CollectorRegistry
 from proto.roles import Role
 from proto.rpc_pb2 import ConfigureRequest, DrainRequest, Empty, Method, SetPeersRequest, StartRequest, Status, Text
 from proxy.common.errors import ConfigError
-from proxy.config.load import decode_config
 from proxy.config.types import Config
+from proxy.config.worker_config import decode_config
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.loop.tasks import seconds
 from proxy.runtime.observability.logs import configure_logs
 from proxy.runtime.observability.metrics import new_registry, render_metrics
 from proxy.runtime.observability.process_metrics import register_process_metrics
 from proxy.runtime.process.descriptors import Descriptors, adopt_listener, adopt_stream
-from proxy.runtime.rpc.client import RpcClient, RpcPool, unix_connector
+from proxy.runtime.rpc.client import RpcClient, unix_connector
 from proxy.runtime.rpc.peers import Caller, PeerTable
+from proxy.runtime.rpc.pool import RpcPool
 from proxy.runtime.rpc.server import (
     RPC_FRAME_OVERHEAD_BYTES,
     WAITING_BYTES_MAX,
@@ -40,18 +41,17 @@ from proxy.runtime.rpc.server import (
 )
 
 CONTROL_FRAME_BYTES_MAX = 16 * 1024 * 1024
-"""Bound of what supervisor and worker tell each other: mostly the metrics of a worker."""
+"""Bound of a frame between supervisor and worker; the largest ones hold a worker's metrics."""
 
-
-COLLECTOR_THRESHOLDS = (3_000, 10, 10)
+GC_THRESHOLDS = (3_000, 10, 10)
 
 DRAIN_GRACE_S = 3.0
-"""How much longer than its timeout a drain may take, to hand over and to end what is left."""
+"""Time that a drain may take beyond its timeout, to hand relays over and to close what is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a worker's service is built from."""
+    """All that a worker's service is built from."""
 
     role: Role
     index: int
@@ -63,7 +63,7 @@ class WorkerContext:
     reactor: Reactor
 
     def rpc_frame_bytes_max(self) -> int:
-        """Bound of a frame between workers: the largest thing that one carries, and its wrapping.
+        """Return the bound of a frame between workers: the largest payload and its overhead.
 
         An Envelope may carry a request and, forwarded, credentials: each fits a client's frame.
         """
@@ -71,11 +71,11 @@ class WorkerContext:
         return max(limits.max_broker_frame_bytes, 2 * limits.max_command_bytes) + RPC_FRAME_OVERHEAD_BYTES
 
     def socket_path(self, role: Role, index: int) -> str:
-        """Where the worker of a role and number listens."""
+        """Return the path of the Unix socket on which a worker listens."""
         return service_socket_path(self.config, role, index)
 
     def new_rpc_pool(self, role: Role) -> RpcPool:
-        """A way to all auth workers, or to all lookup workers."""
+        """Return a new pool of clients of all auth workers, or of all lookup workers; the caller runs it."""
         cluster = self.config.cluster
         count = cluster.auth_workers if role is Role.AUTH else cluster.lookup_workers
         size = self.rpc_frame_bytes_max()
@@ -84,29 +84,29 @@ class WorkerContext:
 
 
 class Service(Protocol):
-    """What a role makes of a worker."""
+    """The service of one role, which a worker process runs."""
 
     def handlers(self) -> Mapping[int, Handler | StreamingHandler]:
-        """The methods that this role serves to other workers; forwarders serve none."""
+        """Return the RPC methods that this role serves to other workers; none for forwarders."""
         ...
 
     async def start(self) -> None:
-        """Begin; ready for work when this returns. Raises ConfigError where the configuration cannot be used."""
+        """Start; ready for work when this returns. Raises ConfigError where the configuration cannot be used."""
         ...
 
     async def configure(self, config: Config) -> None:
-        """Take over a new configuration for what begins from now on; raises ConfigError and then keeps the old."""
+        """Apply a new configuration to what starts from now on. Raises ConfigError and then keeps the old one."""
         ...
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:
-        """Take nothing new; return when all is finished, at the latest after the timeout.
+        """Accept nothing new; return when all work is finished, at the latest after the timeout.
 
-        ``hand_over``: a successor stands ready for what can be handed over.
+        ``hand_over``: a successor is ready for what can be handed over.
         """
         ...
 
     def status(self) -> dict[str, object]:
-        """What an operator may want to know, as JSON can say it."""
+        """Return the worker's part of the cluster's status, as values that JSON can hold."""
         ...
 
 
@@ -114,11 +114,13 @@ ServiceFactory = Callable[[WorkerContext], Service]
 
 
 def service_socket_path(config: Config, role: Role, index: int) -> str:
-    """The Unix socket of one auth or lookup worker."""
+    """Return the path of the Unix socket of one auth or lookup worker."""
     return os.path.join(config.cluster.runtime_dir, f"{role.value}-{index}.sock")  # noqa: PTH118 -- a socket's address is text
 
 
 class _Worker:
+    """A worker process: serves the supervisor's control channel and runs the role's service."""
+
     def __init__(self, role: Role, descriptors: Descriptors, factory: ServiceFactory) -> None:
         self._role = role
         self._descriptors = descriptors
@@ -132,19 +134,19 @@ class _Worker:
         self._nursery: trio.Nursery
 
     async def run(self) -> None:
-        """Serve the supervisor until it is gone."""
+        """Serve until the supervisor closes the liveness pipe or the channel, or exits."""
         channel = RpcServer(self._control_handlers(), max_frame_bytes=CONTROL_FRAME_BYTES_MAX)
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self._reactor.run)
             stream = adopt_stream(self._descriptors.channel)
             self._nursery.start_soon(
-                self._end_with, channel.serve_connection, stream, Caller(Role.SUPERVISOR, os.getppid())
+                self._exit_after, channel.serve_connection, stream, Caller(Role.SUPERVISOR, os.getppid())
             )
-            self._nursery.start_soon(self._end_with, _wait_for_end_of_pipe, self._descriptors.liveness)
+            self._nursery.start_soon(self._exit_after, _wait_for_end_of_pipe, self._descriptors.liveness)
 
-    async def _end_with(self, line: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        """End the worker with either of its lines to the supervisor: without both nobody could drain or reload it."""
-        await line(*arguments)
+    async def _exit_after(self, connection: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Exit once either connection to the supervisor ends: without both it could not be drained or reloaded."""
+        await connection(*arguments)
         self._nursery.cancel_scope.cancel()
 
     def _control_handlers(self) -> dict[int, Handler]:
@@ -186,7 +188,7 @@ class _Worker:
             )
             listener = adopt_listener(self._descriptors.service)
             self._nursery.start_soon(self._server.serve_listener, listener, self._peers.identify_caller)
-        _tame_collector(self._role)
+        _tune_garbage_collector(self._role)
         return b""
 
     async def _set_peers(self, data: bytes, _caller: Caller) -> bytes:
@@ -205,7 +207,7 @@ class _Worker:
         timeout_s = seconds(request.timeout_ms)
         with trio.move_on_after(timeout_s + DRAIN_GRACE_S):
             if self._server is not None:
-                # Callers leave when they are drained themselves; new ones are a successor's.
+                # Callers disconnect when they are drained themselves; new ones connect to the successor.
                 self._server.stop_accepting()
                 await self._server.connections.wait_until_empty(timeout_s=timeout_s)
             await self._started().drain(timeout_s, hand_over=request.hand_over)
@@ -225,26 +227,26 @@ class _Worker:
         return self._service
 
 
-def _tame_collector(role: Role) -> None:
-    """Keep Python's cyclic collector from going again and again through what stays for good: all that was imported.
+def _tune_garbage_collector(role: Role) -> None:
+    """Exempt all that was imported from Python's cyclic garbage collection, since it is never freed.
 
-    Where a few hundred requests are under way, let it look less often, too: together that was 40 % of a lookup's CPU
-    time. Not in forwarders, whose connections leave cycles behind.
+    In lookup workers, where a few hundred requests are in flight, collect less often, too: together that was 40 % of a
+    lookup's CPU time. Not in forwarders, whose connections leave cycles behind.
     """
     gc.collect()
     gc.freeze()
     if role is Role.LOOKUP:
-        gc.set_threshold(*COLLECTOR_THRESHOLDS)
+        gc.set_threshold(*GC_THRESHOLDS)
 
 
 async def _wait_for_end_of_pipe(descriptor: int) -> None:
-    """Return when nobody holds the writing end any more; nobody ever writes."""
+    """Return when no process holds the writing end any more; nothing is ever written."""
     os.set_blocking(descriptor, False)
     await trio.lowlevel.wait_readable(descriptor)
 
 
 def worker_main(role: Role, factory: ServiceFactory) -> None:
-    """The command of a worker process; only the supervisor calls it."""
+    """Run a worker process, the command that only the supervisor starts."""
 
     @click.command(help=f"A {role.value} worker. Started by the supervisor, not by hand.")
     @click.option("--descriptors", required=True)

@@ -1,4 +1,4 @@
-"""The calling side of the RPC: one connection to one worker's socket, kept up for as long as the caller lives.
+"""The calling side of the RPC: one connection to one worker's socket, reconnected whenever it is lost.
 
 The supervisor owns the sockets, so connecting works even while the worker behind one is being replaced: the call then
 waits in the socket's queue, within its deadline.
@@ -7,141 +7,38 @@ waits in the socket's queue, within its deadline.
 import contextlib
 import itertools
 import secrets
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 from google.protobuf.message import DecodeError, Message
 
 from proto.rpc_frames import Call, Cancel, Frame, Reply, RpcCorrupt, RpcDecoder, encode_call, encode_cancel
 from proto.rpc_pb2 import Status
-from proxy.common.logs import get_logger
 from proxy.runtime.loop.reactor import read_all
 from proxy.runtime.loop.tasks import Backoff, run_every
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcResponseCorrupt
+from proxy.runtime.rpc.replies import CallbackReply, PendingCall, ReplyReceiver
 from proxy.runtime.rpc.writer import BatchedWriter, WriterFull
 
-QUIESCE_LOOK_S = 0.005
-OVERDUE_LOOK_S = 0.25
+QUIESCE_POLL_INTERVAL_S = 0.005
+OVERDUE_CHECK_INTERVAL_S = 0.25
 
 RETRIES_MAX = 5
-"""A call whose very answer breaks the connection must not go on for ever."""
+"""Limit of retries: a call whose answer itself breaks the connection must not be repeated for ever."""
 
 ResponseT = TypeVar("ResponseT", bound=Message)
 
 Connect = Callable[[], Awaitable[trio.abc.HalfCloseableStream]]
 
 
-class RpcError(Exception):
-    """A call that brought no response."""
-
-    @property
-    def reason(self) -> str:
-        """What an operator is told: words, without the names of statuses."""
-        return str(self)
-
-
-class RpcConnectionLost(RpcError):
-    """The connection broke while the call was under way; whether it was carried out is unknown."""
-
-
-class RpcDeadlineExceeded(RpcError):
-    """No answer in time. One that comes later is dropped."""
-
-
 class NoMoreConnections(Exception):
-    """What a Connect raises when there never will be another connection."""
-
-
-class RpcCallRefused(RpcError):
-    """The other side answered with a status other than OK."""
-
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(f"{_status_name(status)}: {detail}")
-        self.status = status
-        self._detail = detail
-
-    @property
-    def reason(self) -> str:
-        """What the other side said of it; of a defect of its own it says nothing of use."""
-        return (
-            "a defect of the proxy's; its log says more" if self.status == Status.UNKNOWN_SERVER_ERROR else self._detail
-        )
-
-
-class RpcResponseCorrupt(RpcError):
-    """The other side answered with bytes that are no response to this call."""
-
-
-class ReplyReceiver(Protocol):
-    """Who waits for a call's reply."""
-
-    def on_part(self, reply: Reply) -> None:
-        """A part has come, or the whole."""
-        ...
-
-    def on_lost(self) -> None:
-        """Nothing will come any more."""
-        ...
-
-
-class CallbackReply:
-    """Somebody without a task: ``on_reply`` gets each part, or None where nothing will come any more."""
-
-    __slots__ = ("deadline", "on_reply")
-
-    def __init__(self, on_reply: Callable[[Reply | None], None], deadline: float) -> None:
-        self.on_reply = on_reply
-        self.deadline = deadline
-
-    def on_part(self, reply: Reply | None) -> None:
-        """Pass it on. A defect that one reply meets must not end the connection of all the others."""
-        try:
-            self.on_reply(reply)
-        except Exception as error:  # noqa: BLE001 -- see above
-            get_logger().error("a reply met a defect", exc_info=error)
-
-    def on_lost(self) -> None:
-        """Pass that on, too."""
-        self.on_part(None)
-
-
-class PendingCall:
-    """A call that a task waits for. Its reply may come in parts."""
-
-    __slots__ = ("_arrived", "_lost", "_replies")
-
-    def __init__(self) -> None:
-        self._arrived = trio.Event()
-        self._replies: deque[Reply] = deque()
-        self._lost = False
-
-    def on_part(self, reply: Reply) -> None:
-        """A part has come."""
-        self._replies.append(reply)
-        self._arrived.set()
-
-    def on_lost(self) -> None:
-        """Nothing will come any more."""
-        self._lost = True
-        self._arrived.set()
-
-    async def next_part(self) -> tuple[bytes, bool]:
-        """The next part, and whether more follow it. Raises RpcCallRefused, RpcConnectionLost."""
-        while not self._replies:
-            if self._lost:
-                raise RpcConnectionLost("the worker went away")
-            self._arrived = trio.Event()
-            await self._arrived.wait()
-        reply = self._replies.popleft()
-        if reply.status != Status.OK:
-            raise RpcCallRefused(reply.status, reply.detail)
-        return reply.response, reply.has_more
+    """No further connection can be made; a Connect function raises it to end ``RpcClient.run``."""
 
 
 class RpcClient:
-    """Calls to one worker. ``run`` keeps the connection; ``call`` may be used by any number of tasks."""
+    """A client of one worker. ``run`` keeps the connection; any number of tasks may call at a time."""
 
     def __init__(self, connect: Connect, *, max_frame_bytes: int) -> None:
         self._connect = connect
@@ -156,41 +53,42 @@ class RpcClient:
         self._connected = trio.Event()
         self._over = False
         self._waiting = 0
-        self._heard = False
+        self._reply_received = False
         self.suspect = False
-        """Whether the last call that ended ended by its deadline: the worker may hang."""
+        """True while the last call that ended was ended by its deadline: the worker may hang."""
 
     @property
     def in_flight(self) -> int:
-        """How many calls wait for their reply, or for a connection to begin."""
+        """Number of calls that wait for their reply, or for a connection."""
         return len(self._pending) + self._waiting
 
     @property
     def awaits_first_reply(self) -> bool:
-        """Whether calls wait on a connection where nothing was heard yet: its worker may not be there yet, since the
-        supervisor owns the socket.
+        """True while calls wait on a connection that has not brought any reply yet: its worker may not run yet, since
+        the supervisor owns the socket.
         """
-        return not self._heard and self.in_flight > 0
+        return not self._reply_received and self.in_flight > 0
 
     @property
     def connected(self) -> bool:
-        """Whether a call would go out at once."""
+        """True while a call would be sent at once."""
         return self._writer is not None
 
     async def quiesce(self, *, timeout_s: float) -> bool:
-        """Begin no call until ``resume``, and let those under way end; whether nothing is on its way then: the
-        connection's descriptor may be handed to another program.
+        """Hold new calls back until ``resume`` and wait for those under way to end, at most ``timeout_s`` seconds.
+
+        Return True if the connection exists and is idle: its descriptor may then be handed to another program.
         """
         if self._resumed.is_set():
             self._resumed = trio.Event()
         with trio.move_on_after(timeout_s):
-            while not self._is_quiet():  # noqa: ASYNC110 -- once in a cluster's life
-                await trio.sleep(QUIESCE_LOOK_S)
+            while not self._is_quiet():  # noqa: ASYNC110 -- happens once, at an upgrade
+                await trio.sleep(QUIESCE_POLL_INTERVAL_S)
             return self._writer is not None
         return False
 
     def resume(self) -> None:
-        """Let calls go out again."""
+        """Send calls again after ``quiesce``."""
         self._resumed.set()
 
     def _is_quiet(self) -> bool:
@@ -199,11 +97,11 @@ class RpcClient:
         return not self._pending and nothing_written and nothing_read
 
     def new_id(self) -> int:
-        """A number that is unique among this client's, for naming multi-call exchanges."""
+        """Return a number that this client has not used, to name an exchange of several calls."""
         return next(self._ids)
 
     async def run(self) -> None:
-        """Connect, and connect again whenever the connection is lost, until cancelled. No call outlives it."""
+        """Connect, and reconnect whenever the connection is lost, until cancelled. Pending calls fail when it ends."""
         try:
             await self._keep_connected()
         finally:
@@ -221,22 +119,22 @@ class RpcClient:
             except NoMoreConnections:
                 return
             try:
-                await self._hold(stream, backoff)
+                await self._serve_connection(stream, backoff)
             except* (trio.BrokenResourceError, trio.ClosedResourceError, RpcCorrupt):
                 pass
             finally:
-                self._lose()
+                self._on_disconnected()
                 with trio.CancelScope(shield=True):
                     await trio.aclose_forcefully(stream)
             await trio.sleep(backoff.next_pause_s())
 
-    async def _hold(self, stream: trio.abc.HalfCloseableStream, backoff: Backoff) -> None:
+    async def _serve_connection(self, stream: trio.abc.HalfCloseableStream, backoff: Backoff) -> None:
         decoder = self._decoder = RpcDecoder(max_frame_bytes=self._max_frame_bytes)
         writer = BatchedWriter(stream, max_buffered_bytes=8 * self._max_frame_bytes)
         async with trio.open_nursery() as nursery:
-            self._heard = False
+            self._reply_received = False
             nursery.start_soon(writer.run)
-            nursery.start_soon(run_every, OVERDUE_LOOK_S, self._drop_overdue)
+            nursery.start_soon(run_every, OVERDUE_CHECK_INTERVAL_S, self._drop_overdue)
             self._writer = writer
             self.suspect = False  # the worker that hung was replaced
             self._connected.set()
@@ -245,17 +143,17 @@ class RpcClient:
                 backoff.reset()
                 decoder.receive_data(data)
                 while (frame := decoder.next_frame()) is not None:
-                    self._take(frame)
+                    self._on_frame(frame)
 
             await read_all(stream, on_data)
             nursery.cancel_scope.cancel()
 
-    def _take(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if not isinstance(frame, Reply):
             raise RpcCorrupt("a worker sent something that is no reply")
-        # A reply that nobody waits for came after its deadline, or twice: it is dropped.
+        # A reply to no pending call came after its deadline, or twice: it is dropped.
         self.suspect = False
-        self._heard = True
+        self._reply_received = True
         if frame.has_more:
             pending = self._pending.get(frame.correlation_id)
         else:
@@ -263,7 +161,7 @@ class RpcClient:
         if pending is not None:
             pending.on_part(frame)
 
-    def _lose(self) -> None:
+    def _on_disconnected(self) -> None:
         self._writer = None
         self._connected = trio.Event()
         pending, self._pending = self._pending, {}
@@ -273,10 +171,10 @@ class RpcClient:
     async def call(
         self, method: int, request: Message, response_type: type[ResponseT], *, timeout_s: float, retry: bool = False
     ) -> ResponseT:
-        """Call a method. Raises RpcError's kinds.
+        """Call a method and return its response. Raises a subclass of RpcError.
 
-        ``retry`` asks again over a new connection when the old one is lost, a few times within the same deadline: only
-        for calls that may be carried out twice, such as lookups, never for a round of authentication.
+        ``retry``: send the call again over a new connection when the old one is lost, RETRIES_MAX times within the same
+        deadline. Only for calls that may be carried out twice, such as lookups, never for a round of authentication.
         """
         retries_left = RETRIES_MAX if retry else 0
         deadline = trio.current_time() + timeout_s
@@ -298,7 +196,7 @@ class RpcClient:
                 raise RpcResponseCorrupt(f"bytes that are no {response_type.__name__}") from None
 
     def send_notification(self, method: int, request: Message, *, timeout_s: float) -> None:
-        """Call a method whose answer nobody waits for; nothing is told where there is no connection."""
+        """Send a call and ignore its reply. Without a connection the call is dropped."""
         call = Call(next(self._ids), method, int(timeout_s * 1000), request.SerializeToString())
         if self._writer is not None and self._resumed.is_set():
             with contextlib.suppress(WriterFull):
@@ -307,10 +205,10 @@ class RpcClient:
     def start_call(
         self, method: int, body: bytes, on_reply: Callable[[Reply | None], None], *, timeout_ms: int, deadline: float
     ) -> bool:
-        """Begin a call without a task that waits for it; whether it could go out now.
+        """Start a call without a task that waits for it; return True if it could be sent now.
 
-        ``on_reply`` gets each part of the reply, or None where nothing will come any more: the worker has gone, or the
-        deadline has passed. ``timeout_ms``: the same as the deadline, for the worker.
+        ``on_reply`` gets each part of the reply, or None once no more will come: the worker is gone, or the deadline
+        has passed. ``timeout_ms``: the same as ``deadline`` (Trio's clock), for the worker.
         """
         writer = self._writer
         if writer is None or not self._resumed.is_set():
@@ -340,9 +238,10 @@ class RpcClient:
 
     @asynccontextmanager
     async def open_call(self, method: int, body: bytes, deadline: float) -> AsyncIterator[PendingCall]:
-        """Begin a call whose reply comes in parts; what has not come at the end of the context is dropped.
+        """Open a call with a reply in parts; parts that come after the end of the context are dropped.
 
-        ``deadline`` is told the worker; to keep it here is the caller's part. Raises RpcConnectionLost, RpcCallRefused.
+        ``deadline`` (Trio's clock) is sent to the worker; the caller must enforce it on this side. Raises
+        RpcConnectionLost, RpcCallRefused.
         """
         while (writer := self._writer) is None or not self._resumed.is_set():
             if self._over:
@@ -369,43 +268,8 @@ class RpcClient:
             self._pending.pop(correlation_id, None)
 
 
-class RpcPool:
-    """The workers of one role; each call goes to the one with the fewest in flight."""
-
-    def __init__(self, clients: Sequence[RpcClient]) -> None:
-        self._clients = clients
-        self._turn = itertools.count()
-
-    def pick_client(self) -> RpcClient:
-        """The least busy client, in turn where several are. One that let a deadline pass, has no connection, or heard
-        nothing on it (but for one call, which finds out), only where there is no other.
-        """
-        if len(self._clients) == 1:
-            return self._clients[0]
-        start = next(self._turn) % len(self._clients)
-        rotated = [*self._clients[start:], *self._clients[:start]]
-        return min(rotated, key=_rank)
-
-    async def run(self) -> None:
-        """Keep all connections."""
-        async with trio.open_nursery() as nursery:
-            for client in self._clients:
-                nursery.start_soon(client.run)
-
-
-def _rank(client: RpcClient) -> tuple[bool, bool, bool, int]:
-    return client.suspect, not client.connected, client.awaits_first_reply, client.in_flight
-
-
-def _status_name(status: int) -> str:
-    try:
-        return Status.Name(status)
-    except ValueError:  # a newer worker's
-        return f"status {status}"
-
-
 def unix_connector(path: str) -> Connect:
-    """A way to connect to a worker's socket."""
+    """Return a function that connects to the Unix socket at ``path``."""
 
     async def connect() -> trio.abc.HalfCloseableStream:
         return await trio.open_unix_socket(path)

@@ -1,4 +1,4 @@
-"""The answering side of the RPC: identifies callers, checks their right to a method, runs handlers with deadlines."""
+"""The serving side of the RPC: identifies callers, checks their right to a method, runs handlers with deadlines."""
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,36 +23,36 @@ RPC_FRAME_OVERHEAD_BYTES = 64 * 1024
 CALLS_PER_CONNECTION_MAX = 20_000
 
 WAITING_BYTES_MAX = 32 * 1024 * 1024
-"""Replies that wait for room in the buffer of a caller that does not read them; above it its connection is closed."""
+"""Bound of replies that wait because the caller does not read; above it the connection is closed."""
 
-_OK = int(Status.OK)  # as a name of its enum it would be searched for each time
+_OK = int(Status.OK)  # the enum would look the name up at each use
 
 Handler = Callable[[bytes, Caller], Awaitable[bytes]]
-"""Takes the serialized request and the caller, gives the serialized response; raises RpcRefused."""
+"""Takes the serialized request and the caller, returns the serialized response; raises RpcRefused."""
 
 
 class ReplyStream(Protocol):
-    """Takes a response in parts, each with whether more follow it; at any time, from anybody, until the last."""
+    """The reply to one call, sent in parts: at any time, from any task or callback, until the last part."""
 
     def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- what every part comes with
-        """Reply with a part."""
+        """Send a part; ``more``: further parts follow."""
         ...
 
     async def wait_until_sent(self) -> None:
-        """Wait until the caller's end of the connection has all parts so far, or is no more."""
+        """Wait until all parts so far have been sent, or the connection is closed."""
         ...
 
     def close_connection(self, reason: str) -> None:
-        """Close the caller's connection; whatever is kept for it is dropped."""
+        """Close the caller's connection and drop what is queued for it. ``reason`` is for the log."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingHandler:
-    """A handler without a task of its own, which answers in parts, when it can. It raises RpcRefused, DecodeError.
+    """A handler without a task of its own, which replies in parts, possibly later. It raises RpcRefused, DecodeError.
 
-    ``unauthorized_response``: the response for a caller whose role may not call the method, where the method has a
-    word for that; empty: the call is refused with a status, as those of all other methods.
+    ``unauthorized_response``: the response to a caller whose role may not call the method, for a method whose response
+    can say so. Empty: the call is refused with a status, like those of all other methods.
     """
 
     handle: Callable[[bytes, Caller, ReplyStream], None]
@@ -63,7 +63,7 @@ Identify = Callable[[trio.socket.SocketType], Caller | None]
 
 
 class RpcRefused(Exception):
-    """A handler's refusal: travels to the caller as the reply's status and detail."""
+    """A handler's refusal; the caller gets it as the reply's status and detail."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -72,7 +72,7 @@ class RpcRefused(Exception):
 
 
 class RpcServer:
-    """Serves methods on connections. One instance may serve many connections and listeners at a time."""
+    """A server of RPC methods. One instance may serve many connections and listeners at a time."""
 
     def __init__(
         self,
@@ -88,11 +88,14 @@ class RpcServer:
         self.connections = InFlightCounter()
 
     def stop_accepting(self) -> None:
-        """Serve the callers that are here, and leave new ones to whoever else waits at the listeners."""
+        """Accept no new connections; they queue for the next process that accepts on the same listener."""
         self._accepting.cancel()
 
     async def serve_listener(self, listener: trio.SocketListener, identify: Identify) -> None:
-        """Accept callers for ever. A stranger is closed without a reply (KIP-590: not on the privileged listener)."""
+        """Accept callers until cancelled.
+
+        A process outside the cluster is disconnected without a reply (KIP-590: not on the privileged listener).
+        """
         log = get_logger()
 
         async def serve_one(stream: trio.SocketStream) -> None:
@@ -110,7 +113,7 @@ class RpcServer:
                 await trio.serve_listeners(serve_one, [listener], handler_nursery=callers)
 
     async def serve_connection(self, stream: trio.abc.HalfCloseableStream, caller: Caller) -> None:
-        """Serve one caller until it goes away; its unfinished calls are cancelled then."""
+        """Serve one caller until it disconnects; its unfinished calls are cancelled then."""
         connection = _Connection(self._handlers, caller, stream, self._max_frame_bytes, self._max_waiting_bytes)
         try:
             with self.connections:
@@ -125,7 +128,7 @@ class RpcServer:
 
 
 class _Connection:
-    """One caller's connection."""
+    """One caller's connection: decodes calls, runs handlers, queues replies."""
 
     def __init__(
         self,
@@ -144,12 +147,12 @@ class _Connection:
         self._calls = 0
         self._over = False
         self._backlog: deque[tuple[bytes, bool]] = deque()
-        """Parts of replies that wait for room, and whether each is the last one of its call."""
-        self._backlog_taken = 0
+        """Parts of replies that wait for room; True marks the last part of a call."""
+        self._backlog_queued = 0
         self._backlog_written = 0
         self._waiting_bytes = 0
-        self._moved = trio.Event()
-        self._broken_off = ""
+        self._backlog_progress = trio.Event()
+        self._close_reason = ""
         self._scopes: dict[int, trio.CancelScope] = {}
         self._nursery: trio.Nursery
 
@@ -160,32 +163,32 @@ class _Connection:
             try:
                 await self._read(nursery)
             finally:
-                self._end()
+                self._on_closed()
             nursery.cancel_scope.cancel()
-        if self._broken_off:
-            raise WriterFull(self._broken_off)
+        if self._close_reason:
+            raise WriterFull(self._close_reason)
 
-    def _end(self) -> None:
-        self._over = True  # an answer must not start a task in a nursery that is ending
+    def _on_closed(self) -> None:
+        self._over = True  # a reply must not start a task in a nursery that is ending
         self._writer.mark_closed()
-        self._moved.set()
+        self._backlog_progress.set()
 
     def close_connection(self, reason: str) -> None:
-        """End the connection: its caller does not take what is said to it."""
+        """Close the connection of a caller that does not read its replies."""
         if not self._over:
-            self._broken_off = reason
-            self._end()
+            self._close_reason = reason
+            self._on_closed()
             self._nursery.cancel_scope.cancel()
 
     async def _read(self, nursery: trio.Nursery) -> None:
         def on_data(data: bytes | bytearray) -> None:
             self._decoder.receive_data(data)
             while (frame := self._decoder.next_frame()) is not None:
-                self._take(frame, nursery)
+                self._on_frame(frame, nursery)
 
         await read_all(self._stream, on_data)
 
-    def _take(self, frame: Frame, nursery: trio.Nursery) -> None:
+    def _on_frame(self, frame: Frame, nursery: trio.Nursery) -> None:
         if isinstance(frame, Cancel):
             scope = self._scopes.get(frame.correlation_id)
             if scope is not None:
@@ -201,7 +204,7 @@ class _Connection:
             )
             detail = f"{self._caller.role} may not {_name(call.method)}"
             if isinstance(handler, StreamingHandler) and handler.unauthorized_response:
-                self.write_in_turn(_reply(call, _OK, detail, handler.unauthorized_response), ends_call=False)
+                self.write_in_order(_reply(call, _OK, detail, handler.unauthorized_response), ends_call=False)
             else:
                 self._refuse(call, Status.CLUSTER_AUTHORIZATION_FAILED, detail)
         elif handler is None:
@@ -211,23 +214,24 @@ class _Connection:
         else:
             self._calls += 1
             if isinstance(handler, StreamingHandler):
-                self._begin_in_parts(handler, call)
+                self._start_streaming_call(handler, call)
             else:
                 nursery.start_soon(self._run_call, handler, call)
 
     def _refuse(self, call: Call, status: int, detail: str) -> None:
-        self.write_in_turn(_reply(call, status, detail), ends_call=False)
+        self.write_in_order(_reply(call, status, detail), ends_call=False)
 
-    def _begin_in_parts(self, handler: StreamingHandler, call: Call) -> None:
-        answer = _CallReplyStream(self, call)
+    def _start_streaming_call(self, handler: StreamingHandler, call: Call) -> None:
+        replies = _CallReplyStream(self, call)
         try:
-            handler.handle(call.request, self._caller, answer)
+            handler.handle(call.request, self._caller, replies)
         except Exception as error:  # noqa: BLE001 -- see _run_call
-            answer.fail(error)
+            replies.send_failure(error)
 
-    def write_in_turn(self, reply: bytes, *, ends_call: bool) -> None:
-        """Write, or wait for room behind those that wait already: the parts of a reply must keep their order. A call
-        is under way until the last part is written.
+    def write_in_order(self, reply: bytes, *, ends_call: bool) -> None:
+        """Write a reply, or queue it behind those that wait already: the parts of a reply must keep their order.
+
+        A call counts as under way until its last part is written.
         """
         if self._over:
             return
@@ -241,12 +245,12 @@ class _Connection:
                 return
         if self._may_wait(len(reply)):
             self._backlog.append((reply, ends_call))
-            self._backlog_taken += 1
+            self._backlog_queued += 1
             if len(self._backlog) == 1:
                 self._nursery.start_soon(self._write_backlog)
 
     def _may_wait(self, size_bytes: int) -> bool:
-        """Count a reply that waits; above the bound the connection ends, and nothing waits."""
+        """Count a reply that waits and return True; above the bound close the connection and return False."""
         self._waiting_bytes += size_bytes
         if self._waiting_bytes > self._max_waiting_bytes:
             self.close_connection("the caller does not take its replies")
@@ -260,26 +264,26 @@ class _Connection:
             self._backlog_written += 1
             self._waiting_bytes -= len(reply)
             self._calls -= ends_call
-            self._moved.set()
-            self._moved = trio.Event()
+            self._backlog_progress.set()
+            self._backlog_progress = trio.Event()
 
     async def wait_until_sent(self) -> None:
-        """Wait until all parts of replies so far have left, or the connection is over."""
-        end = self._backlog_taken
+        """Wait until all parts of replies so far have been sent, or the connection is closed."""
+        end = self._backlog_queued
         while self._backlog_written < end and not self._over:
-            await self._moved.wait()
+            await self._backlog_progress.wait()
         await self._writer.wait_until_sent()
 
     async def _run_call(self, handler: Handler, call: Call) -> None:
-        wanted = self._scopes[call.correlation_id] = trio.CancelScope()
+        scope = self._scopes[call.correlation_id] = trio.CancelScope()
         response = b""
         try:
-            with trio.fail_after(seconds(call.timeout_ms)), wanted:
+            with trio.fail_after(seconds(call.timeout_ms)), scope:
                 response = await handler(call.request, self._caller)
-            reply = _reply(call, _OK, "", response)  # if it is not wanted any more, nobody hears it
+            reply = _reply(call, _OK, "", response)  # to a cancelled call: the caller drops it
         except Exception as error:  # noqa: BLE001 -- one bad call must not end the connection of all the others
             reply = _failure(call, error)
-        # A caller that reads slowly makes its calls wait here, and count as under way; nobody else's.
+        # Calls of a caller that reads slowly wait here and count as under way; those of other callers do not.
         if self._may_wait(len(reply)):
             await self._writer.write_when_room(reply)
             self._waiting_bytes -= len(reply)
@@ -288,7 +292,7 @@ class _Connection:
 
 
 class _CallReplyStream:
-    """An Answer: the reply to one call."""
+    """The ReplyStream of one call."""
 
     __slots__ = ("_call", "_connection", "_over")
 
@@ -297,16 +301,16 @@ class _CallReplyStream:
         self._call = call
         self._over = False
 
-    def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- an Answer
+    def __call__(self, part: bytes, more: bool, /) -> None:  # noqa: FBT001 -- a ReplyStream
         if not self._over:
             self._over = not more
-            self._connection.write_in_turn(_reply(self._call, _OK, "", part, more=more), ends_call=not more)
+            self._connection.write_in_order(_reply(self._call, _OK, "", part, more=more), ends_call=not more)
 
-    def fail(self, error: Exception) -> None:
-        """Reply that the call failed, unless it was answered."""
+    def send_failure(self, error: Exception) -> None:
+        """Reply that the call failed, unless its last part was sent."""
         if not self._over:
             self._over = True
-            self._connection.write_in_turn(_failure(self._call, error), ends_call=True)
+            self._connection.write_in_order(_failure(self._call, error), ends_call=True)
 
     async def wait_until_sent(self) -> None:
         await self._connection.wait_until_sent()

@@ -1,4 +1,4 @@
-"""Batched writes: what is said in one go, or while an earlier write is under way, leaves in one system call."""
+"""Batched writes: messages of one tick, or queued during an earlier write, are sent in one system call."""
 
 import os
 
@@ -8,15 +8,14 @@ from proxy.runtime.loop.tick import current_tick
 
 
 class WriterFull(Exception):
-    """The peer reads too slowly: more would have to be kept than the bound allows."""
+    """The peer reads too slowly: the write buffer is at its bound."""
 
 
 class BatchedWriter:
-    """The sending half of an RPC connection. Nothing but ``write_when_there_is_room`` ever waits.
+    """The sending half of an RPC connection. Only ``write_when_room`` and ``wait_until_sent`` wait.
 
-    What is written leaves at the end of the turn (proxy.runtime.loop.tick), since to wake another task costs several
-    times
-    the system call; what the kernel does not take then is left to ``run``, the one task that waits for it.
+    The buffer is flushed at the end of the tick (proxy.runtime.loop.tick), since to wake another task costs several
+    times the system call. What the kernel does not accept then is left to ``run``, the one task that waits for it.
     """
 
     def __init__(self, stream: trio.abc.SendStream, *, max_buffered_bytes: int) -> None:
@@ -29,55 +28,55 @@ class BatchedWriter:
         self._under_way_bytes = 0
         self._sent_bytes = 0
         self._over = False
-        self._turn = current_tick()
+        self._tick = current_tick()
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything that was queued has left."""
+        """True if all that was written has been sent."""
         return not self._buffer and not self._sending
 
     def write(self, data: bytes) -> None:
-        """Queue bytes until the turn's end; raises WriterFull at the bound (one message always fits an empty queue)."""
+        """Queue bytes until the tick's end. Raises WriterFull at the bound; one message always fits an empty queue."""
         if self._buffer and len(self._buffer) + len(data) > self._max_buffered_bytes:
             raise WriterFull
         self._buffer += data
-        self._turn.schedule_flush(self)
+        self._tick.schedule_flush(self)
 
     def flush(self) -> None:
-        """Send what is queued, as far as that goes at once."""
+        """Send what is queued, as far as the kernel accepts it without waiting."""
         if not self._buffer or self._sending:
             return
         if isinstance(self._stream, trio.SocketStream):
             try:
                 sent = os.write(self._stream.socket.fileno(), self._buffer)
-            except OSError:  # no room, or an end, which ``run`` will meet, too
+            except OSError:  # no room, or a closed connection, which ``run`` will find, too
                 sent = 0
             if sent:
                 del self._buffer[:sent]
                 self._sent_bytes += sent
-                self._tell_of_room()
+                self._notify_progress()
         if self._buffer:
             self._wake.set()
 
     async def write_when_room(self, data: bytes) -> None:
-        """Queue bytes as soon as the bound allows, and send."""
+        """Wait until the buffer has room, then queue bytes."""
         while self._buffer and len(self._buffer) + len(data) > self._max_buffered_bytes:
             await self._sent.wait()
         self.write(data)
 
     async def wait_until_sent(self) -> None:
-        """Wait until all that is queued now has left, or ``end`` says that it will not."""
+        """Wait until all that is queued now has been sent, or ``mark_closed`` was called."""
         end = self._sent_bytes + self._under_way_bytes + len(self._buffer)
         while self._sent_bytes < end and not self._over:
             await self._sent.wait()
 
     def mark_closed(self) -> None:
-        """Nothing leaves any more."""
+        """Release all tasks that wait: nothing is sent any more."""
         self._over = True
-        self._tell_of_room()
+        self._notify_progress()
 
     async def run(self) -> None:
-        """Send what ``push`` could not, until cancelled or the stream breaks (trio.BrokenResourceError)."""
+        """Send what ``flush`` could not, until cancelled or the stream breaks (trio.BrokenResourceError)."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
@@ -85,13 +84,13 @@ class BatchedWriter:
             while self._buffer:
                 batch, self._buffer = self._buffer, bytearray()
                 self._under_way_bytes = len(batch)
-                self._tell_of_room()
+                self._notify_progress()
                 await self._stream.send_all(batch)
                 self._under_way_bytes = 0
                 self._sent_bytes += len(batch)
-                self._tell_of_room()
+                self._notify_progress()
             self._sending = False
 
-    def _tell_of_room(self) -> None:
+    def _notify_progress(self) -> None:
         self._sent.set()
         self._sent = trio.Event()

@@ -2,32 +2,30 @@
 
 import contextlib
 import os
-import socket
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from typing import Any
 
 import trio
-from prometheus_client import Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from proto.roles import Role
 from proto.rpc_pb2 import Method, Peer, SetPeersRequest, StartRequest
-from proxy import __version__
 from proxy.common.logs import get_logger
-from proxy.config.load import (
-    changes_that_need_a_restart,
-    changes_that_need_an_upgrade,
+from proxy.config.changes import (
     changes_that_need_new_processes,
-    forwarder_count,
+    reload_refusal,
 )
+from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 from proxy.runtime.loop.tasks import seconds
-from proxy.runtime.observability.metrics import new_registry
-from proxy.runtime.observability.process_metrics import register_process_metrics
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.connection_count import ConnectionCounters, create_shared_counters
-from proxy.supervisor.cluster.slot import ServeChannel, SlotState, SpawnWorker, WorkerRun, WorkerSlot
+from proxy.supervisor.cluster.listeners import ClientListeners
+from proxy.supervisor.cluster.metrics import ClusterMetrics
+from proxy.supervisor.cluster.slot import ServeChannel, SlotHooks, SlotState, WorkerSlot
 from proxy.supervisor.cluster.standby import StandbyForwarder
+from proxy.supervisor.cluster.worker_run import WorkerRun, wait_until_imported
 from proxy.supervisor.handover.address_tables import AddressTableExchange
 from proxy.supervisor.handover.exec_handover import HandoverState, serialize_slot, slot_key
 from proxy.supervisor.handover.fd_store import FdStoreSlot
@@ -39,7 +37,7 @@ from proxy.supervisor.processes.configure import (
     encode_config_for,
 )
 from proxy.supervisor.processes.worker_process import SerializedWorker, WorkerProcess
-from proxy.supervisor.startup.sockets import BACKLOG, RuntimeDirectory, StartFailed, bind_tcp
+from proxy.supervisor.startup.sockets import RuntimeDirectory
 
 START_TIMEOUT_S = 30.0
 PEERS_TIMEOUT_S = 5.0
@@ -69,16 +67,12 @@ class Cluster:
         self.draining = False
         self.generation = handover.generation
         self.replacing = handover.generation > 1
-        self.listeners: list[socket.socket] = []
-        self._binds: list[str] = []
-        for index, listener in enumerate(config.listener):
-            self._bind_listener(f"listener[{index}].bind", listener.bind, handover)
-        self.registry = new_registry()
-        register_process_metrics(self.registry)
+        self.listeners = ClientListeners(config, handover)
         self._seal_key = handover.seal_key
         self._workers_lock = trio.Lock()
         self._services = {
-            (role, index): handover.take_service_socket(role, index) or directory.bind(f"{role.value}-{index}.sock")
+            (role, index): handover.take_service_socket(role, index)
+            or directory.bind_socket(f"{role.value}-{index}.sock")
             for role, count in ((Role.AUTH, config.cluster.auth_workers), (Role.LOOKUP, config.cluster.lookup_workers))
             for index in range(count)
         }
@@ -108,54 +102,36 @@ class Cluster:
             if not slot.must_start and slot.role is not Role.ADMIN:
                 slot.ready.set()
         self._handover = handover
-        self._register_metrics()
+        self._metrics = ClusterMetrics(START_ORDER, lambda: sum(len(slot.relays) for slot in self.fd_store_slots))
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The supervisor's own metrics."""
+        return self._metrics.registry
 
     @property
     def started(self) -> bool:
         """Whether every place has been filled once."""
         return self.all_started.is_set()
 
-    def _bind_listener(self, key: str, bind: str, handover: HandoverState) -> None:
-        sock = handover.take_listener(bind)
-        if sock is None:
-            try:
-                sock = bind_tcp(key, bind)
-            except StartFailed as error:
-                if self.generation == 1:
-                    raise
-                # What the program before left must not end by this.
-                get_logger().error("the cluster goes on without a listener", reason=str(error))
-                return
-        self.listeners.append(sock)
-        self._binds.append(bind)
-
-    def _register_metrics(self) -> None:
-        self._restarts = Counter(
-            "pulsar_proxy_worker_restarts", "Workers that ended and were replaced.", ["of"], registry=self.registry
-        )
-        for role in START_ORDER:
-            self._restarts.labels(of=role.value)
-        stored = Gauge(
-            "pulsar_proxy_stored_relays", "Relays whose sockets the supervisor keeps a copy of.", registry=self.registry
-        )
-        stored.set_function(lambda: sum(len(shelf.relays) for shelf in self.fd_store_slots))
-        info = Gauge(
-            "pulsar_proxy_build_info", "Always 1; the version is the label.", ["version"], registry=self.registry
-        )
-        info.labels(version=__version__).set(1)
-
     def _new_slot(self, role: Role, index: int) -> WorkerSlot:
         if role is Role.FORWARDER:
-            keep_shelf = partial(self._serve_fd_store, index)
-            process_ended = self.fd_store_slots[index].on_process_ended
-            return WorkerSlot(
-                role, index, self._next_forwarder, self._start_worker, self._on_worker_ended, keep_shelf, process_ended
+            hooks = SlotHooks(
+                spawn=self._next_forwarder,
+                start=self._start_worker,
+                on_end=self._on_worker_ended,
+                serve_channel=partial(self._serve_fd_store, index),
+                on_process_ended=self.fd_store_slots[index].on_process_ended,
             )
-
-        service = self._services[role, index].fileno() if role in SEAL_KEY_ROLES else -1
-        spawn: SpawnWorker = lambda: WorkerProcess.spawn(role, service=service)  # noqa: E731
-        keep = self._serve_admin if role is Role.ADMIN else None
-        return WorkerSlot(role, index, spawn, self._start_worker, self._on_worker_ended, keep)
+        else:
+            service = self._services[role, index].fileno() if role in SEAL_KEY_ROLES else -1
+            hooks = SlotHooks(
+                spawn=lambda: WorkerProcess.spawn(role, service=service),
+                start=self._start_worker,
+                on_end=self._on_worker_ended,
+                serve_channel=self._serve_admin if role is Role.ADMIN else None,
+            )
+        return WorkerSlot(role, index, hooks)
 
     async def _next_forwarder(self) -> WorkerProcess:
         return self._standby.take_worker() or await self._spawn_forwarder()
@@ -166,15 +142,11 @@ class Cluster:
     async def _serve_fd_store(self, index: int, worker: WorkerProcess) -> None:
         if worker.store_channel is None:
             raise RuntimeError("a forwarder without a line to the fd store")
-
-        # Only with its START: a process that has not got that far would keep them open if the supervisor were killed.
-        def listeners() -> list[int]:
-            return [listener.fileno() for listener in self.listeners if listener.fileno() >= 0]
-
         tables = self._address_tables.open_channel(index)
         orderly = await self.fd_store_slots[index].serve_forwarder(
             worker.store_channel,
-            listeners,
+            # Only with its START: a process before it would keep them open if the supervisor were killed.
+            self.listeners.descriptors,
             pid=worker.pid,
             is_new=not worker.is_inherited,
             tables=tables,
@@ -196,7 +168,7 @@ class Cluster:
                 if self.draining:  # a signal that came while the first workers were starting
                     return
                 if role is Role.FORWARDER:
-                    self._start_listening()
+                    self.listeners.start_listening()
                 for slot in self.slots_of(role):
                     nursery.start_soon(slot.run)
                 await self._wait_until_ready([] if role is Role.ADMIN else [role])
@@ -216,15 +188,10 @@ class Cluster:
         for slot in [slot for role in roles for slot in self.slots_of(role)]:
             await slot.ready.wait()
 
-    def _start_listening(self) -> None:
-        """Only now may clients come: whoever serves them is ready."""
-        for listener in self.listeners:
-            listener.listen(BACKLOG)
-
     async def _start_worker(self, slot: WorkerSlot, worker: WorkerProcess) -> None:
         """Tell the workers who the new one is, and the new one all it needs. Raises RpcError."""
         if slot.role is Role.ADMIN:  # the others need not wait for its imports
-            await slot.wait_until_imported(worker)
+            await wait_until_imported(worker)
         async with self._workers_lock:
             peers = self._peers()
             async with trio.open_nursery() as nursery:
@@ -248,8 +215,8 @@ class Cluster:
 
     def _peers(self) -> list[Peer]:
         """Who may call workers; the admin worker calls none, and is a stranger to them."""
-        callers = [(slot.role, life) for slot in self.slots for life in slot.runs if slot.role is not Role.ADMIN]
-        return [Peer(pid=life.worker.pid, role=role.value) for role, life in callers]
+        callers = [(slot.role, run) for slot in self.slots for run in slot.runs if slot.role is not Role.ADMIN]
+        return [Peer(pid=run.worker.pid, role=role.value) for role, run in callers]
 
     def _running(self, roles: Iterable[Role]) -> list[WorkerProcess]:
         """The workers of some roles; not those that only finish what they have."""
@@ -261,13 +228,13 @@ class Cluster:
 
     def _leaving_forwarders(self) -> list[WorkerProcess]:
         """Forwarders that were replaced and still have relays."""
-        return [life.worker for slot in self.slots_of(Role.FORWARDER) for life in slot.leaving_runs]
+        return [run.worker for slot in self.slots_of(Role.FORWARDER) for run in slot.leaving_runs]
 
     def _on_worker_ended(self, slot: WorkerSlot) -> None:
         if slot.role is Role.FORWARDER:
             self._counters.set_connections(slot.index, 0)
         if not self.draining:
-            self._restarts.labels(of=slot.role.value).inc()
+            self._metrics.count_restart(slot.role)
 
     # ---- reload
 
@@ -277,7 +244,7 @@ class Cluster:
         Most of it a worker takes over as it is, and nobody notices. What it cannot, makes new processes necessary,
         which follow the old ones without a reset.
         """
-        refusal = _reload_refusal(self.config, config)
+        refusal = reload_refusal(self.config, config)
         if refusal:
             raise ReloadRefused(refusal)
         new_processes = changes_that_need_new_processes(self.config, config)
@@ -347,11 +314,11 @@ class Cluster:
                 await slot.end_before_exec(QUIESCE_TIMEOUT_S)
             try:
                 # One that has died in the meantime has left nothing but numbers, which are others' now.
-                yield [at_rest[life] for slot in self.slots for life in slot.runs if life in at_rest]
+                yield [at_rest[run] for slot in self.slots for run in slot.runs if run in at_rest]
             finally:
                 for slot in self.slots:
-                    for life in slot.runs:
-                        life.worker.resume_calls()
+                    for run in slot.runs:
+                        run.worker.resume_calls()
 
     def handover_fields(self, workers: list[SerializedWorker]) -> dict[str, Any]:
         """What another program in this process has to know: fields of proxy.supervisor.handover.exec_handover.State."""
@@ -359,7 +326,7 @@ class Cluster:
             "generation": self.generation + 1,
             "runtime_dir": self.config.cluster.runtime_dir,
             "seal_key": self._seal_key,
-            "listeners": {bind: sock.fileno() for bind, sock in zip(self._binds, self.listeners, strict=True)},
+            "listeners": self.listeners.descriptors_by_bind(),
             "services": {slot_key(*place): sock.fileno() for place, sock in self._services.items()},
             "connections": self._connections_fd,
             "fd_store_slots": [serialize_slot(shelf) for shelf in self.fd_store_slots],
@@ -375,8 +342,7 @@ class Cluster:
         self.draining = True
         until = trio.current_time() + seconds(self.config.limits.drain_timeout_ms)
         self._standby.stop()
-        for listener in self.listeners:
-            listener.close()
+        self.listeners.close()
         for role in reversed(START_ORDER):
             async with trio.open_nursery() as nursery:
                 for slot in self.slots_of(role):
@@ -395,20 +361,12 @@ class Cluster:
     def kill_workers(self) -> None:
         """End every worker, now."""
         for slot in self.slots:
-            for life in slot.runs:
-                life.worker.kill()
+            for run in slot.runs:
+                run.worker.kill()
 
     def close_sockets(self) -> None:
         """Close what was bound."""
-        for sock in (*self.listeners, *self._services.values()):
+        self.listeners.close()
+        for sock in self._services.values():
             sock.close()
         self._address_tables.close()
-
-
-def _reload_refusal(old: Config, new: Config) -> str:
-    """Say which changes a reload cannot make, and what can; nothing where it can make all."""
-    upgrade, restart = changes_that_need_an_upgrade(old, new), changes_that_need_a_restart(old, new)
-    parts = [f"a restart is needed to change: {', '.join(restart)}"] if restart else []
-    if upgrade:
-        parts.append(f"an upgrade (pulsar-trio-proxy upgrade) is needed to change: {', '.join(upgrade)}")
-    return "; ".join(parts)

@@ -22,7 +22,7 @@ from proxy.runtime.fairness.utf8 import utf8_bytes
 from proxy.runtime.observability.metrics import render_metrics
 from proxy.runtime.observability.near_expiry import NearExpiry, merge_near_expiry
 from proxy.runtime.process.process_identity import ProcessIdentity
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.supervisor.cluster.cluster import Cluster
 from proxy.supervisor.cluster.slot import SlotState, WorkerSlot
 from proxy.supervisor.processes.worker_process import WorkerProcess

@@ -4,7 +4,7 @@ import contextlib
 import resource
 
 from proxy.common.logs import get_logger
-from proxy.config.load import forwarder_count
+from proxy.config.memory import forwarder_count
 from proxy.config.types import Config
 
 DESCRIPTORS_PER_RELAY = 4

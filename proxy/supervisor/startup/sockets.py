@@ -125,11 +125,11 @@ class RuntimeDirectory:
             raise StartFailed(f"cluster.runtime_dir: another cluster is running in {path}") from None
 
     @property
-    def lock(self) -> int:
+    def lock_fd(self) -> int:
         """The descriptor that says whose folder this is, for as long as anybody has it open."""
         return self._lock.fileno()
 
-    def bind(self, name: str) -> socket.socket:
+    def bind_socket(self, name: str) -> socket.socket:
         """A listening Unix socket in the folder, in place of whatever an earlier run left there."""
         path = self.path / name
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -143,7 +143,7 @@ class RuntimeDirectory:
         sock.setblocking(False)
         return sock
 
-    def clear(self) -> None:
+    def remove_sockets(self) -> None:
         """Remove the sockets; the folder and its lock stay."""
         for path in self.path.glob("*.sock"):
             with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from auth.providers.basic import BCRYPT_PASSWORD_BYTES_MAX, DATA_BYTES_MAX, Basi
 from auth.registry import configured_providers
 from auth.state import AuthenticationDenied, ClientContext, Identity, OneStageAuthState
 from proxy.common.errors import ConfigError
-from proxy.common.reloading_file import LOOK_INTERVAL_S
+from proxy.common.reloading_file import CHECK_INTERVAL_S
 from proxy.config.types import Authentication, BasicAuthentication
 
 CLIENT = ClientContext("10.0.0.1:1234")
@@ -296,7 +296,7 @@ async def test_so_many_at_a_time_and_so_many_waiting(make: Make, gate: Gate) -> 
     async with trio.open_nursery() as nursery:
         for _ in range(2 * CHECKS_PER_SLOT_MAX):
             nursery.start_soon(one)
-        await until(lambda: provider._checks.waiting == 2 * (CHECKS_PER_SLOT_MAX - 1) and gate.running == 2)
+        await until(lambda: provider._checks.waiting_count == 2 * (CHECKS_PER_SLOT_MAX - 1) and gate.running == 2)
         assert outcomes == []
         await one()
         assert outcomes == ["overloaded"]
@@ -315,7 +315,7 @@ async def test_who_gives_up_waits_no_longer(make: Make, gate: Gate) -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
             await provider.identify(login("bob"), CLIENT)
-        assert provider._checks.waiting == 0
+        assert provider._checks.waiting_count == 0
         gate.go.set()
 
 
@@ -331,9 +331,9 @@ class Line:
         self._nursery = nursery
 
     async def wait(self, data: bytes, address: str) -> None:
-        before = self.provider._checks.waiting
+        before = self.provider._checks.waiting_count
         self._nursery.start_soon(self._judge, data, ClientContext(address))
-        await until(lambda: self.provider._checks.waiting > before or (self._gate.running == 1 and before == 0))
+        await until(lambda: self.provider._checks.waiting_count > before or (self._gate.running == 1 and before == 0))
         await trio.testing.wait_all_tasks_blocked()
 
     async def _judge(self, data: bytes, client: ClientContext) -> None:
@@ -373,11 +373,11 @@ async def test_a_password_that_was_right_once_lets_nobody_in(
     """Security: what is remembered of a login is good for a place in the line."""
     provider = make()
     assert await provider.identify(login("alice"), CLIENT)
-    await trio.sleep(LOOK_INTERVAL_S)
+    await trio.sleep(CHECK_INTERVAL_S)
     (tmp_path / "users").write_text(f"alice:{FAST.hash('new')}\n")
-    assert provider._checks.was_proved("alice", PASSWORD.encode())
+    assert provider._checks.matches_recent_proof("alice", PASSWORD.encode())
     assert (await denial(provider, login("alice"))).reason == "bad_password"
-    assert not provider._checks.was_proved("alice", PASSWORD.encode())
+    assert not provider._checks.matches_recent_proof("alice", PASSWORD.encode())
 
 
 async def test_a_wrong_password_takes_nothing_from_its_user(make: Make) -> None:
@@ -385,7 +385,7 @@ async def test_a_wrong_password_takes_nothing_from_its_user(make: Make) -> None:
     provider = make()
     assert await provider.identify(login("alice"), CLIENT)
     assert (await denial(provider, login("alice", "wrong"))).reason == "bad_password"
-    assert provider._checks.was_proved("alice", PASSWORD.encode())
+    assert provider._checks.matches_recent_proof("alice", PASSWORD.encode())
 
 
 # ---- the file
@@ -456,11 +456,11 @@ async def test_a_changed_file_counts_and_a_broken_one_does_not(
 ) -> None:
     provider = make()
     assert await provider.identify(login("alice"), CLIENT)
-    await trio.sleep(LOOK_INTERVAL_S)
+    await trio.sleep(CHECK_INTERVAL_S)
     (tmp_path / "users").write_text(f"bob:{FAST.hash('new')}\n")
     assert (await denial(provider, login("alice"))).reason == "unknown_user"
     assert await provider.identify(b"bob:new", CLIENT) == Identity("bob")
-    await trio.sleep(LOOK_INTERVAL_S)
+    await trio.sleep(CHECK_INTERVAL_S)
     (tmp_path / "users").write_text("alice:plain\n")
     with structlog.testing.capture_logs() as logs:
         assert await provider.identify(b"bob:new", CLIENT) == Identity("bob")

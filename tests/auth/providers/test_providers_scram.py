@@ -30,7 +30,7 @@ from auth.providers.scram import (
 from auth.registry import ProviderRegistry, configured_providers
 from auth.state import AuthenticationDenied, AuthState, ClientContext, Identity
 from proxy.common.errors import ConfigError
-from proxy.common.reloading_file import LOOK_INTERVAL_S
+from proxy.common.reloading_file import CHECK_INTERVAL_S
 from proxy.config.types import Authentication, ScramAuthentication
 
 CLIENT = ClientContext("10.0.0.1:1234")
@@ -519,11 +519,11 @@ async def test_a_changed_file_counts_and_a_broken_one_does_not(
 ) -> None:
     provider = make()
     await exchange(provider, client())
-    await trio.sleep(LOOK_INTERVAL_S)
+    await trio.sleep(CHECK_INTERVAL_S)
     (tmp_path / "users").write_text(credential_line("bob", "new", SHA_256, 4096))
     assert (await denial_at_the_end(provider, client())).reason == "unknown_user"
     await exchange(provider, client("bob", "new"))
-    await trio.sleep(LOOK_INTERVAL_S)
+    await trio.sleep(CHECK_INTERVAL_S)
     (tmp_path / "users").write_text("alice:plain\n")
     with structlog.testing.capture_logs() as logs:
         await exchange(provider, client("bob", "new"))

@@ -17,10 +17,10 @@ from fake_dns import Names
 from lookup_fakes import make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.configured import exact_address, known
-from lookup.brokers.directory import Brokers
+from lookup.brokers.configured import configured_brokers, exact_address
+from lookup.brokers.directory import BrokerDirectory
 from lookup.metrics import BrokerMetrics
-from lookup.targets.rules import Target, TargetDenied, TargetRules, pattern_for
+from lookup.targets.rules import Target, TargetDenied, TargetRules, host_pattern_for
 from proto.addresses import HostPort
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.network.dialing import Dialer
@@ -43,18 +43,18 @@ class Worker:
 
         metrics = BrokerMetrics(CollectorRegistry())
         earlier = None if before is None else before.brokers
-        self.brokers = Brokers(config, Dialer(config.brokers), resolver(own=True), metrics, earlier)
+        self.brokers = BrokerDirectory(config, Dialer(config.brokers), resolver(own=True), metrics, earlier)
         nursery.start_soon(self.brokers.discovery.run)
         self.rules = TargetRules(config.brokers, resolver(own=False), self.brokers)
 
     async def target(self, text: str) -> str:
         """Where a target leads, as the forwarder is told."""
-        target = await self.rules.check(text)
+        target = await self.rules.check_target(text)
         return f"{target.broker} at {' '.join(sorted(target.addresses))}"
 
     async def denied(self, text: str) -> TargetDenied:
         with pytest.raises(TargetDenied) as caught:
-            await self.rules.check(text)
+            await self.rules.check_target(text)
         return caught.value
 
 
@@ -338,8 +338,8 @@ async def test_after_a_reload_names_and_addresses_of_before_are_known_at_once(
     await worker.target(f"{POD}:6650")
     names.server.delay_s = lambda name, _kind: 4 if name.startswith("pulsar-broker.") else 0
     after = make("pulsar://pulsar-broker", worker)
-    assert {SERVICE} == after.brokers.own.names
-    assert after.brokers.own.broker_at("10.0.0.2", 6650) is not None
+    assert {SERVICE} == after.brokers.configured.names
+    assert after.brokers.configured.broker_at("10.0.0.2", 6650) is not None
 
 
 async def test_a_host_that_moves(make: Make, names: Names, autojump_clock: trio.testing.MockClock) -> None:
@@ -390,7 +390,7 @@ async def test_a_name_that_leads_elsewhere_at_the_second_look(
     """Security: what was checked is what is dialled; the next one is checked again."""
     names.server.add("evil.example", "A", "10.0.0.1", ttl=1)
     worker = make(f"pulsar://{SERVICE}")
-    assert (await worker.rules.check("evil.example:6650")).addresses == ("10.0.0.1",)
+    assert (await worker.rules.check_target("evil.example:6650")).addresses == ("10.0.0.1",)
     names.server.add("evil.example", "A", "203.0.113.66", ttl=1)
     await trio.sleep(1.1)
     assert (await worker.denied("evil.example:6650")).reason == "host"
@@ -412,7 +412,7 @@ async def test_further_hosts_and_addresses(make: Make, names: Names) -> None:
     ):
         for host, good in {**hosts, POD: True, "10.0.0.1": True, "evil.example": False}.items():
             if good:
-                assert (await worker.rules.check(f"{host}:6650")).addresses
+                assert (await worker.rules.check_target(f"{host}:6650")).addresses
             else:
                 assert (await worker.denied(f"{host}:6650")).reason in {"host", "address"}
 
@@ -477,7 +477,7 @@ async def test_a_denial_names_key_and_value(
     for setting in advice.split(" and "):
         key, _, value = setting.removeprefix("brokers.").partition(" = ")
         more[key] = [*further.get(key, []), value.strip('[]"… ,').strip('"')]
-    assert (await make(f"pulsar://{SERVICE}", **more).rules.check(target)).addresses
+    assert (await make(f"pulsar://{SERVICE}", **more).rules.check_target(target)).addresses
 
 
 @pytest.mark.parametrize(
@@ -492,23 +492,25 @@ async def test_a_denial_names_key_and_value(
     ],
 )
 def test_the_pattern_for_a_host(host: str, pattern: str) -> None:
-    assert pattern_for(host) == pattern
+    assert host_pattern_for(host) == pattern
 
 
 def test_nothing_known_is_nobody() -> None:
-    nobody = known((), (), ())
+    nobody = configured_brokers((), (), ())
     assert not nobody.has_host("")
     assert not nobody.has_name("")
     assert nobody.broker_at("10.0.0.1", 6650) is None
-    assert not nobody.any_on_this_machine
+    assert not nobody.any_at_loopback
 
 
 def test_an_unknown_name_is_not_a_name_that_is_not_known() -> None:
     """Both are empty texts."""
-    listed = known([HostPort("10.0.0.1", 6650)], [""], [(HostPort("10.0.0.1", 6650), ("10.0.0.1",))])
+    listed = configured_brokers([HostPort("10.0.0.1", 6650)], [""], [(HostPort("10.0.0.1", 6650), ("10.0.0.1",))])
     assert not listed.has_name("")
     assert not listed.has_name("a.b.c.d")
 
 
 async def test_target_is_what_is_told(make: Make) -> None:
-    assert await make(f"pulsar://{SERVICE}").rules.check(f"{POD}:6650") == Target(HostPort(POD, 6650), ("10.0.0.1",))
+    assert await make(f"pulsar://{SERVICE}").rules.check_target(f"{POD}:6650") == Target(
+        HostPort(POD, 6650), ("10.0.0.1",)
+    )

@@ -14,7 +14,7 @@ from fake_dns import Names
 from lookup_fakes import FakeBroker, Network, make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.directory import Brokers
+from lookup.brokers.directory import BrokerDirectory
 from lookup.brokers.discovery import Endpoint
 from lookup.metrics import BrokerMetrics
 from proto.addresses import HostPort
@@ -29,7 +29,7 @@ class Cause:
 
 
 class Ring:
-    """Brokers under one configuration; they are looked at when ``run`` is."""
+    """BrokerDirectory under one configuration; they are looked at when ``run`` is."""
 
     def __init__(self, nursery: trio.Nursery, before: Ring | None = None, **brokers: Any) -> None:
         self.nursery = nursery
@@ -40,7 +40,9 @@ class Ring:
         resolver = Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
         dialer = Dialer(config.brokers)
         known = before.brokers if before else None
-        self.brokers: Brokers = Brokers(config, dialer, resolver, self.metrics, known, rng=random.Random(6))
+        self.brokers: BrokerDirectory = BrokerDirectory(
+            config, dialer, resolver, self.metrics, known, rng=random.Random(6)
+        )
 
     def run(self) -> None:
         self.nursery.start_soon(self.brokers.run)
@@ -50,7 +52,7 @@ class Ring:
         return self.brokers.discovery.endpoints
 
     def firsts(self, count: int = 6) -> list[str]:
-        return [self.all_addresses(self.brokers.first()) for _ in range(count)]
+        return [self.all_addresses(self.brokers.next_broker()) for _ in range(count)]
 
     @staticmethod
     def all_addresses(endpoint: Endpoint | None) -> str:
@@ -58,7 +60,7 @@ class Ring:
 
     def fail(self, number: int, times: int = 3, reason: str = "unreachable") -> None:
         for _ in range(times):
-            self.brokers.failed(self.all[number], reason, Cause())
+            self.brokers.record_failure(self.all[number], reason, Cause())
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.registry.get_sample_value(f"pulsar_proxy_{name}", labels)
@@ -86,22 +88,22 @@ async def test_each_in_its_turn(nursery: trio.Nursery) -> None:
 async def test_all_of_them_beginning_with_whose_turn_it_is(nursery: trio.Nursery) -> None:
     ring = Ring(nursery)
     first, second, third = ring.all
-    assert ring.brokers.in_turn()[0] is first
-    assert ring.brokers.in_turn()[0] is second
-    assert ring.brokers.in_turn(third)[0] is third
-    assert set(ring.brokers.in_turn()) == {first, second, third}
-    assert len(ring.brokers.in_turn()) == 3
+    assert ring.brokers.brokers_in_order()[0] is first
+    assert ring.brokers.brokers_in_order()[0] is second
+    assert ring.brokers.brokers_in_order(third)[0] is third
+    assert set(ring.brokers.brokers_in_order()) == {first, second, third}
+    assert len(ring.brokers.brokers_in_order()) == 3
 
 
 async def test_none_is_known(network: Network, nursery: trio.Nursery) -> None:
     ring = Ring(nursery, service_url="pulsar://nowhere")
-    assert ring.brokers.first() is None
-    assert ring.brokers.in_turn() == []
-    assert ring.brokers.why_none == "no broker of brokers.service_url is known"
+    assert ring.brokers.next_broker() is None
+    assert ring.brokers.brokers_in_order() == []
+    assert ring.brokers.none_known_reason == "no broker of brokers.service_url is known"
     ring.run()
-    await ring.brokers.any_found()
-    assert ring.brokers.first() is None
-    assert "nowhere" in ring.brokers.why_none
+    await ring.brokers.wait_until_any_found()
+    assert ring.brokers.next_broker() is None
+    assert "nowhere" in ring.brokers.none_known_reason
     assert not ring.brokers.any_reachable
 
 
@@ -111,7 +113,7 @@ async def services(names: Names, nursery: trio.Nursery, *records: str) -> Ring:
         names.server.add(f"h{number}", "A", f"10.0.0.{number}")
     ring = Ring(nursery, service_url="pulsar+srv://b")
     ring.run()
-    await ring.brokers.discovery.all_tried()
+    await ring.brokers.discovery.wait_until_all_resolved()
     return ring
 
 
@@ -122,12 +124,12 @@ async def test_by_weight(names: Names, nursery: trio.Nursery) -> None:
     assert counts["10.0.0.2"] == pytest.approx(3000, rel=0.1)
     assert counts["10.0.0.3"] == pytest.approx(6000, rel=0.1)
     assert counts["10.0.0.4"] < 20
-    rest = Counter(ring.all_addresses(ring.brokers.in_turn(ring.all[0])[1]) for _ in range(10_000))
+    rest = Counter(ring.all_addresses(ring.brokers.brokers_in_order(ring.all[0])[1]) for _ in range(10_000))
     others = [one for one in ring.all if one is not ring.all[0]]
-    total = sum(one.standing.share for one in others)
+    total = sum(one.health.weight for one in others)
     for one in others:
-        if one.standing.share > 1:
-            expected = 10_000 * one.standing.share / total
+        if one.health.weight > 1:
+            expected = 10_000 * one.health.weight / total
             assert rest[ring.all_addresses(one)] == pytest.approx(expected, rel=0.1), "the others by weight, too"
 
 
@@ -140,13 +142,13 @@ async def test_the_next_priority_only_where_all_of_the_first_are_set_aside(names
     ring = await services(names, nursery, "5 1 6650 h3.", "1 1 6650 h1.", "1 1 6650 h2.", "9 1 6650 h4.")
     place = {ring.all_addresses(one): number for number, one in enumerate(ring.all)}
     assert set(ring.firsts(10)) == {"10.0.0.1", "10.0.0.2"}
-    order = [ring.all_addresses(one) for one in ring.brokers.in_turn()]
+    order = [ring.all_addresses(one) for one in ring.brokers.brokers_in_order()]
     assert (set(order[:2]), order[2:]) == ({"10.0.0.1", "10.0.0.2"}, ["10.0.0.3", "10.0.0.4"])
     ring.fail(place["10.0.0.1"])
     assert set(ring.firsts(10)) == {"10.0.0.2"}
     ring.fail(place["10.0.0.2"])
     assert set(ring.firsts(10)) == {"10.0.0.3"}
-    assert {ring.all_addresses(one) for one in ring.brokers.in_turn()[2:]} == {"10.0.0.1", "10.0.0.2"}
+    assert {ring.all_addresses(one) for one in ring.brokers.brokers_in_order()[2:]} == {"10.0.0.1", "10.0.0.2"}
 
 
 # ---- set aside, and back
@@ -158,12 +160,12 @@ async def test_set_aside_after_so_many_failures_in_a_row(
     ring = Ring(nursery)
     ring.fail(0, 2)
     assert "10.0.0.1" in ring.firsts()
-    ring.brokers.answered(ring.all[0])
+    ring.brokers.record_answer(ring.all[0])
     ring.fail(0, 2)
     assert "10.0.0.1" in ring.firsts(), "an answer in between: they begin anew"
     ring.fail(0, 1)
     assert set(ring.firsts()) == {"10.0.0.2", "10.0.0.3"}
-    assert ring.brokers.in_turn()[-1] is ring.all[0], "asked last"
+    assert ring.brokers.brokers_in_order()[-1] is ring.all[0], "asked last"
     assert ring.value("broker_set_aside", broker="10.0.0.1:6650") == 1
     assert ring.value("broker_set_aside", broker="10.0.0.2:6650") == 0
     assert ring.value("broker_ejections_total", reason="unreachable") == 1
@@ -188,7 +190,7 @@ async def test_for_twice_as_long_each_time_up_to_a_bound(
         assert "10.0.0.1" not in ring.firsts()
         await trio.sleep(0.2)
         assert "10.0.0.1" in ring.firsts()
-    ring.brokers.answered(ring.all[0])
+    ring.brokers.record_answer(ring.all[0])
     ring.fail(0, 2)
     assert "10.0.0.1" in ring.firsts()
     ring.fail(0, 1)
@@ -209,7 +211,7 @@ async def test_where_all_are_set_aside_none_is(nursery: trio.Nursery, autojump_c
     for number in range(3):
         ring.fail(number)
     assert set(ring.firsts()) == {"10.0.0.1", "10.0.0.2", "10.0.0.3"}
-    ring.brokers.answered(ring.all[1])
+    ring.brokers.record_answer(ring.all[1])
     assert set(ring.firsts()) == {"10.0.0.2"}, "one that answers is back at once"
 
 
@@ -218,17 +220,17 @@ async def test_one_connection_counts_once_however_many_lookups_were_on_it(nurser
     connections = [Cause(), Cause(), Cause()]
     for _ in range(100):
         for connection in connections[:2]:
-            ring.brokers.failed(ring.all[0], "lost", connection)
+            ring.brokers.record_failure(ring.all[0], "lost", connection)
     assert "10.0.0.1" in ring.firsts()
-    ring.brokers.failed(ring.all[0], "lost", connections[2])
+    ring.brokers.record_failure(ring.all[0], "lost", connections[2])
     assert "10.0.0.1" not in ring.firsts()
 
 
 async def test_brokers_that_others_named_are_none_of_ours(nursery: trio.Nursery) -> None:
     ring = Ring(nursery)
     for _ in range(5):
-        ring.brokers.failed(HostPort("10.0.0.1", 6650), "lost", Cause())
-    ring.brokers.answered(HostPort("10.0.0.1", 6650))
+        ring.brokers.record_failure(HostPort("10.0.0.1", 6650), "lost", Cause())
+    ring.brokers.record_answer(HostPort("10.0.0.1", 6650))
     assert len(set(ring.firsts())) == 3
 
 
@@ -237,10 +239,10 @@ async def test_by_name_where_only_one_has_it(names: Names, nursery: trio.Nursery
     names.server.add("one", "A", "10.0.0.3")
     ring = Ring(nursery, service_url="pulsar://two,one")
     ring.run()
-    await ring.brokers.all_tried()
-    assert ring.brokers.named(HostPort("one", 6650)) is ring.all[2]
-    assert ring.brokers.named(HostPort("two", 6650)) is None
-    assert ring.brokers.named(HostPort("one", 6651)) is None
+    await ring.brokers.wait_until_all_resolved()
+    assert ring.brokers.broker_named(HostPort("one", 6650)) is ring.all[2]
+    assert ring.brokers.broker_named(HostPort("two", 6650)) is None
+    assert ring.brokers.broker_named(HostPort("one", 6651)) is None
 
 
 # ---- looks
@@ -321,7 +323,7 @@ async def test_an_answer_of_an_old_connection_does_not_outweigh_a_look(
     ring.run()
     await trio.sleep(0.5)
     ring.fail(0, 1)
-    ring.brokers.answered(ring.all[0])
+    ring.brokers.record_answer(ring.all[0])
     assert set(ring.firsts()) == {"10.0.0.2"}
 
 
@@ -350,7 +352,7 @@ async def test_looks_are_bounded(
     monkeypatch.setattr("lookup.brokers.directory.PROBES_MAX", 2)
     network.dial_delay_s = 1
     ring = Ring(nursery, service_url="pulsar://" + ",".join(f"10.0.0.{number}" for number in range(1, 7)))
-    await ring.brokers.look()
+    await ring.brokers.probe_all()
     assert trio.current_time() == pytest.approx(3)
 
 

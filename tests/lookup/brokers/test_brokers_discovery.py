@@ -9,7 +9,7 @@ import trio.testing
 from fake_dns import Names
 
 from lookup.brokers import discovery
-from lookup.brokers.discovery import ASK_AGAIN_AFTER_FAILURE_S, WEIGHT_ZERO, Discovery, Endpoint
+from lookup.brokers.discovery import RETRY_INTERVAL_S, WEIGHT_ZERO, BrokerDiscovery, Endpoint
 from proto.addresses import HostPort, parse_broker_url
 from proxy.runtime.dns.resolver import Resolver
 
@@ -17,11 +17,11 @@ from proxy.runtime.dns.resolver import Resolver
 class Finder:
     """A discovery that runs, in what DNS knows."""
 
-    def __init__(self, names: Names, nursery: trio.Nursery, url: str, before: Discovery | None = None) -> None:
+    def __init__(self, names: Names, nursery: trio.Nursery, url: str, before: BrokerDiscovery | None = None) -> None:
         self.names = names
         self.changes = 0
         resolver = Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
-        self.discovery = Discovery(parse_broker_url(url), resolver, before)
+        self.discovery = BrokerDiscovery(parse_broker_url(url), resolver, before)
         self.discovery.on_change = self._count
         nursery.start_soon(self.discovery.run)
 
@@ -41,9 +41,9 @@ class Find:
     def __init__(self, names: Names, nursery: trio.Nursery) -> None:
         self.names, self.nursery = names, nursery
 
-    async def __call__(self, url: str, before: Discovery | None = None) -> Finder:
+    async def __call__(self, url: str, before: BrokerDiscovery | None = None) -> Finder:
         finder = Finder(self.names, self.nursery, url, before)
-        await finder.discovery.all_tried()
+        await finder.discovery.wait_until_all_resolved()
         return finder
 
 
@@ -69,8 +69,8 @@ def test_an_endpoint_is_a_host_and_port_but_equal_to_itself_only() -> None:
 async def test_addresses_are_there_at_once(find: Find, nursery: trio.Nursery) -> None:
     finder = Finder(find.names, nursery, "pulsar://10.0.0.1:1,[fd00::1]")
     assert finder.found == ["10.0.0.1:1 10.0.0.1", "[fd00::1]:6650 fd00::1"]
-    await finder.discovery.any_found()
-    await finder.discovery.all_tried()
+    await finder.discovery.wait_until_any_found()
+    await finder.discovery.wait_until_all_resolved()
 
 
 async def test_each_address_of_a_name_is_a_broker(find: Find) -> None:
@@ -78,7 +78,7 @@ async def test_each_address_of_a_name_is_a_broker(find: Find) -> None:
     find.names.server.add("c", "A", "10.0.0.1")
     finder = await find("pulsar://b,c")
     assert finder.found == ["b:6650 10.0.0.1", "b:6650 10.0.0.2", "c:6650 10.0.0.1"]
-    assert {one.standing.share for one in finder.discovery.endpoints} == {1}
+    assert {one.health.weight for one in finder.discovery.endpoints} == {1}
 
 
 async def test_one_address_of_each_family_is_one_broker(find: Find) -> None:
@@ -117,14 +117,14 @@ async def test_names_are_asked_for_again_when_the_ttl_is_over(
     find.names.server.add("b", "A", "10.0.0.1", "10.0.0.2", ttl=20)
     finder = await find("pulsar://b")
     stays, leaves = finder.discovery.endpoints
-    stays.standing.failures = 2
+    stays.health.failures = 2
     find.names.server.add("b", "A", "10.0.0.1", "10.0.0.3", ttl=20)
     await trio.sleep(19.9)
     assert finder.discovery.endpoints == (stays, leaves)
     await trio.sleep(0.2)
     assert finder.found == ["b:6650 10.0.0.1", "b:6650 10.0.0.3"]
     assert finder.discovery.endpoints[0] is stays, "the same object for the same broker"
-    assert stays.standing.failures == 2
+    assert stays.health.failures == 2
     await trio.sleep(100)
     assert find.names.server.count("b") == 7
 
@@ -140,7 +140,7 @@ async def test_what_was_found_last_counts_while_dns_fails(find: Find, autojump_c
         assert "not known" in finder.discovery.failures["b:6650"]
         assert finder.discovery.has_brokers("b:6650")
         find.names.server.add("b", "A", "10.0.0.2")
-        await trio.sleep(ASK_AGAIN_AFTER_FAILURE_S + 0.1)
+        await trio.sleep(RETRY_INTERVAL_S + 0.1)
         assert finder.found == ["b:6650 10.0.0.2"]
         assert finder.discovery.failures == {}
     assert [entry["event"].partition(";")[0] for entry in logs] == [
@@ -157,21 +157,21 @@ async def test_a_slow_name_holds_up_no_other(
     find.names.server.add("b", "A", "10.0.0.1")
     find.names.server.delay_s = lambda name, _kind: 1 if name == "b." else 1000
     finder = Finder(find.names, nursery, "pulsar://slow,b")
-    await finder.discovery.any_found()
+    await finder.discovery.wait_until_any_found()
     assert trio.current_time() == pytest.approx(1)
     assert finder.found == ["b:6650 10.0.0.1"]
-    await finder.discovery.all_tried()
+    await finder.discovery.wait_until_all_resolved()
     assert trio.current_time() == pytest.approx(5)
 
 
 async def test_no_name_is_known(find: Find, autojump_clock: trio.testing.MockClock) -> None:
     finder = await find("pulsar://a,b")
-    await finder.discovery.any_found()
+    await finder.discovery.wait_until_any_found()
     assert finder.found == []
     assert set(finder.discovery.failures) == {"a:6650", "b:6650"}
     assert not finder.discovery.has_brokers("a:6650")
     find.names.server.add("b", "A", "10.0.0.1")
-    await trio.sleep(ASK_AGAIN_AFTER_FAILURE_S + 0.1)
+    await trio.sleep(RETRY_INTERVAL_S + 0.1)
     assert finder.found == ["b:6650 10.0.0.1"]
 
 
@@ -196,7 +196,7 @@ async def test_srv_records(find: Find) -> None:
         "h1.example:6650 10.0.0.2",
         "h2.example:7000 10.0.0.3",
     ]
-    ranks = sorted((one.standing.priority, one.standing.share) for one in finder.discovery.endpoints)
+    ranks = sorted((one.health.priority, one.health.weight) for one in finder.discovery.endpoints)
     assert ranks == [(0, 5), (0, 5), (1, 20)], "a record's weight is shared by its addresses"
 
 
@@ -235,7 +235,7 @@ async def test_weight_zero_is_a_very_small_chance(find: Find) -> None:
     for host in ("h1", "h2"):
         find.names.server.add(host, "A", "10.0.0.1")
     finder = await find("pulsar+srv://b")
-    assert (finder.named("h1").standing.share, finder.named("h2").standing.share) == (WEIGHT_ZERO, 1)
+    assert (finder.named("h1").health.weight, finder.named("h2").health.weight) == (WEIGHT_ZERO, 1)
 
 
 async def test_records_change_and_the_least_ttl_counts(find: Find, autojump_clock: trio.testing.MockClock) -> None:
@@ -252,7 +252,7 @@ async def test_records_change_and_the_least_ttl_counts(find: Find, autojump_cloc
     second = finder.named("h2")
     await trio.sleep(20)
     assert finder.discovery.endpoints == (second,)
-    assert (second.standing.priority, second.standing.share) == (3, 7)
+    assert (second.health.priority, second.health.weight) == (3, 7)
 
 
 async def test_a_target_that_is_not_resolved(find: Find, autojump_clock: trio.testing.MockClock) -> None:
@@ -261,7 +261,7 @@ async def test_a_target_that_is_not_resolved(find: Find, autojump_clock: trio.te
     finder = await find("pulsar+srv://b")
     assert finder.found == ["h1:6650 10.0.0.1"]
     find.names.server.add("h2", "A", "10.0.0.2", ttl=10)
-    await trio.sleep(ASK_AGAIN_AFTER_FAILURE_S + 0.1)
+    await trio.sleep(RETRY_INTERVAL_S + 0.1)
     assert sorted(finder.found) == ["h1:6650 10.0.0.1", "h2:6650 10.0.0.2"], "it is asked for again soon"
     find.names.server.remove("h1")
     await trio.sleep(20)

@@ -14,18 +14,18 @@ from lookup_fakes import FakeAuth, FakeBroker, Network, make_config
 from prometheus_client import CollectorRegistry
 
 from lookup.brokers.credential_checks import (
-    AGAIN_S,
+    CHECK_INTERVAL_S,
     FAILURES_MAX,
-    FIRST_LOGIN_S,
-    KEPT_S,
+    FIRST_LOGIN_TIMEOUT_S,
     LOGINS_MAX,
-    LOGINS_PER_LOOK,
-    LOOK_S,
+    LOGINS_PER_CHECK,
     REFUSALS_MIN,
+    REMEMBERED_S,
+    RETRY_INTERVAL_S,
 )
-from lookup.brokers.directory import Brokers
-from lookup.brokers.discovery import ENDPOINTS_MAX, Endpoint, Verdict
-from lookup.brokers.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, Login, log_in
+from lookup.brokers.directory import BrokerDirectory
+from lookup.brokers.discovery import ENDPOINTS_MAX, CredentialVerdict, Endpoint
+from lookup.brokers.login import CHECK_PRINCIPAL, DETAIL_CHARACTERS_MAX, LoginResult, log_in
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipal
 from lookup.metrics import BrokerMetrics
@@ -54,7 +54,9 @@ ROLES = refusal(ServerError.AuthorizationError, "Invalid roles.")
 NO_PROXY = refusal(ServerError.AuthorizationError, "Must not set proxyVersion without connecting as a ProxyRole.")
 
 
-async def logged_in(network: Network, greeting: Any, auth: FakeAuth | None = None, **tables: Any) -> tuple[Login, Any]:
+async def logged_in(
+    network: Network, greeting: Any, auth: FakeAuth | None = None, **tables: Any
+) -> tuple[LoginResult, Any]:
     """The outcome of one login, and the CONNECT that the broker saw."""
     broker = network.brokers["10.0.0.1", 6650] = FakeBroker()
     broker.greeting = greeting
@@ -70,7 +72,7 @@ async def logged_in(network: Network, greeting: Any, auth: FakeAuth | None = Non
 
 async def test_a_login_is_what_clients_connections_are(network: Network) -> None:
     login, connect = await logged_in(network, FakeBroker().greeting)
-    assert (login.verdict, login.connected, login.code) == (Verdict.ACCEPTED, True, None)
+    assert (login.verdict, login.connected, login.code) == (CredentialVerdict.ACCEPTED, True, None)
     assert (connect.auth_method_name, connect.auth_data) == ("token", b"proxy-1")
     assert connect.original_principal == CHECK_PRINCIPAL
     assert connect.HasField("proxy_version")
@@ -95,23 +97,27 @@ FORWARDED = {"brokers": {"forward_authorization_credentials": True}}
 @pytest.mark.parametrize(
     ("greeting", "tables", "verdict"),
     [
-        (AUTHENTICATION, {}, Verdict.REFUSED),
-        (AUTHENTICATION, FORWARDED, Verdict.REFUSED),
-        (ROLES, {}, Verdict.REFUSED),
-        (ROLES, {"authentication": {}}, Verdict.REFUSED),
-        (ROLES, FORWARDED, Verdict.ACCEPTED),  # a proxy's role must name a principal, and did not
-        (NO_PROXY, FORWARDED, Verdict.REFUSED),
-        (NO_PROXY, {"authentication": {}}, Verdict.REFUSED),
-        (refusal(ServerError.NotAllowedError, NO_PROXY_VERSION), {}, Verdict.REFUSED),
-        (refusal(ServerError.NotAllowedError, "Reached the maximum number of connections"), {}, Verdict.UNKNOWN),
-        (refusal(ServerError.ServiceNotReady), {}, Verdict.UNKNOWN),
-        (refusal(ServerError.TooManyRequests), {}, Verdict.UNKNOWN),
-        (refusal(ServerError.UnknownError), {}, Verdict.UNKNOWN),
-        (BaseCommand(type=BaseCommand.PONG, pong={}), {}, Verdict.UNKNOWN),
+        (AUTHENTICATION, {}, CredentialVerdict.REFUSED),
+        (AUTHENTICATION, FORWARDED, CredentialVerdict.REFUSED),
+        (ROLES, {}, CredentialVerdict.REFUSED),
+        (ROLES, {"authentication": {}}, CredentialVerdict.REFUSED),
+        (ROLES, FORWARDED, CredentialVerdict.ACCEPTED),  # a proxy's role must name a principal, and did not
+        (NO_PROXY, FORWARDED, CredentialVerdict.REFUSED),
+        (NO_PROXY, {"authentication": {}}, CredentialVerdict.REFUSED),
+        (refusal(ServerError.NotAllowedError, NO_PROXY_VERSION), {}, CredentialVerdict.REFUSED),
+        (
+            refusal(ServerError.NotAllowedError, "Reached the maximum number of connections"),
+            {},
+            CredentialVerdict.UNKNOWN,
+        ),
+        (refusal(ServerError.ServiceNotReady), {}, CredentialVerdict.UNKNOWN),
+        (refusal(ServerError.TooManyRequests), {}, CredentialVerdict.UNKNOWN),
+        (refusal(ServerError.UnknownError), {}, CredentialVerdict.UNKNOWN),
+        (BaseCommand(type=BaseCommand.PONG, pong={}), {}, CredentialVerdict.UNKNOWN),
     ],
 )
 async def test_what_counts_as_a_refusal(
-    network: Network, greeting: BaseCommand, tables: dict[str, Any], verdict: Verdict
+    network: Network, greeting: BaseCommand, tables: dict[str, Any], verdict: CredentialVerdict
 ) -> None:
     """Security: clients can make a broker run out of connections for the proxy's address, and must gain nothing."""
     login, _connect = await logged_in(network, greeting, **tables)
@@ -121,7 +127,7 @@ async def test_what_counts_as_a_refusal(
 
 async def test_no_credentials_to_be_had_is_no_refusal(network: Network) -> None:
     login, _connect = await logged_in(network, AUTHENTICATION, FakeAuth(broken=True))
-    assert login.verdict is Verdict.UNKNOWN
+    assert login.verdict is CredentialVerdict.UNKNOWN
     assert "no credentials for 10.0.0.1:6650: no auth worker" in login.detail
 
 
@@ -136,7 +142,7 @@ async def test_what_is_kept_of_a_brokers_text(network: Network) -> None:
 
 
 class Ring:
-    """Brokers that are looked at and logged in at."""
+    """BrokerDirectory that are looked at and logged in at."""
 
     def __init__(self, network: Network, nursery: trio.Nursery, count: int = 2, **brokers: Any) -> None:
         self.fakes = [FakeBroker() for _ in range(count)]
@@ -152,14 +158,16 @@ class Ring:
         self.dialer = Dialer(self.config.brokers)
         self.greeter = BrokerLinkFactory(self.dialer, 1 << 20, "proxy")
         self.brokers = self.make(None)
-        self.pool = BrokerPool(self.config, self.dialer, self.auth, nursery, logins=self.brokers.logins)
+        self.pool = BrokerPool(
+            self.config, self.dialer, self.auth, nursery, credential_checks=self.brokers.credential_checks
+        )
 
-    def make(self, before: Brokers | None, *, asks: bool = True) -> Brokers:
+    def make(self, before: BrokerDirectory | None, *, asks: bool = True) -> BrokerDirectory:
         resolver = Resolver(self.nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
         log_in_at = self.log_in if asks else None
-        return Brokers(self.config, self.dialer, resolver, self.metrics, before, log_in=log_in_at)
+        return BrokerDirectory(self.config, self.dialer, resolver, self.metrics, before, log_in=log_in_at)
 
-    async def log_in(self, broker: Endpoint) -> Login:
+    async def log_in(self, broker: Endpoint) -> LoginResult:
         credentials = credentials_for(self.auth, broker.host, configured=True)
         return await log_in(self.greeter, broker, credentials, self.config)
 
@@ -190,7 +198,7 @@ class Ring:
             await trio.lowlevel.checkpoint()
             return Target(endpoint, endpoint.addresses)
 
-        await self.pool.connection(endpoint, locate, LookupPrincipal("alice", credentials))
+        await self.pool.get_connection(endpoint, locate, LookupPrincipal("alice", credentials))
 
 
 async def test_at_a_calm_rate(network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock) -> None:
@@ -287,7 +295,7 @@ async def test_a_login_that_comes_to_nothing_changes_nothing(
     assert (ring.value(), ring.told()["credentials"]) == (None, "unknown"), "not for ever"
     assert "could not log in" in ring.told()["detail"]
     ring.auth.broken = False
-    await trio.sleep(AGAIN_S)
+    await trio.sleep(RETRY_INTERVAL_S)
     assert ring.value() == 1
     nursery.cancel_scope.cancel()
 
@@ -427,17 +435,17 @@ async def test_a_refusal_is_not_known_for_ever(
     ring.run()
     await trio.sleep(2)
     ring.fakes[0].greeting = None
-    await trio.sleep(AGAIN_S + 8)
+    await trio.sleep(RETRY_INTERVAL_S + 8)
     assert ring.brokers.credentials_refused, "one login without a result changes nothing"
     refused, hanging = ring.told()["detail"].split("; ")[1:]
     assert refused == "it REFUSES the proxy's own credentials: AuthenticationError: Unable to authenticate"
     assert hanging.startswith("the proxy could not log in: ")
     assert "Unable" not in hanging
     ring.refuse()
-    await trio.sleep(2 * AGAIN_S)
+    await trio.sleep(2 * RETRY_INTERVAL_S)
     assert "could not log in" not in ring.told()["detail"], "this is over"
     ring.fakes[0].greeting = None
-    await trio.sleep(FAILURES_MAX * (AGAIN_S + 8))
+    await trio.sleep(FAILURES_MAX * (RETRY_INTERVAL_S + 8))
     assert not ring.brokers.credentials_refused
     assert (ring.told()["credentials"], ring.value()) == ("unknown", None)
     assert "could not log in" in ring.told()["detail"]
@@ -453,7 +461,7 @@ async def test_clients_cannot_make_a_verdict_unknown(
     ring.run()
     await trio.sleep(1)
     ring.refuse(refusal(ServerError.NotAllowedError, "Reached the maximum number of connections"))
-    for _ in range(int((FAILURES_MAX - 1) * AGAIN_S)):
+    for _ in range(int((FAILURES_MAX - 1) * RETRY_INTERVAL_S)):
         with pytest.raises(BrokerLinkFailed):
             await ring.lookup_connection()
         await trio.sleep(1)
@@ -482,16 +490,16 @@ async def test_what_is_known_of_brokers_that_are_gone_is_bounded(
     autojump_clock: trio.testing.MockClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lookup.brokers.credential_checks.KEPT_MAX", 3)
+    monkeypatch.setattr("lookup.brokers.credential_checks.REMEMBERED_MAX", 3)
     network.names["b"] = [[f"10.0.0.{number + 1}"] for number in range(10)]
     ring = Ring(network, nursery, count=10, service_url="pulsar://b", dns_ttl_max_ms=1000)
     ring.run()
     await trio.sleep(70)
-    assert ring.brokers.logins is not None
-    known = [addresses for _, addresses in ring.brokers.logins._states]
+    assert ring.brokers.credential_checks is not None
+    known = [addresses for _, addresses in ring.brokers.credential_checks._statuses]
     assert known == [("10.0.0.8",), ("10.0.0.9",), ("10.0.0.10",)], "the last ones"
-    await trio.sleep(KEPT_S)
-    assert [addresses for _, addresses in ring.brokers.logins._states] == [("10.0.0.10",)]
+    await trio.sleep(REMEMBERED_S)
+    assert [addresses for _, addresses in ring.brokers.credential_checks._statuses] == [("10.0.0.10",)]
     nursery.cancel_scope.cancel()
 
 
@@ -503,7 +511,7 @@ async def test_brokers_that_hang_at_a_login_hold_nobody_up(
     for fake in ring.fakes[:-1]:
         fake.greeting = None
     ring.run()
-    await trio.sleep(FIRST_LOGIN_S - 0.1)
+    await trio.sleep(FIRST_LOGIN_TIMEOUT_S - 0.1)
     assert all(one["reachable"] for one in ring.brokers.status())
     assert not ring.brokers.any_reachable, "their first logins are awaited for a moment"
     await trio.sleep(0.2)
@@ -533,8 +541,8 @@ async def test_logins_have_a_total_rate(
 ) -> None:
     ring = Ring(network, nursery, count=100)
     ring.run()
-    await trio.sleep(LOOK_S * 3.5)
-    assert sum(ring.logins(number) for number in range(100)) == 3 * LOGINS_PER_LOOK, "at first, none was looked at"
+    await trio.sleep(CHECK_INTERVAL_S * 3.5)
+    assert sum(ring.logins(number) for number in range(100)) == 3 * LOGINS_PER_CHECK, "at first, none was looked at"
     await trio.sleep(5)
     assert {ring.logins(number) for number in range(100)} == {1}
     nursery.cancel_scope.cancel()
@@ -547,7 +555,7 @@ async def test_a_broker_whose_first_login_is_under_way_does_not_hide_that_others
     ring.refuse()
     ring.fakes[1].greeting = None
     ring.run()
-    await trio.sleep(FIRST_LOGIN_S - 0.1)
+    await trio.sleep(FIRST_LOGIN_TIMEOUT_S - 0.1)
     assert ring.brokers.any_reachable
     assert ring.brokers.credentials_refused
     await trio.sleep(0.2)
@@ -575,7 +583,7 @@ async def test_lookups_from_before_a_reload_change_nothing(
         await ring.lookup_connection()  # the pool is the old one
         assert (ring.brokers.credentials_refused, ring.value()) == (True, 0)
         assert not logs
-        await trio.sleep(AGAIN_S)
+        await trio.sleep(RETRY_INTERVAL_S)
     assert (ring.brokers.credentials_refused, ring.value()) == (False, 1)
     assert [entry["event"] for entry in logs] == ["a broker accepts the proxy's own credentials again"]
     nursery.cancel_scope.cancel()
@@ -590,7 +598,7 @@ async def test_the_status_of_a_broker_fits(
     ring.run()
     await trio.sleep(2)
     ring.refuse(refusal(ServerError.ServiceNotReady, '"' * 999))
-    await trio.sleep(AGAIN_S)
+    await trio.sleep(RETRY_INTERVAL_S)
     told = ring.told()
     assert told["detail"].count('"') > 500
     told["broker"] = f"{'h' * 253}:65535 at {LONGEST_ADDRESSES}"
@@ -606,7 +614,7 @@ async def test_the_status_of_a_broker_fits(
 async def test_brokers_that_others_named_are_none_of_ours(network: Network, nursery: trio.Nursery) -> None:
     """Redirects lead to them; readiness does not depend on them."""
     ring = Ring(network, nursery, count=1)
-    assert ring.brokers.logins is not None
-    ring.brokers.logins.accepted(HostPort("10.0.0.1", 6650))
-    ring.brokers.logins.doubted(HostPort("10.0.0.1", 6650))
+    assert ring.brokers.credential_checks is not None
+    ring.brokers.credential_checks.record_acceptance(HostPort("10.0.0.1", 6650))
+    ring.brokers.credential_checks.request_recheck(HostPort("10.0.0.1", 6650))
     assert ring.told()["credentials"] == "unknown"

@@ -13,7 +13,7 @@ from lookup_fakes import CONNECT, BrokerEnd, asked, connected, gather, host_port
 
 from lookup.connections import broker_connection
 from lookup.connections.broker_connection import (
-    LOOKS_PER_PATIENCE,
+    CHECKS_PER_SILENCE,
     SMALL_ANSWER_BYTES_MAX,
     BrokerConnection,
     BrokerConnectionLost,
@@ -21,16 +21,16 @@ from lookup.connections.broker_connection import (
 from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame
-from proto.lookup_answers import AnswerShapes, BrokerAnswer
-from proto.lookup_requests import number_of
+from proto.lookup_answers import AnswerTemplates, BrokerAnswer
+from proto.lookup_requests import encode_proxy_id
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.loop.tick import Tick, current_tick
 from proxy.runtime.network.broker_link import BrokerLink
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 KEEP_ALIVE_S = 30.0
 PATIENCE_S = 2.5
-LOOK_S = PATIENCE_S / LOOKS_PER_PATIENCE
+LOOK_S = PATIENCE_S / CHECKS_PER_SILENCE
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Line:
 
         async def one() -> None:
             try:
-                answer = await self.connection.request(asked(lookup(topic, request_id)))
+                answer = await self.connection.request_answer(asked(lookup(topic, request_id)))
                 self.results.append(answer.lookup_topic_response.broker_service_url or answer)
             except BrokerConnectionLost as lost:
                 self.results.append(lost)
@@ -99,10 +99,10 @@ async def line_opener(nursery: trio.Nursery) -> AsyncIterator[Open]:
             link,
             max_frame_bytes=65536,
             keep_alive_s=KEEP_ALIVE_S,
-            patience_s=PATIENCE_S,
+            silence_s=PATIENCE_S,
             renew_at=float("inf"),
             answer_challenge=answer_challenge,
-            shapes=AnswerShapes(),
+            answer_templates=AnswerTemplates(),
         )
         line = Line(connection, BrokerEnd(theirs), turn, nursery=nursery)
         nursery.start_soon(line.run)
@@ -132,7 +132,7 @@ async def test_pipelined_requests_answered_out_of_order(line: Line) -> None:
 
 async def test_every_caller_gets_the_answer_to_its_own_request(line: Line) -> None:
     answers = gather(
-        *(lambda topic=topic: line.connection.request(asked(lookup(topic))) for topic in ("a", "b"))  # type: ignore[misc]
+        *(lambda topic=topic: line.connection.request_answer(asked(lookup(topic))) for topic in ("a", "b"))  # type: ignore[misc]
     )
 
     async def serve() -> None:
@@ -153,7 +153,7 @@ async def test_an_answer_after_its_caller_has_left_is_dropped(line: Line) -> Non
 
     async def impatient() -> None:
         with scope:
-            await line.connection.request(asked(lookup("slow")))
+            await line.connection.request_answer(asked(lookup("slow")))
 
     line.nursery.start_soon(impatient)
     slow = await line.request()
@@ -314,10 +314,10 @@ async def test_the_broker_closes_and_all_who_wait_are_told(line: Line) -> None:
     await trio.testing.wait_all_tasks_blocked()
     assert [type(result) for result in line.results] == [BrokerConnectionLost, BrokerConnectionLost]
     assert line.connection.loss is not None
-    assert line.connection.loss.count == 2, "each is a suspect"
+    assert line.connection.loss.request_count == 2, "each is a suspect"
     assert [result.loss for result in line.results] == [line.connection.loss] * 2
     with pytest.raises(BrokerConnectionLost):
-        await line.connection.request(asked())
+        await line.connection.request_answer(asked())
     assert line.connection.idle
 
 
@@ -340,7 +340,7 @@ async def test_close_tells_all_who_wait(line: Line) -> None:
     assert await line.broker.read() is None, "the stream is closed"
     assert line.connection.loss is None, "it was not the broker that closed it"
     with pytest.raises(BrokerConnectionLost):
-        await line.connection.request(asked())
+        await line.connection.request_answer(asked())
 
 
 async def test_bytes_behind_connected_are_not_lost(line_opener: Open) -> None:
@@ -382,7 +382,7 @@ async def test_a_broker_that_takes_no_more_requests(line_opener: Open, monkeypat
     line.ask("b" * 90)  # fills the buffer, and waits in it
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BrokerConnectionLost, match="does not take requests"):
-        await line.connection.request(asked(lookup("c" * 90)))
+        await line.connection.request_answer(asked(lookup("c" * 90)))
     assert len(line.results) == 0
     gate.set()
 
@@ -393,7 +393,7 @@ async def test_idle_and_last_used(line: Line, autojump_clock: trio.testing.MockC
     line.ask("a")
     request = await line.request()
     assert not line.connection.idle
-    assert line.connection.last_used == trio.current_time()
+    assert line.connection.last_used_at == trio.current_time()
     await line.answer(request, "a")
     await trio.testing.wait_all_tasks_blocked()
     assert line.connection.idle
@@ -406,16 +406,16 @@ class Hearing:
     """Hears answers without a task."""
 
     def __init__(self, on_answer: Callable[[BrokerAnswer | None], None]) -> None:
-        self.number = b""
+        self.proxy_id = b""
         self.on_answer = on_answer
 
-    def answered(self, answer: BrokerAnswer | None) -> None:
+    def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
         self.on_answer(answer)
 
 
 def ask(line: Line, topic: str, on_answer: Callable[[BrokerAnswer | None], None]) -> Hearing:
     hearing = Hearing(on_answer)
-    line.connection.ask(asked(lookup(topic)), hearing, trio.current_time())
+    line.connection.send_request(asked(lookup(topic)), hearing, trio.current_time())
     return hearing
 
 
@@ -431,13 +431,13 @@ def listen(line: Line, topic: str, heard: list[Any]) -> Hearing:
 async def test_what_is_asked_in_one_turn_leaves_at_its_end(line: Line) -> None:
     heard: list[Any] = []
     with line.turn:
-        ids = [listen(line, topic, heard).number for topic in ("a", "b")]
+        ids = [listen(line, topic, heard).proxy_id for topic in ("a", "b")]
         assert not line.connection.idle
         await trio.testing.wait_all_tasks_blocked()
         with trio.move_on_after(0.01):
             pytest.fail(f"{await line.request()}")
     requests = [await line.request(), await line.request()]
-    assert [number_of(request.lookup_topic.request_id) for request in requests] == ids
+    assert [encode_proxy_id(request.lookup_topic.request_id) for request in requests] == ids
     await line.broker.say(
         b"".join(commands.encode(lookup_response(one, CONNECT, one.lookup_topic.topic)) for one in reversed(requests))
     )
@@ -475,13 +475,13 @@ async def test_what_is_forgotten_is_not_heard(line: Line) -> None:
     heard: list[Any] = []
     forgotten = listen(line, "a", heard)
     listen(line, "b", heard)
-    line.connection.forget(forgotten)
+    line.connection.forget_request(forgotten)
     for _ in range(2):
         request = await line.request()
         await line.answer(request, request.lookup_topic.topic)
     await trio.testing.wait_all_tasks_blocked()
     assert heard == ["b"]
-    line.connection.forget(forgotten)
+    line.connection.forget_request(forgotten)
     assert line.connection.idle
 
 
@@ -525,7 +525,7 @@ async def test_a_defect_that_an_answer_meets_ends_this_connection_and_no_more(li
 
 
 async def test_an_idle_connection_that_retires_ends_at_once(line: Line) -> None:
-    line.connection.retire()
+    line.connection.retire_when_idle()
     await line.ended.wait()
     assert line.connection.closed
 
@@ -534,7 +534,7 @@ async def test_a_connection_that_retires_serves_those_who_wait(line: Line) -> No
     line.ask("a")
     line.ask("b")
     requests = [await line.request(), await line.request()]
-    line.connection.retire()
+    line.connection.retire_when_idle()
     await line.answer(requests[0], "a")
     await trio.testing.wait_all_tasks_blocked()
     assert not line.ended.is_set()
@@ -550,8 +550,8 @@ async def test_a_connection_that_retires_ends_even_where_its_last_request_is_giv
     heard: list[Any] = []
     forgotten = listen(line, "a", heard)
     assert (await line.request()).type == BaseCommand.LOOKUP
-    line.connection.retire()
-    line.connection.forget(forgotten)
+    line.connection.retire_when_idle()
+    line.connection.forget_request(forgotten)
 
     async def answer_pings() -> None:
         while (command := await line.broker.read()) is not None:
@@ -597,7 +597,7 @@ async def test_a_schema_may_be_large(line: Line) -> None:
     answers: list[BaseCommand] = []
 
     async def one() -> None:
-        answers.append(await line.connection.request(asked(schema)))
+        answers.append(await line.connection.request_answer(asked(schema)))
 
     assert line.nursery is not None
     line.nursery.start_soon(one)

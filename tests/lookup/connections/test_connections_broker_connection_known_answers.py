@@ -15,7 +15,7 @@ from lookup.connections.broker_connection import BrokerConnection
 from proto import commands
 from proto.broker_handshake import Connected
 from proto.frames import Frame, FrameDecoder
-from proto.lookup_answers import AnswerShapes, BrokerAnswer, ClientAnswer
+from proto.lookup_answers import AnswerTemplates, BrokerAnswer, ClientAnswer
 from proto.pulsar_pb2 import BaseCommand
 from proxy.runtime.network.broker_link import BrokerLink
 
@@ -25,25 +25,25 @@ Heard = list[tuple[str, str]]
 
 class Asking:
     def __init__(self, topic: str, heard: Heard, *, ready: bool = True) -> None:
-        self.number = b""
+        self.proxy_id = b""
         self._topic, self._heard, self._ready = topic, heard, ready
 
-    def answered(self, answer: BrokerAnswer | None) -> None:
+    def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
         if answer is None:
             self._heard.append((self._topic, "lost"))
             return
         body = answer.command.lookup_topic_response
         self._heard.append((self._topic, body.broker_service_url or body.message or answer.command.error.message))
-        if self._ready and body.response == CONNECT and answer.ready is None:
+        if self._ready and body.response == CONNECT and answer.client_answer is None:
             copy = BaseCommand()
             copy.CopyFrom(answer.command)
-            answer.ready = ClientAnswer(copy)
+            answer.client_answer = ClientAnswer(copy)
 
 
 class Line:
     """A connection, and the bytes at the broker's end."""
 
-    def __init__(self, nursery: trio.Nursery, shapes: AnswerShapes) -> None:
+    def __init__(self, nursery: trio.Nursery, shapes: AnswerTemplates) -> None:
         ours, self.broker = trio.testing.memory_stream_pair()
         greeting = connected()
         link = BrokerLink(
@@ -54,16 +54,16 @@ class Line:
             link,
             max_frame_bytes=65536,
             keep_alive_s=30.0,
-            patience_s=2.5,
+            silence_s=2.5,
             renew_at=float("inf"),
             answer_challenge=None,
-            shapes=shapes,
+            answer_templates=shapes,
         )
         self._decoder = FrameDecoder(max_frame_bytes=65536)
         nursery.start_soon(self.connection.run)
 
     def ask(self, topic: str, heard: Heard, *, ready: bool = True) -> None:
-        self.connection.ask(asked(lookup(topic)), Asking(topic, heard, ready=ready), trio.current_time())
+        self.connection.send_request(asked(lookup(topic)), Asking(topic, heard, ready=ready), trio.current_time())
 
     async def requests(self, count: int) -> list[BaseCommand]:
         found: list[BaseCommand] = []
@@ -76,12 +76,12 @@ class Line:
         return found
 
 
-Open = Callable[[AnswerShapes], Awaitable[Line]]
+Open = Callable[[AnswerTemplates], Awaitable[Line]]
 
 
 @pytest.fixture
 async def open_line(nursery: trio.Nursery) -> AsyncIterator[Open]:
-    async def opened(shapes: AnswerShapes) -> Line:
+    async def opened(shapes: AnswerTemplates) -> Line:
         line = Line(nursery, shapes)
         await trio.testing.wait_all_tasks_blocked()
         return line
@@ -128,9 +128,9 @@ EXPECTED = [
 ]
 
 
-async def learned(open_line: Open) -> AnswerShapes:
+async def learned(open_line: Open) -> AnswerTemplates:
     """What a first connection leaves known."""
-    shapes, heard = AnswerShapes(), Heard()
+    shapes, heard = AnswerTemplates(), Heard()
     line = await open_line(shapes)
     for number in range(2):
         line.ask(f"t{number}", heard)
@@ -161,11 +161,11 @@ async def test_what_came_before_is_not_parsed_again_on_any_connection(open_line:
 @pytest.mark.parametrize("known", [True, False])
 async def test_however_answers_are_cut_on_the_way(open_line: Open, parsed: list[bytes], known: bool) -> None:
     """At every byte in two, and once in single bytes."""
-    shapes = await learned(open_line) if known else AnswerShapes()
+    shapes = await learned(open_line) if known else AnswerTemplates()
     size = 0
     cut = 1
     while not size or cut <= size:
-        line, heard = await open_line(shapes if known else AnswerShapes()), Heard()
+        line, heard = await open_line(shapes if known else AnswerTemplates()), Heard()
         for number in range(5):
             line.ask(f"t{number}", heard)
         data = mixed(await line.requests(5))
@@ -201,7 +201,7 @@ async def test_what_looks_like_a_known_answer_within_another_is_none(open_line: 
 
 async def test_what_nobody_made_ready_is_not_known(open_line: Open, parsed: list[bytes]) -> None:
     """A redirect, a topic list: it is looked at anew each time."""
-    line, heard = await open_line(AnswerShapes()), Heard()
+    line, heard = await open_line(AnswerTemplates()), Heard()
     for _ in range(3):
         line.ask("t", heard, ready=False)
         [request] = await line.requests(1)
@@ -219,7 +219,7 @@ async def test_who_waits_in_a_task_gets_an_answer_of_its_own(open_line: Open) ->
     answers: list[BaseCommand] = []
 
     async def ask() -> None:
-        answers.append(await line.connection.request(asked(lookup("t"))))
+        answers.append(await line.connection.request_answer(asked(lookup("t"))))
 
     async with trio.open_nursery() as nursery:
         for _ in range(2):

@@ -25,19 +25,19 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.directory import Brokers
-from lookup.connections.isolated import UNUSED_S, SuspectConnections
-from lookup.connections.losses import Company, Loss, Trial
+from lookup.brokers.directory import BrokerDirectory
+from lookup.connections.isolated import UNUSED_TIMEOUT_S, IsolatedConnections
+from lookup.connections.losses import ConnectionLoss, LossHistory, SuspectGroup
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipals
 from lookup.metrics import BrokerMetrics, LookupMetrics
-from lookup.requests.envelope_reply import Answers
-from lookup.requests.executor import TO_BLAME, Lookups
+from lookup.requests.envelope_reply import EnvelopeReply
+from lookup.requests.executor import FATAL_REQUEST_TEXT, LookupExecutor
 from lookup.requests.scheduler import LookupScheduler, RequestBatch
 from lookup.targets.rules import TargetRules
 from proto.addresses import HostPort
 from proto.frames import FrameDecoder
-from proto.lookup_requests import parse_request
+from proto.lookup_requests import RequestParser
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proto.rpc_pb2 import EnvelopeResponse
 from proxy.config.types import Config
@@ -78,10 +78,10 @@ class Worker:
         self.registry = CollectorRegistry()
         self.network = network
         self.fakes = [self._add(number) for number in range(brokers)]
-        self.brokers = Brokers(config, dialer, resolver(), BrokerMetrics(self.registry))
+        self.brokers = BrokerDirectory(config, dialer, resolver(), BrokerMetrics(self.registry))
         nursery.start_soon(self.brokers.discovery.run)
         self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
-        lookups = Lookups(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
+        lookups = LookupExecutor(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
         self.desk = LookupScheduler(config, lookups, LookupMetrics(self.registry), nursery)
         nursery.start_soon(self.desk.run)
         self.askers = LookupPrincipals()
@@ -103,11 +103,13 @@ class Worker:
                 assert answer.request_id not in self.told, "answered twice"
                 self.told[answer.request_id] = answer.response, answer.error, answer.message
 
-        sender = RequestBatch(self.askers.get(principal), "192.0.2.7:4000", Answers(len(requests), heard))
+        sender = RequestBatch(
+            self.askers.get_principal(principal), "192.0.2.7:4000", EnvelopeReply(len(requests), heard)
+        )
         with current_tick():
             for index, (request_id, topic) in enumerate(requests):
-                asked, number = parse_request(lookup(topic, request_id).SerializeToString())
-                self.desk.ask(asked, number, index, sender)
+                asked, number = RequestParser().parse_request(lookup(topic, request_id).SerializeToString())
+                self.desk.submit_request(asked, number, index, sender)
 
     async def open_connections(self, *principals: str) -> None:
         """Have a pooled connection to each broker."""
@@ -121,7 +123,7 @@ class Worker:
         return self.registry.get_sample_value("pulsar_proxy_fatal_lookup_requests_total", {"request": "lookup"}) or 0
 
     def failures(self) -> list[int]:
-        return [one.standing.failures for one in self.brokers.discovery.endpoints]
+        return [one.health.failures for one in self.brokers.discovery.endpoints]
 
 
 Make = Callable[..., Worker]
@@ -150,11 +152,11 @@ async def test_a_fatal_request_costs_nobody_else_an_answer(
     for fake in worker.fakes:
         fake.answers = True
     await settled(worker)
-    assert worker.told.pop(place) == (FAILED, ServerError.ServiceNotReady, TO_BLAME)
+    assert worker.told.pop(place) == (FAILED, ServerError.ServiceNotReady, FATAL_REQUEST_TEXT)
     assert worker.told == dict.fromkeys(set(range(100)) - {place}, (CONNECT, 0, ""))
     assert worker.blamed() == 1
     assert worker.failures() == [0] * brokers, "no broker is to blame"
-    assert not any(one.standing.set_aside for one in worker.brokers.discovery.endpoints)
+    assert not any(one.health.ejected for one in worker.brokers.discovery.endpoints)
     assert sum(len(fake.connects) for fake in worker.fakes) <= brokers * (1 + 2 * 8), "a bisection's, and no hundred"
     fatal = [one for fake in worker.fakes for _, one in fake.requests if one.lookup_topic.topic == "fatal"]
     assert len(fatal) <= 1 + 8
@@ -167,7 +169,7 @@ async def test_a_fatal_request_that_is_alone_is_tried_once_more_and_no_oftener(
     await worker.open_connections()
     worker.ask((1, "fatal"))
     await settled(worker)
-    assert worker.told == {1: (FAILED, ServerError.ServiceNotReady, TO_BLAME)}
+    assert worker.told == {1: (FAILED, ServerError.ServiceNotReady, FATAL_REQUEST_TEXT)}
     assert [one.lookup_topic.topic for fake in worker.fakes for _, one in fake.requests].count("fatal") == 2
 
 
@@ -220,7 +222,7 @@ async def test_a_broker_that_dies_under_thousands_takes_few_connections_and_is_t
     assert len(worker.told) == lost
     assert {response for response, _, _ in worker.told.values()} == {CONNECT}
     assert sum(len(fake.connects) for fake in worker.fakes) - before <= 4
-    assert worker.brokers.discovery.endpoints[0].standing.set_aside
+    assert worker.brokers.discovery.endpoints[0].health.ejected
     assert worker.blamed() == 0
 
 
@@ -239,11 +241,11 @@ async def test_connections_for_suspects_are_bounded_and_taken_in_turn(
     most = 0
     while not await worker.desk.under_way.wait_until_empty(timeout_s=0.01):
         assert trio.current_time() < deadline
-        most = max(most, worker.pool._suspects._room._held.total())
+        most = max(most, worker.pool._isolated._room._held.total())
     assert 0 < most <= 10
     assert {number for number, (response, _, _) in worker.told.items() if response == CONNECT} == set(range(30))
     await trio.sleep(5)
-    assert len(worker.pool._suspects) == 0
+    assert len(worker.pool._isolated) == 0
     assert broker.open <= 31
 
 
@@ -258,7 +260,7 @@ async def test_who_gives_up_waiting_leaves_no_connection_behind(
     assert worker.told[1][:2] == (FAILED, ServerError.ServiceNotReady)
     worker.network.dial_delay_s = 0
     await trio.sleep(60)
-    assert len(worker.pool._suspects) == 0
+    assert len(worker.pool._isolated) == 0
     assert worker.fakes[0].open == 0
 
 
@@ -270,8 +272,8 @@ async def test_a_connection_for_suspects_ends_with_their_answers(
     await worker.open_connections()
     worker.ask((1, "fatal"), *[(number, f"t-{number}") for number in range(2, 20)])
     await settled(worker)
-    await trio.sleep(UNUSED_S / 10)
-    assert len(worker.pool._suspects) == 0
+    await trio.sleep(UNUSED_TIMEOUT_S / 10)
+    assert len(worker.pool._isolated) == 0
     assert worker.fakes[0].open == 0
 
 
@@ -286,10 +288,10 @@ class FakeConnection:
     async def run(self) -> None:
         await self.over.wait()
 
-    def retire(self) -> None:
+    def retire_when_idle(self) -> None:
         self.over.set()
 
-    def retire_once_asked(self) -> None:
+    def retire_after_use(self) -> None:
         self.retires_once_asked = True
 
 
@@ -301,15 +303,15 @@ async def nowhere() -> tuple[str, ...]:
 async def test_a_connection_over_which_nobody_asks_any_more_ends(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    suspects, fake = SuspectConnections(nursery, 2), FakeConnection()
+    suspects, fake = IsolatedConnections(nursery, 2), FakeConnection()
 
     async def open_connection(_broker: HostPort, _addresses: tuple[str, ...]) -> Any:
         await trio.sleep(2)
         return fake
 
     with trio.move_on_after(1):
-        await suspects.connection(host_port("b0"), nowhere, open_connection, "alice", Company())
-    await trio.sleep(1 + UNUSED_S + 0.1)
+        await suspects.get_connection(host_port("b0"), nowhere, open_connection, "alice", SuspectGroup())
+    await trio.sleep(1 + UNUSED_TIMEOUT_S + 0.1)
     assert fake.over.is_set()
     assert len(suspects) == 0
 
@@ -317,7 +319,7 @@ async def test_a_connection_over_which_nobody_asks_any_more_ends(
 async def test_for_those_who_have_given_up_nothing_is_opened(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    suspects, fakes = SuspectConnections(nursery, 1), [FakeConnection(), FakeConnection()]
+    suspects, fakes = IsolatedConnections(nursery, 1), [FakeConnection(), FakeConnection()]
     opened: list[str] = []
 
     async def open_connection(broker: HostPort, _addresses: tuple[str, ...]) -> Any:
@@ -325,11 +327,11 @@ async def test_for_those_who_have_given_up_nothing_is_opened(
         opened.append(broker.host)
         return fakes[len(opened) - 1]
 
-    await suspects.connection(host_port("b0"), nowhere, open_connection, "alice", Company())
-    with trio.move_on_after(UNUSED_S / 2):
-        await suspects.connection(host_port("b1"), nowhere, open_connection, "alice", Company())
+    await suspects.get_connection(host_port("b0"), nowhere, open_connection, "alice", SuspectGroup())
+    with trio.move_on_after(UNUSED_TIMEOUT_S / 2):
+        await suspects.get_connection(host_port("b1"), nowhere, open_connection, "alice", SuspectGroup())
     assert len(suspects) == 2
-    await trio.sleep(2 * UNUSED_S)
+    await trio.sleep(2 * UNUSED_TIMEOUT_S)
     assert opened == ["b0"]
     assert len(suspects) == 0
 
@@ -338,7 +340,7 @@ async def test_one_that_comes_late_is_asked_over_a_connection_that_is_open(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
     """What ended before it was asked would count as the broker's failure."""
-    suspects, fakes, company = SuspectConnections(nursery, 2), [FakeConnection(), FakeConnection()], Company()
+    suspects, fakes, company = IsolatedConnections(nursery, 2), [FakeConnection(), FakeConnection()], SuspectGroup()
     opened: list[Any] = []
 
     async def open_connection(_broker: HostPort, _addresses: tuple[str, ...]) -> Any:
@@ -346,23 +348,23 @@ async def test_one_that_comes_late_is_asked_over_a_connection_that_is_open(
         opened.append(fakes[len(opened)])
         return opened[-1]
 
-    assert await suspects.connection(host_port("b0"), nowhere, open_connection, "alice", company) is fakes[0]
+    assert await suspects.get_connection(host_port("b0"), nowhere, open_connection, "alice", company) is fakes[0]
     fakes[0].closed = True
     fakes[0].over.set()
-    assert await suspects.connection(host_port("b0"), nowhere, open_connection, "alice", company) is fakes[1]
+    assert await suspects.get_connection(host_port("b0"), nowhere, open_connection, "alice", company) is fakes[1]
 
 
 async def test_what_goes_wrong_is_told_to_all_who_wait(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    suspects, company = SuspectConnections(nursery, 1), Company()
+    suspects, company = IsolatedConnections(nursery, 1), SuspectGroup()
 
     async def open_connection(_broker: HostPort, _addresses: tuple[str, ...]) -> Any:
         await trio.sleep(1)
         raise BrokerLinkFailed("unreachable", "nobody is there", message="no")
 
     broker = host_port("b0")
-    ways = [lambda: suspects.connection(broker, nowhere, open_connection, "alice", company)] * 3
+    ways = [lambda: suspects.get_connection(broker, nowhere, open_connection, "alice", company)] * 3
     assert [type(one) for one in await gather(*ways)] == [BrokerLinkFailed] * 3
     assert len(suspects) == 0
 
@@ -373,51 +375,51 @@ async def test_what_goes_wrong_is_told_to_all_who_wait(
 @given(count=st.integers(1, 300), fatal=st.sets(st.integers(0, 299), max_size=5))
 def test_a_bisection_finds_just_those_that_are_to_blame(count: int, fatal: set[int]) -> None:
     """Each round, all of one company are asked over one connection, which is lost if a fatal one is among them."""
-    trials = [Trial() for _ in range(count)]
+    trials = [LossHistory() for _ in range(count)]
     broker: Any = BROKER
     left = {number: trials[number] for number in range(count)}
     rounds, connections = 0, 0
-    blamed_brokers: list[Loss] = []
+    blamed_brokers: list[ConnectionLoss] = []
     while left:
-        companies: dict[Company | None, list[int]] = {}
+        companies: dict[SuspectGroup | None, list[int]] = {}
         for number, trial in left.items():
-            companies.setdefault(trial.company, []).append(number)
+            companies.setdefault(trial.suspect_group, []).append(number)
         for members in companies.values():
             connections += 1
             if not fatal & set(members):
                 for number in members:
-                    blamed_brokers += left.pop(number).settled()
+                    blamed_brokers += left.pop(number).settle_losses()
                 continue
-            loss = Loss(broker, len(members))
+            loss = ConnectionLoss(broker, len(members))
             for number in members:
-                if left[number].lost(broker, loss):
+                if left[number].record_loss(broker, loss):
                     assert number in fatal
-                    blamed_brokers += left.pop(number).settled()
+                    blamed_brokers += left.pop(number).settle_losses()
         rounds += 1
     assert blamed_brokers == []
-    assert {number for number, trial in enumerate(trials) if trial.to_blame} == {one for one in fatal if one < count}
+    assert {number for number, trial in enumerate(trials) if trial.is_to_blame} == {one for one in fatal if one < count}
     assert rounds <= 2 + count.bit_length()
     assert connections <= 1 + 2 * (1 + count.bit_length()) * max(1, len(fatal))
 
 
 def test_a_loss_that_no_request_is_to_blame_for_is_a_brokers_once_all_have_their_answers() -> None:
     broker: Any = BROKER
-    trials = [Trial() for _ in range(3)]
-    loss = Loss(broker, 3)
-    assert [trial.lost(broker, loss) for trial in trials] == [False] * 3
-    assert [list(trial.settled()) for trial in trials] == [[], [], [loss]]
-    assert [list(trial.settled()) for trial in trials] == [[], [], []]
+    trials = [LossHistory() for _ in range(3)]
+    loss = ConnectionLoss(broker, 3)
+    assert [trial.record_loss(broker, loss) for trial in trials] == [False] * 3
+    assert [list(trial.settle_losses()) for trial in trials] == [[], [], [loss]]
+    assert [list(trial.settle_losses()) for trial in trials] == [[], [], []]
 
 
 def test_what_says_nothing_of_a_request_makes_it_no_suspect() -> None:
     broker: Any = BROKER
-    trial = Trial()
-    assert not trial.lost(broker, None)
-    assert (trial.company, trial.lost_at) == (None, BROKER)
+    trial = LossHistory()
+    assert not trial.record_loss(broker, None)
+    assert (trial.suspect_group, trial.last_lost_at) == (None, BROKER)
 
 
 def test_alone_on_a_shared_connection_it_is_not_to_blame_yet() -> None:
     broker: Any = BROKER
-    trial = Trial()
-    assert not trial.lost(broker, Loss(broker, 1))
-    assert trial.lost(broker, Loss(broker, 1))
+    trial = LossHistory()
+    assert not trial.record_loss(broker, ConnectionLoss(broker, 1))
+    assert trial.record_loss(broker, ConnectionLoss(broker, 1))

@@ -58,11 +58,11 @@ class Pools:
         self.broker = network.add("broker", "10.0.0.1", FakeBroker(connect_to("pulsar://x:1")))
         self.pool = BrokerPool(config, Dialer(config.brokers), self.auth, nursery)  # type: ignore[arg-type]
         self.askers = LookupPrincipals()
-        self.anybody = self.askers.get("")
+        self.anybody = self.askers.get_principal("")
 
     async def get(self, principal: str = "", host: str = "broker", token: str = "") -> BrokerConnection:
-        asker = self.askers.get(principal, OriginalCredentials("token", token) if token else None)
-        return await self.pool.connection(host_port(host), here, asker)
+        asker = self.askers.get_principal(principal, OriginalCredentials("token", token) if token else None)
+        return await self.pool.get_connection(host_port(host), here, asker)
 
 
 async def test_a_connection_is_shared(network: Network, nursery: trio.Nursery) -> None:
@@ -91,7 +91,7 @@ async def test_principals_never_share_a_connection(network: Network, nursery: tr
     assert len({alice, bob, nobody}) == 3
     assert sorted(connect.original_principal for connect in pools.broker.connects) == ["", "alice", "bob"]
     for principal, connection in (("alice", alice), ("bob", bob), ("", nobody)):
-        await connection.request(asked(lookup(f"of-{principal}")))
+        await connection.request_answer(asked(lookup(f"of-{principal}")))
     assert [(principal, request.lookup_topic.topic) for principal, request in pools.broker.requests] == [
         ("alice", "of-alice"),
         ("bob", "of-bob"),
@@ -137,8 +137,10 @@ async def test_credentials_of_one_text_and_two_methods_are_not_the_same(
     network: Network, nursery: trio.Nursery
 ) -> None:
     pools = Pools(network, nursery)
-    token, basic = (pools.askers.get("alice", OriginalCredentials(method, "s3cret")) for method in ("token", "basic"))
-    connections = [await pools.pool.connection(BROKER, here, asker) for asker in (token, basic)]
+    token, basic = (
+        pools.askers.get_principal("alice", OriginalCredentials(method, "s3cret")) for method in ("token", "basic")
+    )
+    connections = [await pools.pool.get_connection(BROKER, here, asker) for asker in (token, basic)]
     assert connections[0] is not connections[1]
 
 
@@ -157,19 +159,19 @@ async def test_credentials_are_not_shown(network: Network, nursery: trio.Nursery
 def test_an_asker_is_the_same_as_long_as_somebody_holds_it() -> None:
     """Found by what it is; and what nobody holds any more is forgotten, with its credentials."""
     askers = LookupPrincipals()
-    alice = askers.get("alice")
-    assert askers.get("alice") is alice
-    assert askers.get("alice", OriginalCredentials("token", "x")) is not alice
-    assert askers.get("bob") is not alice
+    alice = askers.get_principal("alice")
+    assert askers.get_principal("alice") is alice
+    assert askers.get_principal("alice", OriginalCredentials("token", "x")) is not alice
+    assert askers.get_principal("bob") is not alice
     gc.collect()
-    assert list(askers._askers.values()) == [alice]
+    assert list(askers._principals.values()) == [alice]
 
 
 async def test_brokers_never_share_a_connection(network: Network, nursery: trio.Nursery) -> None:
     pools = Pools(network, nursery)
     assert await pools.get(host="broker") is not await pools.get(host="other")
     network.brokers["10.0.0.1", 6651] = FakeBroker()
-    assert await pools.pool.connection(host_port("broker", 6651), here, pools.anybody) is not await pools.get()
+    assert await pools.pool.get_connection(host_port("broker", 6651), here, pools.anybody) is not await pools.get()
 
 
 async def test_the_addresses_given_are_those_dialled(network: Network, nursery: trio.Nursery) -> None:
@@ -191,7 +193,7 @@ async def test_addresses_are_asked_for_only_when_a_connection_is_opened(
         return await here()
 
     for _ in range(3):
-        await pools.pool.connection(BROKER, counted, pools.anybody)
+        await pools.pool.get_connection(BROKER, counted, pools.anybody)
     assert asked == 1
 
 
@@ -203,7 +205,7 @@ async def test_what_the_addresses_raise_passes(network: Network, nursery: trio.N
         raise LookupError("no such host")
 
     with pytest.raises(LookupError):
-        await pools.pool.connection(BROKER, unknown, pools.anybody)
+        await pools.pool.get_connection(BROKER, unknown, pools.anybody)
     assert not (await pools.get()).closed
 
 
@@ -340,7 +342,7 @@ async def test_the_bound_evicts_what_is_unused_for_longest(
     await trio.sleep(1)
     newer = await pools.get("b")
     await trio.sleep(1)
-    await oldest.request(asked())  # now "b" is the one unused for longest
+    await oldest.request_answer(asked())  # now "b" is the one unused for longest
     await pools.get("c")
     await trio.testing.wait_all_tasks_blocked()
     assert newer.closed
@@ -354,7 +356,7 @@ async def test_the_bound_never_takes_a_connection_from_those_who_wait_on_it(
     pools = Pools(network, nursery, pooled_connections_max=1)
     pools.broker.script = lambda _request: None
     busy = await pools.get("a")
-    nursery.start_soon(busy.request, asked())
+    nursery.start_soon(busy.request_answer, asked())
     await trio.testing.wait_all_tasks_blocked()
     with pytest.raises(BrokerLinkFailed) as caught:
         await pools.get("b")
@@ -387,7 +389,7 @@ async def test_a_broker_that_cannot_be_reached_does_not_fill_the_pool(network: N
     kept = await pools.get("kept")
     for number in range(5):
         with pytest.raises(BrokerLinkFailed):
-            await pools.pool.connection(host_port(f"down-{number}"), elsewhere, pools.anybody)
+            await pools.pool.get_connection(host_port(f"down-{number}"), elsewhere, pools.anybody)
     assert not kept.closed
 
 
@@ -399,7 +401,7 @@ async def test_idle_connections_end(
     used, unused = await pools.get("used"), await pools.get("unused")
     for _ in range(8):
         await trio.sleep(0.25)
-        await used.request(asked())
+        await used.request_answer(asked())
     await trio.testing.wait_all_tasks_blocked()
     assert unused.closed
     assert not used.closed
@@ -416,7 +418,7 @@ async def test_a_connection_with_a_request_under_way_is_not_idle(
     pools.broker.script = lambda _request: None
     nursery.start_soon(pools.pool.run)
     busy = await pools.get()
-    nursery.start_soon(busy.request, asked())
+    nursery.start_soon(busy.request_answer, asked())
     await trio.sleep(10)
     assert not busy.closed
 
@@ -434,7 +436,7 @@ async def test_retire_gives_time_then_closes_everything(
 
     nursery.start_soon(run)
     started = trio.current_time()
-    nursery.start_soon(pools.pool.retire, 5.0)
+    nursery.start_soon(pools.pool.retire_after, 5.0)
     await trio.sleep(4.9)
     assert ended == [started]
     assert not any(connection.closed for connection in connections)
@@ -467,7 +469,7 @@ async def test_a_connection_that_is_opened_while_the_pool_retires_is_closed(
     network.dial_delay_s = 3.0
     nursery.start_soon(pools.get)
     await trio.sleep(1)
-    await pools.pool.retire(0.0)
+    await pools.pool.retire_after(0.0)
     await trio.sleep(10)
     assert len(network.dialled) == 1
     assert pools.broker.open == 0
@@ -478,10 +480,10 @@ async def test_a_retired_pool_holds_nothing_open_whatever_is_asked_of_it_later(
 ) -> None:
     """A lookup that outlives the patience asks its pool again; nobody would ever close what that opened."""
     pools = Pools(network, nursery)
-    await pools.pool.retire(0.0)
+    await pools.pool.retire_after(0.0)
     try:
         connection = await pools.get("late")
-        await connection.request(asked())
+        await connection.request_answer(asked())
     except BrokerLinkFailed:
         pass
     await trio.sleep(10 * 60)
@@ -513,7 +515,7 @@ async def test_what_is_in_use_counts_for_nobody_at_the_bound(network: Network, n
     pools.broker.script = lambda _request: None
     busy = [await pools.get("alice", token=f"t{number}") for number in range(2)]
     for connection in busy:
-        nursery.start_soon(connection.request, asked())
+        nursery.start_soon(connection.request_answer, asked())
     bobs = [await pools.get("bob", token=f"t{number}") for number in range(2)]
     await trio.testing.wait_all_tasks_blocked()
     await pools.get("carol")
@@ -526,16 +528,16 @@ async def test_what_is_in_use_counts_for_nobody_at_the_bound(network: Network, n
 
 async def test_an_open_connection_is_given_at_once(network: Network, nursery: trio.Nursery) -> None:
     pools = Pools(network, nursery)
-    alice = pools.askers.get("alice")
-    assert pools.pool.open_connection(BROKER, alice, trio.current_time()) is None
+    alice = pools.askers.get_principal("alice")
+    assert pools.pool.get_open_connection(BROKER, alice, trio.current_time()) is None
     connection = await pools.get("alice")
-    assert pools.pool.open_connection(BROKER, alice, trio.current_time()) is connection
-    assert pools.pool.open_connection(BROKER, pools.askers.get("bob"), trio.current_time()) is None
-    assert pools.pool.open_connection(host_port("other"), alice, trio.current_time()) is None
+    assert pools.pool.get_open_connection(BROKER, alice, trio.current_time()) is connection
+    assert pools.pool.get_open_connection(BROKER, pools.askers.get_principal("bob"), trio.current_time()) is None
+    assert pools.pool.get_open_connection(host_port("other"), alice, trio.current_time()) is None
     assert len(network.dialled) == 1
     await trio.aclose_forcefully(pools.broker.ends[0].stream)
     await trio.testing.wait_all_tasks_blocked()
-    assert pools.pool.open_connection(BROKER, alice, trio.current_time()) is None
+    assert pools.pool.get_open_connection(BROKER, alice, trio.current_time()) is None
 
 
 async def test_while_one_is_being_opened_there_is_none(network: Network, nursery: trio.Nursery) -> None:
@@ -543,7 +545,7 @@ async def test_while_one_is_being_opened_there_is_none(network: Network, nursery
     network.dial_delay_s = 0.01
     nursery.start_soon(pools.get, "alice")
     await trio.testing.wait_all_tasks_blocked()
-    assert pools.pool.open_connection(BROKER, pools.askers.get("alice"), trio.current_time()) is None
+    assert pools.pool.get_open_connection(BROKER, pools.askers.get_principal("alice"), trio.current_time()) is None
 
 
 # ---- renewal
@@ -564,10 +566,10 @@ class Renewing(Pools):
     def __init__(self, network: Network, nursery: trio.Nursery, lifetime_s: float = LIFETIME_S, **brokers: Any) -> None:
         super().__init__(network, nursery, credentials=True, **brokers)
         self.auth.lifetime_s = lifetime_s
-        self.asker = self.askers.get("alice")
+        self.asker = self.askers.get_principal("alice")
 
     def open(self) -> BrokerConnection:
-        connection = self.pool.open_connection(BROKER, self.asker, trio.current_time())
+        connection = self.pool.get_open_connection(BROKER, self.asker, trio.current_time())
         assert connection is not None, "there always is one"
         return connection
 
@@ -575,7 +577,7 @@ class Renewing(Pools):
         """Use it until there is another one; when that was begun."""
         while self.open() is first:
             await trio.sleep(step_s)
-            await self.open().request(asked())
+            await self.open().request_answer(asked())
         return trio.current_time()
 
 
@@ -592,7 +594,7 @@ async def test_a_connection_is_renewed_at_85_to_95_percent_of_its_credentials_li
     points = []
     for number in range(20):
         pools = Renewing(network, nursery)
-        first = await pools.pool.connection(BROKER, here, pools.asker)
+        first = await pools.pool.get_connection(BROKER, here, pools.asker)
         started = trio.current_time()
         points.append(first.renew_at - started)
         if number == 0:
@@ -606,7 +608,7 @@ async def test_credentials_without_an_end_are_not_renewed(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
 ) -> None:
     pools = Renewing(network, nursery, lifetime_s=0)
-    first = await pools.pool.connection(BROKER, here, pools.asker)
+    first = await pools.pool.get_connection(BROKER, here, pools.asker)
     await trio.sleep(1000)
     assert pools.open() is first
 
@@ -617,14 +619,14 @@ async def test_the_old_one_serves_until_the_new_one_is_there_and_no_request_fail
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None, way: str
 ) -> None:
     pools = Renewing(network, nursery)
-    first = await pools.pool.connection(BROKER, here, pools.asker)
+    first = await pools.pool.get_connection(BROKER, here, pools.asker)
     network.dial_delay_s = 2.0
     pools.broker.script = lambda _request: None
     await trio.sleep(0.96 * LIFETIME_S)
     used = []
     for _ in range(5):
-        used.append(pools.open() if way == "short" else await pools.pool.connection(BROKER, here, pools.asker))
-        nursery.start_soon(used[-1].request, asked())
+        used.append(pools.open() if way == "short" else await pools.pool.get_connection(BROKER, here, pools.asker))
+        nursery.start_soon(used[-1].request_answer, asked())
         await trio.sleep(0.1)
     assert used == [first] * 5, "nobody waits for the new one"
     assert len(network.dialled) == 2, "and only one is opened"
@@ -646,13 +648,13 @@ async def test_a_renewal_that_fails_is_tried_again_later(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
 ) -> None:
     pools = Renewing(network, nursery)
-    first = await pools.pool.connection(BROKER, here, pools.asker)
+    first = await pools.pool.get_connection(BROKER, here, pools.asker)
     await trio.sleep(0.96 * LIFETIME_S)
     pools.auth.broken = True
     before = len(pools.auth.calls)
     for _ in range(40):
         assert pools.open() is first
-        await pools.open().request(asked())
+        await pools.open().request_answer(asked())
         await trio.sleep(0.25)
     tried = len(pools.auth.calls) - before
     assert tried == 2, f"within 10 s, and not at each request: once in {RENEWAL_RETRY_S} s"
@@ -674,9 +676,9 @@ async def test_credentials_that_have_ended_or_nearly_are_no_reason_for_a_storm(
 ) -> None:
     """A broker whose clock is behind, or that does not look, takes them."""
     pools = Renewing(network, nursery, lifetime_s=lifetime_s)
-    await pools.pool.connection(BROKER, here, pools.asker)
+    await pools.pool.get_connection(BROKER, here, pools.asker)
     for _ in range(100):
-        await pools.open().request(asked())
+        await pools.open().request_answer(asked())
         await trio.sleep(0.1)
     assert len(pools.broker.connects) <= 1 + 10 / RENEWAL_RETRY_S
 
@@ -685,7 +687,7 @@ async def test_what_nobody_uses_is_not_renewed(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
 ) -> None:
     pools = Renewing(network, nursery, idle_connection_timeout_ms=10**7)
-    await pools.pool.connection(BROKER, here, pools.asker)
+    await pools.pool.get_connection(BROKER, here, pools.asker)
     await trio.sleep(2 * LIFETIME_S)
     assert len(pools.broker.connects) == 1
 
@@ -694,12 +696,12 @@ async def test_a_renewal_under_way_while_the_pool_retires(
     network: Network, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, unix_time: None
 ) -> None:
     pools = Renewing(network, nursery)
-    await pools.pool.connection(BROKER, here, pools.asker)
+    await pools.pool.get_connection(BROKER, here, pools.asker)
     await trio.sleep(0.96 * LIFETIME_S)
     network.dial_delay_s = 2.0
     pools.open()
     await trio.sleep(1)
-    await pools.pool.retire(0.0)
+    await pools.pool.retire_after(0.0)
     await trio.sleep(10)
     assert pools.broker.open == 0
     assert len(network.dialled) == 2
@@ -710,15 +712,15 @@ async def test_a_broker_lost_while_its_connection_is_renewed(
 ) -> None:
     """Who asks then waits for the renewal rather than for yet another attempt."""
     pools = Renewing(network, nursery)
-    first = await pools.pool.connection(BROKER, here, pools.asker)
+    first = await pools.pool.get_connection(BROKER, here, pools.asker)
     await trio.sleep(0.96 * LIFETIME_S)
     network.dial_delay_s = 2.0
     pools.open()
     await trio.sleep(1)
     await trio.aclose_forcefully(pools.broker.ends[0].stream)
     await trio.testing.wait_all_tasks_blocked()
-    assert pools.pool.open_connection(BROKER, pools.asker, trio.current_time()) is None
-    second = await pools.pool.connection(BROKER, here, pools.asker)
+    assert pools.pool.get_open_connection(BROKER, pools.asker, trio.current_time()) is None
+    second = await pools.pool.get_connection(BROKER, here, pools.asker)
     assert second is not first
     assert not second.closed
     assert len(network.dialled) == 2
@@ -736,6 +738,6 @@ async def test_the_patience_follows_from_a_lookups_time(
     connection = await pools.get("alice")
     started = trio.current_time()
     with pytest.raises(BrokerConnectionLost):
-        await connection.request(asked())
+        await connection.request_answer(asked())
     assert 5.0 <= trio.current_time() - started <= 5.5, "half of limits.lookup_timeout_ms"
     assert not (await pools.get("alice")).closed

@@ -8,7 +8,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lookup.requests.envelope_reply import PART_BYTES_MAX, Answers
+from lookup.requests.envelope_reply import PART_BYTES_MAX, EnvelopeReply
 from proto.rpc_pb2 import EnvelopeResponse
 from proxy.runtime.loop.tick import Tick, current_tick
 
@@ -50,16 +50,16 @@ def reply() -> Reply:
 
 
 async def test_answers_of_one_turn_travel_together(turn: Tick, reply: Reply) -> None:
-    answers = Answers(4, reply)
+    answers = EnvelopeReply(4, reply)
     with turn:
-        answers.put(2, b"two")
-        answers.put(0, b"zero")
+        answers.add_answer(2, b"two")
+        answers.add_answer(0, b"zero")
         assert reply.parts == [], "not before the turn ends"
     assert (reply.indices, reply.more) == ([[2, 0]], [True])
     with turn:
-        answers.put(3, b"three")
+        answers.add_answer(3, b"three")
     with turn:
-        answers.put(1, b"one")
+        answers.add_answer(1, b"one")
     assert (reply.indices, reply.more) == ([[2, 0], [3], [1]], [True, True, False])
     assert [part.frames for part, _ in reply.parts] == [b"twozero", b"three", b"one"]
     with turn:
@@ -68,19 +68,19 @@ async def test_answers_of_one_turn_travel_together(turn: Tick, reply: Reply) -> 
 
 
 async def test_outside_of_a_turn_an_answer_leaves_at_once(turn: Tick, reply: Reply) -> None:
-    answers = Answers(3, reply)
-    answers.put(2, b"two")
-    answers.refuse(0, "INVALID_REQUEST", "why")
-    answers.put(1, b"one")
+    answers = EnvelopeReply(3, reply)
+    answers.add_answer(2, b"two")
+    answers.add_refusal(0, "INVALID_REQUEST", "why")
+    answers.add_answer(1, b"one")
     assert (reply.indices, reply.more) == ([[2], [], [1]], [True, True, False])
 
 
 async def test_one_bad_request_is_refused_among_good_ones(turn: Tick, reply: Reply) -> None:
-    answers = Answers(3, reply)
+    answers = EnvelopeReply(3, reply)
     with turn:
-        answers.put(0, b"zero")
-        answers.refuse(1, "INVALID_REQUEST", "why")
-        answers.put(2, b"two")
+        answers.add_answer(0, b"zero")
+        answers.add_refusal(1, "INVALID_REQUEST", "why")
+        answers.add_answer(2, b"two")
     [(part, more)] = reply.parts
     assert not more
     assert part.error == EnvelopeResponse.NONE, "the Envelope itself is accepted"
@@ -90,26 +90,26 @@ async def test_one_bad_request_is_refused_among_good_ones(turn: Tick, reply: Rep
 
 
 async def test_a_part_holds_as_much_as_it_may(turn: Tick, reply: Reply) -> None:
-    answers = Answers(5, reply)
+    answers = EnvelopeReply(5, reply)
     with turn:
         for index in range(5):
-            answers.put(index, b"x" * (PART_BYTES_MAX // 2))
+            answers.add_answer(index, b"x" * (PART_BYTES_MAX // 2))
     assert (reply.indices, reply.more) == ([[0, 1], [2, 3], [4]], [True, True, False])
 
 
 async def test_a_large_answer_travels_alone(turn: Tick, reply: Reply) -> None:
-    answers = Answers(4, reply)
+    answers = EnvelopeReply(4, reply)
     with turn:
         for index, size in enumerate((1, 10 * PART_BYTES_MAX, 1, 1)):
-            answers.put(index, b"x" * size)
+            answers.add_answer(index, b"x" * size)
     assert (reply.indices, reply.more) == ([[0], [1], [2, 3]], [True, True, False])
 
 
 async def test_where_answers_are_missing_the_last_part_of_a_turn_is_not_the_last(turn: Tick, reply: Reply) -> None:
-    answers = Answers(3, reply)
+    answers = EnvelopeReply(3, reply)
     with turn:
         for index in range(2):
-            answers.put(index, b"x" * PART_BYTES_MAX)
+            answers.add_answer(index, b"x" * PART_BYTES_MAX)
     assert (reply.indices, reply.more) == ([[0], [1]], [True, True])
 
 
@@ -119,13 +119,13 @@ def test_whatever_sizes_come_when_all_arrive_once_in_order_and_in_bounds(turns: 
     async def main() -> None:
         turn, reply = current_tick(), Reply()
         sizes = [size for one in turns for size in one]
-        answers = Answers(len(sizes), reply)
+        answers = EnvelopeReply(len(sizes), reply)
         numbered = iter(enumerate(sizes))
         for one in turns:
             with turn:
                 for _ in one:
                     index, size = next(numbered)
-                    answers.put(index, b"x" * size)
+                    answers.add_answer(index, b"x" * size)
         assert [one for part in reply.indices for one in part] == list(range(len(sizes)))
         assert reply.more == [True] * (len(reply.parts) - 1) + [False]
         for part, _ in reply.parts:
@@ -137,9 +137,9 @@ def test_whatever_sizes_come_when_all_arrive_once_in_order_and_in_bounds(turns: 
 
 
 async def test_who_takes_its_answers_keeps_its_connection(reply: Reply, nursery: trio.Nursery) -> None:
-    answers = Answers(1, reply)
-    answers.put(0, b"large")
-    nursery.start_soon(answers.until_sent, 5.0)
+    answers = EnvelopeReply(1, reply)
+    answers.add_answer(0, b"large")
+    nursery.start_soon(answers.wait_until_sent, 5.0)
     await trio.testing.wait_all_tasks_blocked()
     assert len(nursery.child_tasks) == 1
     reply.sent.set()
@@ -152,8 +152,8 @@ async def test_a_forwarder_that_takes_no_answers_loses_its_connection(
     reply: Reply, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Security: it would keep the room of others' large answers."""
-    answers = Answers(1, reply)
-    answers.put(0, b"large")
-    await answers.until_sent(5.0)
+    answers = EnvelopeReply(1, reply)
+    answers.add_answer(0, b"large")
+    await answers.wait_until_sent(5.0)
     assert trio.current_time() == pytest.approx(5.0)
     assert reply.broken_off

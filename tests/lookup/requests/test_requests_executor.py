@@ -26,12 +26,12 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.directory import Brokers
+from lookup.brokers.directory import BrokerDirectory
 from lookup.connections.broker_connection import BrokerConnection, BrokerConnectionLost
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipals
 from lookup.metrics import BrokerMetrics
-from lookup.requests.executor import REDIRECTS_MAX, TO_BLAME, Lookups
+from lookup.requests.executor import FATAL_REQUEST_TEXT, REDIRECTS_MAX, LookupExecutor
 from lookup.targets.rules import TargetRules
 from proto import commands
 from proto.addresses import HostPort
@@ -60,10 +60,12 @@ class Setup:
         def resolver() -> Resolver:
             return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
 
-        self.brokers = Brokers(config, dialer, resolver(), BrokerMetrics(CollectorRegistry()))
+        self.brokers = BrokerDirectory(config, dialer, resolver(), BrokerMetrics(CollectorRegistry()))
         nursery.start_soon(self.brokers.discovery.run)
         self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
-        self.lookups = Lookups(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
+        self.lookups = LookupExecutor(
+            config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers
+        )
 
     def broker(self, number: int, script: Script | None = None) -> FakeBroker:
         return self.network.add(f"b{number}", f"10.0.0.{number + 1}", FakeBroker(script))
@@ -73,8 +75,10 @@ class Setup:
         kind = kind_of(command or lookup())
         request_id = client_request_id(command or lookup(), kind)
         deadline = trio.current_time() + self.timeout_s
-        asker = self.askers.get(principal)
-        answer = await self.lookups.answer(asked(command).command(), kind, asker, "192.0.2.7:4000", deadline=deadline)
+        asker = self.askers.get_principal(principal)
+        answer = await self.lookups.execute_lookup(
+            asked(command).to_command(), kind, asker, "192.0.2.7:4000", deadline=deadline
+        )
         set_response_request_id(answer, request_id)
         return answer
 
@@ -196,7 +200,7 @@ async def test_the_authoritative_flag_is_each_answers_own(make: Make, authoritat
 
 
 def chain(setup: Setup, redirects: int, last: Script) -> list[FakeBroker]:
-    """Brokers that redirect from one to the next, so many times."""
+    """BrokerDirectory that redirect from one to the next, so many times."""
     brokers = [setup.broker(number, redirect_to(f"pulsar://b{number + 1}:6650")) for number in range(redirects)]
     return [*brokers, setup.broker(redirects, last)]
 
@@ -531,7 +535,7 @@ async def test_a_request_upon_which_two_brokers_hang_up_is_asked_no_more(make: M
     brokers = [setup.broker(number, connect_to("pulsar://b1:6650")) for number in range(3)]
     for broker in brokers:
         broker.hang_up_after_requests = 1
-    assert await setup.failure() == (ServerError.ServiceNotReady, TO_BLAME)
+    assert await setup.failure() == (ServerError.ServiceNotReady, FATAL_REQUEST_TEXT)
     assert sorted(len(broker.requests) for broker in brokers) == [0, 1, 1]
 
 
@@ -551,7 +555,7 @@ async def test_a_redirects_broker_that_hangs_up_is_asked_once_more(make: Make) -
 async def test_a_broker_that_always_hangs_up_and_no_other(make: Make) -> None:
     setup = make()
     setup.broker(0).hang_up_after_requests = 100
-    assert await setup.failure() == (ServerError.ServiceNotReady, TO_BLAME)
+    assert await setup.failure() == (ServerError.ServiceNotReady, FATAL_REQUEST_TEXT)
 
 
 async def test_the_deadline(make: Make, autojump_clock: trio.testing.MockClock) -> None:
@@ -616,12 +620,14 @@ class Short:
         self.heard: list[BaseCommand | None] = []
         self.brokers: list[str] = []
         self._lookups = setup.lookups
-        self.number = b""
-        self.connection = setup.lookups.ask_now(asked(command), setup.askers.get("alice"), self, trio.current_time())
+        self.proxy_id = b""
+        self.connection = setup.lookups.send_on_open_connection(
+            asked(command), setup.askers.get_principal("alice"), self, trio.current_time()
+        )
 
-    def answered(self, answer: BrokerAnswer | None) -> None:
+    def on_broker_answer(self, answer: BrokerAnswer | None) -> None:
         assert self.connection is not None
-        self._lookups.heard(self.connection, answer)
+        self._lookups.record_fast_path_outcome(self.connection, answer)
         self.heard.append(None if answer is None else answer.command)
         self.brokers.append(self.connection.broker.host)
 
@@ -669,7 +675,7 @@ async def test_a_connection_that_takes_no_more_is_no_way(make: Make, monkeypatch
     def full(*_: object) -> int:
         raise BrokerConnectionLost("it does not take requests")
 
-    monkeypatch.setattr(BrokerConnection, "ask", full)
+    monkeypatch.setattr(BrokerConnection, "send_request", full)
     assert Short(setup).connection is None
 
 
@@ -679,7 +685,7 @@ async def test_what_is_forgotten_is_not_heard(make: Make) -> None:
     await setup.answer()
     short = Short(setup)
     assert short.connection is not None
-    setup.lookups.forget(short.connection, short)
+    setup.lookups.abandon_request(short.connection, short)
     await trio.testing.wait_all_tasks_blocked()
     assert short.heard == []
 
@@ -694,23 +700,23 @@ async def test_what_is_forgotten_is_not_heard(make: Make) -> None:
     ],
 )
 def test_only_a_redirect_is_not_final(answer: BaseCommand, final: bool) -> None:
-    assert Lookups.is_final(answer, kind_of(lookup())) is final
+    assert LookupExecutor.is_final_answer(answer, kind_of(lookup())) is final
 
 
 @pytest.mark.parametrize("command", [_METADATA, _TOPICS, _SCHEMA])
 def test_of_other_requests_every_answer_is_final(command: BaseCommand) -> None:
-    assert Lookups.is_final(BaseCommand(type=kind_of(command).response_type), kind_of(command))
+    assert LookupExecutor.is_final_answer(BaseCommand(type=kind_of(command).response_type), kind_of(command))
 
 
 async def test_a_success_is_made_ready_once_and_the_brokers_word_stays_as_it_was(make: Make) -> None:
     lookups = make().lookups
     answer = BrokerAnswer(lookup_response(lookup(), CONNECT, "pulsar://b5:6650"))
-    kind, asker = kind_of(lookup()), LookupPrincipals().get("alice")
-    ready = lookups.ready(answer, kind, asker, "192.0.2.7:4000")
+    kind, asker = kind_of(lookup()), LookupPrincipals().get_principal("alice")
+    ready = lookups.prepare_answer(answer, kind, asker, "192.0.2.7:4000")
     assert ready is not None
-    assert answer.ready is ready
+    assert answer.client_answer is ready
     assert answer.command == lookup_response(lookup(), CONNECT, "pulsar://b5:6650")
-    body = BaseCommand.FromString(ready.frame(b"\x09")[8:]).lookup_topic_response
+    body = BaseCommand.FromString(ready.frame_for(b"\x09")[8:]).lookup_topic_response
     assert (body.request_id, body.proxy_through_service_url) == (9, True)
     assert body.broker_service_url == body.broker_service_url_tls == "pulsar://b5:6650"
 
@@ -729,9 +735,11 @@ async def test_what_is_logged_or_may_be_followed_is_looked_at_each_time(
     make: Make, answer: BaseCommand, request_: BaseCommand, final: bool
 ) -> None:
     broker_answer = BrokerAnswer(answer)
-    ready = make().lookups.ready(broker_answer, kind_of(request_), LookupPrincipals().get("alice"), "192.0.2.7:4000")
+    ready = make().lookups.prepare_answer(
+        broker_answer, kind_of(request_), LookupPrincipals().get_principal("alice"), "192.0.2.7:4000"
+    )
     assert (ready is not None) is final
-    assert broker_answer.ready is None
+    assert broker_answer.client_answer is None
 
 
 async def test_what_the_short_way_brought_is_followed_and_not_asked_again(make: Make) -> None:
@@ -739,10 +747,10 @@ async def test_what_the_short_way_brought_is_followed_and_not_asked_again(make: 
     first = setup.broker(0, redirect_to("pulsar://b1:6650", authoritative=True))
     second = setup.broker(1, connect_to("pulsar://b1:6650"))
     command = lookup("topic", request_id=0, advertised_listener_name="inside")
-    answer = await setup.lookups.answer(
+    answer = await setup.lookups.execute_lookup(
         command,
         kind_of(command),
-        setup.askers.get("alice"),
+        setup.askers.get_principal("alice"),
         "192.0.2.7:4000",
         lookup_response(command, REDIRECT, "pulsar://b1:6650", authoritative=True),
         deadline=trio.current_time() + 10,
@@ -759,8 +767,8 @@ async def test_no_time_is_left_for_the_long_way(make: Make) -> None:
     setup.broker(0, connect_to("pulsar://b0:6650"))
     command = lookup()
     deadline = trio.current_time() - 1
-    answer = await setup.lookups.answer(
-        command, kind_of(command), setup.askers.get("alice"), "192.0.2.7:4000", deadline=deadline
+    answer = await setup.lookups.execute_lookup(
+        command, kind_of(command), setup.askers.get_principal("alice"), "192.0.2.7:4000", deadline=deadline
     )
     assert answer.lookup_topic_response.error == ServerError.ServiceNotReady
 

@@ -23,12 +23,12 @@ from lookup_fakes import (
 )
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.directory import Brokers
-from lookup.connections.losses import Trial
+from lookup.brokers.directory import BrokerDirectory
+from lookup.connections.losses import LossHistory
 from lookup.connections.pool import BrokerPool
 from lookup.connections.principals import LookupPrincipal
 from lookup.metrics import BrokerMetrics
-from lookup.requests.executor import TO_BLAME, Lookups
+from lookup.requests.executor import FATAL_REQUEST_TEXT, LookupExecutor
 from lookup.targets.rules import TargetRules
 from proto.lookup_answers import BrokerAnswer
 from proto.lookup_kinds import kind_of
@@ -51,10 +51,12 @@ class Worker:
         def resolver() -> Resolver:
             return Resolver(nursery, timeout_s=5, ttl_max_s=300, use_system_resolver=True)
 
-        self.brokers = Brokers(config, dialer, resolver(), BrokerMetrics(CollectorRegistry()))
+        self.brokers = BrokerDirectory(config, dialer, resolver(), BrokerMetrics(CollectorRegistry()))
         nursery.start_soon(self.brokers.discovery.run)
         self.pool = BrokerPool(config, dialer, FakeAuth(), nursery)  # type: ignore[arg-type]
-        self.lookups = Lookups(config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers)
+        self.lookups = LookupExecutor(
+            config, self.pool, TargetRules(config.brokers, resolver(), self.brokers), self.brokers
+        )
         self.asker = LookupPrincipal("alice")
 
     def broker(self, number: int, script: Script | None = None) -> FakeBroker:
@@ -63,36 +65,36 @@ class Worker:
 
     async def ask(self, asker: LookupPrincipal | None = None, timeout_s: float = 10) -> Any:
         """As the desk does: the short way, or else the long one."""
-        command, kind, trial = lookup(), kind_of(lookup()), Trial()
+        command, kind, trial = lookup(), kind_of(lookup()), LossHistory()
         answers: list[BaseCommand | None] = []
         done = trio.Event()
 
-        def answered(answer: BrokerAnswer | None) -> None:
+        def on_broker_answer(answer: BrokerAnswer | None) -> None:
             assert connection is not None
-            self.lookups.heard(connection, answer)
+            self.lookups.record_fast_path_outcome(connection, answer)
             answers.append(None if answer is None else answer.command)
             if answer is None:
-                trial.lost(connection.broker, connection.loss)
+                trial.record_loss(connection.broker, connection.loss)
             done.set()
 
         deadline = trio.current_time() + timeout_s
         asker = asker or self.asker
-        waiting: Any = SimpleNamespace(answered=answered, number=b"")
-        connection = self.lookups.ask_now(asked(), asker, waiting, trio.current_time())
+        waiting: Any = SimpleNamespace(on_broker_answer=on_broker_answer, proxy_id=b"")
+        connection = self.lookups.send_on_open_connection(asked(), asker, waiting, trio.current_time())
         if connection is not None:
             with trio.move_on_at(deadline) as scope:
                 await done.wait()
             if scope.cancelled_caught:
-                self.lookups.forget(connection, waiting)
+                self.lookups.abandon_request(connection, waiting)
                 return None
-            if answers[0] is not None and self.lookups.is_final(answers[0], kind):
+            if answers[0] is not None and self.lookups.is_final_answer(answers[0], kind):
                 return answers[0].lookup_topic_response
         known = answers[0] if answers else None
-        answer = await self.lookups.answer(command, kind, asker, CLIENT, known, deadline=deadline, trial=trial)
+        answer = await self.lookups.execute_lookup(command, kind, asker, CLIENT, known, deadline=deadline, losses=trial)
         return answer.lookup_topic_response
 
     def failures(self) -> dict[str, int]:
-        return {one.host: one.standing.failures for one in self.brokers.discovery.endpoints}
+        return {one.host: one.health.failures for one in self.brokers.discovery.endpoints}
 
 
 Make = Callable[..., Worker]
@@ -110,7 +112,7 @@ async def test_brokers_take_turns_and_each_gets_its_connection(make: Make) -> No
         assert (await worker.ask()).response == CONNECT
     assert [len(broker.requests) for broker in brokers] == [4, 4]
     assert [len(broker.connects) for broker in brokers] == [1, 1]
-    assert worker.lookups._not_open == {}
+    assert worker.lookups._unconnected == {}
 
 
 async def test_the_first_lookup_waits_for_the_first_answer_of_dns(
@@ -179,11 +181,11 @@ async def test_what_one_request_is_to_blame_for_counts_against_no_broker(make: M
         for broker in brokers:
             broker.hang_up_after_requests = 1
         response = await worker.ask()
-        assert (response.error, response.message) == (ServerError.ServiceNotReady, TO_BLAME)
+        assert (response.error, response.message) == (ServerError.ServiceNotReady, FATAL_REQUEST_TEXT)
         assert (await worker.ask()).response == CONNECT
         assert (await worker.ask()).response == CONNECT
         assert worker.failures() == {"b0": 0, "b1": 0}
-    assert not any(one.standing.set_aside for one in worker.brokers.discovery.endpoints)
+    assert not any(one.health.ejected for one in worker.brokers.discovery.endpoints)
 
 
 async def test_no_answer_in_time_is_reported_once_a_connection(

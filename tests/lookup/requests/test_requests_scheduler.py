@@ -19,13 +19,13 @@ from prometheus_client import CollectorRegistry
 
 from lookup.connections.principals import LookupPrincipal, LookupPrincipals
 from lookup.metrics import LookupMetrics
-from lookup.requests.executor import Lookups
-from lookup.requests.scheduler import OVERDUE_LOOK_S, LookupScheduler, PendingLookup, RequestBatch
+from lookup.requests.executor import LookupExecutor
+from lookup.requests.scheduler import OVERDUE_CHECK_S, LookupScheduler, PendingLookup, RequestBatch
 from proto.connect_rules import OriginalCredentials
 from proto.frames import FrameDecoder
 from proto.lookup_answers import BrokerAnswer, ClientAnswer
-from proto.lookup_kinds import error_of, failure, response_request_id
-from proto.lookup_requests import Request, parse_request
+from proto.lookup_kinds import error_of, failure_answer, response_request_id
+from proto.lookup_requests import LookupRequest, RequestParser
 from proto.pulsar_pb2 import BaseCommand, ServerError
 from proxy.runtime.loop.tick import current_tick
 
@@ -55,25 +55,27 @@ class Asked:
     """One question under way to a broker, and the connection that it is under way on."""
 
     broker = BROKER
-    heard_at = 0.0
+    last_received_at = 0.0
     loss = None
 
-    def __init__(self, lookups: FakeLookups, request: Request, asker: LookupPrincipal, question: PendingLookup) -> None:
-        self.command = request.command()
+    def __init__(
+        self, lookups: FakeExecutor, request: LookupRequest, asker: LookupPrincipal, question: PendingLookup
+    ) -> None:
+        self.command = request.to_command()
         self.asker = asker
         self.forgotten = False
         self._lookups = lookups
         self.question = question
 
     def on_answer(self, answer: BaseCommand | None) -> None:
-        self.heard_at = trio.current_time()
-        self.question.answered(None if answer is None else BrokerAnswer(answer))
+        self.last_received_at = trio.current_time()
+        self.question.on_broker_answer(None if answer is None else BrokerAnswer(answer))
 
     def answer(self, url: str = "pulsar://b0:6650") -> None:
         self.on_answer(lookup_response(self.command, CONNECT, url))
 
 
-class FakeLookups:
+class FakeExecutor:
     """Brokers, answered by the test: ``asked`` the short way, ``long_way`` the long one."""
 
     def __init__(self) -> None:
@@ -86,30 +88,32 @@ class FakeLookups:
         self.gate = trio.Event()
         self.failure: Exception | None = None
 
-    def ask_now(self, request: Request, asker: LookupPrincipal, question: PendingLookup, _now: float) -> Any:
+    def send_on_open_connection(
+        self, request: LookupRequest, asker: LookupPrincipal, question: PendingLookup, _now: float
+    ) -> Any:
         if not self.open:
             return None
         asked = Asked(self, request, asker, question)
         self.asked.append(asked)
         return asked
 
-    def heard(self, connection: Asked, answer: BrokerAnswer | None) -> None:
+    def record_fast_path_outcome(self, connection: Asked, answer: BrokerAnswer | None) -> None:
         self.heard_of.append((connection.broker, answer is not None))
 
     @staticmethod
-    def forget(connection: Asked, question: PendingLookup) -> None:
+    def abandon_request(connection: Asked, question: PendingLookup) -> None:
         assert connection.question is question
         connection.forgotten = True
 
     @staticmethod
-    def ready(answer: BrokerAnswer, kind: Any, _asker: LookupPrincipal, _client: str) -> ClientAnswer | None:
-        if not Lookups.is_final(answer.command, kind):
+    def prepare_answer(answer: BrokerAnswer, kind: Any, _asker: LookupPrincipal, _client: str) -> ClientAnswer | None:
+        if not LookupExecutor.is_final_answer(answer.command, kind):
             return None
         copy = BaseCommand()
         copy.CopyFrom(answer.command)
         return ClientAnswer(copy)
 
-    async def answer(
+    async def execute_lookup(
         self,
         command: BaseCommand,
         kind: Any,
@@ -118,27 +122,27 @@ class FakeLookups:
         answer: Any,
         *,
         deadline: float,
-        trial: Any,
+        losses: Any,
     ) -> BaseCommand:
         self.long_way.append((command, answer, deadline))
-        self.lost.append(None if trial is None else trial.lost_at)
+        self.lost.append(None if losses is None else losses.last_lost_at)
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         if kind.response_type == BaseCommand.LOOKUP_RESPONSE:
             return lookup_response(command, CONNECT, "pulsar://long:6650")
-        return failure(kind, 0, ServerError.TopicNotFound, "gone")
+        return failure_answer(kind, 0, ServerError.TopicNotFound, "gone")
 
     @staticmethod
-    def too_slow(_command: BaseCommand, kind: Any, *_: object) -> BaseCommand:
-        return failure(kind, 0, ServerError.ServiceNotReady, "too slow")
+    def timeout_answer(_command: BaseCommand, kind: Any, *_: object) -> BaseCommand:
+        return failure_answer(kind, 0, ServerError.ServiceNotReady, "too slow")
 
 
 class Setup:
     """A desk, its brokers, and what its clients hear."""
 
     def __init__(self, nursery: trio.Nursery, **limits: int) -> None:
-        self.lookups = FakeLookups()
+        self.lookups = FakeExecutor()
         self.turn = current_tick()
         self.askers = LookupPrincipals()
         self.registry = CollectorRegistry()
@@ -158,10 +162,10 @@ class Setup:
         name: str = "",
         address: str = "192.0.2.7:4000",
     ) -> None:
-        request, request_id = parse_request((command or lookup()).SerializeToString())
-        asker = who if isinstance(who, LookupPrincipal) else self.askers.get(who)
+        request, request_id = RequestParser().parse_request((command or lookup()).SerializeToString())
+        asker = who if isinstance(who, LookupPrincipal) else self.askers.get_principal(who)
 
-        def put(index: int, frame: bytes) -> None:
+        def add_answer(index: int, frame: bytes) -> None:
             assert index == INDEX
             decoder = FrameDecoder(max_frame_bytes=1 << 20)
             decoder.receive_data(frame)
@@ -170,19 +174,19 @@ class Setup:
             answer = BaseCommand.FromString(decoded.command)
             request_id = response_request_id(answer)
             assert request_id is not None
-            self.heard.append((name or asker.principal, request_id, error_of(answer)))
+            self.heard.append((name or asker.name, request_id, error_of(answer)))
 
-        async def until_sent(_timeout_s: float) -> None:
+        async def wait_until_sent(_timeout_s: float) -> None:
             await self.sent.wait()
 
-        answers: Any = SimpleNamespace(put=put, until_sent=until_sent)
+        answers: Any = SimpleNamespace(add_answer=add_answer, wait_until_sent=wait_until_sent)
         with self.turn:
-            self.desk.ask(request, request_id, INDEX, RequestBatch(asker, address, answers))
+            self.desk.submit_request(request, request_id, INDEX, RequestBatch(asker, address, answers))
 
-    def reload(self, **limits: int) -> FakeLookups:
+    def reload(self, **limits: int) -> FakeExecutor:
         """Another configuration; gives the old brokers."""
-        old, self.lookups = self.lookups, FakeLookups()
-        self.desk.use(make_config(limits=limits), self.lookups)  # type: ignore[arg-type]
+        old, self.lookups = self.lookups, FakeExecutor()
+        self.desk.apply_config(make_config(limits=limits), self.lookups)  # type: ignore[arg-type]
         return old
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -190,8 +194,8 @@ class Setup:
 
     def nothing_left(self) -> None:
         assert self.desk.under_way.count == 0
-        assert self.desk._questions == {}
-        assert self.desk._by_principal == {}
+        assert self.desk._pending == {}
+        assert self.desk._count_by_principal == {}
         assert (self.desk._budget.used_bytes, self.desk._budget._by_owner) == (0, {})
 
 
@@ -273,8 +277,8 @@ async def test_what_differs_in_anything_is_asked_apart(make: Make) -> None:
     it = make()
     it.ask()
     for _, command, principal, credentials in OTHERS:
-        it.ask(command, it.askers.get(principal, credentials))
-        it.ask(command, it.askers.get(principal, credentials))
+        it.ask(command, it.askers.get_principal(principal, credentials))
+        it.ask(command, it.askers.get_principal(principal, credentials))
     assert len(it.lookups.asked) == 1 + len(OTHERS)
     assert len({(one.asker, one.command.SerializeToString()) for one in it.lookups.asked}) == 1 + len(OTHERS)
 
@@ -328,7 +332,7 @@ async def test_counters_are_exact_across_reloads(make: Make, way: str) -> None:
     it.ask(topics() if way == "lists" else lookup())
     await trio.testing.wait_all_tasks_blocked()
     old = it.reload()
-    assert it.desk._by_principal == {"alice": 1}, "it still has its place"
+    assert it.desk._count_by_principal == {"alice": 1}, "it still has its place"
     if way == "answer":
         old.asked[0].answer()
     elif way == "long":
@@ -363,7 +367,7 @@ async def test_a_reload_that_shortens_the_time_keeps_nobody_waiting_for_the_old_
         while len(it.heard) == heard:  # noqa: ASYNC110 -- time itself is looked at
             await trio.sleep(0.01)
         assert it.heard[-1][1] == request_id
-        assert limit_s <= trio.current_time() - started <= limit_s + OVERDUE_LOOK_S + 0.02
+        assert limit_s <= trio.current_time() - started <= limit_s + OVERDUE_CHECK_S + 0.02
 
 
 # ---- limits and fairness
@@ -422,7 +426,7 @@ async def test_room_that_is_given_back_is_not_all_the_greedy_ones(make: Make) ->
     it = make(max_concurrent_lookups=100)
     fill(it, "greedy")
     fill(it, "modest")
-    for asked in [asked for asked in it.lookups.asked if asked.asker.principal == "greedy"]:
+    for asked in [asked for asked in it.lookups.asked if asked.asker.name == "greedy"]:
         asked.answer()
     fill(it, "greedy")
     assert fill(it, "third") >= 1
@@ -485,7 +489,7 @@ async def test_a_principal_that_is_refused_does_not_count(make: Make) -> None:
     it.ask()
     for number in range(100):
         it.ask(who=f"p{number}")
-    assert it.desk._by_principal == {"alice": 1}
+    assert it.desk._count_by_principal == {"alice": 1}
 
 
 # ---- the end of each
@@ -558,7 +562,7 @@ async def test_what_nobody_answers_is_ended_in_time_and_forgotten(
             it.turn.schedule_flush(Speaker())
         await trio.sleep(0.01)
     assert it.heard == [("alice", 1, ServerError.ServiceNotReady), ("alice", 2, ServerError.ServiceNotReady)]
-    assert TIMEOUT_S <= trio.current_time() - started <= TIMEOUT_S + OVERDUE_LOOK_S + 0.02
+    assert TIMEOUT_S <= trio.current_time() - started <= TIMEOUT_S + OVERDUE_CHECK_S + 0.02
     assert said, "and it is said: the turn ends"
     assert [asked.forgotten for asked in it.lookups.asked] == [True, False]
     it.lookups.asked[0].on_answer(None)  # too late
@@ -579,7 +583,7 @@ async def test_what_meets_a_defect_on_the_short_way_is_ended_in_time(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(it.lookups, "ready", broken)
+    monkeypatch.setattr(it.lookups, "prepare_answer", broken)
     with pytest.raises(ZeroDivisionError):  # ends the connection
         it.lookups.asked[0].answer()
     await trio.sleep(TIMEOUT_S + 1)
@@ -625,7 +629,7 @@ async def test_what_may_be_large_waits_for_room_and_not_for_ever(
     assert len(it.heard) == 4
     it.lookups.asked[0].answer()
     it.nothing_left()
-    assert it.desk._room.free_bytes == 3 * 1024
+    assert it.desk._large_answer_room.free_bytes == 3 * 1024
 
 
 @LARGE
@@ -642,7 +646,7 @@ async def test_a_large_answer_keeps_its_room_until_the_forwarder_has_it(
     it.sent.set()
     await trio.testing.wait_all_tasks_blocked()
     assert len(it.heard) == 2
-    assert it.desk._room.free_bytes == 1024
+    assert it.desk._large_answer_room.free_bytes == 1024
     it.nothing_left()
 
 
@@ -740,7 +744,7 @@ def test_whatever_happens_each_request_is_answered_once(steps: list[tuple[str, i
                     case _:
                         pass
                 assert it.desk.under_way.count <= 8
-                assert sum(it.desk._by_principal.values()) == it.desk.under_way.count
+                assert sum(it.desk._count_by_principal.values()) == it.desk.under_way.count
             for lookups in all_lookups:
                 lookups.gate.set()
             await trio.sleep(TIMEOUT_S + 1)
@@ -757,8 +761,8 @@ async def test_the_anonymous_role_shares_room_by_address(make: Make) -> None:
     it.desk._anonymous_role = "alice"
     it.ask(schema(1))
     await trio.testing.wait_all_tasks_blocked()
-    assert "alice" not in it.desk._room._held
-    assert it.desk._room.free_bytes == 2 * 1024
+    assert "principal alice" not in it.desk._large_answer_room._held
+    assert it.desk._large_answer_room.free_bytes == 2 * 1024
     it.lookups.gate.set()
     await trio.testing.wait_all_tasks_blocked()
     it.nothing_left()

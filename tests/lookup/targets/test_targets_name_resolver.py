@@ -9,7 +9,7 @@ from fake_dns import Names
 from lookup_fakes import make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.directory import Brokers
+from lookup.brokers.directory import BrokerDirectory
 from lookup.brokers.names import LEARNED_MAX, BrokerNames
 from lookup.metrics import BrokerMetrics
 from lookup.targets.name_resolver import TargetResolver
@@ -45,7 +45,7 @@ def test_what_the_configuration_says(url: str, host: str, expected: tuple[bool, 
 
 def test_what_brokers_say() -> None:
     names = known_by("pulsar://b0.example")
-    names.learn("One.example.")
+    names.learn_name("One.example.")
     names.learn_url("pulsar://two.example:6650,three.example")
     names.learn_url("nonsense")
     names.learn_url("pulsar://10.0.0.1:6650")
@@ -57,9 +57,9 @@ def test_what_brokers_say() -> None:
 def test_what_is_learned_is_bounded() -> None:
     names = known_by("pulsar://b0.example")
     for number in range(LEARNED_MAX):
-        names.learn(f"n{number}")
-    names.learn("n0")
-    names.learn("new")
+        names.learn_name(f"n{number}")
+    names.learn_name("n0")
+    names.learn_name("new")
     assert [names.is_known(name) for name in ("n0", "n1", "n2", "new")] == [True, False, True, True]
 
 
@@ -76,7 +76,7 @@ class Asked:
 
 async def test_each_group_of_names_has_its_own_resolver() -> None:
     names = known_by("pulsar://b0.example")
-    names.learn("said.example")
+    names.learn_name("said.example")
     groups = {name: Asked() for name in ("configured", "known", "others")}
     resolver = TargetResolver(names, **groups)  # type: ignore[arg-type]
     for host in ("b0.example", "x.b0.example", "said.example", "invented.example"):
@@ -98,20 +98,20 @@ async def test_an_address_that_has_just_expired_serves_until_a_newer_one_is_know
     def resolver() -> Resolver:
         return Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
 
-    brokers = Brokers(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
+    brokers = BrokerDirectory(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
     targets = TargetResolver(brokers.names, configured=resolver(), known=resolver(), others=resolver())
     rules = TargetRules(config.brokers, targets, brokers)
     dns.server.add("broker", "A", "10.0.0.1", ttl=3)
-    assert (await rules.check("broker:6650", "alice")).addresses == ("10.0.0.1",)
+    assert (await rules.check_target("broker:6650", "alice")).addresses == ("10.0.0.1",)
     dns.server.add("broker", "A", "169.254.169.254", ttl=3)
     dns.server.delay_s = lambda *_: 1
     await trio.sleep(3.1)
     before = trio.current_time()
-    assert (await rules.check("broker:6650", "alice")).addresses == ("10.0.0.1",)
+    assert (await rules.check_target("broker:6650", "alice")).addresses == ("10.0.0.1",)
     assert trio.current_time() == before, "nobody has waited"
     await trio.sleep(1.1)
     with pytest.raises(TargetDenied, match=r"169\.254\.169\.254"):
-        await rules.check("broker:6650", "alice")
+        await rules.check_target("broker:6650", "alice")
 
 
 async def test_names_of_srv_records_are_known(monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery) -> None:
@@ -120,8 +120,8 @@ async def test_names_of_srv_records_are_known(monkeypatch: pytest.MonkeyPatch, n
     dns.server.add("elsewhere.example", "A", "10.0.0.1")
     config = make_config(brokers={"service_url": "pulsar+srv://brokers"})
     resolver = Resolver(nursery, timeout_s=5, ttl_max_s=30, use_system_resolver=False)
-    brokers = Brokers(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
+    brokers = BrokerDirectory(config, Dialer(config.brokers), resolver, BrokerMetrics(CollectorRegistry()))
     assert not brokers.names.is_known("elsewhere.example")
     nursery.start_soon(brokers.discovery.run)
-    await brokers.any_found()
+    await brokers.wait_until_any_found()
     assert brokers.names.is_known("elsewhere.example")

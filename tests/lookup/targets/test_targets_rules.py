@@ -12,9 +12,9 @@ from fake_dns import Names
 from lookup_fakes import Network, make_config
 from prometheus_client import CollectorRegistry
 
-from lookup.brokers.directory import Brokers
+from lookup.brokers.directory import BrokerDirectory
 from lookup.metrics import BrokerMetrics
-from lookup.targets.rules import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, never_allowed, reached_by
+from lookup.targets.rules import ANY_BROKER_MAX, Target, TargetDenied, TargetRules, effective_address, forbidden_reason
 from proto.addresses import HostPort
 from proxy.runtime.dns.resolver import Resolver
 from proxy.runtime.network.broker_link import BrokerLinkFailed
@@ -35,7 +35,7 @@ def rules(network: Network, nursery: trio.Nursery) -> Rules:
             timeout_s = config.brokers.connect_timeout_ms / 1000
             return Resolver(nursery, timeout_s=timeout_s, ttl_max_s=300, use_system_resolver=False)
 
-        known = Brokers(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
+        known = BrokerDirectory(config, Dialer(config.brokers), resolver(), BrokerMetrics(CollectorRegistry()))
         if search:
             nursery.start_soon(known.discovery.run)
         return TargetRules(config.brokers, resolver(), known)
@@ -47,7 +47,7 @@ def rules(network: Network, nursery: trio.Nursery) -> Rules:
 def denial(rules: Rules) -> Callable[..., Any]:
     async def reason(text: str, **brokers: Any) -> str:
         with pytest.raises(TargetDenied) as caught:
-            await rules(**brokers).check(text)
+            await rules(**brokers).check_target(text)
         return caught.value.reason
 
     return reason
@@ -59,8 +59,8 @@ Denial = Callable[..., Any]
 async def test_by_default_pulsars_own_ports_are_allowed(network: Network, rules: Rules, denial: Denial) -> None:
     network.names["broker"] = [["10.0.0.1"]]
     checked = rules(allowed_hosts=["broker"])
-    assert await checked.check("broker:6650") == Target(HostPort("broker", 6650), ("10.0.0.1",))
-    assert (await checked.check("broker:6651")).broker.port == 6651
+    assert await checked.check_target("broker:6650") == Target(HostPort("broker", 6650), ("10.0.0.1",))
+    assert (await checked.check_target("broker:6651")).broker.port == 6651
     assert await denial("broker:22") == "port"
 
 
@@ -71,7 +71,7 @@ async def test_port_is_checked_before_anything_is_resolved(network: Network, den
 
 async def test_another_port_list(network: Network, rules: Rules, denial: Denial) -> None:
     others = {"allowed_ports": [7000], "allowed_addresses": ["10.0.0.1"]}
-    assert (await rules(**others).check("10.0.0.1:7000")).addresses == ("10.0.0.1",)
+    assert (await rules(**others).check_target("10.0.0.1:7000")).addresses == ("10.0.0.1",)
     assert await denial("10.0.0.1:6650", **others) == "port"
 
 
@@ -96,14 +96,14 @@ async def test_host_patterns_match_whole_names_in_any_case(
 ) -> None:
     network.names[host.lower()] = [["10.0.0.1"]]
     if allowed:
-        assert (await rules(allowed_hosts=[pattern]).check(f"{host}:6650")).broker.host == host
+        assert (await rules(allowed_hosts=[pattern]).check_target(f"{host}:6650")).broker.host == host
     else:
         assert await denial(f"{host}:6650", allowed_hosts=[pattern]) == "host"
 
 
 async def test_one_of_several_patterns_is_enough(network: Network, rules: Rules) -> None:
     network.names["b"] = [["10.0.0.1"]]
-    assert (await rules(allowed_hosts=["a", "b"]).check("b:6650")).addresses == ("10.0.0.1",)
+    assert (await rules(allowed_hosts=["a", "b"]).check_target("b:6650")).addresses == ("10.0.0.1",)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_resolved_addresses_are_held_against_the_networks(
 ) -> None:
     network.names["broker"] = [[address]]
     if allowed:
-        assert (await rules(allowed_addresses=[network_text]).check("broker:6650")).addresses == (address,)
+        assert (await rules(allowed_addresses=[network_text]).check_target("broker:6650")).addresses == (address,)
     else:
         assert await denial("broker:6650", allowed_addresses=[network_text]) == "address"
 
@@ -141,7 +141,7 @@ async def test_an_address_as_target_is_held_against_the_networks_too(
 ) -> None:
     assert await denial("127.0.0.1:6650", allowed_addresses=["10.0.0.0/8"]) == "address"
     assert await denial("[::ffff:127.0.0.1]:6650", allowed_addresses=["10.0.0.0/8"]) == "address"
-    assert (await rules(allowed_addresses=["fd00::/8"]).check("[fd00::1]:6650")).addresses == ("fd00::1",)
+    assert (await rules(allowed_addresses=["fd00::/8"]).check_target("[fd00::1]:6650")).addresses == ("fd00::1",)
     assert network.resolved == []
 
 
@@ -155,14 +155,14 @@ async def test_odd_spellings_of_an_address_are_judged_by_what_they_resolve_to(
 
 async def test_of_several_addresses_only_the_allowed_ones_may_be_dialled(network: Network, rules: Rules) -> None:
     network.names["broker"] = [["127.0.0.1", "10.0.0.1", "::1", "10.0.0.2", "10.0.0.1"]]
-    target = await rules(allowed_addresses=["10.0.0.0/8"]).check("broker:6650")
+    target = await rules(allowed_addresses=["10.0.0.0/8"]).check_target("broker:6650")
     assert target.addresses == ("10.0.0.1", "10.0.0.2")
 
 
 @pytest.mark.conforms("pip-1.8")
 async def test_rebinding_the_addresses_given_are_those_that_were_checked(network: Network, rules: Rules) -> None:
     network.names["broker"] = [["10.0.0.1"], ["127.0.0.1"]]
-    target = await rules(allowed_addresses=["10.0.0.0/8"]).check("broker:6650")
+    target = await rules(allowed_addresses=["10.0.0.0/8"]).check_target("broker:6650")
     assert target.addresses == ("10.0.0.1",)
     assert network.resolved == ["broker"], "a second look at the name server is the window that rebinding needs"
 
@@ -200,7 +200,7 @@ async def test_a_resolver_that_does_not_answer(
 async def test_the_text_is_for_the_log_and_says_what_to_change(network: Network, rules: Rules) -> None:
     network.names["broker"] = [["192.0.2.1"]]
     with pytest.raises(TargetDenied) as caught:
-        await rules(allowed_addresses=["10.0.0.0/8"]).check("broker:6650")
+        await rules(allowed_addresses=["10.0.0.0/8"]).check_target("broker:6650")
     assert str(caught.value) == (
         "broker:6650 is at 192.0.2.1, no broker's of brokers.service_url (its hosts, below them, at their addresses), "
         "and not in brokers.allowed_addresses; "
@@ -215,7 +215,7 @@ async def test_through_another_proxy_every_relay_goes_there(network: Network, ru
     network.names["p0"], network.names["p1"] = [["10.0.0.1"]], [["10.0.0.2"]]
     through = rules(service_url="pulsar://p0:7000,p1", through_proxy=True)
     await trio.testing.wait_all_tasks_blocked()
-    found = [await through.check("broker:6650") for _ in range(3)]
+    found = [await through.check_target("broker:6650") for _ in range(3)]
     first, second = Target(HostPort("p0", 7000), ("10.0.0.1",)), Target(HostPort("p1", 6650), ("10.0.0.2",))
     assert found == [first, second, first], "each in its turn"
     assert "broker" not in network.resolved, "what its name leads to is for the other proxy to see"
@@ -247,7 +247,7 @@ async def test_the_other_proxy_need_not_be_among_the_brokers_addresses(network: 
     """It is the operator's own word; `allowed_addresses` bounds where clients' words lead."""
     network.names["p0"] = [["192.0.2.1"]]
     through = rules(service_url="pulsar://p0:7000", through_proxy=True, allowed_addresses=["10.0.0.0/8"])
-    assert (await through.check("broker:6650")).addresses == ("192.0.2.1",)
+    assert (await through.check_target("broker:6650")).addresses == ("192.0.2.1",)
 
 
 # ---- any broker
@@ -258,7 +258,11 @@ async def test_any_broker_is_each_in_its_turn_with_the_others_behind_it(network:
     anywhere = rules(service_url="pulsar://b0:6650,b1:7000")
     first, second = Target(HostPort("b0", 6650), ("10.0.0.1",)), Target(HostPort("b1", 7000), ("10.0.0.2",))
     await trio.testing.wait_all_tasks_blocked()
-    assert [await anywhere.any_broker() for _ in range(3)] == [[first, second], [second, first], [first, second]]
+    assert [await anywhere.targets_for_any_broker() for _ in range(3)] == [
+        [first, second],
+        [second, first],
+        [first, second],
+    ]
 
 
 async def test_any_broker_is_a_healthy_one_while_there_is_one(network: Network, rules: Rules) -> None:
@@ -269,14 +273,16 @@ async def test_any_broker_is_a_healthy_one_while_there_is_one(network: Network, 
     down = anywhere._brokers.discovery.endpoints[0]
     failures = [BrokerLinkFailed("unreachable", "down", message="") for _ in range(3)]
     for failure in failures:
-        anywhere._brokers.failed(down, "unreachable", failure)
-    assert [[target.broker.host for target in await anywhere.any_broker()] for _ in range(3)] == [["b1", "b0"]] * 3
+        anywhere._brokers.record_failure(down, "unreachable", failure)
+    assert [[target.broker.host for target in await anywhere.targets_for_any_broker()] for _ in range(3)] == [
+        ["b1", "b0"]
+    ] * 3
 
 
 async def test_any_broker_of_many_is_one_of_a_few(network: Network, rules: Rules) -> None:
     network.names["b"] = [[f"10.0.0.{number}" for number in range(1, 41)]]
     anywhere = rules(service_url="pulsar://b:6650")
-    found = await anywhere.any_broker()
+    found = await anywhere.targets_for_any_broker()
     assert len({target.addresses for target in found}) == len(found) == ANY_BROKER_MAX
 
 
@@ -286,32 +292,34 @@ async def test_any_broker_is_at_an_allowed_address(network: Network, rules: Rule
     anywhere = rules(service_url="pulsar://b0:6650,b1:6650")
     await trio.testing.wait_all_tasks_blocked()
     for _ in range(2):
-        assert await anywhere.any_broker() == [Target(HostPort("b1", 6650), ("10.0.0.2",))]
+        assert await anywhere.targets_for_any_broker() == [Target(HostPort("b1", 6650), ("10.0.0.2",))]
 
 
 async def test_of_a_broker_only_the_allowed_addresses_are_any_brokers(network: Network, rules: Rules) -> None:
     network.names["b0"] = [["10.0.0.1", "fe80::1"]]  # one broker, of two families
-    assert await rules(service_url="pulsar://b0:6650").any_broker() == [Target(HostPort("b0", 6650), ("10.0.0.1",))]
+    assert await rules(service_url="pulsar://b0:6650").targets_for_any_broker() == [
+        Target(HostPort("b0", 6650), ("10.0.0.1",))
+    ]
 
 
 @pytest.mark.parametrize(("answer", "reason"), [("169.254.169.254", "metadata"), ("224.0.0.1", "multicast")])
 async def test_no_broker_is_allowed(network: Network, rules: Rules, answer: str, reason: str) -> None:
     network.names["b0"] = [[answer]]
     with pytest.raises(TargetDenied) as caught:
-        await rules(service_url="pulsar://b0:6650").any_broker()
+        await rules(service_url="pulsar://b0:6650").targets_for_any_broker()
     assert caught.value.reason == reason
 
 
 async def test_no_broker_is_known(rules: Rules) -> None:
     with pytest.raises(TargetDenied, match="nowhere") as caught:
-        await rules(service_url="pulsar://nowhere:6650").any_broker()
+        await rules(service_url="pulsar://nowhere:6650").targets_for_any_broker()
     assert caught.value.reason == "unknown_host"
 
 
 async def test_any_broker_through_another_proxy_is_that_proxy(network: Network, rules: Rules) -> None:
     network.names["p0"] = [["192.0.2.1"]]
     through = rules(service_url="pulsar://p0:7000", through_proxy=True, allowed_addresses=["10.0.0.0/8"])
-    assert await through.any_broker() == [Target(HostPort("p0", 7000), ("192.0.2.1",))]
+    assert await through.targets_for_any_broker() == [Target(HostPort("p0", 7000), ("192.0.2.1",))]
 
 
 # ---- never allowed, whatever the operator's rules are
@@ -366,7 +374,7 @@ async def test_addresses_that_are_never_allowed(
         literal = f"[{address}]" if ":" in address else address
         assert await denial(f"{literal}:6650", allowed_addresses=EVERYTHING) == reason
     network.names["broker"] = [[address, "10.0.0.1"]]
-    assert (await rules(allowed_addresses=EVERYTHING).check("broker:6650")).addresses == ("10.0.0.1",)
+    assert (await rules(allowed_addresses=EVERYTHING).check_target("broker:6650")).addresses == ("10.0.0.1",)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +384,7 @@ async def test_addresses_that_are_never_allowed(
 )  # fmt: skip
 async def test_addresses_that_are_like_any_other(network: Network, rules: Rules, address: str) -> None:
     network.names["broker"] = [[address]]
-    assert (await rules(allowed_hosts=["broker"]).check("broker:6650")).addresses == (address,)
+    assert (await rules(allowed_hosts=["broker"]).check_target("broker:6650")).addresses == (address,)
 
 
 @pytest.mark.parametrize(
@@ -391,15 +399,15 @@ async def test_addresses_that_are_like_any_other(network: Network, rules: Rules,
     ],
 )
 def test_what_is_reached_by_an_address(text: str, reached: str) -> None:
-    assert str(reached_by(text)) == reached
-    assert never_allowed(reached_by(text)) is None
+    assert str(effective_address(text)) == reached
+    assert forbidden_reason(effective_address(text)) is None
 
 
 @pytest.mark.parametrize("address", ["::ffff:10.0.0.1", "64:ff9b::10.0.0.1"])
 async def test_ipv4_within_ipv6_is_held_against_the_networks_as_ipv4(
     network: Network, rules: Rules, denial: Denial, address: str
 ) -> None:
-    assert (await rules(allowed_addresses=["10.0.0.0/8"]).check(f"[{address}]:6650")).addresses
+    assert (await rules(allowed_addresses=["10.0.0.0/8"]).check_target(f"[{address}]:6650")).addresses
     assert await denial(f"[{address}]:6650", allowed_addresses=["::/0"]) == "address"
 
 
@@ -410,7 +418,7 @@ async def test_of_a_tunnel_both_ends_must_be_allowed(rules: Rules, denial: Denia
     assert await denial(f"[{address}]:6650", allowed_addresses=["::/0"]) == "address"
     assert await denial(f"[{address}]:6650", service_url="pulsar://10.0.0.1") == "host"
     both = rules(allowed_addresses=["10.0.0.0/8", "2002::/16", "2001::/32"])
-    assert (await both.check(f"[{address}]:6650")).addresses == (str(ipaddress.ip_address(address)),)
+    assert (await both.check_target(f"[{address}]:6650")).addresses == (str(ipaddress.ip_address(address)),)
 
 
 # ---- loopback
@@ -438,7 +446,7 @@ async def test_this_machine_is_allowed_where_a_broker_is_on_it(
     network.names["localhost"] = [["127.0.0.1"]]
     network.names["broker"] = [[address]]
     checked = rules(service_url=service_url, allowed_hosts=["broker"])
-    assert (await checked.check("broker:6650")).addresses == (address,)
+    assert (await checked.check_target("broker:6650")).addresses == (address,)
 
 
 async def test_a_broker_on_this_machine_does_not_outweigh_the_operators_networks(
@@ -465,7 +473,7 @@ async def test_this_machine_is_allowed_where_the_operator_names_it(
 ) -> None:
     target = f"[{address}]:6650" if ":" in address else f"{address}:6650"
     if good:
-        assert len((await rules(allowed_addresses=allowed).check(target)).addresses) == 1
+        assert len((await rules(allowed_addresses=allowed).check_target(target)).addresses) == 1
     else:
         assert await denial(target, allowed_addresses=allowed) == "loopback"
 
@@ -479,7 +487,7 @@ async def test_whether_brokers_are_on_this_machine_is_known_once_they_are_found(
     done, found = trio.Event(), list[Target]()
 
     async def check() -> None:
-        found.append(await late.check("127.0.0.1:6650"))
+        found.append(await late.check_target("127.0.0.1:6650"))
         done.set()
 
     async with trio.open_nursery() as nursery:
@@ -505,7 +513,7 @@ async def test_where_several_addresses_are_refused_the_first_reason_is_told(netw
 @pytest.mark.parametrize("text", ["broker", "10.0.0.1", "[fd00::1]"])
 async def test_a_target_without_a_port_is_told_so(network: Network, rules: Rules, text: str) -> None:
     with pytest.raises(TargetDenied, match="has no port: a target is host:port") as caught:
-        await rules().check(text)
+        await rules().check_target(text)
     assert caught.value.reason == "no_port"
     assert network.resolved == []
 
@@ -519,15 +527,15 @@ async def test_each_target_is_judged_by_what_its_name_leads_to_now(
     names = Names(monkeypatch)
     names.server.add("broker", "A", "10.0.0.1", ttl=1)
     checked = rules(allowed_hosts=["broker"])
-    assert (await checked.check("broker:6650")).addresses == ("10.0.0.1",)
+    assert (await checked.check_target("broker:6650")).addresses == ("10.0.0.1",)
     names.server.add("broker", "A", "169.254.169.254", ttl=1)
     await trio.sleep(1.1)
     with pytest.raises(TargetDenied):
-        await checked.check("broker:6650")
+        await checked.check_target("broker:6650")
 
 
 async def test_without_a_port_list_further_targets_have_pulsars_ports(rules: Rules, denial: Denial) -> None:
     further = {"allowed_ports": [], "allowed_addresses": ["10.0.0.1"]}
     for port in (6650, 6651):
-        assert (await rules(**further).check(f"10.0.0.1:{port}")).broker.port == port
+        assert (await rules(**further).check_target(f"10.0.0.1:{port}")).broker.port == port
     assert await denial("10.0.0.1:6652", **further) == "port"

@@ -17,7 +17,7 @@ from proxy.admin.http import HttpRequest, HttpResponse
 from proxy.admin.scrape import CONCURRENT_CALLS_MAX, CollectedMetrics, MetricsScrape
 from proxy.runtime.observability.metrics import new_registry
 from proxy.runtime.process.process_identity import ProcessIdentity
-from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost, RpcError
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcError
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX
 
 PATHS = ("/metrics", "/metrics/", "/healthz", "/readyz", "/status.html", "/status")

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from proxy.admin.kept import CoalescingCache
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 
 class Maker:

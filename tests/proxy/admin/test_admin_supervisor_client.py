@@ -18,7 +18,7 @@ from proto.roles import MAY_CALL, Role
 from proto.rpc_pb2 import Empty, Method, Place, Text
 from proxy.admin.supervisor_client import HEALTH_INTERVAL_S, SILENCE_S_MAX, ChannelLost, SupervisorClient
 from proxy.runtime.process.process_identity import ProcessIdentity
-from proxy.runtime.rpc.client import RpcCallRefused
+from proxy.runtime.rpc.errors import RpcCallRefused
 from proxy.runtime.rpc.peers import Caller
 from proxy.supervisor.operators.admin_channel import CONCURRENT_CALLS_MAX, REPORT_INTERVAL_S, AdminChannel
 from proxy.supervisor.operators.report import MetricsTooLarge
@@ -73,7 +73,7 @@ class Setup:
         self.line = AdminChannel(self.report, self.port.fileno)  # type: ignore[arg-type]
         self.questions = SupervisorClient(theirs.detach())
         self.ended = trio.Event()
-        self.worker = SimpleNamespace(questions=self.ours, pid=77, wait=self.ended.wait)
+        self.worker = SimpleNamespace(admin_socket=self.ours, pid=77, wait=self.ended.wait)
         self.served = trio.Event()
 
     async def serve(self) -> None:

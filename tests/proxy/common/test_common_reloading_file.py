@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from proxy.common.errors import ConfigError
-from proxy.common.reloading_file import LOOK_INTERVAL_S, ReloadingFile
+from proxy.common.reloading_file import CHECK_INTERVAL_S, ReloadingFile
 
 KEY = "table.key"
 
@@ -49,7 +49,7 @@ def value(file: Path) -> Value:
 
 
 async def a_second_later(watched: ReloadingFile[str]) -> str:
-    await trio.sleep(LOOK_INTERVAL_S)
+    await trio.sleep(CHECK_INTERVAL_S)
     return await watched.current_value()
 
 
@@ -105,17 +105,17 @@ async def test_it_is_looked_at_no_more_than_once_a_second(
 ) -> None:
     watched = ReloadingFile(KEY, [str(file)], value)
     looks = 0
-    real = watched._look
+    real = watched._read_stamp
 
     def count() -> object:
         nonlocal looks
         looks += 1
         return real()
 
-    monkeypatch.setattr(watched, "_look", count)
+    monkeypatch.setattr(watched, "_read_stamp", count)
     for _ in range(100):
         await watched.current_value()
-        await trio.sleep(LOOK_INTERVAL_S / 25)
+        await trio.sleep(CHECK_INTERVAL_S / 25)
     assert looks == 4
 
 

@@ -23,7 +23,7 @@ from proxy.forwarder.relay.expiring.broker_reauthentication import (
     BrokerReauthenticationFactory,
     BrokerReauthenticationMetrics,
 )
-from proxy.forwarder.relay.expiring.reauthentication import ReauthenticationMetrics
+from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
 from proxy.forwarder.relay.expiring.relay_session import (
     ReauthenticatorFactory,
     RelaySession,
@@ -102,7 +102,7 @@ async def open_lane(*, buffer_bytes: int = 0) -> AsyncIterator[Lane]:
         await lane.close()
 
 
-async def read(stream: trio.SocketStream, size: int) -> bytes:
+async def read(stream: trio.abc.ReceiveStream, size: int) -> bytes:
     """So many bytes."""
     found = bytearray()
     with trio.fail_after(PATIENCE_S):
@@ -113,13 +113,18 @@ async def read(stream: trio.SocketStream, size: int) -> bytes:
     return bytes(found)
 
 
-async def read_all(stream: trio.SocketStream) -> bytes:
+async def read_all(stream: trio.abc.ReceiveStream) -> bytes:
     """Everything up to the end."""
     found = bytearray()
     with trio.fail_after(PATIENCE_S):
         async for data in stream:
             found += data
     return bytes(found)
+
+
+async def expect(stream: trio.abc.ReceiveStream, expected: bytes) -> None:
+    """Read as many bytes as are expected; they must be these."""
+    assert await read(stream, len(expected)) == expected
 
 
 async def fill(stream: trio.SocketStream, *, give_up_s: float = 0.1) -> int:

@@ -251,14 +251,14 @@ async def test_one_without_room_takes_a_client_as_soon_as_there_is_some(
 async def test_one_that_is_full_waits_for_a_bounded_time(entrance: Entrance, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others say that they have room, and hang, or lie."""
     monkeypatch.setattr(accepting, "FULL_MAX_S", 0.3)
-    monkeypatch.setattr(accepting, "FULL_TOLD_S", 1000)
+    monkeypatch.setattr(accepting, "TURN_AWAY_S", 1000)
     let_in_one(entrance)
     entrance.admissions[0].admit_client("a").stop_counting()
     began_at = trio.current_time()
     entrance.open(0)
     await entrance.come()
     assert trio.current_time() >= began_at + 0.3
-    stranger = entrance.admissions[0]._strangers.find_longest_silent()
+    stranger = entrance.admissions[0]._pre_auth.find_longest_silent()
     assert stranger is not None
     stranger.stop_counting()
     monkeypatch.setattr(accepting, "FULL_MAX_S", 1000)

@@ -185,11 +185,11 @@ def test_one_that_was_retired_leaves_its_place_to_its_successor(memory: int) -> 
 
 def test_a_quarter_is_theirs_and_half_of_that_one_addresss(memory: int) -> None:
     admission = Admission(Limits(max_connections=800), ConnectionCounters(memory), 0)
-    assert (admission._strangers_max, admission._strangers_of_address_max) == (100, 50)
+    assert (admission._pre_auth_max, admission._pre_auth_of_address_max) == (100, 50)
     admission.limits = Limits(max_connections=800, max_unauthenticated_connections=20)
-    assert (admission._strangers_max, admission._strangers_of_address_max) == (10, 5)
+    assert (admission._pre_auth_max, admission._pre_auth_of_address_max) == (10, 5)
     admission.limits = Limits(max_connections=3)
-    assert admission._strangers_max == PRE_AUTH_CONNECTIONS_MIN, "of a small cluster a quarter is nothing"
+    assert admission._pre_auth_max == PRE_AUTH_CONNECTIONS_MIN, "of a small cluster a quarter is nothing"
 
 
 def test_the_longest_silent_of_an_address_gives_way_to_its_next(memory: int) -> None:

@@ -12,7 +12,7 @@ from proxy.forwarder.listen.pre_auth import PreAuthConnection, PreAuthConnection
 
 def come(strangers: PreAuthConnections, address: str) -> PreAuthConnection:
     stranger = PreAuthConnection(strangers, address)
-    strangers.add(stranger)
+    strangers.add_connection(stranger)
     return stranger
 
 
@@ -30,7 +30,7 @@ def test_one_that_is_served_is_not_closed() -> None:
     strangers = PreAuthConnections()
     busy = come(strangers, "a")
     busy.mark_busy()
-    assert (strangers.find_longest_silent(), strangers.any_silent, strangers.count) == (None, False, 1)
+    assert (strangers.find_longest_silent(), strangers.has_silent, strangers.count) == (None, False, 1)
     assert strangers.find_longest_silent("a") is None
 
 
@@ -67,7 +67,7 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, str]]) -> None:
             getattr(one, f"mark_{step}")()
             there[one] = step == "silent"
         silent = Counter(stranger.address for stranger, is_silent in there.items() if is_silent)
-        assert strangers.any_silent == bool(silent)
+        assert strangers.has_silent == bool(silent)
         victim = strangers.find_longest_silent()
         assert (victim is None) == (not silent)
         assert victim is None or silent[victim.address] == max(silent.values())

@@ -197,7 +197,7 @@ async def test_a_new_certificate_for_the_next_client(
     for _ in range(2):
         await enter(await looked_at(door), client)
         authority.server("renewed")
-        await trio.sleep(watched.LOOK_INTERVAL_S)
+        await trio.sleep(watched.CHECK_INTERVAL_S)
     assert len(seen) == 2
 
 
@@ -304,7 +304,7 @@ async def test_who_was_let_in_before_the_authority_changed_is_not_afterwards(
     version: ssl.TLSVersion,
 ) -> None:
     """Security: with the session that it had before."""
-    monkeypatch.setattr(watched, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(watched, "CHECK_INTERVAL_S", 0)
     directory = tmp_path_factory.mktemp("changing")
     authorities = directory / "ca.pem"
     copy_file(authority.file, authorities)

@@ -38,7 +38,7 @@ from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentica
 from proxy.forwarder.relay.expiring.broker_reauthentication import NO_CREDENTIALS, TOO_LARGE
 from proxy.forwarder.relay.expiring.session import BROKER_ANSWER_BYTES_MAX
 from proxy.forwarder.workers.authentication import Challenge, Verdict
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.relay_table import CLOSING, TO_CLIENT, framed_row
 
 SERVER_FIRST = commands.auth_challenge("broker", 21, "token", b"server first")

@@ -20,7 +20,7 @@ from proxy.forwarder.session.broker_connector import CANNOT_CHECK, TARGET_REFUSE
 from proxy.forwarder.workers.authentication import ClientIdentity
 from proxy.forwarder.workers.clients import TargetRefused
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFailed
-from proxy.runtime.rpc.client import RpcCallRefused, RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
 
 CONNECT = connect("pulsar://b0:6650").connect
 WHO = ClientIdentity(ALICE, b"sealed")

@@ -24,11 +24,17 @@ from proxy.forwarder.relay.user_space import LINGER_S
 from proxy.forwarder.workers.clients import TargetRefused
 from proxy.runtime.loop.reactor import Reactor
 from proxy.runtime.network.broker_link import BrokerLinkFailed
-from proxy.runtime.rpc.client import RpcDeadlineExceeded
+from proxy.runtime.rpc.errors import RpcDeadlineExceeded
 
 Start = Callable[..., Play]
 TARGET = "b0:6650"
 PRODUCER = BaseCommand(type=BaseCommand.PRODUCER, producer={"request_id": 5})
+
+
+@pytest.fixture
+def play(nursery: trio.Nursery) -> Start:
+    """Start a session between streams in memory, unless the test gives others."""
+    return lambda **kwargs: Play(nursery, **kwargs)
 
 
 async def relaying(play: Start) -> Play:

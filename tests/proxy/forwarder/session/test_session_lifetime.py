@@ -41,8 +41,9 @@ from proto.session_clock import Phase
 from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.relay_session import RelaySession, stored_grace_ms
 from proxy.forwarder.session.lifetime import LISTENER_BIND_MAX, SessionLifetime, reauthenticator_factory
+from proxy.forwarder.session.lookup_session_control import LifetimeEvent
 from proxy.forwarder.workers.authentication import Challenge, ClientEndpoint, ClientIdentity, Denial
-from proxy.runtime.rpc.client import RpcConnectionLost, RpcDeadlineExceeded
+from proxy.runtime.rpc.errors import RpcConnectionLost, RpcDeadlineExceeded
 
 # ---- when a session ends, and when its client is asked
 
@@ -760,7 +761,12 @@ class Told:
         self.principal = Principal()
         self.principal.CopyFrom(principal)
         self.client = ClientEndpoint(CLIENT, trio.current_time(), CERTIFICATE)
-        self.renewal = SessionLifetime(self.play.workers, self.client, self.play.relays, self.play.metrics)  # type: ignore[arg-type]
+        self.events: list[LifetimeEvent] = []
+        self.lifetime = self.lifetime_of(self.client)
+
+    def lifetime_of(self, client: ClientEndpoint) -> SessionLifetime:
+        play = self.play
+        return SessionLifetime(client, play.workers, play.relays, play.metrics, self.events.append)  # type: ignore[arg-type]
 
     def expiring(self, lives_s: float = 100) -> Told:
         self.principal.expires_at_unix_ms = round(unix_ms() + lives_s * 1000)
@@ -768,8 +774,8 @@ class Told:
 
     def session(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession | None:
         fields = {"proxy_to_broker_url": TARGET, "feature_flags": {"supports_auth_refresh": True}, **fields}
-        self.renewal.on_authenticated(connect(**fields).connect, self.principal)
-        return self.renewal.relay_session(BROKER, ClientIdentity(self.principal, b"sealed", original))
+        self.lifetime.on_authenticated(connect(**fields).connect, self.principal)
+        return self.lifetime.relay_session(BROKER, ClientIdentity(self.principal, b"sealed", original))
 
     def must_be_told(self, original: OriginalCredentials | None = None, **fields: Any) -> RelaySession:
         session = self.session(original, **fields)
@@ -852,15 +858,15 @@ async def test_a_relay_whose_broker_the_proxy_answers_is_followed_whether_the_cl
     it = told(limits={"max_command_bytes": 12_345})
     if expires:
         it.expiring()
-    it.renewal.on_authenticated(connect(TARGET).connect, it.principal)
+    it.lifetime.on_authenticated(connect(TARGET).connect, it.principal)
     identity = ClientIdentity(it.principal, b"sealed")
-    session = it.renewal.relay_session(BROKER, identity, answers_broker="b0")
+    session = it.lifetime.relay_session(BROKER, identity, answers_broker="b0")
     assert session is not None
     assert session.inspects_frames
     assert session.expires is expires
     assert session.to_stored_session().broker_host == "b0"
     assert session.frame_bytes_max > 5_000_000
-    blind = it.renewal.relay_session(BROKER, identity)
+    blind = it.lifetime.relay_session(BROKER, identity)
     assert (blind is None) is not expires
     assert blind is None or blind.broker_host == ""
 
@@ -926,7 +932,7 @@ async def test_the_end_of_the_handshake_forgets_no_rounds_of_a_relay(told: Tell)
     """The session that became a relay has ended; its client answers later, in as many rounds as it takes."""
     it = told().expiring()
     session = it.must_be_told()
-    it.renewal.abandon_reauthentication()
+    it.lifetime.abandon_reauthentication()
     it.play.workers.authentication.answers = [challenge(b"q"), authenticated()]
     assert isinstance(await session.reauthenticate(answer_again(b"a0")), Challenge)
     assert isinstance(await session.reauthenticate(answer_again(b"a1")), ClientIdentity)
@@ -936,7 +942,7 @@ async def test_the_end_of_the_handshake_forgets_no_rounds_of_a_relay(told: Tell)
 
 
 async def test_a_session_that_never_authenticated_ends(told: Tell) -> None:
-    told().renewal.abandon_reauthentication()
+    told().lifetime.abandon_reauthentication()
 
 
 async def test_a_successor_judges_as_its_predecessor_did(told: Tell) -> None:
@@ -980,9 +986,9 @@ async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
     listeners = [{"connections_max_reauth_ms": 0}, {"bind": "127.0.0.1:6651", "connections_max_reauth_ms": 7000}]
     it = told(listener=listeners)
     client = ClientEndpoint(CLIENT, 0.0, CERTIFICATE, listener=1)
-    renewal = SessionLifetime(it.play.workers, client, it.play.relays, it.play.metrics)  # type: ignore[arg-type]
-    renewal.on_authenticated(connect(TARGET).connect, it.principal)
-    session = renewal.relay_session(BROKER, ClientIdentity(it.principal))
+    lifetime = it.lifetime_of(client)
+    lifetime.on_authenticated(connect(TARGET).connect, it.principal)
+    session = lifetime.relay_session(BROKER, ClientIdentity(it.principal))
     assert session is not None
     assert session.lifetime_ms_max == 7000
     assert session.to_stored_session().listener_bind == "127.0.0.1:6651", "its number may be another's in a successor"
@@ -1000,9 +1006,9 @@ async def test_the_listener_and_the_certificate_are_kept(told: Tell) -> None:
 async def test_a_listener_whose_name_is_too_long_is_not_kept(told: Tell) -> None:
     """Its sessions' ends are enforced."""
     it = told(listener=[{"bind": f"{'a' * LISTENER_BIND_MAX}:6650", "connections_max_reauth_ms": 7000}])
-    renewal = SessionLifetime(it.play.workers, ClientEndpoint(CLIENT, 0.0), it.play.relays, it.play.metrics)  # type: ignore[arg-type]
-    renewal.on_authenticated(connect(TARGET).connect, it.principal)
-    session = renewal.relay_session(BROKER, ClientIdentity(it.principal))
+    lifetime = it.lifetime_of(ClientEndpoint(CLIENT, 0.0))
+    lifetime.on_authenticated(connect(TARGET).connect, it.principal)
+    session = lifetime.relay_session(BROKER, ClientIdentity(it.principal))
     assert session is not None
     assert session.to_stored_session().listener_bind == ""
 

@@ -25,7 +25,8 @@ from proxy.forwarder.session import lookup_mode
 from proxy.forwarder.session.lookup_mode import LookupMode
 from proxy.forwarder.session.transport import ClientSlow, ClientTransport
 from proxy.forwarder.workers.authentication import ANONYMOUS, ClientIdentity
-from proxy.runtime.rpc.client import RETRIES_MAX, RpcCallRefused
+from proxy.runtime.rpc.client import RETRIES_MAX
+from proxy.runtime.rpc.errors import RpcCallRefused
 
 METADATA = BaseCommand(type=BaseCommand.PARTITIONED_METADATA, partition_metadata={"topic": "t", "request_id": 7})
 SCHEMA = BaseCommand(type=BaseCommand.GET_SCHEMA, get_schema={"topic": "t", "request_id": 7})
@@ -43,28 +44,26 @@ class Desk:
     """One client's lookup mode, between a client and fake lookup workers."""
 
     def __init__(
-        self, nursery: trio.Nursery, streams: tuple[Any, Any], *, short_way: bool = True, **limits: int
+        self, nursery: trio.Nursery, streams: tuple[Any, Any], *, fast_path: bool = True, **limits: int
     ) -> None:
-        self.backends = FakeWorkerClients(make_config(limits=limits), nursery)
-        self.backends.answer_by, self.backends.short_way = None, short_way
+        self.workers = FakeWorkerClients(make_config(limits=limits), nursery)
+        self.workers.answer_by, self.workers.fast_path = None, fast_path
         ours, theirs = streams
         self.client = Peer(theirs)
-        self.wire = ClientTransport(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=5000)
+        self.transport = ClientTransport(ours, nursery, max_frame_bytes=1 << 20, write_timeout_ms=5000)
         self.metrics = ForwarderMetrics(CollectorRegistry())
         self.told: list[bool] = []
         self.corrupt: list[RemoteProtocolError] = []
         self.ends: list[Exception | None] = []
         self.mode = LookupMode(
-            self.backends,  # type: ignore[arg-type]
-            self.metrics,
             CLIENT,
-            nursery,
-            self.wire,
-            self._on_room,
+            self.workers,  # type: ignore[arg-type]
+            self.metrics,
+            self.transport,
             self.corrupt.append,
         )
         self.mode.set_identity(IDENTITY)
-        self.wire.start_reading(self._on_room, self.ends.append)
+        self.transport.start_reading(self._on_room, self.ends.append)
 
     def _on_room(self) -> None:
         """Answers have come, or have left: a session asks then whether there is room."""
@@ -83,7 +82,7 @@ class Desk:
 
     @property
     def sent(self) -> list[SentEnvelope]:
-        return self.backends.sent
+        return self.workers.sent
 
     async def hear(self, count: int = 1) -> list[BaseCommand]:
         answers = []
@@ -102,8 +101,8 @@ class Desk:
         """All is answered, once, and counted back."""
         await trio.testing.wait_all_tasks_blocked()
         assert self.mode.in_flight.count == 0
-        assert self.mode._bytes == 0
-        assert (self.mode._taken, self.backends.budget.used_bytes) == (0, 0)
+        assert self.mode._kept_bytes == 0
+        assert (self.mode._reserved_bytes, self.workers.budget.used_bytes) == (0, 0)
         with trio.move_on_after(0.01):
             pytest.fail(f"{await self.client.hear()} was answered twice")
 
@@ -129,15 +128,15 @@ async def make(request: pytest.FixtureRequest, nursery: trio.Nursery) -> AsyncIt
         stream.socket.close()
 
 
-both_ways = pytest.mark.parametrize("short_way", [True, False])
+both_ways = pytest.mark.parametrize("fast_path", [True, False])
 
 
 # ---- answers
 
 
 @both_ways
-async def test_the_frames_go_out_as_they_are(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_the_frames_go_out_as_they_are(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(), lookup())
     answer = lookup_answer(7)
     answer.MergeFromString(b"\xfa\x3f\x03new")
@@ -165,14 +164,14 @@ async def test_an_envelope_says_whose_requests_they_are(make: Make, identified_a
 
 @pytest.mark.conforms("kip-590.11", "kip-590.12")
 @both_ways
-async def test_an_envelope_has_the_requests_in_their_order(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_an_envelope_has_the_requests_in_their_order(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     requests = [lookup(f"t{number}", number) for number in range(3)]
     await desk.forward(*requests)
     [sent] = desk.sent
     assert sent.requests == [request.SerializeToString() for request in requests]
     assert (sent.envelope.principal_name, sent.envelope.client_address) == ("alice", CLIENT)
-    assert sent.deadline == pytest.approx(trio.current_time() + desk.backends.answer_timeout_s, abs=1)
+    assert sent.deadline == pytest.approx(trio.current_time() + desk.workers.answer_timeout_s, abs=1)
 
 
 async def test_without_requests_nothing_is_sent(make: Make) -> None:
@@ -184,8 +183,8 @@ async def test_without_requests_nothing_is_sent(make: Make) -> None:
 
 
 @both_ways
-async def test_answers_go_out_as_they_come_in_any_order(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_answers_go_out_as_they_come_in_any_order(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(*(lookup(request_id=number) for number in range(4)))
     [sent] = desk.sent
     for indices in ((2,), (3, 0), (1,)):
@@ -195,15 +194,15 @@ async def test_answers_go_out_as_they_come_in_any_order(make: Make, short_way: b
 
 
 @both_ways
-async def test_counters_follow_each_answer(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_counters_follow_each_answer(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(*(lookup(request_id=number) for number in range(3)))
     assert desk.mode.in_flight.count == 3
-    used = desk.mode._bytes
+    used = desk.mode._kept_bytes
     desk.sent[0].answer(0, more=True)
     await trio.testing.wait_all_tasks_blocked()
     assert desk.mode.in_flight.count == 2
-    assert desk.mode._bytes == used * 2 // 3
+    assert desk.mode._kept_bytes == used * 2 // 3
     desk.sent[0].answer(1, 2)
     await desk.hear(3)
     await desk.nothing_left()
@@ -212,10 +211,10 @@ async def test_counters_follow_each_answer(make: Make, short_way: bool) -> None:
 @both_ways
 @pytest.mark.parametrize("twice", [(0,), (1, 1), (1, 0), (0, 2), (2,), (99,)])
 async def test_an_answer_to_nothing_or_a_second_one_is_a_defect_of_the_workers(
-    make: Make, short_way: bool, twice: tuple[int, ...]
+    make: Make, fast_path: bool, twice: tuple[int, ...]
 ) -> None:
     """Nothing of such a reply goes out, since nobody knows whose frames these are; what waits is failed, once."""
-    desk = make(short_way=short_way)
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     [sent] = desk.sent
     sent.answer(0, more=True)
@@ -230,8 +229,8 @@ async def test_an_answer_to_nothing_or_a_second_one_is_a_defect_of_the_workers(
 
 
 @both_ways
-async def test_a_refusal_of_nothing_is_dropped(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_a_refusal_of_nothing_is_dropped(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1))
     [sent] = desk.sent
     stray = RefusedRequest(index=9, error=EnvelopeResponse.INVALID_REQUEST)
@@ -247,10 +246,10 @@ async def test_a_refusal_of_nothing_is_dropped(make: Make, short_way: bool) -> N
     [b"\xff\xff", EnvelopeResponse(answered=[99], frames=b"x"), EnvelopeResponse()],
 )
 async def test_a_reply_that_does_not_answer_what_was_asked(
-    make: Make, short_way: bool, rubbish: EnvelopeResponse | bytes
+    make: Make, fast_path: bool, rubbish: EnvelopeResponse | bytes
 ) -> None:
     """conformance.md: a correlation mismatch is UNKNOWN_SERVER_ERROR to the client; nobody waits for ever."""
-    desk = make(short_way=short_way)
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     desk.sent[0].answer(1, more=True)
     with structlog.testing.capture_logs() as logs:
@@ -276,8 +275,8 @@ ENVELOPE_ERRORS = [
 @pytest.mark.conforms("kip-590.23", "kip-590.26")
 @both_ways
 @pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
-async def test_an_envelopes_error_is_told_without_its_text(make: Make, short_way: bool, error: int, code: int) -> None:
-    desk = make(short_way=short_way)
+async def test_an_envelopes_error_is_told_without_its_text(make: Make, fast_path: bool, error: int, code: int) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     with structlog.testing.capture_logs() as logs:
         desk.sent[0].say(EnvelopeResponse(error=error, error_message="internal words"))  # type: ignore[arg-type]
@@ -295,8 +294,8 @@ async def test_an_envelopes_error_is_told_without_its_text(make: Make, short_way
 
 @both_ways
 @pytest.mark.parametrize(("error", "code"), ENVELOPE_ERRORS)
-async def test_one_requests_error_is_its_own(make: Make, short_way: bool, error: int, code: int) -> None:
-    desk = make(short_way=short_way)
+async def test_one_requests_error_is_its_own(make: Make, fast_path: bool, error: int, code: int) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), METADATA, lookup(request_id=3))
     [sent] = desk.sent
     bad = RefusedRequest(index=1, error=error, error_message="internal words")  # type: ignore[arg-type]
@@ -326,7 +325,7 @@ async def test_one_requests_error_is_its_own(make: Make, short_way: bool, error:
     ],
 )
 async def test_a_refusal_is_told_without_its_text(make: Make, status: int, code: int) -> None:
-    desk = make(short_way=False)
+    desk = make(fast_path=False)
     await desk.forward(lookup())
     with structlog.testing.capture_logs() as logs:
         desk.sent[0].refuse(status)
@@ -339,7 +338,7 @@ async def test_a_refusal_is_told_without_its_text(make: Make, status: int, code:
 
 @pytest.mark.conforms("kip-590.28")
 @pytest.mark.parametrize("loss", [SentEnvelope.lose, lambda sent: sent.refuse(Status.TOO_MANY_REQUESTS)])
-async def test_what_the_short_way_did_not_bring_the_long_way_does(
+async def test_what_the_fast_path_did_not_bring_the_long_way_does(
     make: Make, loss: Callable[[SentEnvelope], None]
 ) -> None:
     desk = make()
@@ -354,10 +353,10 @@ async def test_what_the_short_way_did_not_bring_the_long_way_does(
     await desk.nothing_left()
 
 
-async def test_where_there_is_no_short_way_nothing_is_lost(make: Make) -> None:
-    desk = make(short_way=False)
+async def test_where_there_is_no_fast_path_nothing_is_lost(make: Make) -> None:
+    desk = make(fast_path=False)
     await desk.forward(lookup(request_id=1))
-    desk.backends.short_way = True
+    desk.workers.fast_path = True
     await desk.forward(lookup(request_id=2))
     for sent in desk.sent:
         sent.answer(0)
@@ -367,7 +366,7 @@ async def test_where_there_is_no_short_way_nothing_is_lost(make: Make) -> None:
 
 @pytest.mark.conforms("kip-590.28")
 async def test_what_is_left_is_asked_again_each_time_and_none_is_answered_twice(make: Make) -> None:
-    desk = make(short_way=False)
+    desk = make(fast_path=False)
     await desk.forward(*(lookup(f"t{number}", number) for number in range(RETRIES_MAX + 1)))
     for number in range(RETRIES_MAX):
         sent = desk.sent[number]
@@ -381,8 +380,8 @@ async def test_what_is_left_is_asked_again_each_time_and_none_is_answered_twice(
 
 
 @both_ways
-async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, short_way: bool) -> None:
-    desk = make(short_way=short_way)
+async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, fast_path: bool) -> None:
+    desk = make(fast_path=fast_path)
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     asked = 0
     with structlog.testing.capture_logs():
@@ -391,14 +390,14 @@ async def test_a_request_whose_answer_kills_each_worker_is_given_up(make: Make, 
             asked += 1
             await trio.testing.wait_all_tasks_blocked()
         assert await desk.hear_ids(2) == [(1, ServerError.ServiceNotReady), (2, ServerError.ServiceNotReady)]
-    assert asked == RETRIES_MAX + 1 + short_way
+    assert asked == RETRIES_MAX + 1 + fast_path
     await desk.nothing_left()
 
 
 async def test_a_worker_that_answers_in_part_and_then_says_nothing(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
-    desk = make(short_way=False, lookup_timeout_ms=4000)
+    desk = make(fast_path=False, lookup_timeout_ms=4000)
     started = trio.current_time()
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     desk.sent[0].answer(1, more=True)
@@ -409,7 +408,7 @@ async def test_a_worker_that_answers_in_part_and_then_says_nothing(
     await desk.nothing_left()
 
 
-async def test_a_short_way_whose_time_is_over_is_not_begun_again(
+async def test_a_fast_path_whose_time_is_over_is_not_begun_again(
     make: Make, autojump_clock: trio.testing.MockClock
 ) -> None:
     desk = make(lookup_timeout_ms=4000)
@@ -424,12 +423,12 @@ async def test_a_short_way_whose_time_is_over_is_not_begun_again(
 async def test_no_worker_at_all(
     make: Make, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = make(short_way=False)
+    desk = make(fast_path=False)
 
     def nobody(*_: object) -> None:
         raise RpcCallRefused(Status.TOO_MANY_REQUESTS, "the worker does not keep up")
 
-    monkeypatch.setattr(desk.backends, "forward", nobody)
+    monkeypatch.setattr(desk.workers, "forward_envelope", nobody)
     with structlog.testing.capture_logs():
         await desk.forward(lookup(request_id=1))
         assert await desk.hear_ids(1) == [(1, ServerError.TooManyRequests)]
@@ -438,7 +437,7 @@ async def test_no_worker_at_all(
 
 @pytest.mark.conforms("kip-590.27")
 async def test_failures_have_the_requests_own_form(make: Make) -> None:
-    desk = make(short_way=False)
+    desk = make(fast_path=False)
     await desk.forward(METADATA)
     await desk.forward(topics(), SCHEMA)
     with structlog.testing.capture_logs() as logs:
@@ -474,10 +473,10 @@ NOT_A_LOOKUP = lookup().SerializeToString() + b"\x08\x12"
 @pytest.mark.parametrize("corrupt", [TORN, NOT_A_LOOKUP, NO_REQUEST_ID])
 @pytest.mark.parametrize("whole", [True, False])
 async def test_what_only_began_as_a_request_is_told_to_the_session(
-    make: Make, short_way: bool, corrupt: bytes, whole: bool
+    make: Make, fast_path: bool, corrupt: bytes, whole: bool
 ) -> None:
     """The lookup worker refuses it; its neighbours are answered before."""
-    desk = make(short_way=short_way)
+    desk = make(fast_path=fast_path)
     assert is_plainly_lookup(corrupt) is (corrupt is not NOT_A_LOOKUP)
     for request in (lookup(request_id=1).SerializeToString(), corrupt):
         desk.mode.forward_request(request)
@@ -556,7 +555,7 @@ async def test_a_large_answer_counts_beforehand(
 async def test_of_one_client_only_two_requests_wait_for_room(make: Make) -> None:
     """All others stay unread, however many it writes: whoever waits costs a task."""
     desk = make(**ONE_ANSWER)
-    others = await desk.backends.room.reserve("another client")
+    others = await desk.workers.room.reserve("another client")
     command = topics()
     for waiting in range(2):
         assert desk.mode.has_room, waiting
@@ -570,7 +569,7 @@ async def test_of_one_client_only_two_requests_wait_for_room(make: Make) -> None
         await trio.testing.wait_all_tasks_blocked()
     await desk.hear(2)
     await desk.nothing_left()
-    assert desk.backends.room.free_bytes == 1024
+    assert desk.workers.room.free_bytes == 1024
 
 
 class Gate:
@@ -578,13 +577,13 @@ class Gate:
 
     def __init__(self, desk: Desk) -> None:
         self.opened = trio.Event()
-        send_all = desk.wire.stream.send_all
+        send_all = desk.transport.stream.send_all
 
         async def slowly(data: bytes) -> None:
             await self.opened.wait()
             await send_all(data)
 
-        desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
+        desk.transport.stream.send_all = slowly  # type: ignore[method-assign]
 
 
 @LARGE
@@ -592,7 +591,7 @@ async def test_a_large_answer_keeps_its_room_until_it_has_left(make: Make, comma
     desk = make(max_topic_lists_bytes=4 << 20, max_broker_frame_bytes=2 << 20)
     gate = Gate(desk)
     await desk.forward(command)
-    room = desk.backends.room
+    room = desk.workers.room
     assert room.free_bytes == 2 << 20
     desk.sent[0].answer(0, padding=1 << 20)
     await trio.testing.wait_all_tasks_blocked()
@@ -616,7 +615,7 @@ async def test_a_small_answer_behind_a_large_one_does_not_keep_the_room(make: Ma
     gate.opened = trio.Event()
     await desk.hear()
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.backends.room.free_bytes == 4 << 20
+    assert desk.workers.room.free_bytes == 4 << 20
     gate.opened.set()
     await desk.hear()
     await desk.nothing_left()
@@ -628,7 +627,7 @@ async def test_who_does_not_take_a_large_answer_is_given_up_once_others_wait(
 ) -> None:
     """Security: to ask and not to read must not keep others from their answers."""
     desk = make(**ONE_ANSWER, lookup_timeout_ms=1000)
-    desk.wire._write_timeout_s = 60
+    desk.transport._write_timeout_s = 60
     Gate(desk)
     await desk.forward(command)
     desk.sent[0].answer(0, padding=1 << 20)
@@ -636,7 +635,7 @@ async def test_who_does_not_take_a_large_answer_is_given_up_once_others_wait(
     assert desk.ends == [], "nobody wants its room"
     with structlog.testing.capture_logs() as logs:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(desk.backends.room.reserve, "another client")
+            nursery.start_soon(desk.workers.room.reserve, "another client")
             await trio.sleep(0.5)
             assert [type(error) for error in desk.ends] == [ClientSlow]
     assert [(entry["client"], entry["limit"]) for entry in logs] == [(CLIENT, "limits.max_topic_lists_bytes")]
@@ -650,7 +649,7 @@ async def test_who_takes_a_large_answer_in_time_is_not_given_up(
     await desk.forward(topics())
     desk.sent[0].answer(0, padding=1 << 20)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(desk.backends.room.reserve, "another client")
+        nursery.start_soon(desk.workers.room.reserve, "another client")
         await trio.sleep(1.5)
         assert desk.ends == []
         gate.opened.set()
@@ -661,16 +660,16 @@ async def test_who_takes_a_large_answer_in_time_is_not_given_up(
 async def test_who_leaves_while_it_waits_for_room_leaves_nothing_behind(nursery: trio.Nursery) -> None:
     async with trio.open_nursery() as session:
         desk = Desk(session, trio.testing.memory_stream_pair(), **ONE_ANSWER)
-        others = desk.backends.room.try_reserve("another client")
+        others = desk.workers.room.try_reserve("another client")
         assert others is not None
         await desk.forward(topics(1), topics(2))
-        assert desk.backends.room.has_waiters
+        assert desk.workers.room.has_waiters
         desk.mode.close()
         session.cancel_scope.cancel()
-    assert not desk.backends.room.has_waiters
-    assert (desk.mode.in_flight.count, desk.mode._bytes) == (0, 0)
+    assert not desk.workers.room.has_waiters
+    assert (desk.mode.in_flight.count, desk.mode._kept_bytes) == (0, 0)
     others.release()
-    assert desk.backends.room.free_bytes == 1024
+    assert desk.workers.room.free_bytes == 1024
 
 
 async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make) -> None:
@@ -678,17 +677,17 @@ async def test_room_is_shared_by_principal_and_without_one_by_address(make: Make
         desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
         desk.mode.set_identity(identity)
         await desk.forward(topics())
-        assert list(desk.backends.room._held) == [owner]
+        assert list(desk.workers.room._held) == [owner]
 
 
 async def test_whoever_has_the_anonymous_role_shares_room_by_address(make: Make) -> None:
     """It is everybody's: one of them must not take the room of all."""
     desk = make(max_topic_lists_bytes=3 * 1024, max_broker_frame_bytes=1024)
-    authentication = msgspec.structs.replace(desk.backends.config.authentication, anonymous_role=IDENTITY.role)
-    desk.backends.config = msgspec.structs.replace(desk.backends.config, authentication=authentication)
+    authentication = msgspec.structs.replace(desk.workers.config.authentication, anonymous_role=IDENTITY.role)
+    desk.workers.config = msgspec.structs.replace(desk.workers.config, authentication=authentication)
     desk.mode.set_identity(IDENTITY)
     await desk.forward(topics())
-    assert list(desk.backends.room._held) == [CLIENT.rpartition(":")[0]]
+    assert list(desk.workers.room._held) == [CLIENT.rpartition(":")[0]]
 
 
 async def test_room_that_was_lent_to_a_task_that_never_began_comes_back(nursery: trio.Nursery) -> None:
@@ -700,9 +699,9 @@ async def test_room_that_was_lent_to_a_task_that_never_began_comes_back(nursery:
     desk = Desk(nursery, trio.testing.memory_stream_pair(), **ONE_ANSWER)
     desk.mode._tasks = NoTasks()
     desk.mode.forward_parsed_request(topics(), topics().SerializeToString())
-    assert desk.backends.room.free_bytes == 0
+    assert desk.workers.room.free_bytes == 0
     desk.mode.close()
-    assert desk.backends.room.free_bytes == 1024
+    assert desk.workers.room.free_bytes == 1024
 
 
 async def test_too_many_are_answered_so_and_the_others_go_on(make: Make) -> None:
@@ -736,7 +735,7 @@ async def test_what_may_be_large_travels_alone_and_only_so_much_at_a_time(
             sent.answer(0)
     await desk.hear(4)
     await desk.nothing_left()
-    assert desk.backends.room.free_bytes == 3 * 1024
+    assert desk.workers.room.free_bytes == 3 * 1024
 
 
 @LARGE
@@ -744,7 +743,7 @@ async def test_what_waits_too_long_for_room_is_told_so(
     make: Make, autojump_clock: trio.testing.MockClock, command: BaseCommand
 ) -> None:
     desk = make(**ONE_ANSWER, lookup_timeout_ms=4000)
-    others = await desk.backends.room.reserve("another client")
+    others = await desk.workers.room.reserve("another client")
     with structlog.testing.capture_logs() as logs:
         await desk.forward(command)
         [answer] = await desk.hear()
@@ -757,7 +756,7 @@ async def test_what_waits_too_long_for_room_is_told_so(
     assert desk.sent == []
     others.release()
     await desk.nothing_left()
-    assert desk.backends.room.free_bytes == 1024
+    assert desk.workers.room.free_bytes == 1024
 
 
 async def test_a_large_answer_counts_until_it_has_left(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -765,13 +764,13 @@ async def test_a_large_answer_counts_until_it_has_left(make: Make, monkeypatch: 
     monkeypatch.setattr(lookup_mode, "BYTES_MAX", 100_000)
     desk = make()
     gate = trio.Event()
-    send_all = desk.wire.stream.send_all
+    send_all = desk.transport.stream.send_all
 
     async def slowly(data: bytes) -> None:
         await gate.wait()
         await send_all(data)
 
-    desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
+    desk.transport.stream.send_all = slowly  # type: ignore[method-assign]
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     assert desk.mode.has_room
     desk.sent[0].answer(0, padding=1 << 20, more=True)
@@ -779,7 +778,7 @@ async def test_a_large_answer_counts_until_it_has_left(make: Make, monkeypatch: 
     assert not desk.mode.has_room
     desk.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert desk.mode._bytes == desk.mode.in_flight.count == 0, "all is answered, but has not left"
+    assert desk.mode._kept_bytes == desk.mode.in_flight.count == 0, "all is answered, but has not left"
     assert True not in desk.told
     gate.set()
     large, _small = await desk.hear(2)
@@ -791,13 +790,13 @@ async def test_a_large_answer_counts_until_it_has_left(make: Make, monkeypatch: 
 async def test_answers_leave_in_order_behind_what_waits(make: Make) -> None:
     desk = make()
     gate = trio.Event()
-    send_all = desk.wire.stream.send_all
+    send_all = desk.transport.stream.send_all
 
     async def slowly(data: bytes) -> None:
         await gate.wait()
         await send_all(data)
 
-    desk.wire.stream.send_all = slowly  # type: ignore[method-assign]
+    desk.transport.stream.send_all = slowly  # type: ignore[method-assign]
     await desk.forward(*(lookup(request_id=number) for number in range(6)))
     [sent] = desk.sent
     sent.answer(0, padding=1 << 20, more=True)  # more than a socket takes at once
@@ -820,7 +819,7 @@ async def test_a_client_that_does_not_take_its_answers(make: Make, autojump_cloc
     async def never(_data: bytes) -> None:
         await trio.sleep_forever()
 
-    desk.wire.stream.send_all = never  # type: ignore[method-assign]
+    desk.transport.stream.send_all = never  # type: ignore[method-assign]
     await desk.forward(lookup(request_id=1), lookup(request_id=2))
     desk.sent[0].answer(0, padding=1 << 20, more=True)
     await trio.sleep(6)
@@ -828,7 +827,7 @@ async def test_a_client_that_does_not_take_its_answers(make: Make, autojump_cloc
     desk.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
     assert desk.mode.in_flight.count == 0
-    assert desk.mode._bytes == 0
+    assert desk.mode._kept_bytes == 0
 
 
 async def test_a_client_that_has_gone(make: Make) -> None:
@@ -839,7 +838,7 @@ async def test_a_client_that_has_gone(make: Make) -> None:
     await trio.testing.wait_all_tasks_blocked()
     desk.sent[0].answer(1)
     await trio.testing.wait_all_tasks_blocked()
-    assert (desk.mode.in_flight.count, desk.mode._bytes) == (0, 0)
+    assert (desk.mode.in_flight.count, desk.mode._kept_bytes) == (0, 0)
 
 
 # ---- the end of the session
@@ -857,11 +856,11 @@ async def test_a_client_that_has_gone(make: Make) -> None:
     ],
 )
 async def test_answers_after_the_session_has_ended_are_nobodys(
-    nursery: trio.Nursery, short_way: bool, late: Callable[[SentEnvelope], None]
+    nursery: trio.Nursery, fast_path: bool, late: Callable[[SentEnvelope], None]
 ) -> None:
     async with trio.open_nursery() as session:
-        desk = Desk(session, trio.testing.memory_stream_pair(), short_way=short_way)
-        desk.backends.nursery = nursery
+        desk = Desk(session, trio.testing.memory_stream_pair(), fast_path=fast_path)
+        desk.workers.nursery = nursery
         await desk.forward(lookup(request_id=1), lookup(request_id=2))
         desk.mode.close()
         session.cancel_scope.cancel()
@@ -875,8 +874,8 @@ async def test_answers_after_the_session_has_ended_are_nobodys(
 @pytest.mark.parametrize("after", range(4))
 async def test_counters_are_right_when_the_session_ends(nursery: trio.Nursery, after: int) -> None:
     async with trio.open_nursery() as session:
-        desk = Desk(session, trio.testing.lockstep_stream_pair(), short_way=False)
-        desk.backends.nursery = nursery
+        desk = Desk(session, trio.testing.lockstep_stream_pair(), fast_path=False)
+        desk.workers.nursery = nursery
         await desk.forward(lookup(request_id=1), lookup(request_id=2))
         await desk.forward(topics(3))
         if after > 0:
@@ -888,8 +887,8 @@ async def test_counters_are_right_when_the_session_ends(nursery: trio.Nursery, a
         desk.mode.close()
         session.cancel_scope.cancel()
         nursery.start_soon(desk.client.read_all)
-    assert (desk.mode.in_flight.count, desk.mode._bytes) == (0, 0)
-    assert desk.backends.room.free_bytes == desk.backends.config.limits.max_topic_lists_bytes
+    assert (desk.mode.in_flight.count, desk.mode._kept_bytes) == (0, 0)
+    assert desk.workers.room.free_bytes == desk.workers.config.limits.max_topic_lists_bytes
 
 
 # ---- the process's bound in bytes
@@ -919,9 +918,9 @@ async def test_requests_with_large_answers_count_there_too(make: Make, command: 
 async def test_what_a_client_that_has_gone_had_under_way_is_given_back(make: Make) -> None:
     desk = make()
     await desk.forward(lookup(request_id=1), topics(2))
-    assert desk.backends.budget.used_bytes > 0
+    assert desk.workers.budget.used_bytes > 0
     desk.mode.close()
-    assert (desk.backends.budget.used_bytes, desk.backends.budget._by_owner) == (0, {})
+    assert (desk.workers.budget.used_bytes, desk.workers.budget._by_owner) == (0, {})
 
 
 async def test_what_is_under_way_when_a_client_becomes_known_is_given_back_once(make: Make) -> None:
@@ -929,7 +928,7 @@ async def test_what_is_under_way_when_a_client_becomes_known_is_given_back_once(
     await desk.forward(lookup(request_id=1))
     desk.mode.set_identity(ANONYMOUS)
     await desk.forward(lookup(request_id=2))
-    assert len(desk.backends.budget._by_owner) == 1
+    assert len(desk.workers.budget._by_owner) == 1
     desk.sent[0].answer(0)
     desk.sent[1].answer(0)
     await desk.hear(2)
@@ -950,7 +949,7 @@ async def test_a_client_that_takes_no_answers_is_closed_once_others_need_the_mem
     assert [type(end) for end in desk.ends] == [ClientSlow]
     assert [entry["limit"] for entry in logs] == ["limits.max_lookup_bytes"]
     desk.mode.close()
-    assert desk.backends.budget.used_bytes == 0
+    assert desk.workers.budget.used_bytes == 0
     await desk.client.stream.aclose()
     gate.opened.set()
 
@@ -959,10 +958,10 @@ async def test_a_client_with_much_under_way_is_read_no_more_where_memory_is_shor
     desk = make(max_lookup_bytes=200 * 1024)
     await desk.forward(lookup("x" * (70 * 1024), request_id=1))
     assert desk.mode.has_room
-    assert desk.backends.budget.reserve_bytes("somebody else", 60 * 1024)
+    assert desk.workers.budget.reserve_bytes("somebody else", 60 * 1024)
     assert not desk.mode.has_room
     desk.sent[0].answer(0)
     await desk.hear()
     assert desk.mode.has_room
-    desk.backends.budget.release_bytes("somebody else", 60 * 1024)
+    desk.workers.budget.release_bytes("somebody else", 60 * 1024)
     await desk.nothing_left()

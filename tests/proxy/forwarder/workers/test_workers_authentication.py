@@ -32,8 +32,9 @@ from proxy.forwarder.workers.authentication import (
     ClientEndpoint,
     ClientIdentity,
     Denial,
+    ExchangeSettings,
 )
-from proxy.runtime.rpc.client import RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcConnectionLost
 
 BEHIND = Principal(type="User", name="alice", method="token", proxy="proxy-a")
 
@@ -48,9 +49,7 @@ class Rounds:
             self.worker,  # type: ignore[arg-type]
             ClientEndpoint(CLIENT, 0.0, CERTIFICATE),
             self.connect.connect,
-            timeout_s=10.0,
-            forwards_credentials=forwards,
-            one_round_methods=frozenset({"token"}),
+            ExchangeSettings(10.0, forwards_credentials=forwards, one_round_methods=frozenset({"token"})),
         )
 
     async def first(self) -> Any:

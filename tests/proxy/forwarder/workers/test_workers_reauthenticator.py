@@ -30,9 +30,10 @@ from proxy.forwarder.workers.authentication import (
     ClientEndpoint,
     ClientIdentity,
     Denial,
+    ExchangeSettings,
     Reauthenticator,
 )
-from proxy.runtime.rpc.client import RpcConnectionLost
+from proxy.runtime.rpc.errors import RpcConnectionLost
 
 FRESH = b"fr3sh"
 
@@ -53,9 +54,7 @@ class Again:
             self.worker,  # type: ignore[arg-type]
             ClientEndpoint(CLIENT, 0.0, CERTIFICATE),
             fresh,
-            timeout_s=10.0,
-            forwards_credentials=self._forwards,
-            one_round_methods=frozenset({"token"}),
+            ExchangeSettings(10.0, forwards_credentials=self._forwards, one_round_methods=frozenset({"token"})),
         )
 
     async def says(self, data: bytes = FRESH, method: str = "token") -> Any:

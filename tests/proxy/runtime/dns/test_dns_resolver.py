@@ -264,12 +264,12 @@ async def test_that_a_name_is_unknown_is_believed_for_a_moment(
 async def test_no_more_than_so_many_answers_are_kept(
     names: Names, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dns_queries, "KEPT_MAX", 3)
+    monkeypatch.setattr(dns_queries, "ANSWERS_KEPT_MAX", 3)
     group = Group(nursery)
     for name in ("b", "n1", "n2", "n3"):
         names.server.add(name, "A", "10.0.0.1")
         await group.at(name)
-    assert len(group.resolver._questions._kept) == 3
+    assert len(group.resolver._cache._answers) == 3
     await group.at("b")
     assert names.server.count("b") == 2, "the oldest went"
 
@@ -278,7 +278,7 @@ async def test_names_without_addresses_push_no_answer_out(
     names: Names, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Security: there are as many of them as a client likes."""
-    monkeypatch.setattr(dns_queries, "KEPT_MAX", 3)
+    monkeypatch.setattr(dns_queries, "ANSWERS_KEPT_MAX", 3)
     monkeypatch.setattr(dns_queries, "FAILURES_KEPT_MAX", 2)
     group = Group(nursery)
     names.server.add("b", "A", "10.0.0.1")
@@ -286,10 +286,10 @@ async def test_names_without_addresses_push_no_answer_out(
     for number in range(9):
         await group.failure(f"n{number}")
     await group.failure("n8")
-    assert (len(group.resolver._questions._failures), names.server.count("n8.")) == (2, 1)
+    assert (len(group.resolver._cache._failures), names.server.count("n8.")) == (2, 1)
     await group.at("b")
     assert names.server.count("b") == 1
-    assert (len(group.resolver._questions._kept), len(group.resolver._questions._under_way)) == (1, 0)
+    assert (len(group.resolver._cache._answers), len(group.resolver._cache._under_way)) == (1, 0)
 
 
 async def outcome(group: Group, name: str, owner: str = "") -> Any:
@@ -349,7 +349,7 @@ async def test_a_flood_of_slow_names_is_bounded_and_does_not_delay_another_group
         assert names.server.at_once == 2 * QUERIES_MAX
         assert await operator.at("broker") == ("10.0.0.1",)
         assert trio.current_time() == pytest.approx(1.1)
-        assert clients.resolver._questions._line.waiting_count == dns_queries.WAITING_MAX
+        assert clients.resolver._cache._queue.waiting_count == dns_queries.WAITING_MAX
         late = await outcome(clients, "one-more", "owner 7")
         assert "one-more: too many names" in str(late)
     assert trio.current_time() == pytest.approx(5), "who waits for a turn waits no longer than others"
@@ -445,11 +445,11 @@ async def test_where_nobody_wants_a_name_any_more_it_is_not_asked_for(
         await trio.testing.wait_all_tasks_blocked()
         askers.cancel_scope.cancel()
     await trio.testing.wait_all_tasks_blocked()
-    questions = group.resolver._questions
-    assert (questions._line.waiting_count, len(questions._under_way)) == (0, QUERIES_PER_OWNER_MAX)
+    cache = group.resolver._cache
+    assert (cache._queue.waiting_count, len(cache._under_way)) == (0, QUERIES_PER_OWNER_MAX)
     await trio.sleep(6)
     assert names.server.count("last") == 0
-    assert (len(questions._under_way), len(questions._kept), len(questions._failures)) == (0, 0, 16)
+    assert (len(cache._under_way), len(cache._answers), len(cache._failures)) == (0, 0, 16)
     names.server.delay_s = lambda *_: 0
     names.server.add("last", "A", "10.0.0.1")
     assert await outcome(group, "last", "evil") == ("10.0.0.1",), "it was never known to have none"
@@ -627,7 +627,7 @@ async def test_files_are_read_again_when_they_change(
 ) -> None:
     for name in ("HOSTS", "RESOLV_CONF"):
         monkeypatch.setattr(runtime_dns, name, str(tmp_path / name))
-    monkeypatch.setattr(watched, "LOOK_INTERVAL_S", 0)
+    monkeypatch.setattr(watched, "CHECK_INTERVAL_S", 0)
     (tmp_path / "HOSTS").write_text("10.0.0.1 broker\n")
     group = Group(nursery)
     assert await group.at("broker") == ("10.0.0.1",)

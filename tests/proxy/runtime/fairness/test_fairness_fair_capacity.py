@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.runtime.fairness.fair_capacity import FairCapacity, Reservation, owner_of
+from proxy.runtime.fairness.fair_capacity import FairCapacity, Reservation
 
 LARGEST = 10
 
@@ -169,22 +168,6 @@ def test_no_byte_is_lent_twice_or_lost(steps: list[tuple[str, str, int]]) -> Non
         loan.release()
     assert room.free_bytes == 35
     assert not room._held
-
-
-@pytest.mark.parametrize(
-    ("principal", "address", "owner"),
-    [
-        ("alice", "192.0.2.1:4000", "alice"),
-        ("", "192.0.2.1:4000", "192.0.2.1"),
-        ("", "[2001:db8:0:1:a:b:c:d]:4000", "2001:db8:0:1::/64"),
-        ("", "[2001:db8:0:1::2]:4001", "2001:db8:0:1::/64"),
-        ("", "[::ffff:192.0.2.1]:4001", "192.0.2.1"),
-        ("", "", ""),
-    ],
-)
-def test_who_shares_as_one(principal: str, address: str, owner: str) -> None:
-    """Security: without authentication a machine counts once, however many connections it opens."""
-    assert owner_of(principal, address) == owner
 
 
 async def test_more_room_is_lent_to_who_waits_and_less_takes_nothing_back(nursery: trio.Nursery) -> None:

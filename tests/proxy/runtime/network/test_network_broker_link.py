@@ -21,7 +21,7 @@ from proxy.runtime.network import dialing
 from proxy.runtime.network.broker_link import BrokerLink, BrokerLinkFactory, BrokerLinkFailed
 from proxy.runtime.network.dialing import Dialer
 from proxy.runtime.network.tls import TlsFailed
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 
 BROKER = HostPort("broker", 6650)
 CONNECTED = commands.encode(

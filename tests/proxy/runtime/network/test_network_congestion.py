@@ -14,9 +14,9 @@ from proxy.runtime.network.congestion import set_congestion_control, set_congest
 
 @pytest.fixture(autouse=True)
 def _nothing_was_said() -> Iterator[None]:
-    congestion._tell_of_refusal.cache_clear()
+    congestion._log_refusal_once.cache_clear()
     yield
-    congestion._tell_of_refusal.cache_clear()
+    congestion._log_refusal_once.cache_clear()
 
 
 class FakeSocket:
@@ -43,7 +43,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bytes]]:
     """What is chosen for a socket on a machine with such a congestion control."""
 
     def choose(name: str, *, system: str = "cubic", current: str = "", refuses: bool = False) -> list[bytes]:
-        monkeypatch.setattr(congestion, "_systems", lambda: system)
+        monkeypatch.setattr(congestion, "_system_default", lambda: system)
         sock = FakeSocket(current or system, refuses=refuses)
         use = set_congestion_control_of_accepted if current else set_congestion_control
         use(sock, name)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from proxy.common import reloading_file as watched
 from proxy.common.errors import ConfigError
 from proxy.config.types import Brokers, ListenerTls
 from proxy.runtime.network import dialing
-from proxy.runtime.network.congestion import _systems
+from proxy.runtime.network.congestion import _system_default
 from proxy.runtime.network.dialing import ATTEMPT_DELAY_S, Dialer, DialFailed, interleave_families, tune_socket
 from proxy.runtime.network.tls import TlsFailed, TlsStream, listener_context
 
@@ -362,7 +362,7 @@ async def test_a_new_certificate_is_shown_without_a_reload(
         assert await stream.receive_some(5) == b"hello"
         await stream.aclose()
         authority.client("renewed-proxy")
-        await trio.sleep(watched.LOOK_INTERVAL_S)
+        await trio.sleep(watched.CHECK_INTERVAL_S)
     assert len(set(there.certificates)) == 2
 
 
@@ -391,7 +391,7 @@ class FakeTrioSocket:
         self.connected_to: Any = None
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        return _systems().encode()
+        return _system_default().encode()
 
     def setsockopt(self, level: int, option: int, value: object) -> None:
         assert self.connected_to is None, "before there is a connection"

@@ -823,7 +823,7 @@ async def test_a_new_certificate_is_for_who_comes_from_now_on(
     watched_context = listener_context("listener[0].tls", ListenerTls(certificate=mine.certificate, key=mine.key))
     before = await watched_context.current_value()
     authority.server("renewed")  # the same name, another key
-    await trio.sleep(watched.LOOK_INTERVAL_S)
+    await trio.sleep(watched.CHECK_INTERVAL_S)
     after = await watched_context.current_value()
     assert after is not before
     client = client_context(authority)
@@ -851,14 +851,14 @@ async def test_a_broken_change_keeps_what_was(authority: Authority, autojump_clo
     Path(mine.key).write_bytes(b"s3cret but no key")
     with structlog.testing.capture_logs() as logs:
         for _ in range(3):
-            await trio.sleep(watched.LOOK_INTERVAL_S)
+            await trio.sleep(watched.CHECK_INTERVAL_S)
             assert await watched_context.current_value() is before
     [entry] = logs
     assert entry["log_level"] == "error"
     assert mine.key in entry["files"]
     assert "s3cret" not in str(entry)
     Path(mine.key).write_bytes(key)
-    await trio.sleep(watched.LOOK_INTERVAL_S)
+    await trio.sleep(watched.CHECK_INTERVAL_S)
     assert await watched_context.current_value() is not before
 
 
@@ -876,7 +876,7 @@ async def test_authorities_are_watched_too(
         [before] = (await watched_context.current_value()).get_ca_certs()
         os.replace(trust, tmp_path / "old.pem")
         trust.write_bytes(Path(stranger.file).read_bytes())
-        await trio.sleep(watched.LOOK_INTERVAL_S)
+        await trio.sleep(watched.CHECK_INTERVAL_S)
         [after] = (await watched_context.current_value()).get_ca_certs()
         assert "ours" in str(before["subject"])
         assert "strange" in str(after["subject"])

@@ -16,15 +16,10 @@ from proto.roles import MAY_CALL, Role
 from proto.rpc_frames import Call, Cancel, Reply, RpcDecoder, encode_call, encode_cancel, encode_reply
 from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy.runtime.rpc import server as rpc_server
-from proxy.runtime.rpc.client import (
-    RpcCallRefused,
-    RpcClient,
-    RpcConnectionLost,
-    RpcDeadlineExceeded,
-    RpcError,
-    RpcPool,
-)
+from proxy.runtime.rpc.client import RpcClient
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcDeadlineExceeded, RpcError
 from proxy.runtime.rpc.peers import Caller
+from proxy.runtime.rpc.pool import RpcPool
 from proxy.runtime.rpc.server import Handler, RpcRefused, RpcServer
 
 MakeWires = Callable[..., Wires]

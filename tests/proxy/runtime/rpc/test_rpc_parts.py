@@ -17,7 +17,8 @@ from proto.rpc_frames import Call, Reply, RpcDecoder, encode_call, encode_reply
 from proto.rpc_pb2 import Empty, Method, Status, Text
 from proxy.runtime.loop.tick import current_tick
 from proxy.runtime.rpc import server as rpc_server
-from proxy.runtime.rpc.client import RpcCallRefused, RpcClient, RpcConnectionLost, RpcResponseCorrupt
+from proxy.runtime.rpc.client import RpcClient
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost, RpcResponseCorrupt
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import WAITING_BYTES_MAX, ReplyStream, RpcRefused, RpcServer, StreamingHandler
 

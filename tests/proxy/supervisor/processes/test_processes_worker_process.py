@@ -18,7 +18,7 @@ import trio.testing
 from proto.roles import Role
 from proto.rpc_pb2 import Empty, Method, StoreMessage, Text
 from proxy.runtime.process.descriptors import Descriptors, adopt_socket, adopt_stream
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.rpc.peers import Caller
 from proxy.runtime.rpc.server import RpcServer
 from proxy.runtime.shared.fd_store_channel import StoreChannel

@@ -41,7 +41,7 @@ from proxy.forwarder.relay.expiring.session import PEEK_BYTES, ExpiringSession
 from proxy.forwarder.relay.expiring.splice_pump import HEADER_PEEK_BYTES
 from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.forwarder.workers.authentication import Challenge
-from proxy.runtime.rpc.client import RpcError
+from proxy.runtime.rpc.errors import RpcError
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 PING = commands.ping()

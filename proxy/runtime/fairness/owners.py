@@ -1,0 +1,30 @@
+"""Owners of a fair share: the name under which clients count together, wherever a worker shares something fairly.
+
+A principal is one owner, over all of its connections. A client without one, or with the anonymous role, which any
+client may have, counts by its IP address. Principals choose their names and addresses have a form of their own, so each
+kind has a name space of its own: a principal that is named like an address shares nothing with that address.
+"""
+
+from functools import lru_cache
+
+from proto.addresses import client_network
+
+ADDRESSES_MAX = 4096
+"""Client addresses (with ports) whose owner is remembered: a client sends many requests."""
+
+
+def owner_of(principal: str, client_address: str, anonymous_role: str = "") -> str:
+    """Name the owner of what a client takes: its principal, or its IP address (of IPv6 its /64 network).
+
+    ``principal``: empty where the client is not, or not yet, authenticated. ``client_address``: with its port.
+    ``anonymous_role``: ``authentication.anonymous_role``; empty where there is none.
+    """
+    if principal and principal != anonymous_role:
+        return f"principal {principal}"
+    return _address_owner(client_address)
+
+
+@lru_cache(ADDRESSES_MAX)
+def _address_owner(client_address: str) -> str:
+    """Name the owner of what all clients of one address or network take."""
+    return f"address {client_network(client_address)}"

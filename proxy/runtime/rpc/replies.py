@@ -1,0 +1,84 @@
+"""Receivers of RPC replies: for a task that waits, and for a callback.
+
+A reply may come in parts. Each call under way has one receiver, which gets all parts of its reply.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from proto.rpc_frames import Reply
+from proto.rpc_pb2 import Status
+from proxy.common.logs import get_logger
+from proxy.runtime.rpc.errors import RpcCallRefused, RpcConnectionLost
+
+
+class ReplyReceiver(Protocol):
+    """Receiver of the parts of an RPC's reply."""
+
+    def on_part(self, reply: Reply) -> None:
+        """Receive the next part, or the whole reply."""
+        ...
+
+    def on_lost(self) -> None:
+        """Learn that no part will come any more: the connection is lost or the deadline has passed."""
+        ...
+
+
+class CallbackReply:
+    """A reply receiver without a task: calls ``on_reply`` with each part, and with None once no more will come.
+
+    ``deadline``: in Trio's time.
+    """
+
+    __slots__ = ("deadline", "on_reply")
+
+    def __init__(self, on_reply: Callable[[Reply | None], None], deadline: float) -> None:
+        self.on_reply = on_reply
+        self.deadline = deadline
+
+    def on_part(self, reply: Reply | None) -> None:
+        """Pass a part to the callback. An error in it is logged: it must not end the connection of all other calls."""
+        try:
+            self.on_reply(reply)
+        except Exception as error:  # noqa: BLE001 -- see the docstring
+            get_logger().error("a reply met a defect", exc_info=error)
+
+    def on_lost(self) -> None:
+        """Pass None to the callback."""
+        self.on_part(None)
+
+
+class PendingCall:
+    """A reply receiver that one task awaits, part by part."""
+
+    __slots__ = ("_arrived", "_lost", "_replies")
+
+    def __init__(self) -> None:
+        self._arrived = trio.Event()
+        self._replies: deque[Reply] = deque()
+        self._lost = False
+
+    def on_part(self, reply: Reply) -> None:
+        """Queue a part and wake the waiting task."""
+        self._replies.append(reply)
+        self._arrived.set()
+
+    def on_lost(self) -> None:
+        """Wake the waiting task; after the queued parts it gets RpcConnectionLost."""
+        self._lost = True
+        self._arrived.set()
+
+    async def next_part(self) -> tuple[bytes, bool]:
+        """Wait for the next part; return it and True if more follow. Raises RpcCallRefused, RpcConnectionLost."""
+        while not self._replies:
+            if self._lost:
+                raise RpcConnectionLost("the worker went away")
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        reply = self._replies.popleft()
+        if reply.status != Status.OK:
+            raise RpcCallRefused(reply.status, reply.detail)
+        return reply.response, reply.has_more

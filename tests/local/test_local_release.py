@@ -1,0 +1,33 @@
+"""deploy/local/release.py: the version stands once, and a release is refused where something is of another one."""
+
+from __future__ import annotations
+
+import pytest
+from local.release import CHANGELOG, CHART, ReleaseError, check_release, version
+
+from proxy import __version__
+
+CHART_TEXT = "name: x\nappVersion: 1.2.3\nkind: y\n"
+
+
+def test_the_version_of_this_tree() -> None:
+    assert version() == __version__
+    check_release(__version__, CHANGELOG.read_text(), CHART.read_text())
+
+
+@pytest.mark.parametrize(
+    ("changelog", "chart", "complaint"),
+    [
+        ("## Unreleased\n", CHART_TEXT, "CHANGELOG.md has no section '## 1.2.3"),
+        ("## 1.2.3\n", CHART_TEXT, "CHANGELOG.md has no section"),
+        ("## 1.2.3 (2026-11-23)\n", "\nappVersion: 1.2.30\n", "appVersion in Chart.yaml is not 1.2.3"),
+    ],
+)
+def test_what_is_refused(changelog: str, chart: str, complaint: str) -> None:
+    with pytest.raises(ReleaseError) as raised:
+        check_release("1.2.3", changelog, chart)
+    assert complaint in str(raised.value)
+
+
+def test_what_is_complete_is_not_refused() -> None:
+    check_release("1.2.3", "# Changelog\n\n## 1.2.3 (2026-11-23)\n", CHART_TEXT)
