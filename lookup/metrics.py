@@ -135,7 +135,7 @@ class BrokerMetrics:
         )
         self._ejected = Gauge(
             "pulsar_proxy_broker_set_aside",
-            "Whether a broker of brokers.service_url is set aside as it failed (1) or not (0).",
+            "Whether a broker of brokers.service_url is ejected as it failed (1) or not (0).",
             ["broker"],
             registry=registry,
         )
@@ -146,7 +146,7 @@ class BrokerMetrics:
             registry=registry,
         )
         self._ejections = Counter(
-            "pulsar_proxy_broker_ejections", "Brokers that were set aside, by reason.", ["reason"], registry=registry
+            "pulsar_proxy_broker_ejections", "Brokers that were ejected, by reason.", ["reason"], registry=registry
         )
         self._fatal_requests = Counter(
             "pulsar_proxy_fatal_lookup_requests",
@@ -161,9 +161,9 @@ class BrokerMetrics:
             registry=registry,
         )
 
-    def show_brokers(self, up: Mapping[str, bool], set_aside: Mapping[str, bool], accepted: Mapping[str, bool]) -> None:
+    def show_brokers(self, up: Mapping[str, bool], ejected: Mapping[str, bool], accepted: Mapping[str, bool]) -> None:
         """Show these brokers and no others."""
-        shown = ((self._up, up), (self._ejected, set_aside), (self._credentials_accepted, accepted))
+        shown = ((self._up, up), (self._ejected, ejected), (self._credentials_accepted, accepted))
         for gauge, values in shown:
             gauge.clear()
             for broker, value in values.items():

@@ -4,7 +4,7 @@ import time
 from functools import partial
 
 from lookup.brokers.credential_checks import LogIn
-from lookup.brokers.directory import BrokerDirectory
+from lookup.brokers.directory import BrokerDirectory, DirectoryOptions
 from lookup.brokers.discovery import Endpoint
 from lookup.brokers.login import LoginResult, log_in
 from lookup.connections.pool import BrokerPool
@@ -77,12 +77,15 @@ class LookupService:
         self._config = config
         configured = self._resolver("brokers")
         logs_in = None if config.brokers.credentials is None else self._login_function(config, dialer)
-        self._brokers = BrokerDirectory(config, dialer, configured, self._broker_metrics, brokers, log_in=logs_in)
+        self._brokers = BrokerDirectory(
+            config, dialer, configured, self._broker_metrics, DirectoryOptions(brokers, logs_in)
+        )
         known, others = self._resolver("known_targets"), self._resolver("targets")
         targets = TargetResolver(self._brokers.names, configured=configured, known=known, others=others)
         self._rules = TargetRules(config.brokers, targets, self._brokers)
         nursery, logins = self._context.nursery, self._brokers.credential_checks
-        self._pool = BrokerPool(config, dialer, self._auth, nursery, profile=profile, credential_checks=logins)
+        self._pool = BrokerPool(config, dialer, self._auth, nursery, logins)
+        self._pool.profile = profile
         return LookupExecutor(config, self._pool, self._rules, self._brokers)
 
     def _login_function(self, config: Config, dialer: Dialer) -> LogIn:
@@ -132,11 +135,11 @@ class LookupService:
 
     async def configure(self, config: Config) -> None:
         """Take over new settings; lookups under way finish under the old ones."""
-        old_pool, old_brokers, patience_s = self._pool, self._brokers, seconds(self._config.limits.lookup_timeout_ms)
+        old_pool, old_brokers, grace_s = self._pool, self._brokers, seconds(self._config.limits.lookup_timeout_ms)
         self._scheduler.apply_config(config, self._build_collaborators(config, old_brokers, old_pool.profile))
         old_brokers.stop()
         self._start_collaborators()
-        self._context.nursery.start_soon(old_pool.retire_after, patience_s)
+        self._context.nursery.start_soon(old_pool.retire_after, grace_s)
 
     async def drain(self, timeout_s: float, *, hand_over: bool) -> None:  # noqa: ARG002
         """Answer the lookups under way."""
@@ -164,7 +167,7 @@ class LookupService:
             return
         requests = list(request.requests)
         answers = EnvelopeReply(len(requests), answer)
-        sender = RequestBatch(self._principal_of(request, principal.name), request.client_address, answers)
+        batch = RequestBatch(self._principal_of(request, principal.name), request.client_address, answers)
         parser = self._request_parser
         with self._tick:
             for index, embedded in enumerate(requests):
@@ -173,9 +176,9 @@ class LookupService:
                 except EnvelopeRefused as refused:
                     answers.add_refusal(index, self._refuse_envelope(request, refused), str(refused))
                 except RequestRefused as refused:
-                    self._refuse_request(refused, index, sender)
+                    self._refuse_request(refused, index, batch)
                 else:
-                    self._scheduler.submit_request(asked, request_id, index, sender)
+                    self._scheduler.submit_request(asked, request_id, index, batch)
 
     @property
     def _seal_key(self) -> bytes | None:
@@ -203,20 +206,20 @@ class LookupService:
         get_logger().warning("an Envelope was refused", client=request.client_address, error=name, reason=str(refused))
         return name
 
-    def _refuse_request(self, refused: RequestRefused, index: int, sender: RequestBatch) -> None:
+    def _refuse_request(self, refused: RequestRefused, index: int, batch: RequestBatch) -> None:
         """Refuse a request to its client alone: upon it a broker would close the connection that others share."""
         kind = refused.kind
         self._metrics.count_invalid_request(kind.name, refused.reason)
         get_logger().warning(
             "a lookup request was refused: upon it a broker would close the connection",
-            client=sender.client_address,
-            principal=sender.principal.name,
+            client=batch.client_address,
+            principal=batch.principal.name,
             request=kind.name,
             reason=refused.reason,
             detail=str(refused),
         )
         answer = ClientAnswer(failure_answer(kind, 0, refused.code, str(refused)))
-        sender.reply.add_answer(index, answer.frame_for(varint(refused.request_id)))
+        batch.reply.add_answer(index, answer.frame_for(varint(refused.request_id)))
 
     # ---- relays
 

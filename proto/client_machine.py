@@ -9,16 +9,16 @@ the actions and reports back with events. It never reads the state to decide any
            │      ACCEPTED_FOR_LOOKUP  ACCEPTED_FOR_TARGET
            │                        ▼  ▼
            │AUTH_RESPONSE ──▶  LOOKUP  CONNECTING_TO_BROKER ──BROKER_CONNECTED──▶ RELAYING
-           │(judged there)       │                                                  │
+           │(renews it)          │                                                  │
            └──────DRAINED────────┴──▶ CLOSED ◀──RELAY_START_FAILED, CLIENT_STALLED──┘
     not in RELAYING ──CLIENT_CLOSED, CLIENT_CORRUPT, a command that is not allowed, INTERNAL_ERROR──▶ CLOSED
     handshake ──DENIED, BROKER_FAILED, HANDSHAKE_TIMEOUT, EVICTED──▶ CLOSED ◀──DENIED, KEEP_ALIVE_TIMEOUT── LOOKUP
     any ──CLIENT_STALLED, SHUT_DOWN──▶ CLOSED
 
 An AUTH_RESPONSE in LOOKUP renews the session (KIP-368), whether or not the proxy asked for it, and changes no state:
-lookups go on while an auth worker judges it. The session clock (proto.session_clock) decides whether there is anything
-to renew, when the client is asked, and what is allowed past the session's end; where it refuses, DENIED ends the
-connection.
+lookups go on while an auth worker verifies it. The session clock (proto.session_clock) decides whether there is
+anything to renew, when the client is asked, and what is allowed past the session's end; where it refuses, DENIED ends
+the connection.
 
 DRAIN asks a connection to end once no request is under way, since its process stops or the connection has reached its
 maximum age. Only a connection that waits for CONNECT or is in lookup mode can do so; DRAINED is reported when no
@@ -52,7 +52,7 @@ class State(enum.Enum):
 
     AWAITING_CONNECT = "awaiting connect"
     AUTHENTICATING = "authenticating"
-    """The auth worker judges the client's data, or what the brokers say of themselves is asked for."""
+    """An auth worker verifies the client's data; or the brokers' version and flags are asked for, for CONNECTED."""
     AWAITING_AUTH_RESPONSE = "awaiting auth response"
     """The client has been sent a challenge."""
     LOOKUP = "lookup"
@@ -96,7 +96,7 @@ class Event(enum.Enum):
     DRAINED = "drained"
     """No request is under way any more, or the time for them is over."""
     EVICTED = "evicted"
-    """A newcomer gets the place of this client, which has been silent before it authenticated."""
+    """The client, which has been silent before it authenticated, is closed for a newcomer."""
     SHUT_DOWN = "shut down"
     INTERNAL_ERROR = "internal error"
     """Code of the proxy raised what it does not handle."""
@@ -118,7 +118,7 @@ class Action(enum.Enum):
     REFUSE_COMMAND = "refuse command"
     """Answer it with an error; the connection goes on."""
     REAUTHENTICATE = "reauthenticate"
-    """Have the auth worker judge the client's new credentials, while all else goes on."""
+    """Have an auth worker verify the client's new credentials, while all else goes on."""
     HOLD_COMMAND = "hold command"
     """Keep it, and read no further: these are the first bytes of the relay."""
     FINISH_REQUESTS = "finish requests"

@@ -83,7 +83,7 @@ class SpoolWriter:
             raise
 
     @property
-    def end(self) -> Position:
+    def committed_end(self) -> Position:
         """The committed end."""
         return self._end
 

@@ -12,6 +12,7 @@ import random
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 from weakref import WeakSet
 
@@ -31,16 +32,25 @@ from proxy.runtime.loop.tasks import run_every, seconds
 from proxy.runtime.network.dialing import Dialer
 
 PROBES_MAX = 64
-"""Looks at a time."""
+"""Probes at a time."""
 
 _INVISIBLE_TO_PROBES = frozenset({"handshake", "timeout"})
 
 
-class BrokerDirectory:
-    """Brokers, their health, and the order in which they are asked.
+@dataclass(frozen=True, slots=True)
+class DirectoryOptions:
+    """What a directory may be given beside its collaborators."""
 
-    ``before``: the directory of the configuration before; what is known of brokers carries over.
-    """
+    before: "BrokerDirectory | None" = None
+    """The directory of the configuration before: what is known of brokers carries over."""
+    log_in: LogIn | None = None
+    """Logs in at a broker with the proxy's own credentials; None: they are not checked."""
+    rng: random.Random | None = None
+    """Source of the random choices by weight; None: a new one."""
+
+
+class BrokerDirectory:
+    """Brokers, their health, and the order in which they are asked."""
 
     def __init__(
         self,
@@ -48,16 +58,13 @@ class BrokerDirectory:
         dialer: Dialer,
         resolver: Resolver,
         metrics: BrokerMetrics,
-        before: "BrokerDirectory | None" = None,
-        *,
-        log_in: LogIn | None = None,
-        rng: random.Random | None = None,
+        options: DirectoryOptions = DirectoryOptions(),
     ) -> None:
-        """``log_in``: how to see whether a broker takes the proxy's own credentials; None: nobody asks."""
+        before, log_in = options.before, options.log_in
         self._config = config.brokers
         self._dialer = dialer
         self._metrics = metrics
-        self._rng = rng or random.Random()  # noqa: S311 -- to share load, not to keep a secret
+        self._rng = options.rng or random.Random()  # noqa: S311 -- to share load, not to keep a secret
         self._scope = trio.CancelScope()
         self._probe_limiter = trio.CapacityLimiter(PROBES_MAX)
         self._probing: set[Endpoint] = set()
@@ -131,8 +138,8 @@ class BrokerDirectory:
 
         The least of exponential variables is RFC 2782's choice.
         """
-        standing = endpoint.health
-        return standing.ejected, standing.priority, self._rng.expovariate(standing.weight)
+        health = endpoint.health
+        return health.ejected, health.priority, self._rng.expovariate(health.weight)
 
     def broker_named(self, name: HostPort) -> Endpoint | None:
         """Return the broker of this name, or None where there is none or more than one."""
@@ -176,17 +183,17 @@ class BrokerDirectory:
         self._by_name = {_name(endpoint): endpoint for endpoint in endpoints if names[_name(endpoint)] == 1}
         self._report_metrics()
 
-    # ---- what is thought of them
+    # ---- health
 
     def record_answer(self, broker: HostPort) -> None:
         """Record that a broker answered a lookup, with an error or not."""
         if not isinstance(broker, Endpoint):  # another broker named it
             return
-        standing = broker.health
-        if standing.failures or standing.ejections:
-            standing.failures = standing.ejections = 0
-            standing.visible_to_probes = True
-            if standing.ejected and standing.reachable is not False:
+        health = broker.health
+        if health.failures or health.ejections:
+            health.failures = health.ejections = 0
+            health.visible_to_probes = True
+            if health.ejected and health.reachable is not False:
                 self._readmit(broker, "it answered")
                 self._update_choices()
 
@@ -199,10 +206,10 @@ class BrokerDirectory:
         if not isinstance(broker, Endpoint) or cause in self._counted_causes:
             return
         self._counted_causes.add(cause)
-        standing = broker.health
-        standing.failures += 1
-        standing.visible_to_probes = standing.visible_to_probes and reason not in _INVISIBLE_TO_PROBES
-        if standing.failures >= self._config.ejection_failures and not standing.ejected:
+        health = broker.health
+        health.failures += 1
+        health.visible_to_probes = health.visible_to_probes and reason not in _INVISIBLE_TO_PROBES
+        if health.failures >= self._config.ejection_failures and not health.ejected:
             self._eject(broker, reason)
             self._update_choices()
 
@@ -211,27 +218,27 @@ class BrokerDirectory:
         self._metrics.count_fatal_request(kind)
 
     def _eject(self, endpoint: Endpoint, reason: str) -> None:
-        standing = endpoint.health
+        health = endpoint.health
         longest_s = seconds(self._config.ejection_time_max_ms)
-        pause_s = min(seconds(self._config.ejection_time_ms) * 2.0 ** min(standing.ejections, 32), longest_s)
-        standing.ejected = True
-        standing.ejected_until = trio.current_time() + pause_s
-        standing.ejections += 1
+        pause_s = min(seconds(self._config.ejection_time_ms) * 2.0 ** min(health.ejections, 32), longest_s)
+        health.ejected = True
+        health.ejected_until = trio.current_time() + pause_s
+        health.ejections += 1
         self._metrics.count_ejection(reason)
         get_logger().warning(
-            "a broker is set aside",
+            "a broker is ejected",
             broker=self._label(endpoint),
             reason=reason,
-            failures=standing.failures,
+            failures=health.failures,
             pause_s=pause_s,
         )
 
     def _readmit(self, endpoint: Endpoint, reason: str) -> None:
         endpoint.health.ejected = False
         endpoint.health.ejected_until = -math.inf
-        get_logger().info("a broker is no longer set aside", broker=self._label(endpoint), reason=reason)
+        get_logger().info("a broker is no longer ejected", broker=self._label(endpoint), reason=reason)
 
-    # ---- looks
+    # ---- probes
 
     async def probe_all(self) -> None:
         """Probe all brokers once, at the same time."""
@@ -248,22 +255,22 @@ class BrokerDirectory:
                 reachable, detail = await probe(self._dialer, endpoint, endpoint.addresses)
         finally:
             self._probing.remove(endpoint)
-        standing = endpoint.health
-        before, standing.reachable, standing.detail = standing.reachable, reachable, detail
+        health = endpoint.health
+        before, health.reachable, health.detail = health.reachable, reachable, detail
         if reachable and before is not True:
-            standing.reachable_since = trio.current_time()
+            health.reachable_since = trio.current_time()
             get_logger().info("a broker is reachable", broker=self._label(endpoint))
         elif not reachable and before is not False:
             get_logger().error("a broker is not reachable", broker=self._label(endpoint), reason=detail)
-        was_set_aside = standing.ejected
+        was_ejected = health.ejected
         if not reachable:
-            if not was_set_aside:
+            if not was_ejected:
                 self._eject(endpoint, "probe")
             next_look_s = 2 * seconds(self._config.probe_interval_ms) + seconds(self._config.handshake_timeout_ms)
-            standing.ejected_until = max(standing.ejected_until, trio.current_time() + next_look_s)
-        elif was_set_aside and standing.visible_to_probes:
+            health.ejected_until = max(health.ejected_until, trio.current_time() + next_look_s)
+        elif was_ejected and health.visible_to_probes:
             self._readmit(endpoint, "it answers")
-        if (standing.reachable, standing.ejected) != (before, was_set_aside):
+        if (health.reachable, health.ejected) != (before, was_ejected):
             self._update_choices()
 
     # ---- for operators
@@ -331,15 +338,15 @@ class BrokerDirectory:
         if self._scope.cancel_called:
             return
         endpoints = {self._label(endpoint): endpoint for endpoint in self.discovery.endpoints}
-        standings = {name: endpoint.health for name, endpoint in endpoints.items()}
-        up = {name: standing.reachable for name, standing in standings.items() if standing.reachable is not None}
+        healths = {name: endpoint.health for name, endpoint in endpoints.items()}
+        up = {name: health.reachable for name, health in healths.items() if health.reachable is not None}
         up.update((name, False) for name, _ in self._unresolved())
         accepted: dict[str, bool] = {}
         if self.credential_checks is not None:
             verdicts = {name: self.credential_checks.verdict_of(endpoint) for name, endpoint in endpoints.items()}
             known = {name: verdict for name, verdict in verdicts.items() if verdict is not CredentialVerdict.UNKNOWN}
             accepted = {name: verdict is CredentialVerdict.ACCEPTED for name, verdict in known.items()}
-        self._metrics.show_brokers(up, {name: standing.ejected for name, standing in standings.items()}, accepted)
+        self._metrics.show_brokers(up, {name: health.ejected for name, health in healths.items()}, accepted)
 
     def _label(self, endpoint: Endpoint) -> str:
         """Return a broker's name, with its addresses where others have the same name."""

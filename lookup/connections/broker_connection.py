@@ -1,6 +1,7 @@
 """One connection to a broker, shared by all lookups of one principal: requests multiplexed by request id."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -55,6 +56,21 @@ class BrokerConnectionLost(Exception):
         self.loss = loss
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Settings of one connection to a broker."""
+
+    max_frame_bytes: int
+    keep_alive_s: float
+    """Longest silence of the broker before it is pinged."""
+    silence_s: float
+    """The same while a request waits for an answer."""
+    renew_at: float
+    """When another connection should replace this one, in Trio's time."""
+    answer_challenge: AnswerChallenge | None
+    """Makes the answer to a challenge; None where the credentials are a client's, which no worker holds."""
+
+
 class BrokerConnection:
     """Connection to a broker that multiplexes the lookups of one principal.
 
@@ -65,14 +81,10 @@ class BrokerConnection:
         self,
         broker: HostPort,
         link: BrokerLink,
-        *,
-        max_frame_bytes: int,
-        keep_alive_s: float,
-        silence_s: float,
-        renew_at: float,
-        answer_challenge: AnswerChallenge | None,
+        settings: ConnectionSettings,
         answer_templates: AnswerTemplates,
     ) -> None:
+        """``answer_templates``: answers that came before, also over other connections."""
         self.broker = broker
         self.last_used_at = trio.current_time()
         self.last_received_at = self.last_used_at
@@ -81,14 +93,14 @@ class BrokerConnection:
         """What was under way when the broker ended it; None where that was nothing, or it ended for another reason."""
         self._link = link
         self._tick = current_tick()
-        self._keep_alive_s = keep_alive_s
-        self._silence_s = silence_s
+        self._keep_alive_s = settings.keep_alive_s
+        self._silence_s = settings.silence_s
         self._waiting_since = 0.0
         self._pinged_at = float("-inf")
         self._request_sent = trio.Event()
-        self.renew_at = renew_at
-        self._make_challenge_answer = answer_challenge
-        self._decoder = FrameDecoder(max_frame_bytes=max_frame_bytes)
+        self.renew_at = settings.renew_at
+        self._make_challenge_answer = settings.answer_challenge
+        self._decoder = FrameDecoder(max_frame_bytes=settings.max_frame_bytes)
         self._writer = BatchedWriter(link.stream, max_buffered_bytes=WRITE_BUFFER_BYTES_MAX)
         self._answer_templates = answer_templates
         self._pending: dict[bytes, AnswerReceiver] = {}

@@ -44,13 +44,13 @@ class IsolatedConnections:
         locate: LocateBroker,
         open_connection: OpenConnection,
         principal: str,
-        company: SuspectGroup,
+        suspect_group: SuspectGroup,
     ) -> BrokerConnection:
         """Return the connection to a broker for one suspect group, opened if need be.
 
         Raises what ``open_connection`` and ``locate`` raise.
         """
-        key = broker, company
+        key = broker, suspect_group
         while True:
             attempt = self._attempts.get(key)
             if attempt is None:

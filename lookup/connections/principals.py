@@ -25,9 +25,9 @@ class LookupPrincipals:
             WeakValueDictionary()
         )
 
-    def get_principal(self, principal: str, credentials: OriginalCredentials | None = None) -> LookupPrincipal:
+    def get_principal(self, name: str, credentials: OriginalCredentials | None = None) -> LookupPrincipal:
         """Return the one object for this name and these credentials."""
-        asker = self._principals.get((principal, credentials))
-        if asker is None:
-            asker = self._principals[principal, credentials] = LookupPrincipal(principal, credentials)
-        return asker
+        principal = self._principals.get((name, credentials))
+        if principal is None:
+            principal = self._principals[name, credentials] = LookupPrincipal(name, credentials)
+        return principal

@@ -58,7 +58,7 @@ class LookupExecutor:
         self._tls = speaks_tls(config.brokers.service_url)
         self._unconnected: dict[LookupPrincipal, Endpoint] = {}
 
-    # ---- the short way
+    # ---- the fast path
 
     def send_on_open_connection(
         self, request: LookupRequest, principal: LookupPrincipal, receiver: AnswerReceiver, now: float
@@ -144,7 +144,7 @@ class LookupExecutor:
         _bound_logger(kind, principal, client).warning("a lookup failed", resource=resource, reason=str(failed))
         return failure_answer(kind, 0, failed.code, failed.message)
 
-    # ---- the long way
+    # ---- the slow path
 
     async def execute_lookup(
         self,
@@ -367,5 +367,5 @@ def _invalid_redirect(error: Exception) -> LookupFailed:
     return LookupFailed(ServerError.ServiceNotReady, text, f"a broker redirects to {error}")
 
 
-def _bound_logger(kind: LookupKind, asker: LookupPrincipal, client: str) -> Logger:
-    return get_logger().bind(client=client, principal=asker.name, request=kind.name)
+def _bound_logger(kind: LookupKind, principal: LookupPrincipal, client: str) -> Logger:
+    return get_logger().bind(client=client, principal=principal.name, request=kind.name)

@@ -157,7 +157,7 @@ def test_what_the_jvm_says_goes_on_but_for_noise() -> None:
         ("JDK_JAVA_OPTIONS", "-Dlog4j.debug"),
     ],
 )
-def test_who_chose_how_spark_logs_has_it(
+def test_a_users_log_configuration_is_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, value: str
 ) -> None:
     (tmp_path / "log4j2.properties").touch()

@@ -365,5 +365,5 @@ def test_bytes_held_are_bounded_in_all_and_for_each_sender() -> None:
         ("", ""),
     ],
 )
-def test_whom_an_address_belongs_to(address: str, sender: str) -> None:
+def test_an_addresses_network(address: str, sender: str) -> None:
     assert network_of(address) == sender

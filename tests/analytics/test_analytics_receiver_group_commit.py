@@ -68,7 +68,7 @@ async def test_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert writer.groups == [[b"first"], [b"aa", b"bb"], [b"c"]]
 
 
-async def test_nobody_is_told_success_before_the_sync() -> None:
+async def test_no_success_is_answered_before_the_sync() -> None:
     writer = FakeWriter()
     writer.gate = threading.Event()
     told = False

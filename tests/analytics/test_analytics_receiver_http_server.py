@@ -270,7 +270,7 @@ async def test_a_sender_that_does_not_take_its_answer(autojump_clock: object) ->
     assert trio.current_time() - began_at == pytest.approx(7.0)
 
 
-async def test_bodies_held_are_bounded_and_let_go(autojump_clock: trio.testing.MockClock) -> None:
+async def test_body_bytes_are_bounded_and_released(autojump_clock: trio.testing.MockClock) -> None:
     """One that does not fit is told to come again; room is there again once another was answered, or went away."""
     limits = msgspec.structs.replace(LIMITS, max_held_bytes=20)
     async with trio.open_nursery() as nursery:

@@ -80,7 +80,7 @@ async def secured(address: str, context: ssl.SSLContext) -> trio.SSLStream[trio.
     return trio.SSLStream(await connect(address), context, server_hostname="localhost", https_compatible=True)
 
 
-async def test_tokens_are_asked_for_at_the_door_and_not_by_the_probes(tmp_path: Path) -> None:
+async def test_tokens_are_required_by_the_write_listener_and_not_by_the_admin_one(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(TOKEN)
     async with running(config_for(tmp_path, tokens=(str(tmp_path / "tokens"),))) as addresses:
         for header, expected in (

@@ -189,7 +189,7 @@ async def test_beyond_the_rate_senders_wait(limit: str) -> None:
     assert case.metric("rejected_requests_total", reason="rate") == 2
 
 
-async def test_without_a_limit_nobody_waits() -> None:
+async def test_without_a_limit_no_request_waits() -> None:
     case = Case()
     data = body(1, [named("a", *[(TS + at, 1.0, 0) for at in range(250)])])
     for _ in range(20):
@@ -238,7 +238,7 @@ async def test_only_a_token_lets_in(header: str, let_in: bool) -> None:
         assert (response.status, dict(response.headers)["WWW-Authenticate"]) == (401, "Bearer")
 
 
-async def test_who_has_no_token_learns_nothing_else() -> None:
+async def test_without_a_token_the_answer_says_nothing_else() -> None:
     case = Case(tokens=True)
     for asked in (head(path="/"), head(method="GET"), head(content_type="x/y"), head(content_length="9" * 19)):
         response = await case.endpoint.check_head(asked)

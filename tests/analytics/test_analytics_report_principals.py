@@ -120,7 +120,7 @@ def test_late_samples_hours_to_come_and_unknown_starts_are_told(spark: SparkSess
     assert "1 hour not in the usage tables yet: run `usage`" in compared.reasons[-1]
 
 
-def test_a_counter_whose_start_nobody_knows_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_counter_with_an_unknown_start_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     add_series(spark, tmp_path, (1, metrics.BYTES, TO_BROKER), (3, BYTES, labels("c", "bob", "to_broker")))
     rows = each_minute(1, 0, 60, by=100.0)
     tables = ingest(spark, tmp_path, [*rows, *each_minute(3, 10, 60, start=500.0, by=100.0)])

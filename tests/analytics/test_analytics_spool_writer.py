@@ -75,7 +75,7 @@ def test_what_was_appended_is_read_in_order_over_segments(directory: Path) -> No
         writer.append_records([rec(f"{group}-{number}") for number in range(3)])
     assert texts(directory) == [f"{group}-{number}" for group in range(10) for number in range(3)]
     assert len(reader.list_segments(directory)) > 2
-    assert reader.committed_end(directory) == writer.end
+    assert reader.committed_end(directory) == writer.committed_end
     assert all(one.size_bytes < 300 + 3 * len(rec("0-0")) for one in reader.list_segments(directory))
     assert pickle.loads(pickle.dumps(reader.list_segments(directory))) == reader.list_segments(directory)
     writer.close()
@@ -111,7 +111,7 @@ def test_a_reader_sees_nothing_before_it_is_synced(directory: Path) -> None:
     writer.close()
 
 
-def test_nobody_reads_before_there_is_a_spool(tmp_path: Path) -> None:
+def test_no_reader_sees_records_before_there_is_a_spool(tmp_path: Path) -> None:
     assert reader.list_segments(tmp_path) == []
     assert reader.committed_end(tmp_path) == (0, 0)
     assert retention.read_consumed_position(tmp_path) == (0, 0)
@@ -134,7 +134,7 @@ def crashed(directory: Path, tail: bytes) -> tuple[Path, int]:
     """A spool whose writer was killed while it wrote `tail`: two records committed before."""
     writer = SpoolWriter(directory, LIMITS)
     writer.append_records([rec("a"), rec("b")])
-    end = writer.end
+    end = writer.committed_end
     writer.close()
     path = segment_path(directory, end.segment)
     with path.open("ab") as file:
@@ -142,7 +142,7 @@ def crashed(directory: Path, tail: bytes) -> tuple[Path, int]:
     return path, end.offset
 
 
-def test_a_tail_cut_at_every_byte_is_put_aside_and_whole_records_stay(tmp_path: Path) -> None:
+def test_a_tail_cut_at_every_byte_is_copied_and_whole_records_stay(tmp_path: Path) -> None:
     tail = rec("c") + rec("d")
     for length in range(len(tail) + 1):
         directory = tmp_path / str(length)
@@ -161,7 +161,7 @@ def test_a_tail_cut_at_every_byte_is_put_aside_and_whole_records_stay(tmp_path: 
         assert path.stat().st_size == end + whole * len(rec("c"))
         writer.append_records([rec("new")])
         assert texts(directory)[-1] == "new"
-        assert writer.end.segment > int(path.stem[4:])  # never behind what a reader may have seen
+        assert writer.committed_end.segment > int(path.stem[4:])  # never behind what a reader may have seen
         writer.close()
 
 
@@ -210,7 +210,7 @@ def test_a_crash_while_a_segment_is_begun(directory: Path, length: int) -> None:
     begun = segment_path(directory, 2)
     begun.write_bytes((b"PRWSPOOL" + bytes(SEGMENT_HEADER_BYTES))[:length])
     writer = SpoolWriter(directory, LIMITS)
-    assert writer.end.segment == 3
+    assert writer.committed_end.segment == 3
     assert texts(directory) == ["a", "b"]
     assert list_segment_numbers(directory) == [1, 3]
     writer.close()
@@ -228,11 +228,11 @@ def test_a_segment_number_is_never_used_again(directory: Path) -> None:
     path, _ = crashed(directory, b"")
     path.unlink()
     writer = SpoolWriter(directory, LIMITS)
-    assert writer.end.segment == 2
+    assert writer.committed_end.segment == 2
     writer.close()
 
 
-def test_a_torn_mark_is_made_anew_and_readers_are_told_until_then(directory: Path) -> None:
+def test_a_torn_position_is_written_again_and_readers_raise_until_then(directory: Path) -> None:
     crashed(directory, b"")
     (directory / COMMITTED).write_bytes(b"")
     with pytest.raises(SpoolError, match="is invalid"):
@@ -241,7 +241,7 @@ def test_a_torn_mark_is_made_anew_and_readers_are_told_until_then(directory: Pat
     assert texts(directory) == ["a", "b"]
 
 
-def test_every_flipped_byte_of_a_mark_is_noticed(directory: Path) -> None:
+def test_every_flipped_byte_of_a_position_is_noticed(directory: Path) -> None:
     crashed(directory, b"")
     data = (directory / COMMITTED).read_bytes()
     for position in range(len(data)):
@@ -313,14 +313,14 @@ def test_after_a_failed_sync_nothing_is_appended_to_that_segment(directory: Path
     disk = BadDisk()
     writer = SpoolWriter(directory, LIMITS, disk)
     writer.append_records([rec("a")])
-    before = writer.end
+    before = writer.committed_end
     disk.fail_sync = True
     with pytest.raises(SpoolError):
         writer.append_records([rec("unknown")])
     assert texts(directory) == ["a"]
     disk.fail_sync = False
     writer.append_records([rec("b")])
-    assert writer.end.segment == before.segment + 1
+    assert writer.committed_end.segment == before.segment + 1
     assert segment_path(directory, before.segment).stat().st_size == before.offset
     assert texts(directory) == ["a", "b"]
     writer.close()
@@ -355,7 +355,7 @@ def test_the_total_is_bounded_until_something_is_consumed(directory: Path) -> No
     assert "does the ingest job run" in fill(writer)
     kept = texts(directory)
     assert sum(one.size_bytes for one in reader.list_segments(directory)) <= 1000
-    assert retention.record_consumed(directory, writer.end)
+    assert retention.record_consumed(directory, writer.committed_end)
     writer.append_records([rec("again")])
     assert texts(directory)[-1] == "again"
     assert len(kept) > 5
@@ -388,10 +388,10 @@ def test_what_was_consumed_is_removed_by_segments(directory: Path) -> None:
     assert retention.count_unconsumed_segments(directory) == len(numbers) - 1
     assert retention.record_consumed(directory, Position(0, 5)) == []
     assert retention.read_consumed_position(directory) == position  # never backwards
-    assert retention.record_consumed(directory, writer.end) == numbers[1:-1]
+    assert retention.record_consumed(directory, writer.committed_end) == numbers[1:-1]
     assert list_segment_numbers(directory) == numbers[-1:]
     with pytest.raises(SpoolError, match="cannot have been consumed"):
-        retention.record_consumed(directory, Position(writer.end.segment, writer.end.offset + 1))
+        retention.record_consumed(directory, Position(writer.committed_end.segment, writer.committed_end.offset + 1))
     writer.close()
 
 
@@ -399,7 +399,7 @@ def test_the_torn_end_goes_with_its_segment(directory: Path) -> None:
     path, _ = crashed(directory, b"torn")
     writer = SpoolWriter(directory, LIMITS)
     assert path.with_suffix(".torn").exists()
-    retention.record_consumed(directory, writer.end)
+    retention.record_consumed(directory, writer.committed_end)
     assert not path.exists()
     assert not path.with_suffix(".torn").exists()
     assert (directory / CONSUMED).exists()

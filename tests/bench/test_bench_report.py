@@ -88,7 +88,7 @@ def test_connections_of_a_server_are_counted() -> None:
             assert established(port) == 2
 
 
-def test_only_what_stands_between_the_markers_is_replaced() -> None:
+def test_only_text_between_the_markers_is_replaced() -> None:
     page = documents.PAGE.read_text()
     once = documents.replaced(page, "new")
     assert "\n\nnew\n\n" in once

@@ -34,7 +34,7 @@ class ConnectionCloser:
                 self._frame = None  # the client does not read
 
     def drop_final_frame(self) -> None:
-        """Close at once, whatever was to be sent or waited for: a newcomer needs the connection's place."""
+        """Close at once, whatever was to be sent or waited for: the connection is evicted for a newcomer."""
         self._frame = None
         if self._scope is not None:
             self._scope.cancel()

@@ -103,7 +103,7 @@ class Handshake:
         return self._authentication is not None
 
     async def run_round(self, command: BaseCommand) -> RoundOutcome:
-        """Have the auth worker judge a CONNECT, or the answer to a challenge."""
+        """Have the auth worker verify a CONNECT, or the answer to a challenge."""
         assert self._authentication is not None  # needs_rounds
         try:
             verdict = await self._authentication.authenticate_round(command)
@@ -134,7 +134,7 @@ class Handshake:
         return wants_broker(self.connect)
 
     def connected_frame(self, profile: CommandConnected | None) -> bytes:
-        """Return the CONNECTED of lookup mode; ``profile``: what the brokers say of themselves, None if unknown."""
+        """Return the CONNECTED of lookup mode; ``profile``: the brokers' own, None if unknown."""
         return commands.connected(lookup_mode_connected(self.connect, profile, SERVER_VERSION))
 
     async def connect_broker(self, identity: ClientIdentity) -> ConnectionFailure | None:

@@ -19,6 +19,7 @@ from proto.session_clock import CommandDecision, SessionClock
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.reauthentication_metrics import NoReauthReason
 from proxy.forwarder.relay.expiring.relay_session import (
     ChallengePermission,
@@ -27,7 +28,7 @@ from proxy.forwarder.relay.expiring.relay_session import (
     RelaySession,
     challenge_permission,
 )
-from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
+from proxy.forwarder.relay.expiring.session import ExpiringSession
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.session.lookup_session_control import LifetimeEvent, LookupSessionControl, clock_of
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator
@@ -112,7 +113,7 @@ class SessionLifetime:
     def abandon_reauthentication(self) -> None:
         """Let the auth worker forget rounds of a session that is over.
 
-        Those of a relay are not forgotten: its client's answers are judged by what ``relay_session`` returned.
+        Those of a relay are not forgotten: its client's answers are verified by what ``relay_session`` returned.
         """
         if self.expiring_session is not None and self._reauthenticator is not None:
             self._reauthenticator.abandon_exchange()
@@ -136,7 +137,7 @@ class SessionLifetime:
             session = replace(session or self._make_session(), broker_host=answers_broker)
         if session is None:
             return None
-        if identity.original is not None:  # the client's credentials are forwarded: the broker asks, and ends it
+        if identity.original is not None:  # its credentials are forwarded: the broker asks for new ones, and ends it
             session = replace(session, clock=None, challenge=b"")
         return replace(session, frame_bytes_max=frame_bytes_max(broker))
 
@@ -187,9 +188,9 @@ class SessionLifetime:
         return decision
 
     def on_auth_response(self, frame: Frame) -> bool:
-        """Have an AUTH_RESPONSE judged, whether or not the client was asked for it.
+        """Have an AUTH_RESPONSE verified, whether or not the client was challenged.
 
-        Return False if this session never expires, so that there is nothing to judge.
+        Return False if this session never expires, so that there is nothing to verify.
         """
         session = self.expiring_session
         if session is None:
@@ -223,7 +224,7 @@ def _context(client: ClientEndpoint, connect: CommandConnect) -> bytes:
 def reauthenticator_factory(current_workers: Callable[[], WorkerClients]) -> ReauthenticatorFactory:
     """Return the factory of reauthenticators for clients of a predecessor's relays.
 
-    Answers are judged by the settings that are in force then: those of the workers that ``current_workers`` returns.
+    Answers are verified by the settings that are in force then: those of the workers that ``current_workers`` returns.
     """
 
     def reauthenticator_of(relay: StoredRelay) -> Reauthenticate:

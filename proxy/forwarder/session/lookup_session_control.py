@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from proto.session_clock import SessionClock
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
+from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.relay.expiring.session import ExpiringSession
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import ClientIdentity, Reauthenticator
 
@@ -19,7 +20,7 @@ class ChallengeDue:
 
 @dataclass(frozen=True, slots=True)
 class VerdictKnown:
-    """The client's answer has been judged. ``identity``: who the client is now; None: who it was before."""
+    """The client's answer has been verified. ``identity``: who the client is now; None: who it was before."""
 
     identity: ClientIdentity | None
 
@@ -74,7 +75,7 @@ class LookupSessionControl:
             self._on_event(VerdictKnown(self._own_identity()))
 
     def _own_identity(self) -> ClientIdentity | None:
-        """Return the identity that was judged last, unless it is another client's.
+        """Return the identity that was verified last, unless it is another client's.
 
         A failure that is only observed changes no identity.
         """

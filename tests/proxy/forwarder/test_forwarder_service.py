@@ -181,7 +181,7 @@ async def test_addresses_in_logs_are_as_people_write_them(serve: Serve, monkeypa
     assert {session.address for session in served.service._sessions} == {"[2001:db8::1]:4000"}
 
 
-class TlsDoor:
+class TlsTransport:
     """A listener behind which a client has shown a certificate."""
 
     uses_tls = True
@@ -220,7 +220,7 @@ async def test_the_auth_worker_is_told_the_certificate_and_the_listener_counts(
     if tls:
         served.service._transports = (
             *served.service._transports[:number],
-            TlsDoor(),
+            TlsTransport(),
             *served.service._transports[number + 1 :],
         )  # type: ignore[assignment]
     ours, theirs = trio.testing.memory_stream_pair()
@@ -435,7 +435,7 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     service = served.service
     await service.drain(0, hand_over=True)
     await trio.testing.wait_all_tasks_blocked()
-    doors = service._transports
+    transports = service._transports
     await service.configure(make_config())
     assert not service._relays.enforcement.observes_ends("0.0.0.0:6650")
 
@@ -447,7 +447,7 @@ async def test_enforcement_is_taken_over_by_a_forwarder_that_was_replaced(
     with pytest.raises(ConfigError):
         await service.configure(make_config(session={"enforcement": "observe"}))
     assert service._relays.enforcement.observes_ends("0.0.0.0:6650")
-    assert service._transports is doors
+    assert service._transports is transports
     assert all(listener.fileno() < 0 for listener in service._listeners)
 
 
