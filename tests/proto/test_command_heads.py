@@ -405,7 +405,7 @@ class Following(RuleBasedStateMachine):
     def expire(self) -> None:
         self.walk.stop_types = ALL_TYPES
         if self.end_at is None:
-            self.end_at = len(self.passed) + self.cutter._left
+            self.end_at = len(self.passed) + self.cutter._bytes_to_boundary
 
     def send(self, data: bytes) -> None:
         self.sent += data
