@@ -191,7 +191,7 @@ async def test_a_worker_whose_credentials_all_brokers_refuse_is_not_ready(
     auth: Any = FakeAuth()
     for credentials in (None, {"method": "token", "token": "unused"}):
         worker = Worker(nursery, credentials=credentials)
-        worker.service._auth.pick_client = auth.pick  # type: ignore[method-assign]
+        worker.service._auth.pick_client = auth.pick_client  # type: ignore[method-assign]
         await worker.service.start()
         await trio.sleep(1)
         status = worker.service.status()
