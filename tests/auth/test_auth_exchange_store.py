@@ -26,7 +26,7 @@ async def test_what_is_put_is_taken() -> None:
     kept.store_exchange(KEY, "sasl", "state", number=1)
     assert len(kept) == 1
     found = kept.pop_exchange(KEY, "sasl")
-    assert (found.method, found.state, found.number) == ("sasl", "state", 1)
+    assert (found.method, found.state, found.rounds_done) == ("sasl", "state", 1)
     assert len(kept) == 0
 
 
@@ -104,7 +104,7 @@ async def test_a_later_round_has_its_own_time(autojump_clock: trio.testing.MockC
     found = kept.pop_exchange(KEY, "sasl")
     kept.store_exchange(KEY, "sasl", found.state, number=2)
     await trio.sleep(6)
-    assert kept.pop_exchange(KEY, "sasl").number == 2
+    assert kept.pop_exchange(KEY, "sasl").rounds_done == 2
 
 
 async def test_a_name_used_again_keeps_no_other_state_alive(autojump_clock: trio.testing.MockClock) -> None:

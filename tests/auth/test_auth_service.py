@@ -1113,7 +1113,7 @@ async def until_it_ends_at(worker: Worker, end_s: float | None) -> None:
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CREDENTIALS_LOOK_S", 0.005)
+    monkeypatch.setattr(service, "TOKEN_CHECK_INTERVAL_S", 0.005)
     monkeypatch.setattr(watched, "CHECK_INTERVAL_S", 0.0)
 
 
