@@ -24,11 +24,12 @@ from proxy.forwarder.listen.accepting import accept_clients
 from proxy.forwarder.listen.admission import Admission, AdmittedConnection, Refusal
 from proxy.forwarder.listen.transports import ListenerTransport, listener_transports
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
-from proxy.forwarder.relay.expiring.session import CloseReason
 from proxy.forwarder.relay.fd_store_client import FdStoreClient
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.options import RelayCallbacks, RelayOptions, SessionOptions
 from proxy.forwarder.relay.sockets import ip_of
 from proxy.forwarder.session.client_connection import ClientConnection
 from proxy.forwarder.session.client_session import ClientSession
@@ -122,25 +123,28 @@ class ForwarderService:
         handover = await fd_store.receive_handover()
         self._listeners = [adopt_socket(descriptor) for descriptor in handover.listeners]
         self._tune_listeners()
-        self._relays = RelayManager(
-            fd_store,
-            handover,
-            self._on_relay_end,
-            context.nursery,
-            forwarders=forwarder_count(context.config),
-            may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
-            on_moved=lambda about: self._admission.release_client(ip_of(about)),
+        callbacks = RelayCallbacks(
+            on_end=self._on_relay_end,
+            on_handed_over=lambda record: self._admission.release_client(ip_of(record)),
             on_left_behind_gone=self._admission.release_client,
-            recall=reauthenticator_factory(lambda: self._workers),
+        )
+        sessions = SessionOptions(
+            reauthenticator_factory=reauthenticator_factory(lambda: self._workers),
             enforcement=Enforcement(context.config),
-            reauthentication_metrics=self._metrics.reauthentication,
-            brokers=BrokerReauthenticationFactory(
+            broker_factory=BrokerReauthenticationFactory(
                 context.nursery,
                 self._metrics.broker_reauthentication,
                 lambda host: self._workers.broker_credentials(host),  # noqa: PLW0108 -- a reload replaces them
             ),
-            principals_max=context.config.metrics.principals_max,
+            metrics=self._metrics.reauthentication,
         )
+        options = RelayOptions(
+            forwarders=forwarder_count(context.config),
+            may_linger=lambda: not (self._handshakes.count or context.reactor.is_busy),
+            principals_max=context.config.metrics.principals_max,
+            sessions=sessions,
+        )
+        self._relays = RelayManager(context.nursery, fd_store, handover, callbacks, options)
         for relay in handover.relays:
             self._admission.adopt_client(ip_of(relay.record))
             self._metrics.adopted_relays.inc()

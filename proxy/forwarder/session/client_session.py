@@ -23,8 +23,7 @@ from proto.session_clock import CommandDecision
 from proxy.common.logs import get_logger
 from proxy.forwarder.disconnect_cause import DisconnectCause
 from proxy.forwarder.listen.pre_auth import PreAuthConnection
-from proxy.forwarder.relay.manager import RelayStartFailed
-from proxy.forwarder.relay.start import RelayStart
+from proxy.forwarder.relay.start import RelayStart, RelayStartFailed
 from proxy.forwarder.session.client_connection import ClientConnection
 from proxy.forwarder.session.connection_age import ConnectionAge
 from proxy.forwarder.session.failures import (
@@ -332,7 +331,7 @@ class ClientSession(ClientConnection):
         try:
             rest = await self._transport.stop_reading()
             if await self._transport.wait_until_sent():
-                await self._services.relays.begin(self._relay_start(rest))
+                await self._services.relays.start_relay(self._relay_start(rest))
                 self.became_relay = True
                 self._pre_auth.stop_counting()
             else:  # CONNECTED would be read as the other half of a frame

@@ -19,6 +19,7 @@ from proto.session_clock import CommandDecision, SessionClock
 from proxy.config.session_lifetime import max_reauth_ms
 from proxy.config.types import Config
 from proxy.forwarder.metrics import ForwarderMetrics
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.reauthentication_metrics import NoReauthReason
 from proxy.forwarder.relay.expiring.relay_session import (
     ChallengePermission,
@@ -27,7 +28,7 @@ from proxy.forwarder.relay.expiring.relay_session import (
     RelaySession,
     challenge_permission,
 )
-from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
+from proxy.forwarder.relay.expiring.session import ExpiringSession
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.session.lookup_session_control import LifetimeEvent, LookupSessionControl, clock_of
 from proxy.forwarder.workers.authentication import SERVER_VERSION, ClientEndpoint, ClientIdentity, Reauthenticator

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from proto.session_clock import SessionClock
 from proxy.forwarder.disconnect_cause import DisconnectCause
-from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
+from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.relay.expiring.session import ExpiringSession
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.workers.authentication import ClientIdentity, Reauthenticator
 

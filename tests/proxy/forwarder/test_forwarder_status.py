@@ -10,8 +10,9 @@ from test_forwarder_service import Serve, serve  # noqa: F401 -- a fixture
 from proto.client_machine import State
 from proto.rpc_pb2 import Principal, StoredRelay
 from proto.session_clock import SessionClock
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.relay_session import reauthentication_unavailable
-from proxy.forwarder.relay.expiring.session import CloseReason, ExpiringSession
+from proxy.forwarder.relay.expiring.session import ExpiringSession
 
 
 def followed(client: str, lives_s: float | None, *, closing: CloseReason = CloseReason.NOT_CLOSING) -> ExpiringSession:

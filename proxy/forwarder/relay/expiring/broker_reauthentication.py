@@ -19,9 +19,9 @@ from proto.broker_exchange import UNANSWERED, BrokerExchange, ChallengeOutOfTurn
 from proto.commands import CommandCorrupt
 from proto.pulsar_pb2 import BaseCommand
 from proxy.common.logs import get_logger
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
-    CloseReason,
     ExpiringSession,
     RelaySessionControl,
     parse_frame_command,

@@ -1,14 +1,9 @@
 """SessionControl of a relay in the splice engine (proxy.forwarder.relay.expiring.splice_pump)."""
 
+from proxy.forwarder.relay.close_reason import CloseReason
+from proxy.forwarder.relay.expiring.framed_relay import FramedDirection, FramedRelay
 from proxy.forwarder.relay.expiring.journal import FramedJournal
-from proxy.forwarder.relay.expiring.session import (
-    CloseReason,
-    ExpiringSession,
-    FrameCursor,
-    Injection,
-    ReauthenticationHandler,
-)
-from proxy.forwarder.relay.relay import Direction, Relay
+from proxy.forwarder.relay.expiring.session import ExpiringSession, FrameCursor, Injection, ReauthenticationHandler
 from proxy.forwarder.relay.splice_pump import SplicePump
 
 
@@ -23,7 +18,7 @@ class SplicedSessionControl:
     __slots__ = ("_journal", "_pump", "_reauthentication", "_relay")
 
     def __init__(
-        self, relay: Relay, pump: SplicePump, journal: FramedJournal, reauthentication: ReauthenticationHandler
+        self, relay: FramedRelay, pump: SplicePump, journal: FramedJournal, reauthentication: ReauthenticationHandler
     ) -> None:
         self._relay = relay
         self._pump = pump
@@ -57,7 +52,7 @@ class SplicedSessionControl:
         """Inject an answer towards the broker at the next boundary of that direction."""
         self._inject(self._relay.to_broker, frame, Injection.BROKER_ANSWER)
 
-    def _inject(self, direction: Direction, frame: bytes, kind: Injection) -> None:
+    def _inject(self, direction: FramedDirection, frame: bytes, kind: Injection) -> None:
         if self._relay.handed_over:
             return
         _cursor(direction).pending_injection = (frame, kind)
@@ -83,7 +78,7 @@ class SplicedSessionControl:
     def record_exchange(self) -> None:
         """Record the phase of an abandoned exchange with the broker, so that no successor abandons it once more."""
         session = self._relay.session
-        if not self._relay.handed_over and session is not None and session.broker_challenges is not None:
+        if not self._relay.handed_over and session.broker_challenges is not None:
             self._journal.write_exchange(self._relay, session.broker_challenges.phase)
 
     # ---- closing
@@ -131,10 +126,9 @@ class SplicedSessionControl:
 
     @property
     def _session(self) -> ExpiringSession:
-        assert self._relay.session is not None  # or this control does not exist
         return self._relay.session
 
 
-def _cursor(direction: Direction) -> FrameCursor:
+def _cursor(direction: FramedDirection) -> FrameCursor:
     assert direction.cursor is not None  # or its relay has no control
     return direction.cursor

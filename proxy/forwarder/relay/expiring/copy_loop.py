@@ -17,13 +17,9 @@ from proto.command_heads import INCOMPLETE, FrameInvalid
 from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import NO_STOP, FrameCutter
 from proto.session_clock import CommandDecision, Phase, ReauthenticationFailure
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.copy_loop import CHUNK_BYTES, Count
-from proxy.forwarder.relay.expiring.session import (
-    CloseReason,
-    ExpiringSession,
-    ReauthenticationHandler,
-    check_challenge_size,
-)
+from proxy.forwarder.relay.expiring.session import ExpiringSession, ReauthenticationHandler, check_challenge_size
 from proxy.runtime.shared.relay_table import TO_BROKER, TO_CLIENT
 
 Stream = trio.abc.HalfCloseableStream

@@ -17,6 +17,7 @@ from proto.pulsar_pb2 import BaseCommand
 from proto.relay_frames import ALL_TYPES, NO_TYPES, ClientFrameScanner, FrameScanner
 from proto.rpc_pb2 import StoredRelay
 from proto.session_clock import CommandDecision, ReauthenticationFailure, SessionClock
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring.enforcement import Enforcement
 from proxy.forwarder.relay.expiring.relay_session import Reauthenticate, stored_grace_ms
 from proxy.runtime.loop.tasks import seconds
@@ -45,31 +46,6 @@ tokens may be larger than a page.
 
 BROKER_CHALLENGE_BYTES_MAX = 1 << 16
 """Limit of a broker's challenge to the proxy; existing ones have some hundred bytes."""
-
-
-class CloseReason(enum.IntEnum):
-    """Why a followed relay is being closed. The numbers are what a successor reads."""
-
-    NOT_CLOSING = 0
-    ERROR_SENT = 1
-    """The client has been told."""
-    EXPIRED = 2
-    FAILED = 3
-    """The client was to authenticate itself again, and did not."""
-    CORRUPT = 4
-    """No boundary can be found any more, or none that the broker would find, too."""
-    STILL_SERVED = 5
-    """It has expired and is not used, but past its grace the broker still sends more than PING and PONG."""
-    MAX_AGE = 6
-    """Its connection has reached `limits.max_connection_age_ms`."""
-    SHUT_DOWN = 7
-    """The cluster is draining."""
-    OUT_OF_TURN = 8
-    """The broker asks the proxy itself for credentials as no broker does."""
-
-
-PLANNED_CLOSE_REASONS = frozenset({CloseReason.MAX_AGE, CloseReason.SHUT_DOWN})
-"""Why a relay is closed although nothing is wrong with it."""
 
 
 BROKER_STOP_TYPES = frozenset({BaseCommand.AUTH_CHALLENGE})

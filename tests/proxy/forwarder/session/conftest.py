@@ -26,7 +26,8 @@ async def play(
     if request.param == "memory":
         yield partial(Play, nursery)
         return
-    monkeypatch.setattr("proxy.forwarder.relay.manager.tune_for_relay", lambda *_: None)  # these are no TCP sockets
+    for module in ("manager", "spliced_start"):  # these are no TCP sockets
+        monkeypatch.setattr(f"proxy.forwarder.relay.{module}.tune_for_relay", lambda *_: None)
     reactor = Reactor()
     reactor.may_linger = lambda: False
     nursery.start_soon(reactor.run)

@@ -29,6 +29,7 @@ from relay_fakes import PATIENCE_S, Forwarder, Lane, Place, expect, read, read_a
 from proto import commands
 from proto.broker_handshake import ROUNDS_MAX
 from proto.frames import encode_frame
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import broker_reauthentication, reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import LOST_ROUNDS, NO_CREDENTIALS, OUT_OF_TURN, TOO_LARGE
 from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, STREAM_CORRUPT
@@ -36,11 +37,10 @@ from proxy.forwarder.relay.expiring.session import (
     BROKER_ANSWER_BYTES_MAX,
     BROKER_CHALLENGE_BYTES_MAX,
     INJECTION_BYTES_MAX,
-    CloseReason,
 )
-from proxy.forwarder.relay.manager import RelayStartFailed
 from proxy.forwarder.relay.pipes import SMALL_PIPE_BYTES, PipePool
 from proxy.forwarder.relay.relay import Direction
+from proxy.forwarder.relay.start import RelayStartFailed
 from proxy.runtime.shared.relay_table import EXCHANGE, TO_BROKER, framed_row
 
 WAYS = ["killed", "handed over"]
@@ -294,14 +294,14 @@ async def test_a_large_answer_waits_for_a_large_pipe_and_holds_nothing_up(  # no
     """No pipe is lost on the way."""
     forwarder = await begun(place, lane, now, judges)
     credentials.padding = bytes(10_000)
-    monkeypatch.setattr(PipePool, "_may_make", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
-    pool = forwarder.relays._pool
+    monkeypatch.setattr(PipePool, "_may_create", lambda _pool, wanted: wanted == SMALL_PIPE_BYTES)
+    pool = forwarder.relays._engine._pool
     large = [pipe for free in pool._free.values() for pipe in free if pipe.size_bytes > SMALL_PIPE_BYTES]
     mover = forwarder.relays._engine.pump
     monkeypatch.setattr(mover, "_ready", None)
     for free in pool._free.values():
         free.clear()
-    pool.release_pipe(small := pool._make(SMALL_PIPE_BYTES))
+    pool.release_pipe(small := pool._create(SMALL_PIPE_BYTES))
     monkeypatch.setattr(small, "size_bytes", SMALL_PIPE_BYTES)
     await lane.broker.send_all(BROKER_ASKS)
     await until(lambda: mover.to_recheck)
@@ -580,7 +580,7 @@ async def test_the_table_says_where_the_exchange_stands(
     credentials.gate = trio.Event()
     forwarder = await begun(place, lane, now, judges)
     (followed,) = forwarder.relays.expiring_sessions()
-    cells, cell = forwarder.relays._table.cells, framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE
+    cells, cell = forwarder.relays._ledger.table.cells, framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE
 
     async def stands_at(phase: int) -> None:
         await until(lambda: cells[cell] == phase)
@@ -626,5 +626,5 @@ async def test_the_table_says_that_an_exchange_was_given_up(  # noqa: PLR0917 --
     await lane.broker.send_all(SERVER_FIRST)
     await until(lambda: failed(forwarder, why) == 1)
     (followed,) = forwarder.relays.expiring_sessions()
-    cells = forwarder.relays._table.cells
+    cells = forwarder.relays._ledger.table.cells
     await until(lambda: cells[framed_row(followed.relay_record.id, TO_BROKER) + EXCHANGE] == 0)

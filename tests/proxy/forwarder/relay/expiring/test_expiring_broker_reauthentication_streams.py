@@ -25,16 +25,16 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import about_relay, expect, keeps_nothing, read_all
+from relay_fakes import about_relay, expect, new_relays, read_all
 
 from proto import commands
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.broker_reauthentication import BrokerReauthenticationFactory
 from proxy.forwarder.relay.expiring.reauthentication import BROKER_OUT_OF_TURN, SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX, CloseReason
-from proxy.forwarder.relay.fd_store_client import RelayHandover
-from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.expiring.session import BROKER_CHALLENGE_BYTES_MAX
+from proxy.forwarder.relay.options import SessionOptions
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.relay.user_space import LINGER_S
 
@@ -45,23 +45,14 @@ class Stage:
     def __init__(self, nursery: trio.Nursery, streams: tuple[Any, Any] | None = None) -> None:
         self.now, self.judges, self.credentials = Now(), Judges(), FakeCredentials()
         self.brokers = BrokerReauthenticationFactory(nursery, begin=self.credentials.begin)
-        self.relays = RelayManager(
-            keeps_nothing(),
-            RelayHandover(),
-            lambda _about: None,
-            nursery,
-            forwarders=1,
-            may_linger=lambda: True,
-            now=self.now,
-            brokers=self.brokers,
-        )
+        self.relays = new_relays(nursery, now=self.now, sessions=SessionOptions(broker_factory=self.brokers))
         self.relays.reauthentication.fraction = lambda: 0.0
         self.client, self.our_client = trio.testing.memory_stream_pair()
         self.our_broker, self.broker = streams or trio.testing.memory_stream_pair()
 
     async def begin(self, **fields: Any) -> Stage:
         known: dict[str, Any] = {"lifetime_ms": 0, "broker_host": BROKER_HOST} | fields
-        await self.relays.begin(
+        await self.relays.start_relay(
             RelayStart(
                 self.our_client,
                 self.our_broker,

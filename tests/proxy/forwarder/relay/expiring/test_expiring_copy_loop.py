@@ -27,14 +27,13 @@ from framed_fakes import (
     send_frame,
     session,
 )
-from relay_fakes import about_relay, keeps_nothing, read, read_all
+from relay_fakes import about_relay, new_relays, read, read_all
 
 from proto import commands
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proxy.config.types import Relay as RelayConfig
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.reauthentication import SESSION_EXPIRED, STREAM_CORRUPT
-from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
@@ -65,15 +64,13 @@ class Stage:
 async def begin(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     monkeypatch.setattr(reauthentication, "QUIET_S", 0.01)
     now, judges = Now(), Judges()
-    relays = RelayManager(
-        keeps_nothing(), RelayHandover(), lambda _about: None, nursery, forwarders=1, may_linger=lambda: True, now=now
-    )
+    relays = new_relays(nursery, now=now)
     relays.reauthentication.fraction = lambda: 0.0
 
     async def begun(first: bytes = b"", **fields: Any) -> Stage:
         client, our_client = trio.testing.memory_stream_pair()
         our_broker, broker = trio.testing.memory_stream_pair()
-        await relays.begin(
+        await relays.start_relay(
             RelayStart(
                 our_client,
                 our_broker,
@@ -294,4 +291,4 @@ async def test_messages_are_counted(begin: Any) -> None:
     await stage.client.send_all(send_frame(messages=5) + PING)
     await stage.broker.send_all(message_frame() * 2)
     await trio.testing.wait_all_tasks_blocked()
-    assert stage.relays._table.principal_sums(range(2, 3))[2][2:4] == [5, 2]
+    assert stage.relays._ledger.table.principal_sums(range(2, 3))[2][2:4] == [5, 2]

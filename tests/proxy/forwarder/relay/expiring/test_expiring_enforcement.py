@@ -30,19 +30,19 @@ from framed_fakes import (
 )
 from lifetime_fakes import EXPIRED, Begin, answer_again, token
 from prometheus_client import CollectorRegistry
-from relay_fakes import Lane, Place, about_relay, keeps_nothing, read, read_all
+from relay_fakes import Lane, Place, about_relay, new_relays, read, read_all
 
 from proto.connect_rules import AUTHENTICATION_FAILED
 from proto.rpc_pb2 import Principal
 from proxy.config.types import Config
 from proxy.config.types import Relay as RelayConfig
+from proxy.forwarder.relay.close_reason import CloseReason
 from proxy.forwarder.relay.expiring import reauthentication
 from proxy.forwarder.relay.expiring.enforcement import UNKNOWN_LISTENER, Enforcement
 from proxy.forwarder.relay.expiring.reauthentication import MAX_AGE_REACHED, SESSION_EXPIRED
 from proxy.forwarder.relay.expiring.reauthentication_metrics import ReauthenticationMetrics
-from proxy.forwarder.relay.expiring.session import CloseReason
-from proxy.forwarder.relay.fd_store_client import RelayHandover
 from proxy.forwarder.relay.manager import RelayManager
+from proxy.forwarder.relay.options import SessionOptions
 from proxy.forwarder.relay.start import RelayStart
 from proxy.forwarder.workers.authentication import Challenge
 from proxy.runtime.observability.windowed_maximum import WINDOW_S
@@ -143,18 +143,8 @@ async def begin(
             client, our_client = trio.testing.memory_stream_pair()
             our_broker, broker = trio.testing.memory_stream_pair()
             metrics = ReauthenticationMetrics(None, now)
-            relays = RelayManager(
-                keeps_nothing(),
-                RelayHandover(),
-                lambda _about: None,
-                nursery,
-                forwarders=1,
-                may_linger=lambda: True,
-                enforcement=enforcement,
-                reauthentication_metrics=metrics,
-                now=now,
-            )
-            await relays.begin(
+            relays = new_relays(nursery, now=now, sessions=SessionOptions(enforcement=enforcement, metrics=metrics))
+            await relays.start_relay(
                 RelayStart(
                     our_client,
                     our_broker,
