@@ -119,7 +119,7 @@ def check_type_is_first(command: BaseCommand, data: bytes) -> None:
     # Serializing again drops repeated fields and encodings that are longer than needed.
     size = len(command.SerializePartialToString())
     if size != len(data) or data[:_TYPE_BYTES] != bytes((_TYPE_TAG, command.type & 0xFF)):
-        raise CommandHeadInvalid("a command without its type as the first field, and only there")
+        raise CommandHeadInvalid("a command whose type does not stand first, and once")
 
 
 def _end_of_tag(head: bytes, at: int) -> int:
